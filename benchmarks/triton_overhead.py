@@ -29,9 +29,8 @@ from vivavoce_bench.texts import SENTENCES
 from vivavoce_triton.client.load import measure
 from vivavoce_triton.client.report import LoadOutcome, figures
 from vivavoce_triton.client.utterance import LoadOptions, Manner, Utterance
-from vivavoce_triton.environment import find_installation
 from vivavoce_triton.model_repository import ModelSet, RepositoryPlan, render_repository
-from vivavoce_triton.server import TritonServer, TritonServerSettings
+from vivavoce_triton.server import TritonServer, TritonServerSettings, find_installation
 
 TASKS = (1, 4, 16)
 SEED = 42

@@ -45,10 +45,7 @@ def end_with_parent() -> None:
 
 
 def shut_in(memory_bytes: int) -> None:
-    """Irrevocably forbid this process to open files or sockets; open ones stay usable, its standard output is dropped.
-
-    memory_bytes: limit of the address space (Linux only).
-    """
+    """Irrevocably forbid this process to open files or sockets; memory_bytes: limit of the address space (Linux)."""
     import ctypes
     import resource
 

@@ -271,7 +271,6 @@ def set_all_random_seed(seed: int) -> None:
 
 
 def _pieces(chunks: _Chunks, stream: bool) -> Pieces:
-    """The official pieces: every chunk of a stream, else the chunks of a segment together."""
     with closing(chunks):
         for _, together in groupby(chunks, key=lambda chunk: chunk.index if stream else chunk.segment):
             samples = np.concatenate([chunk.samples for chunk in together])
@@ -280,7 +279,6 @@ def _pieces(chunks: _Chunks, stream: bool) -> Pieces:
 
 
 def _recording(wav: Prompt) -> AudioSource:
-    """A recording as voice extraction takes it, where a plain string would be a voice's name."""
     if wav is None or (isinstance(wav, str) and not wav):
         raise InvalidAudio("prompt_wav: is empty; give a recording, or a speaker's name as zero_shot_spk_id")
     return Path(wav) if isinstance(wav, str) else (wav, SAMPLE_RATE) if isinstance(wav, Tensor) else wav

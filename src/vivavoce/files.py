@@ -17,13 +17,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False, sync: bool = False) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path` when the block ends; after an error nothing of it is left.
-
-    private: only the owner may read the file (mode 0600). sync: the content survives a power cut.
-
-    Raises:
-        OSError: the file cannot be written; the old one stays.
-    """
+    """Replace `path` when the block ends without an error. private: mode 0600; sync: survives a power cut."""
     new = path.with_name(f".{path.name[:32]}.{secrets.token_hex(6)}.part")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
     try:
@@ -39,7 +33,6 @@ def replacing(path: Path, *, private: bool = False, sync: bool = False) -> Itera
 
 
 def replace_file(path: Path, content: bytes | str, *, private: bool = False, sync: bool = False) -> None:
-    """Write a whole file (text as UTF-8) or nothing; see `replacing`."""
     with replacing(path, private=private, sync=sync) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 

@@ -24,7 +24,6 @@ from typing import Any, TextIO
 
 _SILENT = logging.CRITICAL + 1
 _text_log = logging.getLogger("vivavoce.text")
-"""Logs the texts of requests; silent unless an operator enables it."""
 _text_log.setLevel(_SILENT)
 
 Field = str | int | float | bool | None
@@ -40,10 +39,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(
 
 @dataclass
 class RequestScope:
-    """The request or connection that a task works on; filled in step by step.
-
-    request_id, principal_name: "" until they are known; traceparent, tracestate: the client's W3C trace context, or "".
-    """
+    """request_id, principal_name: "" until known; traceparent, tracestate: the client's W3C trace context, or ""."""
 
     request_id: str = ""
     principal_name: str = ""
@@ -61,13 +57,11 @@ _current: ContextVar[RequestScope | None] = ContextVar("vivavoce_request_scope",
 
 
 def current_scope() -> RequestScope | None:
-    """The scope of the running task; None outside of requests."""
     return _current.get()
 
 
 @contextmanager
 def request_scope(request_id: str = "", *, traceparent: str = "", tracestate: str = "") -> Iterator[RequestScope]:
-    """Assign everything that the block logs to one request."""
     limit = 512  # W3C asks servers to pass on at least this many characters
     scope = RequestScope(request_id, traceparent=traceparent[:limit], tracestate=tracestate[:limit])
     token = _current.set(scope)
@@ -78,17 +72,12 @@ def request_scope(request_id: str = "", *, traceparent: str = "", tracestate: st
 
 
 def note_principal(name: str) -> None:
-    """Set the name of the key that the running request was sent with."""
     if (scope := _current.get()) is not None:
         scope.principal_name = name
 
 
 def configure(form: str, level: str = "info", *, log_text: bool = False, stream: TextIO | None = None) -> None:
-    """Send all logs of this process to one stream, standard error by default; may be called again.
-
-    form: json or text; log_text: also log texts of requests, and error messages that quote them. uvicorn loses its own
-    handlers and its access log, which our request log replaces.
-    """
+    """May be called again. form: json or text; log_text: also log texts of requests, and errors that quote them."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
@@ -106,14 +95,12 @@ def configure(form: str, level: str = "info", *, log_text: bool = False, stream:
 
 
 def log_event(logger: logging.Logger, level: int, event: str, **fields: Field) -> None:
-    """Log an event with its fields; fields that are None are left out."""
     if logger.isEnabledFor(level):
         known = {name: value for name, value in fields.items() if value is not None}
         logger.log(level, event, extra={_FIELDS: known})
 
 
 def log_text(request_id: str, text: str) -> None:
-    """Log the text of a request, if the operator enabled it."""
     log_event(_text_log, logging.INFO, "text", request_id=request_id, text=text)
 
 
@@ -177,10 +164,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord, given: Mapping[str, object] = MappingProxyType({})) -> dict[str, Field]:
-    """Fields of the running request, of the message's arguments, and of the event, in this order.
-
-    JSON has no infinity and no NaN, so these become text.
-    """
+    """Infinity and NaN become text, as JSON has neither."""
     scope = current_scope() or RequestScope()
     known = {"request_id": scope.request_id, "caller": scope.principal_name, "trace_id": scope.trace_id}
     fields: dict[str, Field] = {name: text for name, text in known.items() if text}

@@ -1,10 +1,12 @@
-"""A model repository for Triton: which models it holds, templates filled strictly, put in place as a whole."""
+"""A model repository for Triton: its models, and their templates with all values filled in."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,29 +18,28 @@ from types import MappingProxyType
 from typing import Any
 
 from vivavoce.engine.backends import FLOW_BACKENDS, LM_BACKENDS
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce.files import fresh_folder
 from vivavoce_triton.client.utterance import LoadMode
-from vivavoce_triton.environment import refuse_foreign
+from vivavoce_triton.server import refuse_foreign
 
 REFERENCE_MODELS = ("audio_tokenizer", "speaker_embedding")
-"""They read recordings; where only stored voices speak, they are left out."""
+"""Only for recordings: left out where only stored voices speak."""
 LANGUAGE_MODEL = "tensorrt_llm"
+BUILDER = "trtllm-build"
 TENSOR_TYPES = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32")
 CHUNK_STRATEGIES = ("exponential", "time_based", "equal", "low_latency", "official")
-"""The first three are the original deployment's."""
 MARK = ".vivavoce-repository.json"
-"""Lies in every repository that was rendered here; a folder without it belongs to someone else. Triton ignores it."""
+"""Marks a rendered repository; Triton ignores it."""
 CONFIG, CODE = "config.pbtxt", "1/model.py"
 CLASSES = {
     "audio_tokenizer": ("reference_models", "AudioTokenizer"),
-    "cosyvoice2": ("cosyvoice2", "CosyVoice2"),
+    "cosyvoice2": ("cosyvoice2", "CosyVoice2Model"),
     "speaker_embedding": ("reference_models", "SpeakerEmbedding"),
     LANGUAGE_MODEL: ("tensorrt_llm", "TensorrtLLM"),
     "token2wav": ("token2wav", "Token2Wav"),
     "vivavoce": ("vivavoce_model", "VivavoceModel"),
 }
-"""Module and class of each model."""
 _CODE = '''"""What Triton's Python backend runs: the model {model}, which is in the package."""
 
 import triton_python_backend_utils as pb_utils
@@ -95,7 +96,7 @@ _LEFT_TO_THE_ENGINE = (
     "multi_block_mode normalize_log_probs participant_ids request_stats_max_iterations sink_token_length "
     "speculative_decoding_fast_logits stats_check_period_ms xgrammar_tokenizer_info_path"
 )
-"""Settings of TensorRT-LLM that are left to it: empty, which its backend reads as not given."""
+"""Left empty, which TensorRT-LLM's backend reads as not given."""
 
 _from_zero = partial(_count, least=0)
 VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]]] = MappingProxyType(
@@ -136,18 +137,13 @@ VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]
         **dict.fromkeys(_LEFT_TO_THE_ENGINE.split(), ("", _text)),
     }
 )
-"""Every `${name}` of the templates: its default (None: it must be given), and what it may be.
-
-That is some words, or a function: a value as it is typed → as it is written into the file; it raises ValueError with
-what is wanted. docs/triton.md says what each means.
-"""
+"""Default (None: must be given), and the allowed words or a function: value → text in the file, or a ValueError."""
 
 
 def fill_template(text: str, values: Mapping[str, str], *, name: str = "template") -> str:
-    """`text` with every `${variable}` replaced by its value, or by its default; `$$` stands for a dollar sign.
+    """Replace every `${variable}` by its value or default; `$$` stands for a dollar sign. Other values are ignored.
 
-    One set of values fills many templates: a known variable that does not occur is no error. `InvalidRequest`: an
-    unknown variable, one without a default that is not given, a value that is not allowed, a lone dollar sign.
+    `InvalidRequest`: an unknown variable, a missing or forbidden value, a lone dollar sign.
     """
     defaults = {variable: default for variable, (default, _) in VARIABLES.items() if default is not None}
     try:
@@ -162,7 +158,7 @@ def fill_template(text: str, values: Mapping[str, str], *, name: str = "template
 
 
 def check_values(values: Mapping[str, str]) -> dict[str, str]:
-    """The values as they stand in a filled file; `InvalidRequest`: an unknown variable, or a value not allowed."""
+    """Values as they are written into a file; `InvalidRequest`: an unknown variable, or a forbidden value."""
     _refuse_unknown(values, "values")
     checked = {}
     for name, value in values.items():
@@ -179,10 +175,7 @@ def check_values(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_values(arguments: Iterable[str]) -> dict[str, str]:
-    """Values as they are typed: `key=value`, whose value may hold anything, or `key:value,key:value`.
-
-    `InvalidRequest`: an argument is neither, or a variable is given twice with different values.
-    """
+    """Parse `key=value` (any value) or `key:value,key:value`; `InvalidRequest`: malformed, or two different values."""
     values: dict[str, str] = {}
     for argument in arguments:
         pieces = [argument.split("=", 1)] if _ASSIGNMENT.match(argument) else []
@@ -190,7 +183,7 @@ def parse_values(arguments: Iterable[str]) -> dict[str, str]:
             key, colon, value = piece.partition(":")
             if not colon or not key.strip():
                 raise InvalidRequest(
-                    f"values: {piece!r} is no key:value; write key=value, one an argument, if a value holds ':' or ','"
+                    f"values: {piece!r} is not key:value; write key=value, one an argument, if a value holds ':' or ','"
                 )
             pieces.append([key.strip(), value])
         for key, value in pieces:
@@ -207,8 +200,6 @@ def _refuse_unknown(names: Iterable[str], where: str) -> None:
 
 
 class ModelSet(str, Enum):
-    """Which models stand in the repository."""
-
     STAGED = "staged"
     """cosyvoice2 and the four models that it calls."""
     FAST = "fast"
@@ -218,7 +209,7 @@ class ModelSet(str, Enum):
 
 
 class LanguageModelRuntime(str, Enum):
-    """What serves tensorrt_llm."""
+    """The runtime of `tensorrt_llm`."""
 
     ENGINE = "engine"
     """Triton's TensorRT-LLM backend with a built engine."""
@@ -226,6 +217,27 @@ class LanguageModelRuntime(str, Enum):
     """TensorRT-LLM's LLM API on a merged Hugging Face folder."""
     VIVAVOCE = "vivavoce"
     """This package's own language model, on any machine."""
+
+
+def choose_runtime(wish: LanguageModelRuntime | None) -> LanguageModelRuntime:
+    """The wish, else the best that is installed; `MissingDependency`: the wish is not installed."""
+    builder, api = shutil.which(BUILDER) is not None, has_package("tensorrt_llm")
+    if wish is LanguageModelRuntime.ENGINE and not builder:
+        raise MissingDependency(
+            f"llm: engine needs {BUILDER}, which is not on PATH; run in the container "
+            "tritonserver:26.07-trtllm-python-py3, or choose auto"
+        )
+    if wish is LanguageModelRuntime.LLMAPI and not api:
+        raise MissingDependency(
+            "llm: llmapi needs the package tensorrt_llm, which is not installed; run in one of NVIDIA's TensorRT-LLM "
+            "containers, or choose auto"
+        )
+    runtimes = LanguageModelRuntime
+    return wish or (runtimes.ENGINE if builder else runtimes.LLMAPI if api else runtimes.VIVAVOCE)
+
+
+def has_package(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 _SERVED_BY = {
@@ -238,10 +250,9 @@ _FOLDERS = ("model_dir", "llm_tokenizer_dir", "engine_dir", "tokenizer_dir", "vo
 
 @dataclass(frozen=True)
 class RepositoryPlan:
-    """One repository. values: template variables as they are typed, but for those that the other fields decide.
+    """values: template variables that the other fields do not decide. Relative folders become absolute.
 
-    Relative folders are read from the working directory, since the server's own is another. `InvalidRequest`: `values`
-    holds what the other fields decide, or lacks the folder that the language model reads.
+    `InvalidRequest`: `values` holds such a variable, or lacks the folder that the language model reads.
     """
 
     values: Mapping[str, str]
@@ -249,7 +260,6 @@ class RepositoryPlan:
     models: ModelSet = ModelSet.STAGED
     language_model: LanguageModelRuntime = LanguageModelRuntime.VIVAVOCE
     filled: Mapping[str, str] = field(init=False)
-    """All values for the templates."""
 
     def __post_init__(self) -> None:
         decided = {"decoupled_mode": str(self.mode is LoadMode.STREAMING).lower(), **_SERVED_BY[self.language_model]}
@@ -269,7 +279,6 @@ class RepositoryPlan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The models, in the order of their names."""
         staged = {"token2wav", LANGUAGE_MODEL, "cosyvoice2"}
         if self.filled.get("use_spk2info_cache", "").strip().lower() not in ("true", "1"):
             staged.update(REFERENCE_MODELS)
@@ -278,7 +287,6 @@ class RepositoryPlan:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a repository is made of."""
         return {
             "mode": self.mode.value,
             "models": list(self.names),
@@ -288,11 +296,7 @@ class RepositoryPlan:
 
 
 def render_repository(plan: RepositoryPlan, folder: Path) -> bool:
-    """Write the repository of `plan` to `folder`, in place of what stood there; whether anything was written.
-
-    A folder that is as it should be is not touched, so a server that watches it sees nothing. `InvalidRequest`: a
-    template lacks a value, or `folder` holds something else than a rendered repository.
-    """
+    """False: `folder` was up to date; `InvalidRequest`: a value is missing, or `folder` is foreign."""
     files = rendered_files(plan)
     if _read(folder) == files:
         return False
@@ -306,7 +310,7 @@ def render_repository(plan: RepositoryPlan, folder: Path) -> bool:
 
 
 def rendered_files(plan: RepositoryPlan) -> dict[str, bytes]:
-    """Every file of the repository by its relative path; `InvalidRequest`: a template lacks a value."""
+    """Content by relative path; `InvalidRequest`: a template lacks a value."""
     files = {MARK: (json.dumps(plan.facts, indent=2, ensure_ascii=False) + "\n").encode()}
     package = resources.files("vivavoce_triton") / "repository"
     for model in plan.names:
@@ -319,7 +323,6 @@ def rendered_files(plan: RepositoryPlan) -> dict[str, bytes]:
 
 
 def _read(folder: Path) -> dict[str, bytes] | None:
-    """The files of a rendered repository, without what Python compiled beside them; None: there is none."""
     if not (folder / MARK).is_file():
         return None
     found = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__")

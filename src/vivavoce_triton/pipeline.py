@@ -1,12 +1,11 @@
-"""The deployment from nothing to measured figures, in seven stages that can be run one by one and again.
+"""`vivavoce triton`: from a model's name to measured figures, in seven stages that can be run one by one and again.
 
-Each stage leaves a note of what it made and of what; a stage that was done with the same inputs is passed over.
+Each stage leaves a note of its inputs and results; a stage that was done with the same inputs is skipped.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import shlex
@@ -15,10 +14,10 @@ import subprocess
 import sys
 import time
 import wave
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.download import DownloadProgress, download
@@ -29,33 +28,95 @@ from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.child import python_command
 from vivavoce.engine.chunk_policy import Schedule
-from vivavoce.errors import DownloadError, InvalidRequest, MissingDependency, ModelNotFound, StageFailed
+from vivavoce.errors import DownloadError, InvalidRequest, ModelNotFound, StageFailed
 from vivavoce.files import replace_file
 from vivavoce.frontend.model_choice import model_folder
-from vivavoce_triton.environment import ensure_environment, find_installation
+from vivavoce_triton.client.utterance import LoadMode, check_reference_text
 from vivavoce_triton.model_repository import (
+    BUILDER,
     LanguageModelRuntime,
     ModelSet,
     RepositoryPlan,
+    check_values,
+    choose_runtime,
+    has_package,
     render_repository,
 )
-from vivavoce_triton.pipeline_settings import STAGES, PipelineSettings
-from vivavoce_triton.server import TritonServer, ask
+from vivavoce_triton.server import TritonServer, TritonServerSettings, ask, ensure_environment, find_installation
 
 Say = Callable[[str], None]
 Run = Callable[[Sequence[str]], None]
 """Runs a command line to its end; raises `VivavoceError` if it fails."""
-Made = dict[str, Any]
-"""What a stage made, for its note."""
-BUILDER = "trtllm-build"
-_MOST_SPEAKERS_BYTES = 256 << 20
-"""Of a speakers' file: thousands of speakers."""
-_TIMEOUT_S = 60.0
+Results = dict[str, Any]
+DEFAULT_TEXT = "The harbour was quiet this morning, and the ships lay still."
+MAX_SPEAKERS_BYTES = 256 << 20
+"""A speakers' file of this size has thousands of speakers."""
 _SERVED = {
     LanguageModelRuntime.ENGINE: "the built engine serves the language model, by Triton's TensorRT-LLM backend",
     LanguageModelRuntime.LLMAPI: "TensorRT-LLM's LLM API serves the language model, from the merged folder",
     LanguageModelRuntime.VIVAVOCE: "this package's own language model serves, from the model's folder",
 }
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """One run; `InvalidRequest`: a value is out of its limits, or unknown.
+
+    first, last: stages 0 to 6; work: folder of all results; model: a name or a folder; hub: hf or modelscope; spk2info:
+    file or URL of stored speakers; language_model: None: the best that is installed; engine_dtype: of the built engine;
+    values: template variables; environment: of the wheel's server, None: the default one. Clients send text, or the
+    lines of manifest, in the voice of reference (None: the server's default voice), num_tasks at a time. batch_sizes:
+    None: the usual ones that the texts fill; device: of stages 1 and 6 (the server's is the variable of that name).
+    """
+
+    first: int
+    last: int
+    work: Path
+    model: str = "mini"
+    hub: str = "hf"
+    spk2info: str | None = None
+    language_model: LanguageModelRuntime | None = None
+    engine_dtype: str = "bfloat16"
+    mode: LoadMode = LoadMode.STREAMING
+    models: ModelSet = ModelSet.STAGED
+    values: Mapping[str, str] = field(default_factory=dict)
+    server: TritonServerSettings = field(default_factory=TritonServerSettings)
+    environment: Path | None = None
+    text: str = DEFAULT_TEXT
+    reference: Path | None = None
+    reference_text: str = ""
+    manifest: Path | None = None
+    num_tasks: int = 4
+    backends: Sequence[str] = ("torch",)
+    batch_sizes: Sequence[int] | None = None
+    device: str = "auto"
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        last = len(STAGES) - 1
+        if not 0 <= self.first <= self.last <= last:
+            raise InvalidRequest(
+                f"stage: {self.first}–{self.last} is not a range; stages are 0 to {last}, first ≤ last"
+            )
+        if self.hub not in ("hf", "modelscope"):
+            raise InvalidRequest(f"hub: {self.hub!r} is unknown; choose hf or modelscope")
+        if self.num_tasks < 1:
+            raise InvalidRequest(f"num_tasks: {self.num_tasks} is below 1; give the number of users at a time")
+        check_reference_text(self.reference, self.reference_text)
+        for name, path in (("reference_audio", self.reference), ("manifest_path", self.manifest)):
+            if path is not None and not path.is_file():
+                raise InvalidRequest(f"{name}: {path} is not a file; check the path")
+        check_values(self.values)
+
+    @property
+    def speaking_model(self) -> str:
+        return "vivavoce" if self.models is ModelSet.FAST else "cosyvoice2"
+
+    @property
+    def utterance(self) -> list[object]:
+        """Arguments of `vivavoce client` for one text."""
+        recording: list[object] = ["--reference-audio", self.reference, "--reference-text", self.reference_text]
+        return [*(recording if self.reference is not None else []), "--target-text", self.text]
 
 
 def run_command(command: Sequence[str]) -> None:
@@ -69,332 +130,314 @@ def run_command(command: Sequence[str]) -> None:
 
 
 def run_pipeline(settings: PipelineSettings, say: Say, run: Run = run_command) -> None:
-    """Run the stages that are asked for; a server that was started in between is stopped at the end.
+    """Run the chosen stages, and stop a server that they started.
 
-    say: called with a line about everything that is done. Raises `VivavoceError` if a stage failed, or needs an earlier
-    one that was not done.
+    say: called with a line about every step. Raises `VivavoceError` if a stage failed, or needs an earlier one.
     """
-    pipeline = _Pipeline(settings, say, run)
+    pipeline = Pipeline(settings, say, run)
     try:
         for number in range(settings.first, settings.last + 1):
-            pipeline.run_stage(number)
+            _run_stage(pipeline, number)
     finally:
         pipeline.stop_server()
 
 
-class _Pipeline:
-    """The stages of one run, in their order, and what they share: the work folder, its notes, and a server."""
+def _run_stage(pipeline: Pipeline, number: int) -> None:
+    stage, note = STAGES[number], pipeline.note_path(number)
+    inputs = _inputs(pipeline, stage) if stage.needs else {}
+    if stage.needs and not pipeline.settings.force and _is_done(note, inputs):
+        pipeline.say(f"stage {number}: {stage.title}: done before, see {note} (--force does it again)")
+        return
+    pipeline.say(f"stage {number}: {stage.title}")
+    note.unlink(missing_ok=True)  # it must not outlive the files that it describes
+    started = time.perf_counter()
+    results = stage.work(pipeline)
+    pipeline.write_note(number, inputs, results, time.perf_counter() - started)
+
+
+def _inputs(pipeline: Pipeline, stage: Stage) -> Results:
+    """Everything that the result depends on; a file counts by its path, size and time."""
+    found: Results = {name: getattr(pipeline.settings, name) for name in stage.settings.split()}
+    installed = [BUILDER] * (shutil.which(BUILDER) is not None) + ["tensorrt_llm"] * has_package("tensorrt_llm")
+    found |= {"stages": [pipeline.results_of(number) for number in stage.needs], "installed": installed}
+    return cast(Results, json.loads(json.dumps(found, default=_file_facts)))
+
+
+def _file_facts(path: Path) -> list[Any]:
+    found = path.stat()
+    return [str(path.resolve()), found.st_size, found.st_mtime_ns]
+
+
+def _is_done(path: Path, inputs: Results) -> bool:
+    note = _read_note(path)
+    if note is None or note["inputs"] != inputs:
+        return False
+    # Files of a result are absolute paths.
+    named = [value for value in note["made"].values() if isinstance(value, str) and value.startswith("/")]
+    return all(Path(value).exists() for value in named)
+
+
+def _read_note(path: Path) -> Results | None:
+    """None: the stage was not done, or not to its end."""
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+        return {"inputs": note["inputs"], "made": note["made"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class Pipeline:
+    """State that the stages of one run share: the work folder, its notes, and a server."""
 
     def __init__(self, settings: PipelineSettings, say: Say, run: Run) -> None:
-        self._settings, self._say, self._run = settings, say, run
-        self._root = settings.work.expanduser().absolute()
-        self._merged, self._repository = self._root / "llm_hf", self._root / "model_repo"
-        self._server_log = self._root / "server.log"
-        self._server: TritonServer | None = None
-        self._downloads: set[str] = set()
-        # What a stage does, the earlier ones that it is made of, and the settings. Those without either are run every
-        # time: they find out themselves what is there.
-        served = ((2, 1, 0), "mode models asked")
-        self._stages: tuple[tuple[str, Callable[[], Made], tuple[int, ...], str], ...] = (
-            ("download the model", self._download, (), ""),
-            ("convert the language model", self._convert, (0,), "language_model engine_dtype device"),
-            ("create the model repository", self._create_repository, (), ""),
-            ("start the server", self._serve, (), ""),
-            ("ask for one utterance over HTTP", self._ask_over_http, *served),
-            ("measure a load over gRPC", self._measure_over_grpc, *served),
-            ("measure batches without a server", self._benchmark, (0, 1), "backends batch_sizes asked.manifest device"),
-        )
+        self.settings, self.say, self.run = settings, say, run
+        self.root = settings.work.expanduser().absolute()
+        self.merged, self.repository = self.root / "llm_hf", self.root / "model_repo"
+        self.server_log = self.root / "server.log"
+        self.server: TritonServer | None = None
 
-    def run_stage(self, number: int) -> None:
-        """Do one stage, unless the same was made of the same and is still there."""
-        title, work, needs, fields = self._stages[number]
-        inputs = self._inputs(needs, fields) if needs else {}
-        note, path = self._read_note(number), self._note(number)
-        if needs and not self._settings.force and note is not None and note["inputs"] == inputs:
-            # What a stage makes, its note names by absolute paths.
-            named = [value for value in note["made"].values() if isinstance(value, str) and value.startswith("/")]
-            if all(Path(place).exists() for place in named):
-                self._say(f"stage {number}: {title}: done before, see {path} (--force does it again)")
-                return
-        self._say(f"stage {number}: {title}")
-        # A note of an earlier run must not outlive what it describes.
-        path.unlink(missing_ok=True)
-        started = time.perf_counter()
-        made = work()
-        self._write_note(number, inputs, made, time.perf_counter() - started)
+    def vivavoce(self, *arguments: object, python: Path | None = None) -> None:
+        """Run a command of this program as a process of its own, which frees its memory."""
+        words = [str(argument) for argument in arguments]
+        self.say("+ " + shlex.join(["vivavoce", *words]))
+        self.run(python_command("vivavoce.__main__", *words, python=python or sys.executable))
 
-    def _inputs(self, needs: tuple[int, ...], fields: str) -> Made:
-        """What tells one run of a stage from another, as JSON reads it back."""
-        found: Made = {name: attrgetter(name)(self._settings) for name in fields.split()}
-        installed = [BUILDER] * (shutil.which(BUILDER) is not None) + ["tensorrt_llm"] * _has("tensorrt_llm")
-        found |= {"stages": [self._made(number) for number in needs], "installed": installed}
-        return cast(Made, json.loads(json.dumps(found, default=_facts)))
+    def results_path(self, stage: int, name: str = "") -> Path:
+        path = self.root / "results" / STAGES[stage].name / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
-    def stop_server(self) -> None:
-        """Stop our server if one runs."""
-        server, self._server = self._server, None
-        if server is not None:
-            self._say("stopping the server")
-            server.stop()
+    def note_path(self, stage: int) -> Path:
+        return self.root / "stages" / f"{stage}-{STAGES[stage].name}.json"
 
-    # 0: the model, by name from a hub or the program's own, or a folder; and stored speakers if wanted
-
-    def _download(self) -> Made:
-        settings = self._settings
-        folder = Path(settings.model).expanduser()
-        if not folder.is_dir():
-            try:
-                name = known_model(settings.model).name
-            except ModelNotFound:
-                folder = model_folder(settings.model)  # the program's own, or an error that lists what there is
-            else:
-                folder = download(name, source=cast(Literal["hf", "modelscope"], settings.hub), progress=self._show)
-        folder = folder.resolve()
-        detect_generation(folder)
-        if settings.spk2info is not None:
-            folder = _with_speakers(folder, settings.spk2info, self._root / "model", self._say)
-        voices = sorted(read_spk2info(folder / SPEAKERS)) if (folder / SPEAKERS).is_file() else []
-        self._say(f"the model is in {folder}; stored speakers: {', '.join(voices[:5]) or 'none'}")
-        # Changes when a file of the model does; sizes and times stand for bytes, which take minutes to read.
-        facts = sorted(
-            (path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns)
-            for path in folder.rglob("*")
-            if path.is_file() and not path.name.startswith(".")
-        )
-        content = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-        return {"model_dir": str(folder), "speakers": voices, "content": content}
-
-    def _show(self, now: DownloadProgress) -> None:
-        if now.file not in self._downloads:
-            self._downloads.add(now.file)
-            self._say(f"{now.file}: {now.file_size / 1e6:,.1f} MB ({now.total / 1e6:,.1f} MB in all)")
-
-    # 1: the language model in the form that its runtime reads, a built engine where that can be, and a try
-
-    def _convert(self) -> Made:
-        settings, model_dir = self._settings, self._made(0)["model_dir"]
-        wish, dtype, device = settings.language_model, settings.engine_dtype, settings.device
-        chosen = choose_runtime(wish)
-        built = chosen is LanguageModelRuntime.ENGINE
-        if settings.models is ModelSet.FAST and detect_generation(Path(model_dir)) not in CONTROLS:
-            self._say(
-                "nothing to convert: CosyVoice 1's language model runs nowhere else, and vivavoce needs no other form"
+    def results_of(self, stage: int) -> Results:
+        """`InvalidRequest`: the stage was not done in this folder."""
+        note = _read_note(self.note_path(stage))
+        if note is None:
+            raise InvalidRequest(
+                f"stage: {stage} ({STAGES[stage].name}) was not done in {self.root}; begin there, with --stage {stage}"
             )
-            return {"language_model": LanguageModelRuntime.VIVAVOCE.value, "merged_dir": "", "engine_dir": None}
-        checkpoint, engine = self._root / "trtllm_checkpoint", self._root / "trtllm_engine"
-        self._vivavoce("export", "hf", "--model", model_dir, "--out", self._merged, "--force", "--quiet")
-        made: Made = {"language_model": chosen.value, "merged_dir": str(self._merged), "engine_dir": None}
-        # Without the builder, the checkpoint and the line are what another machine builds the engine from.
-        if wish in (None, LanguageModelRuntime.ENGINE):
-            made["build"] = shlex.join(build_line(checkpoint, engine, dtype))
-            places = ["--model-dir", model_dir, "--output-dir", checkpoint]
-            self._vivavoce("export", "trtllm", *places, "--dtype", dtype, "--force", "--quiet")
-            self._say("the engine's line: " + made["build"])
-        if built:  # it appears whole or not at all
-            new = engine.with_name(engine.name + ".new")
-            shutil.rmtree(new, ignore_errors=True)
-            self._run(build_line(checkpoint, new, dtype))
-            shutil.rmtree(engine, ignore_errors=True)
-            os.rename(new, engine)
-            made["engine_dir"] = str(engine)
-        lacks = f"{BUILDER} is not installed here (TensorRT-LLM to 1.2 has it): "
-        self._say(("" if wish is not None or built else lacks) + _SERVED[chosen])
-        own = chosen is LanguageModelRuntime.VIVAVOCE
-        tried = ["--backend", "torch" if own else "trtllm", "--model", model_dir, "--device", device]
-        tried += [] if own else ["--tokenizer-dir", self._merged]
-        tried += ["--engine-dir", engine] if built else []
-        self._vivavoce("triton", "test-llm", *tried, "--quiet")
-        return made
+        return dict(note["made"])
 
-    # 2: the model repository, from what the stages before it made
+    def write_note(self, stage: int, inputs: Results, made: Results, seconds: float) -> None:
+        path = self.note_path(stage)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        note = {"stage": stage, "name": STAGES[stage].name, "at": at, "seconds": round(seconds, 3)}
+        text = json.dumps({**note, "inputs": inputs, "made": made}, indent=2, ensure_ascii=False)
+        replace_file(path, text + "\n")
 
-    def _create_repository(self) -> Made:
-        settings, converted = self._settings, self._made(1)
-        runtime, merged = LanguageModelRuntime(converted["language_model"]), converted["merged_dir"]
-        values = {"model_dir": self._made(0)["model_dir"], "llm_tokenizer_dir": merged, "tokenizer_dir": merged}
-        if runtime is not LanguageModelRuntime.VIVAVOCE:  # our own reads the model's folder, the others their own form
-            values["engine_dir"] = converted["engine_dir"] or merged
-        config = read_config(Path(values["model_dir"]), ())
-        values["sample_rate"] = str(config.rates.sample_rate)
-        if config.generation is Generation.V1:
-            values["dynamic_chunk_strategy"] = Schedule.OFFICIAL.value
-        plan = RepositoryPlan({**values, **settings.values}, settings.mode, settings.models, runtime)
-        unchanged = "" if render_repository(plan, self._repository) else " (as they were)"
-        self._say(f"{settings.mode.value}: {', '.join(plan.names)} in {self._repository}{unchanged}")
-        return {"repository": str(self._repository), **plan.facts}
-
-    # 3: the server; in the foreground where nothing follows, until it is ended
-
-    def _serve(self) -> Made:
-        self._made(2)
-        last = self._settings.last == STAGES.index("server")
-        server = self._start_server(None if last else self._server_log)
-        urls = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url}
-        made = {**urls, "mode": self._settings.mode.value, "models": server.models()}
-        if last:
-            self._write_note(3, {}, made, 0.0)
-            self._say("Ctrl-C stops it")
-            code = server.wait()
-            if code:
-                raise StageFailed(f"server: it ended with {code}; see its words above")
-        return made
-
-    def _start_server(self, log_file: Path | None) -> TritonServer:
-        installation, host = find_installation(self._settings.environment, self._say), self._settings.server.host
+    def start_server(self, log_file: Path | None) -> TritonServer:
+        installation, host = find_installation(self.settings.environment, self.say), self.settings.server.host
         if installation.backends is not None and host not in ("127.0.0.1", "::1", "localhost"):
             raise InvalidRequest(
                 f"host: {host} would let others reach the wheel's server, an old release that can be taken over; take "
                 "127.0.0.1, or run in NVIDIA's container"
             )
-        server = TritonServer(installation, self._repository, log_file, self._settings.server)
-        self._say(f"starting {installation.binary.name} on {self._repository}")
+        server = TritonServer(installation, self.repository, log_file, self.settings.server)
+        self.say(f"starting {installation.binary.name} on {self.repository}")
         server.start()
-        self._server = server
+        self.server = server
         models = ", ".join(sorted(str(model["name"]) for model in server.models()))
-        self._say(f"ready: {models}; HTTP {server.http_url}, gRPC {server.grpc_url}, metrics {server.metrics_url}")
+        self.say(f"ready: {models}; HTTP {server.http_url}, gRPC {server.grpc_url}, metrics {server.metrics_url}")
         return server
 
-    def _reach_server(self) -> tuple[str, str]:
+    def stop_server(self) -> None:
+        server, self.server = self.server, None
+        if server is not None:
+            self.say("stopping the server")
+            server.stop()
+
+    def reach_server(self) -> tuple[str, str]:
         """host:port of HTTP and gRPC of our server, else of one at the chosen ports, else of one started now."""
-        settings = self._settings.server
-        if self._server is None and settings.http_port:
+        settings = self.settings.server
+        if self.server is None and settings.http_port:
             host = settings.reached_at
-            url = f"http://{host}:{settings.http_port}/v2/models/{self._settings.speaking_model}/ready"
+            url = f"http://{host}:{settings.http_port}/v2/models/{self.settings.speaking_model}/ready"
             if ask(url)[0] == 200:
-                self._say(f"using the server at {host}:{settings.http_port}")
+                self.say(f"using the server at {host}:{settings.http_port}")
                 return f"{host}:{settings.http_port}", f"{host}:{settings.grpc_port}"
-        server = self._server or self._start_server(self._server_log)
+        server = self.server or self.start_server(self.server_log)
         return server.http_url, server.grpc_url
 
-    # 4 and 5: one utterance over HTTP, and a load over gRPC
 
-    def _ask_over_http(self) -> Made:
-        http, _ = self._reach_server()
-        audio = self._results(4, "http.wav")
-        where = ["--server-url", f"http://{http}", "--model-name", self._settings.speaking_model]
-        self._vivavoce("client", "http", *where, "--output-audio", audio, *self._settings.asked.arguments)
-        with wave.open(str(audio)) as found:
-            seconds = found.getnframes() / found.getframerate()
-        if not seconds:
-            raise StageFailed(f"http: {audio} holds no audio; see the server's log {self._server_log}")
-        self._say(f"{seconds:.2f} s of audio in {audio}")
-        return {"audio": str(audio), "seconds": round(seconds, 3)}
+def _download(pipeline: Pipeline) -> Results:
+    """A model by name from a hub, the program's own, or a folder; with other stored speakers if wanted."""
+    settings, folder, files = pipeline.settings, Path(pipeline.settings.model).expanduser(), set[str]()
 
-    def _measure_over_grpc(self) -> Made:
-        settings, folder = self._settings, self._results(5)
-        python = interpreter_with_grpc(settings.environment, self._say)
-        host, _, port = self._reach_server()[1].rpartition(":")
-        where = ["--server-addr", host, "--server-port", port, "--log-dir", folder]
-        load = ["--model-name", settings.speaking_model, "--mode", settings.mode.value]
-        asked = settings.asked
-        texts = ["--manifest-path", asked.manifest] if asked.manifest is not None else asked.arguments
-        self._vivavoce("client", "grpc", *where, *load, "--num-tasks", asked.num_tasks, *texts, python=python)
-        reports = sorted(folder.glob("report-*.json"), key=lambda path: path.stat().st_mtime)
-        if not reports:
-            raise StageFailed(f"grpc: the client left no report in {folder}; see its message above")
-        return {"report": str(reports[-1])}
+    def show(now: DownloadProgress) -> None:
+        if now.file not in files:
+            files.add(now.file)
+            pipeline.say(f"{now.file}: {now.file_size / 1e6:,.1f} MB ({now.total / 1e6:,.1f} MB in all)")
 
-    # 6: texts in batches without a server, by runtime and batch size
-
-    def _benchmark(self) -> Made:
-        settings, converted = self._settings, self._made(1)
-        self.stop_server()  # it would share the machine
-        figures = self._results(6, "offline.json")
-        arguments = ["--model", self._made(0)["model_dir"], "--device", settings.device, "--json", figures]
-        for name in settings.backends:
-            arguments += ["--backend", name]
-        if settings.batch_sizes is not None:
-            arguments += ["--batch-size", ",".join(map(str, settings.batch_sizes))]
-        if set(settings.backends) - {"torch"}:
-            arguments += ["--llm-model-name-or-path", converted["merged_dir"]]
-        if "trtllm" in settings.backends and converted["engine_dir"]:
-            arguments += ["--engine-dir", converted["engine_dir"]]
-        if settings.asked.manifest is not None:
-            arguments += ["--manifest", settings.asked.manifest]
-        self._vivavoce("bench", "offline", *arguments)
-        return {"figures": str(figures), "runs": len(json.loads(figures.read_text(encoding="utf-8"))["runs"])}
-
-    # what the stages share
-
-    def _vivavoce(self, *arguments: object, python: Path | None = None) -> None:
-        """Run a command of this program as a process of its own: as it would be typed, and its memory goes with it."""
-        words = [str(argument) for argument in arguments]
-        self._say("+ " + shlex.join(["vivavoce", *words]))
-        self._run(python_command("vivavoce.__main__", *words, python=python or sys.executable))
-
-    def _results(self, stage: int, name: str = "") -> Path:
-        path = self._root / "results" / STAGES[stage] / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
-
-    def _note(self, stage: int) -> Path:
-        return self._root / "stages" / f"{stage}-{STAGES[stage]}.json"
-
-    def _made(self, stage: int) -> Made:
-        """What an earlier stage made; `InvalidRequest`: it was not done in this folder."""
-        note = self._read_note(stage)
-        if note is None:
-            raise InvalidRequest(
-                f"stage: {stage} ({STAGES[stage]}) was not done in {self._root}; begin there, with --stage {stage}"
-            )
-        return dict(note["made"])
-
-    def _read_note(self, stage: int) -> Made | None:
-        """A stage's note; None: it was not done, or not to its end."""
+    if not folder.is_dir():
         try:
-            note = json.loads(self._note(stage).read_text(encoding="utf-8"))
-            return {"inputs": note["inputs"], "made": note["made"]}
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            name = known_model(settings.model).name
+        except ModelNotFound:
+            folder = model_folder(settings.model)  # the program's own, or an error that lists the known ones
+        else:
+            folder = download(name, source=cast(Literal["hf", "modelscope"], settings.hub), progress=show)
+    folder = folder.resolve()
+    detect_generation(folder)
+    if settings.spk2info is not None:
+        folder = _with_speakers(folder, settings.spk2info, pipeline.root / "model", pipeline.say)
+    voices = sorted(read_spk2info(folder / SPEAKERS)) if (folder / SPEAKERS).is_file() else []
+    pipeline.say(f"the model is in {folder}; stored speakers: {', '.join(voices[:5]) or 'none'}")
+    # Sizes and times stand for the bytes, which take minutes to read.
+    facts = sorted(
+        (path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    )
+    content = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    return {"model_dir": str(folder), "speakers": voices, "content": content}
 
-    def _write_note(self, stage: int, inputs: Made, made: Made, seconds: float) -> None:
-        path = self._note(stage)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        note = {"stage": stage, "name": STAGES[stage], "at": at, "seconds": round(seconds, 3)}
-        text = json.dumps({**note, "inputs": inputs, "made": made}, indent=2, ensure_ascii=False)
-        replace_file(path, text + "\n")
 
-
-def choose_runtime(wish: LanguageModelRuntime | None) -> LanguageModelRuntime:
-    """What serves the language model, by what is installed; `MissingDependency`: what is asked for is not."""
-    builder, api = shutil.which(BUILDER) is not None, _has("tensorrt_llm")
-    if wish is LanguageModelRuntime.ENGINE and not builder:
-        raise MissingDependency(
-            f"llm: engine needs {BUILDER}, which is not on PATH; run in the container "
-            "tritonserver:26.07-trtllm-python-py3, or choose auto"
+def _convert(pipeline: Pipeline) -> Results:
+    """Convert the language model for its runtime, build an engine if possible, and generate a few tokens."""
+    settings, model_dir = pipeline.settings, pipeline.results_of(0)["model_dir"]
+    wish, dtype = settings.language_model, settings.engine_dtype
+    chosen = choose_runtime(wish)
+    built, own = chosen is LanguageModelRuntime.ENGINE, chosen is LanguageModelRuntime.VIVAVOCE
+    if settings.models is ModelSet.FAST and detect_generation(Path(model_dir)) not in CONTROLS:
+        pipeline.say(
+            "nothing to convert: CosyVoice 1's language model runs nowhere else, and vivavoce needs no other form"
         )
-    if wish is LanguageModelRuntime.LLMAPI and not api:
-        raise MissingDependency(
-            "llm: llmapi needs the package tensorrt_llm, which is not installed; run in one of NVIDIA's TensorRT-LLM "
-            "containers, or choose auto"
-        )
-    runtimes = LanguageModelRuntime
-    return wish or (runtimes.ENGINE if builder else runtimes.LLMAPI if api else runtimes.VIVAVOCE)
+        return {"language_model": LanguageModelRuntime.VIVAVOCE.value, "merged_dir": "", "engine_dir": None}
+    checkpoint, engine = pipeline.root / "trtllm_checkpoint", pipeline.root / "trtllm_engine"
+    pipeline.vivavoce("export", "hf", "--model", model_dir, "--out", pipeline.merged, "--force", "--quiet")
+    made: Results = {"language_model": chosen.value, "merged_dir": str(pipeline.merged), "engine_dir": None}
+    # Without the builder here, another machine can build the engine from the checkpoint and this line.
+    if wish in (None, LanguageModelRuntime.ENGINE):
+        made["build"] = shlex.join(build_line(checkpoint, engine, dtype))
+        folders = ["--model-dir", model_dir, "--output-dir", checkpoint]
+        pipeline.vivavoce("export", "trtllm", *folders, "--dtype", dtype, "--force", "--quiet")
+        pipeline.say("the engine's line: " + made["build"])
+    if built:  # built beside, so that the folder is complete or missing
+        new = engine.with_name(engine.name + ".new")
+        shutil.rmtree(new, ignore_errors=True)
+        pipeline.run(build_line(checkpoint, new, dtype))
+        shutil.rmtree(engine, ignore_errors=True)
+        os.rename(new, engine)
+        made["engine_dir"] = str(engine)
+    missing = f"{BUILDER} is not installed here (TensorRT-LLM to 1.2 has it): "
+    pipeline.say(("" if wish is not None or built else missing) + _SERVED[chosen])
+    tried = ["--backend", "torch" if own else "trtllm", "--model", model_dir, "--device", settings.device]
+    tried += [] if own else ["--tokenizer-dir", pipeline.merged]
+    tried += ["--engine-dir", engine] if built else []
+    pipeline.vivavoce("triton", "test-llm", *tried, "--quiet")
+    return made
+
+
+def _create_repository(pipeline: Pipeline) -> Results:
+    settings, converted = pipeline.settings, pipeline.results_of(1)
+    runtime, merged = LanguageModelRuntime(converted["language_model"]), converted["merged_dir"]
+    values = {"model_dir": pipeline.results_of(0)["model_dir"], "llm_tokenizer_dir": merged, "tokenizer_dir": merged}
+    if runtime is not LanguageModelRuntime.VIVAVOCE:
+        values["engine_dir"] = converted["engine_dir"] or merged
+    config = read_config(Path(values["model_dir"]), ())
+    values["sample_rate"] = str(config.rates.sample_rate)
+    if config.generation is Generation.V1:
+        values["dynamic_chunk_strategy"] = Schedule.OFFICIAL.value
+    plan = RepositoryPlan({**values, **settings.values}, settings.mode, settings.models, runtime)
+    unchanged = "" if render_repository(plan, pipeline.repository) else " (as they were)"
+    pipeline.say(f"{settings.mode.value}: {', '.join(plan.names)} in {pipeline.repository}{unchanged}")
+    return {"repository": str(pipeline.repository), **plan.facts}
+
+
+def _serve(pipeline: Pipeline) -> Results:
+    """Start the server; if this is the last stage, stay in the foreground until it ends."""
+    pipeline.results_of(2)
+    is_last = pipeline.settings.last == 3
+    server = pipeline.start_server(None if is_last else pipeline.server_log)
+    urls = {"http": server.http_url, "grpc": server.grpc_url, "metrics": server.metrics_url}
+    made = {**urls, "mode": pipeline.settings.mode.value, "models": server.models()}
+    if is_last:
+        pipeline.write_note(3, {}, made, 0.0)
+        pipeline.say("Ctrl-C stops it")
+        if code := server.wait():
+            raise StageFailed(f"server: it ended with {code}; see its words above")
+    return made
+
+
+def _ask_over_http(pipeline: Pipeline) -> Results:
+    http, _ = pipeline.reach_server()
+    audio = pipeline.results_path(4, "http.wav")
+    target = ["--server-url", f"http://{http}", "--model-name", pipeline.settings.speaking_model]
+    pipeline.vivavoce("client", "http", *target, "--output-audio", audio, *pipeline.settings.utterance)
+    with wave.open(str(audio)) as found:
+        seconds = found.getnframes() / found.getframerate()
+    if not seconds:
+        raise StageFailed(f"http: {audio} holds no audio; see the server's log {pipeline.server_log}")
+    pipeline.say(f"{seconds:.2f} s of audio in {audio}")
+    return {"audio": str(audio), "seconds": round(seconds, 3)}
+
+
+def _measure_over_grpc(pipeline: Pipeline) -> Results:
+    settings, folder = pipeline.settings, pipeline.results_path(5)
+    python = interpreter_with_grpc(settings.environment, pipeline.say)
+    host, _, port = pipeline.reach_server()[1].rpartition(":")
+    target = ["--server-addr", host, "--server-port", port, "--log-dir", folder]
+    load = ["--model-name", settings.speaking_model, "--mode", settings.mode.value, "--num-tasks", settings.num_tasks]
+    texts = ["--manifest-path", settings.manifest] if settings.manifest is not None else settings.utterance
+    pipeline.vivavoce("client", "grpc", *target, *load, *texts, python=python)
+    reports = sorted(folder.glob("report-*.json"), key=lambda path: path.stat().st_mtime)
+    if not reports:
+        raise StageFailed(f"grpc: the client left no report in {folder}; see its message above")
+    return {"report": str(reports[-1])}
+
+
+def _benchmark(pipeline: Pipeline) -> Results:
+    settings, converted = pipeline.settings, pipeline.results_of(1)
+    pipeline.stop_server()  # it would share the machine
+    figures = pipeline.results_path(6, "offline.json")
+    model_dir = pipeline.results_of(0)["model_dir"]
+    arguments = ["--model", model_dir, "--device", settings.device, "--json", figures]
+    for name in settings.backends:
+        arguments += ["--backend", name]
+    if settings.batch_sizes is not None:
+        arguments += ["--batch-size", ",".join(map(str, settings.batch_sizes))]
+    if set(settings.backends) - {"torch"}:
+        arguments += ["--llm-model-name-or-path", converted["merged_dir"]]
+    if "trtllm" in settings.backends and converted["engine_dir"]:
+        arguments += ["--engine-dir", converted["engine_dir"]]
+    if settings.manifest is not None:
+        arguments += ["--manifest", settings.manifest]
+    pipeline.vivavoce("bench", "offline", *arguments)
+    return {"figures": str(figures), "runs": len(json.loads(figures.read_text(encoding="utf-8"))["runs"])}
+
+
+class Stage(NamedTuple):
+    """needs: earlier stages, without any it runs every time; settings: names that its result depends on."""
+
+    name: str
+    title: str
+    work: Callable[[Pipeline], Results]
+    needs: tuple[int, ...] = ()
+    settings: str = ""
+
+
+_SENT = "mode models text reference reference_text manifest num_tasks"
+STAGES = (
+    Stage("download", "download the model", _download),
+    Stage("convert", "convert the language model", _convert, (0,), "language_model engine_dtype device"),
+    Stage("repository", "create the model repository", _create_repository),
+    Stage("server", "start the server", _serve),
+    Stage("http", "ask for one utterance over HTTP", _ask_over_http, (2, 1, 0), _SENT),
+    Stage("grpc", "measure a load over gRPC", _measure_over_grpc, (2, 1, 0), _SENT),
+    Stage("offline", "measure batches without a server", _benchmark, (0, 1), "backends batch_sizes manifest device"),
+)
 
 
 def build_line(checkpoint: Path, engine: Path, dtype: str) -> list[str]:
-    """The command that builds the engine."""
-    places = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(engine)]
+    folders = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(engine)]
     limits = ["--max_batch_size", "16", "--max_num_tokens", "32768"]
-    return [BUILDER, *places, *limits, "--gemm_plugin", dtype]
+    return [BUILDER, *folders, *limits, "--gemm_plugin", dtype]
 
 
 def interpreter_with_grpc(environment: Path | None, say: Say) -> Path:
     """An interpreter that has Triton's client for gRPC: the running one, or the server's."""
-    return Path(sys.executable) if _has("tritonclient") else ensure_environment(environment, say).python
-
-
-def _has(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
-def _facts(value: Any) -> Any:
-    """What tells one content of a user's file from another; the fields of anything else."""
-    if not isinstance(value, Path):
-        return vars(value)
-    found = value.stat()
-    return [str(value.resolve()), found.st_size, found.st_mtime_ns]
+    return Path(sys.executable) if has_package("tritonclient") else ensure_environment(environment, say).python
 
 
 def _with_speakers(folder: Path, source: str, target: Path, say: Say) -> Path:
@@ -403,22 +446,23 @@ def _with_speakers(folder: Path, source: str, target: Path, say: Say) -> Path:
     names = {item.name for item in folder.iterdir()}
     for link in target.iterdir():
         if link.is_symlink() and link.name not in names:
-            link.unlink()  # of a model that was asked for before
+            link.unlink()  # left by another model
     for item in folder.iterdir():
         link = target / item.name
         if item.name != SPEAKERS and not (link.is_symlink() and link.resolve() == item.resolve()):
             link.unlink(missing_ok=True)
             link.symlink_to(item)
     new = target / f"{SPEAKERS}.new"
-    if source.startswith(("http://", "https://")):
-        say(f"fetching {source}")
-        _fetch(source, new)
-    else:
-        path = Path(source).expanduser()
-        if not path.is_file():
-            raise InvalidRequest(f"spk2info: {path} is no file; give a file, or an address that begins with https://")
-        shutil.copyfile(path, new)
     try:
+        if source.startswith(("http://", "https://")):
+            say(f"fetching {source}")
+            _fetch(source, new)
+        elif (path := Path(source).expanduser()).is_file():
+            shutil.copyfile(path, new)
+        else:
+            raise InvalidRequest(
+                f"spk2info: {path} is not a file; give a file, or an address that begins with https://"
+            )
         read_spk2info(new)
         os.replace(new, target / SPEAKERS)
     finally:
@@ -430,15 +474,16 @@ def _fetch(url: str, target: Path) -> None:
     import httpx
 
     try:
-        with httpx.stream("GET", url, follow_redirects=True, timeout=_TIMEOUT_S) as reply:
+        with httpx.stream("GET", url, follow_redirects=True, timeout=60.0) as reply:
             reply.raise_for_status()
-            taken = 0
+            size = 0
             with target.open("wb") as file:
                 for piece in reply.iter_bytes():
-                    taken += len(piece)
-                    if taken > _MOST_SPEAKERS_BYTES:
-                        most = _MOST_SPEAKERS_BYTES
-                        raise DownloadError(f"spk2info: {url} is larger than {most} bytes; is it the right one?")
+                    size += len(piece)
+                    if size > MAX_SPEAKERS_BYTES:
+                        raise DownloadError(
+                            f"spk2info: {url} is larger than {MAX_SPEAKERS_BYTES} bytes; is it the right one?"
+                        )
                     file.write(piece)
     except httpx.HTTPError as error:
         raise DownloadError(

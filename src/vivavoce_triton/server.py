@@ -1,46 +1,276 @@
-"""A tritonserver as a process of ours: started, waited for until its models are ready, and stopped without a trace."""
+"""A tritonserver: where it is, the environment of the one from a wheel, and its process.
+
+The wheel's Python backend reads the arrays of NumPy 2 wrongly, without an error, so it gets an environment of its own
+with NumPy 1. Only the server is installed there; everything else is seen from the running interpreter's packages,
+which come after the environment's own: NumPy 1 wins, and nothing is installed twice.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import os
 import re
+import shutil
 import signal
+import site
 import socket
 import subprocess
+import sys
+import sysconfig
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+import venv
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from vivavoce.errors import InvalidRequest, StageFailed
-from vivavoce_triton.environment import ServerInstallation
+from vivavoce.checkpoint.known_models import models_home
+from vivavoce.errors import DownloadError, InvalidRequest, MissingDependency, StageFailed
+from vivavoce.files import locked
 
+SERVER = "nvidia-pytriton==0.7.0"
+"""Carries server 2.51 for x86-64 Linux with glibc 2.35; the other dependencies of the package are not used here."""
+LIBRARIES = ("numpy>=1.26,<2", "tritonclient[grpc,http]>=2.50")
+STAMP = ".vivavoce-server.json"
+"""Facts of a finished environment; one without it is completed at the next use."""
+PROGRAM = "tritonserver"
+_LOCK = ".vivavoce-server.lock"
+_OURS = ("environment", STAMP, _LOCK)
+_PACKAGES_SEEN = "zz_vivavoce_running_interpreter.pth"
+"""Python reads such files in the order of their names: this one last."""
+SOURCE = Path(__file__).resolve().parents[1]
+_OLDEST, _NEWEST = (3, 10), (3, 12)
+"""NumPy 1.26 has wheels for these; a newer Python would have to compile it."""
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SHARED_MEMORY = Path("/dev/shm")
 HEALTH_CHECK_EVERY_S = 0.1
 STOP_WITHIN_S = 30.0
 EXIT_TIMEOUT_S = 20
-"""The server's own patience with requests in flight; it ends before ours does."""
+"""The server waits this long for requests in flight; it gives up before `STOP_WITHIN_S`."""
 LOG_LINES = 5
-"""Of the log, in an error: those that tell errors, else the last ones."""
 ERROR_WITHIN_LINES = 400
 
 _ERROR_LINE = re.compile(r"[EF]\d{4} |error: ")
 _FRAMES = re.compile(r"\\n\\nAt:\\n.*")
-"""Where in Python an error arose; the log has it."""
+"""Python's traceback in a log line."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ServerEnvironment:
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python3"
+
+    @property
+    def packages(self) -> Path:
+        return self.folder / "lib" / f"python{_PYTHON}" / "site-packages"
+
+
+def default_folder() -> Path:
+    """One environment for each interpreter and its packages, beside the downloaded models."""
+    facts = json.dumps([sys.version_info[:2], sys.base_prefix, _packages_seen()])
+    return models_home().parent / f"triton-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+
+def ensure_environment(folder: Path | None = None, say: Progress = lambda line: None) -> ServerEnvironment:
+    """The environment in `folder` (None: `default_folder`), made or completed if need be.
+
+    `MissingDependency`: this Python cannot have one; `DownloadError`: the packages could not be fetched;
+    `InvalidRequest`: `folder` holds other files.
+    """
+    environment = ServerEnvironment(folder.absolute() if folder is not None else default_folder())
+    wanted = _facts()
+    if _stamp(environment) == wanted:
+        return environment
+    _check_python()
+    refuse_foreign(environment.folder, *_OURS)
+    environment.folder.mkdir(parents=True, exist_ok=True)
+    waiting = "another process makes the server's environment; waiting for it"
+    with locked(environment.folder / _LOCK, on_wait=lambda: say(waiting)):
+        if _stamp(environment) != wanted:
+            _make(environment, say)
+            (environment.folder / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")
+    return environment
+
+
+def remove_environment(folder: Path) -> None:
+    if os.path.lexists(folder):
+        refuse_foreign(folder, *_OURS)
+        shutil.rmtree(folder)
+
+
+def _make(environment: ServerEnvironment, say: Progress) -> None:
+    if not environment.python.exists() or not environment.packages.is_dir():
+        say(f"making the server's environment in {environment.folder}")
+        try:
+            venv.EnvBuilder(with_pip=True, symlinks=True).create(environment.folder)
+        except (subprocess.CalledProcessError, ModuleNotFoundError) as error:
+            shutil.rmtree(environment.folder / "bin", ignore_errors=True)  # the next try begins anew
+            raise MissingDependency(
+                f"python: {sys.base_prefix} cannot make environments ({error}); install its venv and ensurepip "
+                "modules (Debian: apt-get install python3-venv)"
+            ) from None
+    # Before the others are seen: else pip takes their packages, NumPy 2 among them, for its own.
+    (environment.packages / _PACKAGES_SEEN).unlink(missing_ok=True)
+    _install(environment, say, *LIBRARIES)
+    _install(environment, say, "--no-deps", SERVER)
+    # addsitedir reads the .pth files of each folder, which is how editable installs are found.
+    lines = [f"import site; site.addsitedir({folder!r})" for folder in _packages_seen()]
+    (environment.packages / _PACKAGES_SEEN).write_text("\n".join([*lines, str(SOURCE)]) + "\n")
+    # The arrays that models exchange with the server must be NumPy 1's, and the models' package must be found.
+    answer = _run(environment, "-c", "import numpy, torch, vivavoce; print(numpy.__version__)")
+    if answer.returncode or not answer.stdout.startswith("1."):
+        said = (answer.stderr.strip().splitlines() or [f"numpy {answer.stdout.strip()}"])[-1]
+        raise MissingDependency(
+            f"server: its environment does not work ({said}); remove {environment.folder} and try again"
+        )
+
+
+def _install(environment: ServerEnvironment, say: Progress, *arguments: str) -> None:
+    say("installing " + ", ".join(name for name in arguments if not name.startswith("-")))
+    options = ("--no-input", "--progress-bar=off", "--disable-pip-version-check")
+    pip = _run(environment, "-m", "pip", "install", *options, *arguments)
+    if pip.returncode:
+        lines = [line.strip() for line in (pip.stdout + pip.stderr).splitlines()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["pip says nothing"]
+        raise DownloadError(
+            f"server: its packages could not be installed ({errors[-1].removeprefix('ERROR: ')}); connect to a "
+            "package index or name one in PIP_INDEX_URL, then try again: what has arrived is kept"
+        )
+
+
+def _run(environment: ServerEnvironment, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # PYTHONPATH and the like would show packages that the server, which ignores them, does not see.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [str(environment.python), "-I", *arguments]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=inherited, check=False)
+
+
+def _packages_seen() -> list[str]:
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    return [folder for folder in folders if folder in sys.path and Path(folder).is_dir()]
+
+
+def _facts() -> dict[str, object]:
+    """An environment with other facts is made anew."""
+    return {
+        "requirements": [SERVER, *LIBRARIES],
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "base": sys.base_prefix,
+        "packages": _packages_seen(),
+        "source": str(SOURCE),
+    }
+
+
+def _stamp(environment: ServerEnvironment) -> object:
+    try:
+        return json.loads((environment.folder / STAMP).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _check_python() -> None:
+    if not _OLDEST <= sys.version_info[:2] <= _NEWEST:
+        raise MissingDependency(
+            f"python: the server of the wheel runs with 3.10 to 3.12, this is {_PYTHON}; install vivavoce with one of "
+            "those, or use NVIDIA's container, which brings its own server"
+        )
+    if sys.platform != "linux":
+        raise MissingDependency(f"server: the wheel's server runs on Linux, not on {sys.platform}; use the container")
+
+
+def refuse_foreign(folder: Path, field: str, *marks: str) -> None:
+    """`InvalidRequest` about `field`: the folder holds files, but none of the marks."""
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise InvalidRequest(f"{field}: {folder} is not a folder; choose another place")
+    if any(folder.iterdir()) and not any((folder / mark).exists() for mark in marks):
+        raise InvalidRequest(f"{field}: {folder} holds other files; choose an empty or a new folder")
+
+
+@dataclass(frozen=True)
+class ServerInstallation:
+    """backends: folder of backends, None: the server's own; first_on_path: folder of the Python backend's `python3`,
+    None: as on PATH; libraries: folders for the loader.
+    """
+
+    binary: Path
+    backends: Path | None = None
+    first_on_path: Path | None = None
+    libraries: tuple[Path, ...] = ()
+
+    def variables(self) -> dict[str, str]:
+        """Environment variables to set beside the inherited ones."""
+        first = [self.first_on_path] if self.first_on_path else []
+        return {
+            name: os.pathsep.join(filter(None, [*map(str, folders), os.environ.get(name, "")]))
+            for name, folders in (("PATH", first), ("LD_LIBRARY_PATH", self.libraries))
+            if folders
+        }
+
+
+def find_installation(folder: Path | None = None, say: Progress = lambda line: None) -> ServerInstallation:
+    """The server on PATH, else the wheel's; arguments and errors of `ensure_environment`."""
+    if on_path := shutil.which(PROGRAM):
+        return ServerInstallation(Path(on_path).absolute())
+    environment = ensure_environment(folder, say)
+    root = environment.packages / "pytriton" / "tritonserver"
+    binary, backend = root / "bin" / PROGRAM, root / "backends" / "python"
+    stub = root / "python_backend_stubs" / _PYTHON / "triton_python_backend_stub"
+    bundled = environment.packages / "nvidia_pytriton.libs"
+    for path in (binary, backend, stub, bundled):
+        if not path.exists():
+            raise MissingDependency(f"server: {path} is missing; remove {environment.folder} and try again")
+    return ServerInstallation(
+        binary=binary,
+        backends=_backends(environment.folder / "backends", backend, stub),
+        first_on_path=environment.python.parent,
+        libraries=(bundled, _python_library()),
+    )
+
+
+def _backends(root: Path, backend: Path, stub: Path) -> Path:
+    """A tree of links, as the stub must lie beside the backend."""
+    target = root / "python"
+    target.mkdir(parents=True, exist_ok=True)
+    for item in [*backend.iterdir(), stub]:
+        link = target / item.name
+        if item.name != "__pycache__" and not link.exists():
+            link.unlink(missing_ok=True)  # a broken link: the environment was moved
+            with contextlib.suppress(FileExistsError):  # another process made it meanwhile
+                link.symlink_to(item)
+    return root
+
+
+def _python_library() -> Path:
+    """The folder of libpython, which the stub is linked with."""
+    name = str(sysconfig.get_config_var("INSTSONAME") or "")
+    folder = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    for found in (folder, folder / str(sysconfig.get_config_var("MULTIARCH") or "")):
+        if name.startswith("libpython") and ".so" in name and (found / name).exists():
+            return found
+    raise MissingDependency(
+        f"python: {sys.base_prefix} has no shared library, which the server's Python models need; install it (Debian: "
+        f"apt-get install libpython{_PYTHON}) or use a Python that was built with --enable-shared"
+    )
 
 
 @dataclass(frozen=True)
 class TritonServerSettings:
-    """Where the server listens and how it runs. A port of 0 is replaced by a free one when the server starts.
+    """A port of 0 is replaced by a free one when the server starts.
 
-    ready_within_s: seconds for all models to load; shared_memory_bytes: what each model instance begins with, it grows
-    as needed; arguments, variables: further options of tritonserver, and variables of its environment.
+    ready_within_s: seconds for all models to load; shared_memory_bytes: initial size for each model instance;
+    arguments, variables: further options of tritonserver, and variables of its environment.
     """
 
     host: str = "127.0.0.1"
@@ -59,9 +289,9 @@ class TritonServerSettings:
 
 
 class TritonServer:
-    """One server; a context manager that starts and stops it. Not safe for several threads.
+    """One server process; a context manager that starts and stops it. Not safe for several threads.
 
-    log_file: where the server's words go, begun anew; None: to our own streams.
+    log_file: overwritten with the server's output; None: our own streams.
     """
 
     def __init__(
@@ -72,43 +302,41 @@ class TritonServer:
         settings: TritonServerSettings = TritonServerSettings(),
     ) -> None:
         if not repository.is_dir():
-            raise InvalidRequest(f"repository: {repository} is no folder; create the repository first")
+            raise InvalidRequest(f"repository: {repository} is not a folder; create the repository first")
         self._installation, self._repository = installation, repository.resolve()
         self.log_file, self._settings = log_file, settings
         self._ports = {"http": settings.http_port, "grpc": settings.grpc_port, "metrics": settings.metrics_port}
-        # Names of our own: what a killed server leaves is found, and other servers' is not touched.
+        # A name of our own: a killed server's regions are found, and other servers' are not touched.
         self._shared_memory = f"vivavoce_{uuid.uuid4().hex[:12]}_"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def http_url(self) -> str:
-        """host:port of HTTP."""
+        """host:port."""
         return f"{self._settings.reached_at}:{self._ports['http']}"
 
     @property
     def grpc_url(self) -> str:
-        """host:port of gRPC."""
+        """host:port."""
         return f"{self._settings.reached_at}:{self._ports['grpc']}"
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus reads."""
         return f"http://{self._settings.reached_at}:{self._ports['metrics']}/metrics"
 
     @property
     def pid(self) -> int | None:
-        """The server's process; None: not running."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start the server and return when every model is ready.
+        """Return when every model is ready.
 
         `InvalidRequest`: a port is taken; `StageFailed`: the server ended, or was not ready in time.
         """
-        with contextlib.ExitStack() as held:
-            # Free ports for zeros, held until all are chosen; a foreign server on one would be taken for ours.
+        with contextlib.ExitStack() as bound:
+            # Free ports for zeros, bound until all are chosen; a foreign server on one would be taken for ours.
             for name, port in self._ports.items():
-                self._ports[name] = held.enter_context(_bound(name, self._settings.host, port))
+                self._ports[name] = bound.enter_context(_bound(name, self._settings.host, port))
         with contextlib.ExitStack() as opened:
             log = None
             if self.log_file is not None:
@@ -120,8 +348,8 @@ class TritonServer:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                cwd="/",  # models' interpreters look there first: a folder `triton` is no library of that name
-                start_new_session=True,  # a group of its own, so that all of it can be ended
+                cwd="/",  # a folder `triton` here would hide the library of that name from the models
+                start_new_session=True,  # a process group of its own, which `stop` kills as a whole
             )
         try:
             self._await_ready(self._process)
@@ -130,12 +358,12 @@ class TritonServer:
             raise
 
     def wait(self) -> int:
-        """Wait for the started server to end; its exit code."""
+        """Wait for the server to end; returns its exit code."""
         assert self._process is not None, "start comes first"
         return self._process.wait()
 
     def stop(self) -> None:
-        """End the server: politely, then whatever is left of its processes and shared memory. Again is no error."""
+        """Terminate the server, then kill its remaining processes and remove its shared memory; may be repeated."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -150,7 +378,7 @@ class TritonServer:
             leftover.unlink(missing_ok=True)
 
     def models(self) -> list[dict[str, Any]]:
-        """Name, version and state of every model, as the server lists them."""
+        """Name, version and state of every model."""
         listed: list[dict[str, Any]] = json.loads(ask(f"http://{self.http_url}/v2/repository/index", b"{}")[1] or b"[]")
         return listed
 
@@ -162,7 +390,6 @@ class TritonServer:
         self.stop()
 
     def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
-        """The server has no signal that it is ready, so it is asked; in between its end is waited for."""
         deadline = time.monotonic() + self._settings.ready_within_s
         while time.monotonic() < deadline:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -173,13 +400,13 @@ class TritonServer:
         raise StageFailed(f"server: not ready after {self._settings.ready_within_s:g} s; {self._last_words()}")
 
     def _last_words(self) -> str:
+        """The log's last errors, else its last lines."""
         if self.log_file is None:
             return "see its words above"
         log = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-ERROR_WITHIN_LINES:]
-        lines = ([line for line in log if _ERROR_LINE.match(line)] or [line for line in log if line.strip()])[
-            -LOG_LINES:
-        ]
-        return f"its log {self.log_file} says: {' | '.join(_FRAMES.sub('', line) for line in lines) or 'nothing'}"
+        lines = [line for line in log if _ERROR_LINE.match(line)] or [line for line in log if line.strip()]
+        words = " | ".join(_FRAMES.sub("", line) for line in lines[-LOG_LINES:])
+        return f"its log {self.log_file} says: {words or 'nothing'}"
 
     def _command(self) -> list[str]:
         host, backends = self._settings.host, self._installation.backends
@@ -198,7 +425,6 @@ class TritonServer:
 
 @contextlib.contextmanager
 def _bound(name: str, host: str, port: int) -> Iterator[int]:
-    """A port that is ours while the block runs, so that three free ones differ."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -211,11 +437,11 @@ def _bound(name: str, host: str, port: int) -> Iterator[int]:
 
 
 def ask(url: str, data: bytes | None = None) -> tuple[int, bytes]:
-    """Status and body of one call; 0 where nothing answers, or what does not speak HTTP."""
-    place = urlsplit(url)
-    connection = http.client.HTTPConnection(place.netloc, timeout=5.0)
+    """Status and body of one call; status 0: no server answers with HTTP."""
+    target = urlsplit(url)
+    connection = http.client.HTTPConnection(target.netloc, timeout=5.0)
     with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
-        connection.request("GET" if data is None else "POST", place.path, data)
+        connection.request("GET" if data is None else "POST", target.path, data)
         reply = connection.getresponse()
         return reply.status, reply.read()
     return 0, b""

@@ -17,9 +17,8 @@ from vivavoce.errors import VivavoceError
 from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 from vivavoce_triton.client.utterance import LoadMode, Manner, Utterance
 from vivavoce_triton.client.wire import Connection, request_tensors
-from vivavoce_triton.environment import ServerInstallation, find_installation
 from vivavoce_triton.model_repository import ModelSet, RepositoryPlan, render_repository
-from vivavoce_triton.server import TritonServer, TritonServerSettings
+from vivavoce_triton.server import ServerInstallation, TritonServer, TritonServerSettings, find_installation
 
 SPEAKING = ("cosyvoice2", "vivavoce")
 SETTLED = 0.25

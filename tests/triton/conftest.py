@@ -13,7 +13,7 @@ from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.errors import DownloadError, MissingDependency
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_export.hf_folder import export_hf
-from vivavoce_triton.environment import ServerInstallation, find_installation
+from vivavoce_triton.server import ServerInstallation, find_installation
 
 
 @pytest.fixture(scope="session")

@@ -151,13 +151,13 @@ def test_prompts_that_are_none(streaming, vocabulary):
         "begin with 65": [65, task],
         "no <|task_id|>": [sos, 65, 66],
         "no text between": [sos, task, first],
-        f"{first} at place 2 is no text id": [sos, 65, first, task],
-        f"{sos} at place 2 is no text id": [sos, 65, sos, task],
-        "65 at place 3 is no speech id": [sos, 65, task, 65],
-        f"{end} at place 4 is no speech id": [sos, 65, task, first, end],
-        f"{task} at place 3 is no speech id": [sos, 65, task, task],
-        f"{vocabulary.size} at place 1 is no text id": [sos, vocabulary.size, task],
-        "-1 at place 1 is no text id": [sos, -1, task],
+        f"{first} at place 2 is not a text id": [sos, 65, first, task],
+        f"{sos} at place 2 is not a text id": [sos, 65, sos, task],
+        "65 at place 3 is not a speech id": [sos, 65, task, 65],
+        f"{end} at place 4 is not a speech id": [sos, 65, task, first, end],
+        f"{task} at place 3 is not a speech id": [sos, 65, task, task],
+        f"{vocabulary.size} at place 1 is not a text id": [sos, vocabulary.size, task],
+        "-1 at place 1 is not a text id": [sos, -1, task],
     }
     for words, ids in wrong.items():
         assert words in streaming.refusal(ids)

@@ -12,8 +12,7 @@ import soxr
 
 from vivavoce_bench.evaluate import PocketSphinx, word_errors
 from vivavoce_bench.evaluate.error_rate import words
-from vivavoce_triton.pipeline import run_pipeline
-from vivavoce_triton.pipeline_settings import DEFAULT_TEXT, ClientRequests, PipelineSettings
+from vivavoce_triton.pipeline import DEFAULT_TEXT, PipelineSettings, run_pipeline
 from vivavoce_triton.server import TritonServerSettings
 
 pytest.importorskip("pocketsphinx", reason="needs the extra eval")
@@ -39,7 +38,7 @@ def test_every_stage_runs_and_what_is_served_is_understood(installation, tmp_pat
         Path("triton"),
         server=TritonServerSettings(http_port=0, grpc_port=0, metrics_port=0),
         environment=installation.first_on_path.parent,
-        asked=ClientRequests(num_tasks=USERS),
+        num_tasks=USERS,
     )
     said: list[str] = []
     run_pipeline(settings, said.append)

@@ -21,10 +21,9 @@ from vivavoce.errors import (
     StageFailed,
 )
 from vivavoce_triton import pipeline
-from vivavoce_triton.environment import ServerInstallation
 from vivavoce_triton.model_repository import LanguageModelRuntime, ModelSet
-from vivavoce_triton.pipeline_settings import ClientRequests, PipelineSettings
-from vivavoce_triton.server import TritonServer, TritonServerSettings
+from vivavoce_triton.pipeline import PipelineSettings
+from vivavoce_triton.server import ServerInstallation, TritonServer, TritonServerSettings
 
 FREE = TritonServerSettings(http_port=0, grpc_port=0, metrics_port=0, ready_within_s=30)
 
@@ -164,7 +163,7 @@ def test_what_was_done_is_passed_over(go):
     go.said.clear()
     assert go().names == []
     assert sum("done before" in line for line in go.said) == 4
-    assert go(asked=ClientRequests(text="Something else.")).names == ["client http", "client grpc"]
+    assert go(text="Something else.").names == ["client http", "client grpc"]
     (offline,) = go(first=6, batch_sizes=(4, 1)).lines
     assert option(offline, "--batch-size") == "4,1"
     shutil.rmtree(go.work / "llm_hf")
@@ -177,12 +176,12 @@ def test_other_content_under_the_same_name_is_spoken_again(go, tmp_path):
     recording, manifest = tmp_path / "me.wav", tmp_path / "list"
     for file in (recording, manifest):
         file.touch()
-    asked = ClientRequests("Hello.", recording, "What I say.", manifest)
-    go(asked=asked)
+    sent = {"text": "Hello.", "reference": recording, "reference_text": "What I say.", "manifest": manifest}
+    go(**sent)
     for file, again in ((recording, ALL[-3:-1]), (manifest, ALL[-3:])):
         os.utime(file, ns=(1, 1))
-        assert go(asked=asked).names == again
-        assert go(asked=asked).names == []
+        assert go(**sent).names == again
+        assert go(**sent).names == []
 
 
 def test_a_repository_of_cosyvoice_1_tells_its_rate_and_its_strategy(go, babble_v1, babble_v3):
@@ -248,8 +247,14 @@ def test_recordings_and_lists_reach_the_clients(go, server_options, tmp_path):
     recording, manifest = tmp_path / "me.wav", tmp_path / "list"
     recording.write_bytes(b"")
     manifest.write_text("")
-    asked = ClientRequests("Hello.", recording, "What I say.", manifest, 2)
-    http, grpc, offline = go(asked=asked, backends=("torch", "hf"), models=ModelSet.FAST).lines[-3:]
+    sent = {
+        "text": "Hello.",
+        "reference": recording,
+        "reference_text": "What I say.",
+        "manifest": manifest,
+        "num_tasks": 2,
+    }
+    http, grpc, offline = go(**sent, backends=("torch", "hf"), models=ModelSet.FAST).lines[-3:]
     assert http[http.index("--reference-audio") :] == [
         *("--reference-audio", str(recording), "--reference-text", "What I say.", "--target-text", "Hello.")
     ]
@@ -311,26 +316,26 @@ def test_speakers_of_ones_own(go, babble, tmp_path):
     speakers.write_bytes(b"no speakers")
     with pytest.raises(CheckpointError):
         go(last=0, spk2info=str(speakers))
-    with pytest.raises(InvalidRequest, match=r"spk2info: .* is no file"):
+    with pytest.raises(InvalidRequest, match=r"spk2info: .* is not a file"):
         go(last=0, spk2info=str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"first": 3, "last": 2}, "stage: 3 to 2 cannot be; stages go from 0 to 6"),
-        ({"last": 7}, "stage: 0 to 7 cannot be"),
-        ({"hub": "ftp"}, "hub: 'ftp' is no hub"),
+        ({"first": 3, "last": 2}, "stage: 3–2 is not a range; stages are 0 to 6, first ≤ last"),
+        ({"last": 7}, "stage: 0–7 is not a range"),
+        ({"hub": "ftp"}, "hub: 'ftp' is unknown; choose hf or modelscope"),
         ({"values": {"model_dri": "x"}}, "model_dri is no variable"),
-        ({"asked": {"num_tasks": 0}}, "num_tasks: 0 is below 1"),
-        ({"asked": {"reference_text": "Hello."}}, "reference_text: belongs to a recording"),
-        ({"asked": {"reference": Path("/no/where.wav")}}, "reference_audio: /no/where.wav is no file"),
-        ({"asked": {"manifest": Path("/no/list")}}, "manifest_path: /no/list is no file"),
+        ({"num_tasks": 0}, "num_tasks: 0 is below 1"),
+        ({"reference_text": "Hello."}, "reference_text: belongs to a recording"),
+        ({"reference": Path("/no/where.wav")}, "reference_audio: /no/where.wav is not a file"),
+        ({"manifest": Path("/no/list")}, "manifest_path: /no/list is not a file"),
     ],
 )
 def test_settings_that_cannot_be(go, changes, message):
     with pytest.raises(InvalidRequest, match=message):
-        replace(go.settings, **{**changes, "asked": ClientRequests(**changes.get("asked", {}))})
+        replace(go.settings, **changes)
 
 
 @pytest.mark.parametrize(("code", "error"), [(2, InvalidRequest), (1, StageFailed), (-9, StageFailed)])

@@ -189,8 +189,8 @@ def test_typed_values(arguments, values):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a:1,b"], "'b' is no key:value; write key=value"),
-        ([":1"], "':1' is no key:value"),
+        (["a:1,b"], "'b' is not key:value; write key=value"),
+        ([":1"], "':1' is not key:value"),
         (["a:1", "a:2"], "a: given as '1' and as '2'"),
     ],
 )
@@ -281,7 +281,7 @@ def test_foreign_folders_are_left_alone(tmp_path):
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(InvalidRequest, match="holds other files"):
         render_repository(RepositoryPlan(VALUES), tmp_path / "mine")
-    with pytest.raises(InvalidRequest, match="is no folder"):
+    with pytest.raises(InvalidRequest, match="is not a folder"):
         render_repository(RepositoryPlan(VALUES), tmp_path / "mine" / "thesis.txt")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
     (tmp_path / "empty").mkdir()

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from vivavoce.errors import InvalidRequest, StageFailed
-from vivavoce_triton.environment import ServerInstallation
-from vivavoce_triton.server import SHARED_MEMORY, TritonServer, TritonServerSettings, ask
+from vivavoce_triton.server import SHARED_MEMORY, ServerInstallation, TritonServer, TritonServerSettings, ask
 
 CONFIG = """
 name: "twice"

@@ -247,8 +247,8 @@ def test_a_stream_that_fails_is_freed(models, monkeypatch):
     ("request_", "sentence"),
     [
         (asked(()), "target_speech_tokens: is empty"),
-        (asked((6561,)), f"target_speech_tokens: id {6561 + TEXT_SIZE} is no speech token's; they are 300 … 6860"),
-        (asked((-1,)), "target_speech_tokens: id 299 is no speech token's"),
+        (asked((6561,)), f"target_speech_tokens: id {6561 + TEXT_SIZE} is not a speech token's; they are 300 … 6860"),
+        (asked((-1,)), "target_speech_tokens: id 299 is not a speech token's"),
         (asked(drawn(7471)), "target_speech_tokens: 7471; beside a prompt of 30 there is room for 7470"),
         (asked(TOKENS, speed=3.0), "speed: 3.0 is outside of 0.5 … 2.0"),
         (asked(TOKENS, seed=-7), "seed: -7 is no whole number in 0"),
@@ -279,7 +279,7 @@ def test_refusals(model, request_, sentence):
         ),
         (
             {**voice_tensors(VOICE), "prompt_speech_tokens": np.zeros((1, 30), np.int32)},
-            "prompt_speech_tokens: id 0 is no speech token's",
+            "prompt_speech_tokens: id 0 is not a speech token's",
         ),
         (
             {**voice_tensors(VOICE), "prompt_speech_tokens": np.full((1, 751), TEXT_SIZE, np.int32)},

@@ -14,7 +14,6 @@ from vivavoce.errors import CheckpointError
 
 
 def remember_code(path: Path) -> None:
-    """Record a file that was made on this machine; OSError: the user's folder cannot be written."""
     record = _record(path)
     record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     record.touch(mode=0o600)

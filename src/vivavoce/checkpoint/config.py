@@ -17,16 +17,12 @@ from vivavoce.errors import UnsupportedModel
 from vivavoce.rates import Rates
 
 MAX_SIZE = 1 << 20
-"""Far above the size of any network; products of three still fit into 64 bits."""
 MAX_BLOCKS = 256
-"""Far above the layers or blocks of any network."""
 MAX_SILENCE = 5
 """Consecutive silent speech tokens that are spoken (0.2 s), as in the official code."""
 
 
 class Generation(str, Enum):
-    """The generations of the CosyVoice family; the name of a folder's yaml file says which one it holds."""
-
     V1 = "v1"
     V2 = "v2"
     V3 = "v3"
@@ -60,12 +56,10 @@ class Vocabulary:
 
     @property
     def has_own_controls(self) -> bool:
-        """Whether `sos` and `task` have an embedding of their own; the head then has a bias, too."""
         return self.sos < self.num_speech_tokens
 
     @property
     def stop_ids(self) -> range:
-        """The ids that end a plain decode: all ids after the speech tokens."""
         return range(self.num_speech_tokens, self.num_logits)
 
 
@@ -81,8 +75,6 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class Qwen2Config:
-    """A Qwen2 backbone, as Hugging Face's `config.json` has it."""
-
     hidden_size: Annotated[int, FileKey("hidden_size")]
     intermediate_size: Annotated[int, FileKey("intermediate_size")]
     num_layers: Annotated[int, FileKey("num_hidden_layers", maximum=MAX_BLOCKS)]
@@ -110,8 +102,6 @@ class LMConfig(Qwen2Config):
 
 @dataclass(frozen=True)
 class ConformerConfig:
-    """Blocks of relative attention: CosyVoice 1's encoders and its language model."""
-
     input_size: Annotated[int, FileKey("input_size")]
     hidden_size: Annotated[int, FileKey("output_size")]
     num_heads: Annotated[int, FileKey("attention_heads")]
@@ -121,10 +111,7 @@ class ConformerConfig:
 
 @dataclass(frozen=True)
 class ConformerLMConfig:
-    """CosyVoice 1's language model: a text encoder, and a transformer over the encoder's output.
-
-    max_positions: rows of a sequence; no file has it, and the network has no table that limits it.
-    """
+    """CosyVoice 1's language model; max_positions: rows of a sequence, which no file limits."""
 
     text_vocab_size: Annotated[int, FileKey("text_token_size")]
     speaker_size: Annotated[int, FileKey("spk_embed_dim")]
@@ -157,11 +144,7 @@ class ConformerLMConfig:
 
 @dataclass(frozen=True)
 class TokenEncoderConfig:
-    """The upsampling conformer: speech tokens → mu; settings of the yaml's `flow`.
-
-    lookahead: speech tokens read to the right of the last one that is emitted; chunk: speech tokens per attention chunk
-    when streaming; upsampling: mel frames per speech token.
-    """
+    """lookahead: speech tokens read to the right; chunk: tokens per streamed chunk; upsampling: frames per token."""
 
     input_size: Annotated[int, FileKey("encoder.input_size")]
     hidden_size: Annotated[int, FileKey("encoder.output_size")]
@@ -176,10 +159,7 @@ class TokenEncoderConfig:
 
 @dataclass(frozen=True)
 class LookaheadConfig:
-    """CosyVoice3's layer in the encoder's place; fields as in `TokenEncoderConfig`.
-
-    channels: those of its inner layer.
-    """
+    """CosyVoice3's layer in the encoder's place; channels: those of its inner layer."""
 
     input_size: Annotated[int, FileKey("pre_lookahead_layer.in_channels")]
     channels: Annotated[int, FileKey("pre_lookahead_layer.channels")]
@@ -204,8 +184,6 @@ class UNetConfig:
 
 @dataclass(frozen=True)
 class DiTConfig:
-    """The transformer that estimates the flow's velocity in CosyVoice3; chunk: see `UNetConfig`."""
-
     size: Annotated[int, FileKey("dim")]
     num_blocks: Annotated[int, FileKey("depth", maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("heads")]
@@ -216,7 +194,6 @@ class DiTConfig:
 
     @property
     def in_channels(self) -> int:
-        """Features of a frame: x, mu, speaker and condition."""
         return 4 * self.out_channels
 
 
@@ -248,10 +225,7 @@ class HourglassConfig:
 
 @dataclass(frozen=True)
 class WholeFlowConfig(FlowConfig):
-    """CosyVoice 1's flow: each frame attends to the whole prompt and the whole chunk.
-
-    overlap: speech tokens at the end of a stream's chunk that the next chunk computes again.
-    """
+    """CosyVoice 1's flow; overlap: speech tokens at a chunk's end that the next chunk computes again."""
 
     encoder: ConformerConfig  # type: ignore[assignment]  # the others' settings have no meaning here
     estimator: HourglassConfig  # type: ignore[assignment]
@@ -295,7 +269,7 @@ class CausalVocoderConfig(VocoderConfig):
 
 
 def qwen2_of(lm: LMConfig | ConformerLMConfig) -> LMConfig:
-    """Narrow the type to a Qwen2 language model; UnsupportedModel: it is CosyVoice 1's."""
+    """UnsupportedModel: it is CosyVoice 1's language model."""
     if isinstance(lm, ConformerLMConfig):
         raise UnsupportedModel("model: the language model of CosyVoice 1 is no Qwen2; take a CosyVoice 2 or 3 folder")
     return lm
@@ -303,8 +277,6 @@ def qwen2_of(lm: LMConfig | ConformerLMConfig) -> LMConfig:
 
 @dataclass(frozen=True)
 class MelConfig:
-    """The prompt's mel spectrogram (Slaney filterbank, natural logarithm)."""
-
     sample_rate: Annotated[int, FileKey("sampling_rate")]
     n_fft: Annotated[int, FileKey("n_fft")]
     win_size: Annotated[int, FileKey("win_size")]
@@ -316,8 +288,6 @@ class MelConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The complete configuration of one checkpoint."""
-
     generation: Generation
     rates: Rates
     lm: LMConfig | ConformerLMConfig

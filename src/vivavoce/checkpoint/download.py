@@ -47,11 +47,9 @@ LOCK = ".vivavoce-download.lock"
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 MAX_ATTEMPTS = 5
-"""Tries at a file whose connection breaks; each must bring new bytes."""
 MAX_REDIRECTS = 20
 MAX_LISTING_BYTES = 4_000_000
 MAX_FILES = 100
-"""Needed files of one model; a release has about 15."""
 
 _YES = frozenset({"1", "on", "yes", "true"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -61,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """The state of a download in bytes; done and total: of all files to transfer, resumed bytes included."""
+    """In bytes; done, total: of all files to transfer, resumed bytes included."""
 
     file: str
     file_done: int
@@ -71,7 +69,7 @@ class DownloadProgress:
 
 
 class RemoteFile(NamedTuple):
-    """A file as the hub describes it: its path in the repository, safe to write, its size and checksum."""
+    """A file as the hub describes it; path: in the repository, safe to write."""
 
     path: str
     size: int
@@ -85,12 +83,11 @@ Listing = tuple[str, list[RemoteFile]]
 
 
 class Hub(NamedTuple):
-    """How one hub is reached. list_files: (client, endpoint, repository, revision) → Listing."""
+    """list_files: (client, endpoint, repository, revision) → Listing."""
 
     title: str
     endpoint: str
     endpoint_variable: str
-    """Environment variable that replaces `endpoint`, for mirrors."""
     default_revision: str
     list_files: Callable[[httpx.Client, str, str, str], Listing]
     token_variable: str = ""
@@ -198,7 +195,6 @@ def _client(base: str, token: str | None) -> httpx.Client:
 
 @contextmanager
 def _explained(hub: Hub, folder: Path) -> Iterator[None]:
-    """Turn failures of the network and of the disk into DownloadError, one line that ends with a way out."""
     try:
         yield
     except httpx.HTTPStatusError as error:
@@ -261,7 +257,6 @@ def _get_json(client: httpx.Client, url: str, **params: str) -> Any:
 
 
 def _list_huggingface(client: httpx.Client, endpoint: str, repository: str, revision: str) -> Listing:
-    """The files, pinned to the commit that the answer names."""
     url = f"{endpoint}/api/models/{repository}/revision/{quote(revision, safe='')}"
     answer = _get_json(client, url, blobs="true")
     resolved = f"{endpoint}/{repository}/resolve/{answer['sha']}"
@@ -310,7 +305,6 @@ def _fetch_missing(
     folder: Path,
     progress: Callable[[DownloadProgress], None],
 ) -> dict[str, FileRecord]:
-    """Download each missing file into its `.part`; returns the record of every file."""
     record = read_record(folder)
     digests = {file.path: found for file in files if (found := _present(folder, file, revision, record))}
     missing = [file for file in files if file.path not in digests]
@@ -335,10 +329,7 @@ def _fetch_missing(
 
 
 def _put_in_place(folder: Path, record: DownloadRecord) -> None:
-    """Move the fetched files into place, remove files that the older revision had, and write the record.
-
-    The old record goes first: an interrupted move must count as incomplete.
-    """
+    """The old record goes first: an interrupted move must count as incomplete."""
     before = read_record(folder)
     (folder / RECORD).unlink(missing_ok=True)
     for path in record.files:
@@ -363,7 +354,6 @@ def _present(folder: Path, file: RemoteFile, revision: str, record: DownloadReco
 
 
 def _checksum(path: Path, file: RemoteFile, sha256: str) -> str:
-    """The checksum that the hub would publish for the bytes at `path`."""
     if len(file.checksum or "") != 40:
         return sha256
     return sha256_of(path, hashlib.sha1(b"blob %d\0" % size_of(path), usedforsecurity=False))
@@ -374,11 +364,7 @@ def _part(folder: Path, path: str) -> Path:
 
 
 def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> str:
-    """Fill `part` with all of `file` and return its SHA-256; `report` gets the bytes so far.
-
-    An existing part is resumed if a published checksum can prove that it belongs to this file. If it does not (another
-    revision), the file is fetched again from the first byte. Wrong bytes are removed.
-    """
+    """Returns the SHA-256. A part is resumed only if a published checksum proves that it belongs to this file."""
     if file.checksum is None:
         part.unlink(missing_ok=True)
     found = ""
@@ -397,7 +383,6 @@ def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[
 
 
 def _complete(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> None:
-    """Append the missing bytes to `part`, reconnecting as long as each connection brings new bytes."""
     for attempt in range(1, MAX_ATTEMPTS + 1):
         before = size_of(part)
         if before >= file.size > 0:

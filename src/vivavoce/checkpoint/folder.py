@@ -21,15 +21,11 @@ BACKBONE = "CosyVoice-BlankEN"
 CARD = "vivavoce.json"
 SPEAKER_ENCODER = "campplus.onnx"
 SPEAKERS = "spk2info.pt"
-"""Built-in speakers; the file is optional."""
 MAX_JSON_BYTES = 32_000_000
-"""The largest file of a release, a tokenizer, has 11 MB."""
 _IDENTITY_FILES = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.yaml")
 
 
 class TextStream(str, Enum):
-    """How a model speaks a text that is still arriving."""
-
     INTERLEAVED = "interleaved"
     """Text and speech tokens in turn, in one sequence (`LMConfig.mix_text`, `mix_speech`): the official way."""
     SENTENCES = "sentences"
@@ -55,10 +51,7 @@ class ModelCard:
 
 
 def detect_generation(folder: Path) -> Generation:
-    """Find the generation by the yaml file that exists, in the official order v1, v2, v3.
-
-    ModelNotFound: `folder` is not a folder; CheckpointError: it has none of the files.
-    """
+    """ModelNotFound: `folder` is not a folder; CheckpointError: it has no generation's yaml file."""
     if not folder.is_dir():
         raise ModelNotFound(f"model: {str(folder)!r} is not a folder; give an official CosyVoice folder")
     for generation, name in YAML_OF.items():
@@ -74,7 +67,6 @@ def speech_tokenizer_of(generation: Generation) -> str:
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Read `vivavoce.json`; without that file, the card has only the folder's name."""
     path = folder / CARD
     if not path.is_file():
         return ModelCard(name=folder.absolute().name)
@@ -98,7 +90,7 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def read_json(path: Path, remedy: str = "download the file again") -> dict[str, Any]:
-    """The JSON object in a file; remedy: the way out that its errors name."""
+    """remedy: the way out that errors name."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path.name}: more than {MAX_JSON_BYTES} bytes, which is the limit; {remedy}")
@@ -113,11 +105,9 @@ def read_json(path: Path, remedy: str = "download the file again") -> dict[str, 
 
 
 def fingerprint(folder: Path) -> str:
-    """The identity of a model: a hash of the two ONNX files and the yaml file, as 16 hexadecimal digits.
+    """Hash of the two ONNX files and the yaml file, as 16 hexadecimal digits; reads 0.5 GB of a release.
 
-    All of their bytes are read, about 0.5 GB of a release (0.3 s at 1.7 GB/s on one core), at each load of a model.
-    Sizes and modification times would not do: a copied or restored file would change a voice's identity, or wrongly
-    keep it.
+    Modification times would not do: a restored file would change a voice's identity.
     """
     identity = hashlib.sha256()
     for pattern in _IDENTITY_FILES:
@@ -135,7 +125,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def sha256_of(path: Path, begun: Any = None) -> str:
-    """SHA-256 of a file in hexadecimal; begun: a hash object to continue instead of a new SHA-256."""
+    """In hexadecimal; begun: a hash object to continue."""
     digest = begun or hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

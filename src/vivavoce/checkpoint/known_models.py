@@ -39,8 +39,6 @@ _NEEDED = re.compile(
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A published model."""
-
     name: str
     generation: Generation
     hf_id: str
@@ -49,7 +47,6 @@ class KnownModel:
     num_bytes: int | None = None
     """Size of the needed files when they were last looked up; None: unknown."""
     licence: str = "Apache-2.0"
-    """The licence that the publisher names."""
 
 
 def _first_generation(name: str, summary: str) -> KnownModel:
@@ -78,11 +75,10 @@ _PUBLISHED = (
     _first_generation("CosyVoice-300M-Instruct", "built-in speakers that follow instructions"),
 )
 KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({model.name: model for model in _PUBLISHED})
-"""The published models by name; messages recommend the first one to new users."""
 
 
 def known_model(name: str) -> KnownModel:
-    """Look up a model by its name or by its id on either hub, in upper or lower case."""
+    """By name or by the id on either hub, in upper or lower case."""
     wanted = name.casefold()
     for model in KNOWN_MODELS.values():
         if wanted in {alias.casefold() for alias in (model.name, model.hf_id, model.modelscope_id)}:
@@ -97,7 +93,7 @@ def known_model(name: str) -> KnownModel:
 
 
 def is_needed(path: str) -> bool:
-    """Whether inference reads the file `path` (relative to the repository, `/` between folders)."""
+    """path: relative to the repository, `/` between folders."""
     return _NEEDED.fullmatch(path) is not None
 
 
@@ -112,14 +108,12 @@ def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
 
 
 def check_path(path: str) -> None:
-    """Refuse a name that would be written outside of the model folder."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path:
         raise DownloadError(f"file: the hub lists {path!r}, which is no safe file name; do not use this hub")
 
 
 def models_home() -> Path:
-    """The folder of downloaded models: `$VIVAVOCE_HOME/models`, else one in the user's cache."""
     home = os.environ.get(HOME_VARIABLE)
     if home:
         return Path(home).expanduser() / "models"
@@ -129,16 +123,11 @@ def models_home() -> Path:
 
 
 def model_folder(model: KnownModel) -> Path:
-    """Where `model` is downloaded to unless another folder is named."""
     return models_home() / model.name
 
 
 def find_model(name_or_path: str | Path) -> Path:
-    """The folder of a model, without network: the given folder, or the download of a known name.
-
-    ModelNotFound, UnsupportedModel: neither a folder nor a known name; DownloadError: the download is missing or not
-    complete.
-    """
+    """ModelNotFound, UnsupportedModel: neither a folder nor a known name; DownloadError: not completely downloaded."""
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return folder
@@ -155,7 +144,6 @@ def find_model(name_or_path: str | Path) -> Path:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a download has written any file; one that failed at once leaves an empty folder."""
     paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return read_record(folder) is not None or any(is_needed(path.removesuffix(".part")) for path in paths)
 
@@ -168,7 +156,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class DownloadRecord:
-    """The source and files of a downloaded folder; written last, so its presence means a complete download."""
+    """Written last, so its presence means a complete download."""
 
     model: str
     source: str
@@ -177,12 +165,10 @@ class DownloadRecord:
     files: Mapping[str, FileRecord]
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether every file is still there with its size; contents are not read again."""
         return all(size_of(folder / path) == file.size for path, file in self.files.items())
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; -1 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -190,7 +176,6 @@ def size_of(path: Path) -> int:
 
 
 def read_record(folder: Path) -> DownloadRecord | None:
-    """The record in `folder`; None if it is missing or malformed."""
     try:
         fields = read_json(folder / RECORD)
         files = {path: FileRecord(int(file["size"]), str(file["sha256"])) for path, file in fields["files"].items()}

@@ -24,19 +24,14 @@ CONTROLS: Mapping[Generation, tuple[str, ...]] = {
 control ids are spelled like speech tokens.
 """
 EMBEDDING_BIAS = "embedding_bias.npy"
-"""File of a merged model's folder with values to add to the logits, [ids] float32: −∞ for ids that are not speech.
-Servers load every *.safetensors of a folder as weights and refuse unknown names, hence a file of another kind.
-"""
+"""[ids] float32 to add to the logits. Not *.safetensors: servers load all of these as weights."""
 ROWS = 128
 """The rows of the merged tables are padded to a multiple of this, which tensor-parallel runtimes require."""
 
 
 @dataclass(frozen=True)
 class MergedVocabulary:
-    """text_size: entries of the text tokenizer, its special tokens included; num_speech_tokens: V.
-
-    UnsupportedModel: the generation's language models have no merged form.
-    """
+    """text_size: tokenizer entries, special ones included. UnsupportedModel: the generation has no merged form."""
 
     text_size: int
     num_speech_tokens: int
@@ -52,7 +47,6 @@ class MergedVocabulary:
 
     @cached_property
     def own(self) -> Vocabulary:
-        """The ids of the language model itself, without text."""
         return vocabulary_of(self.generation, self.num_speech_tokens)
 
     @property
@@ -67,17 +61,14 @@ class MergedVocabulary:
 
     @property
     def sos(self) -> int:
-        """The id before the text."""
         return self._control(SOS)
 
     @property
     def task(self) -> int:
-        """The id after the text: speech tokens follow."""
         return self._control(TASK)
 
     @property
     def size(self) -> int:
-        """Number of ids in use."""
         return max(self.head.stop, self.task + 1)
 
     @property
@@ -89,11 +80,9 @@ class MergedVocabulary:
         return self.text_size + token
 
     def is_speech(self, merged_id: int) -> bool:
-        """Whether it is a speech token; ids that end speech and control ids are not."""
         return self.text_size <= merged_id < self.text_size + self.num_speech_tokens
 
     def added_tokens(self) -> tuple[str, ...]:
-        """Spellings of the ids after the text in a tokenizer, in the order of their ids."""
         names = [f"<|s_{token}|>" for token in range(self.size - self.text_size)]
         first, controls = self.num_speech_tokens, CONTROLS[self.generation]
         return *names[:first], *controls, *names[first + len(controls) :]

@@ -21,9 +21,7 @@ MAX_BYTES = 100_000
 MAX_NODES = 5_000
 """Values of a document, and again of its expanded references; a release has 500."""
 MAX_CHARS = 500
-"""Characters of a value, formula or tag; a release has 100 at most."""
 MAX_NUMBER = 1e15
-"""The largest number in a formula."""
 TAG = "!"
 _KINDS = ("new:", "name:", "apply:", "module:")
 
@@ -62,7 +60,7 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge nothing into a mapping: `<<` is refused like any unknown kind of key."""
+        """Refuse `<<` like any unknown kind of key."""
 
 
 def _tagged(loader: _PlainLoader, tag: str, node: yaml.Node) -> Any:
@@ -107,8 +105,6 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Document(dict[Any, Any]):
-    """The target of references; num_made counts the values that references were expanded to."""
-
     num_made = 0
 
 

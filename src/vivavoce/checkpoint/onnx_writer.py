@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 FLOAT, INT32, INT64, FLOAT16 = 1, 6, 7, 10
-"""TensorProto.DataType."""
 
 IR_VERSION = 8
 OPSET = 13
@@ -24,15 +23,12 @@ _ATTRIBUTE_INT, _ATTRIBUTE_INTS = 2, 7
 
 @dataclass(frozen=True)
 class Port:
-    """An input or an output of the model; a dimension is a number or a name."""
-
     name: str
     data_type: int
     shape: tuple[int | str, ...]
 
 
 def node(operator: str, inputs: Sequence[str], output: str, **attributes: int | list[int]) -> bytes:
-    """One operator with one output, as a NodeProto."""
     body = b"".join(_field(1, name) for name in inputs) + _field(2, output) + _field(4, operator)
     for name, value in attributes.items():
         if isinstance(value, int):

@@ -38,7 +38,6 @@ from vivavoce.errors import CheckpointError, UnsupportedModel
 from vivavoce.rates import Rates
 
 NUM_EULER_STEPS = 10
-"""Steps of the official inference; no checkpoint file holds the number."""
 
 WHOLE_RATE = 50
 """Speech tokens per second of CosyVoice 1; CosyVoice-300M-25Hz was another experiment."""
@@ -51,11 +50,7 @@ Config = TypeVar("Config")
 
 
 def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
-    """Read all sizes of a model folder; an error gives the path of the wrong setting.
-
-    flow_keys: parameter names of flow.pt, which tell the number of conformer blocks after the upsampling; the yaml does
-    not.
-    """
+    """flow_keys: parameter names of flow.pt, which tell the number of blocks after the upsampling."""
     generation = detect_generation(folder)
     name = YAML_OF[generation]
     root = Section(name, read_official_yaml(folder / name))
@@ -80,8 +75,6 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
 
 
 class Section:
-    """One mapping of a settings file, and its path."""
-
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path = path
         self._values = values
@@ -180,10 +173,7 @@ def _backbone_lm(folder: Path, llm: Section, generation: Generation) -> LMConfig
 
 
 def lm_config(backbone: Section, speech: Section, vocabulary: Vocabulary, **known: float) -> LMConfig:
-    """The language model's configuration.
-
-    speech: the section with `mix_ratio` and `sampling`; known: fields that are not read from `backbone`.
-    """
+    """speech: the section with `mix_ratio` and `sampling`; known: fields that are not read from `backbone`."""
     mix = speech.integers("mix_ratio", (5, 15))
     if len(mix) != 2:
         raise CheckpointError(

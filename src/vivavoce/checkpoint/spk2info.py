@@ -27,7 +27,6 @@ MAX_LENGTH = 4_000
 _TOKEN_KEYS = ("prompt_text", "llm_prompt_speech_token", "flow_prompt_speech_token")
 _MEL_KEY = "prompt_speech_feat"
 _EMBEDDING_KEYS = ("embedding", "flow_embedding", "llm_embedding")
-"""In order of preference; the original stores one embedding under the last two."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +58,7 @@ def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
 
 
 def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry], *, keep: bool = False) -> None:
-    """Write speakers in the official layout, replacing `path` in one step; only the owner may read the file (0600).
-
-    keep: the file's other speakers, with all of their fields, and its mode stay as they are.
-    """
+    """Replace `path` in one step, with mode 0600; keep: other speakers of the file and its mode stay."""
     kept = read_torch_file(path) if keep and path.exists() else {}
     speakers = {**kept, **{name: _official(entry) for name, entry in entries.items()}}
     with replacing(path, private=True) as file:  # given a path, torch.save answers a full disk with a RuntimeError

@@ -24,7 +24,6 @@ from vivavoce.errors import CheckpointError
 MAX_BYTES = 4_000_000
 """Limit of the pickle and of the zip directory, which hold a weight file's names; a release has 50 kB."""
 MAX_DIMS = 8
-"""Limit of a tensor's dimensions, and of the arguments of a call."""
 MAX_TIMES = 4
 """The tensors in dicts and lists may have at most this multiple of the file's bytes; tied weights are stored once."""
 
@@ -40,14 +39,10 @@ _MAKES: Mapping[str, Callable[[], Any]] = {
 _LITERALS = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "GLOBAL"})
 """GLOBAL: the name of an import is pushed as text; nothing is imported."""
 _TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "TUPLE": 0, "APPENDS": 0, "SETITEMS": 0}
-"""Values that an instruction pops; 0: all since the mark."""
 
 
 def read_torch_file(path: Path) -> Any:
-    """The value that `torch.save` wrote, on the CPU, memory-mapped.
-
-    CheckpointError: missing, corrupt, older than torch 1.6, or with other values than tensors and plain data.
-    """
+    """CPU tensors, memory-mapped. CheckpointError: corrupt, older than torch 1.6, or other values than plain data."""
     try:
         with _SmallReads(path) as file:
             return _Reader(path, file).read()
@@ -63,7 +58,7 @@ def read_torch_file(path: Path) -> Any:
 
 class _SmallReads(io.FileIO):
     def read(self, size: int | None = -1, /) -> bytes:
-        """Refuse large reads: `zipfile` reads a directory of any size at once."""
+        """`zipfile` reads a directory of any size at once."""
         limit = MAX_BYTES + 1
         data = super().read(limit if size is None or size < 0 else min(size, limit)) or b""
         if len(data) == limit:
@@ -167,7 +162,7 @@ class _Reader:
         return self._file.read(span.stop - span.start)
 
     def _span(self, name: str) -> slice:
-        """The position of a member's bytes, after its header: 30 bytes, a name, and extra fields."""
+        """A member's bytes start after its header: 30 bytes, a name, and extra fields."""
         member = self._members[name]
         self._file.seek(member.header_offset)
         start = member.header_offset + 30 + sum(struct.unpack_from("<HH", self._file.read(30), 26))

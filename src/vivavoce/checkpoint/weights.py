@@ -56,7 +56,6 @@ def check_variant(folder: Path, variant: str | None) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a `.pt` or `.safetensors` file, on the CPU, mapped where possible."""
     if path.suffix == ".safetensors":
         try:
             with path.open("rb") as file:
@@ -79,11 +78,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace each (g, v) pair by weight = g · v / ‖v‖, the norm over all dimensions but the first.
-
-    Both spellings of torch's weight norm are read, and the prefix of a whole GAN checkpoint is dropped
-    (arXiv:1602.07868, equation 2).
-    """
+    """weight = g · v / ‖v‖ over all dimensions but the first (arXiv:1602.07868, equation 2)."""
     folded = {key.replace(_GAN_PREFIX, ""): value for key, value in state.items()}
     for scale_name, direction_name in (_NEW_NORM, _OLD_NORM):
         for key in [key for key in folded if key.endswith(scale_name)]:
@@ -107,10 +102,7 @@ def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
 
 
 def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, file: str, dtype: torch.dtype) -> None:
-    """Copy official tensors as `dtype` into `module`, which may be on the meta device.
-
-    One error lists all missing, unexpected and wrongly shaped keys by official name.
-    """
+    """One error lists all missing, unexpected and wrongly shaped keys by official name."""
     targets = module.state_dict()
     wanted = {names.to_official(own): own for own in targets}
     given = state.keys() - names.unused
@@ -135,14 +127,10 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
 
 
 _PAGE_OUT = 21
-"""`MADV_PAGEOUT` of Linux 5.4, madvise(2)."""
 
 
 def page_out(tensor: Tensor) -> None:
-    """Tell the system that a tensor on the CPU is not read soon; its values stay, also if they are mapped from a file.
-
-    Without this, a large file counts as this process's memory, beside its copy, until all of it is copied.
-    """
+    """Let the system page out a CPU tensor; else a mapped file counts as this process's memory beside its copy."""
     if sys.platform == "linux":
         start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE

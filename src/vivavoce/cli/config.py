@@ -80,7 +80,6 @@ def example() -> None:
 
 @contextmanager
 def needs_server() -> Iterator[None]:
-    """Turn a missing package of the server into `MissingDependency`, which says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

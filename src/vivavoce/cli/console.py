@@ -20,9 +20,7 @@ DEBUG_VARIABLE = "VIVAVOCE_DEBUG"
 """Any value but 0 shows tracebacks and library warnings."""
 
 _UNTRAINED_LOGGER = "vivavoce.untrained"
-"""The library's warning about untrained models has this logger to itself."""
 _PIPE_WIDTH = 10_000
-"""Columns of a table outside a terminal."""
 
 
 def debugging() -> bool:
@@ -30,12 +28,10 @@ def debugging() -> bool:
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Whether `stream` is a terminal; a closed standard stream is None."""
     return stream is not None and stream.isatty()
 
 
 def one_line(text: str) -> str:
-    """The text on one line, with single spaces and without terminal control characters."""
     return "".join(character if character.isprintable() else "�" for character in " ".join(text.split()))
 
 
@@ -44,12 +40,10 @@ def print_error(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON on stdout; values of other types, such as dates, become text."""
     print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
 def size_text(num_bytes: int) -> str:
-    """A size for people: "2.02 GB", "917 kB", "12 bytes"."""
     for unit, bytes_of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= bytes_of:
             return f"{num_bytes / bytes_of:.3g} {unit}"
@@ -57,10 +51,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def confirm_removal(field: str, name: str, what: str) -> None:
-    """Ask before something is removed.
-
-    InvalidRequest: stdin is not a terminal; typer.Exit: the user says no.
-    """
+    """InvalidRequest: stdin is not a terminal; typer.Exit: the user says no."""
     if not is_terminal(sys.stdin):
         raise InvalidRequest(f"{field}: removing {name!r} cannot be undone; confirm it with --yes")
     if not typer.confirm(f"Remove the {what} {name!r} for good?", err=True):
@@ -69,8 +60,6 @@ def confirm_removal(field: str, name: str, what: str) -> None:
 
 @dataclass(frozen=True)
 class Reporter:
-    """Messages of a command on stderr, beside its result; quiet: none at all."""
-
     quiet: bool = False
 
     def report(self, line: str) -> None:
@@ -82,7 +71,6 @@ class Reporter:
 
     @contextmanager
     def working(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Show a spinner and `text` while the block runs, if stderr is a terminal; yields a setter of the text."""
         if self.quiet or not is_terminal(sys.stderr):
             yield lambda _: None
             return
@@ -99,10 +87,7 @@ Show = Callable[[str, int, int | None, str], None]
 
 @contextmanager
 def progress(reporter: Reporter, *, size: bool = False, share: bool = False, transient: bool = False) -> Iterator[Show]:
-    """Show a bar on a terminal; elsewhere, print a line when a part of the work begins.
-
-    size: amounts are bytes; share: show per cent; transient: remove the bar at the end.
-    """
+    """size: amounts are bytes; share: show per cent; transient: remove the bar at the end."""
     if reporter.quiet or not is_terminal(sys.stderr):
         begun: set[str] = set()
 
@@ -132,7 +117,6 @@ def progress(reporter: Reporter, *, size: bool = False, share: bool = False, tra
 
 
 def print_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> None:
-    """Print aligned columns on stdout, at most as wide as the terminal; a pipe gets every character."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

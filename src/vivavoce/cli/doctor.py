@@ -42,7 +42,6 @@ NEEDED = {
     "rich": "no table and no progress can be shown",
     "platformdirs": "models and voices have no place",
 }
-"""Packages that speech needs, and the effect of their absence."""
 OPTIONAL = {
     "inflect": "English texts with bare numbers fail",
     "kaldi-native-fbank": "no voice can be taken from a recording",
@@ -114,7 +113,6 @@ def _places() -> Iterator[Finding]:
 
 
 def _place(subject: str, folder: Path, pattern: str) -> Finding:
-    """Check a folder of downloads or stored voices; speech needs neither."""
     try:
         check_writable(_nearest(folder) / "probe", field=subject)
     except (VivavoceError, OSError) as error:
@@ -132,7 +130,6 @@ def _disk(folder: Path) -> Finding:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or its nearest ancestor that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 

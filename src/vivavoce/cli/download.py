@@ -19,7 +19,6 @@ EXAMPLES = (
     "vivavoce download --list",
 )
 _PROGRAM_BYTES = 1_000_000_000
-"""Memory beside the weights: the program, its libraries, and the data of one text."""
 
 
 def download(

@@ -16,20 +16,14 @@ from typer.core import TyperCommand
 from vivavoce.frontend.speech_options import SEED, SPEED
 
 MODEL_VARIABLE = "VIVAVOCE_MODEL"
-"""Default model of all commands."""
 REQUIRED = dataclasses.MISSING
-"""The default of a required option."""
 OLD_NAMES = {"prompt-text": "transcript", "text": "transcript", "instruct": "instructions"}
 """Former names of options, which still work."""
 _DECLARED = "declared"
 
 
 def flag(help: str, metavar: str | None = None, *names: str, default: Any = None, **settings: Any) -> Any:
-    """Declare an option as the default of a dataclass field or of a command's parameter, whose name it takes.
-
-    metavar: placeholder of the value in the help; names: short names to add, or the complete list of names; settings:
-    as typer.Option takes them.
-    """
+    """Declare an option as the default of a field or parameter. names: short names to add, or all names."""
 
     def declared(name: str) -> Any:
         own = () if any(one.startswith("--") for one in names) else (f"--{name.replace('_', '-')}",)
@@ -39,13 +33,11 @@ def flag(help: str, metavar: str | None = None, *names: str, default: Any = None
 
 
 def argument(help: str, metavar: str, default: Any = None, **settings: Any) -> Any:
-    """Declare an argument in the same way."""
     declared = typer.Argument(metavar=metavar, help=help, **settings)
     return dataclasses.field(default=default, metadata={_DECLARED: lambda _: declared})
 
 
 def shared(help: str, metavar: str | None, *names: str, **settings: Any) -> Any:
-    """The annotation of a type that several commands use as an option."""
     return typer.Option(*names, metavar=metavar, help=help, **settings)
 
 
@@ -92,8 +84,6 @@ def with_flags(function: Command) -> Command:
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help shows an argument by its metavar alone; typer adds braces and the type's name."""
-
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
         self._arguments: list[Any] = [one for one in self.params if one.param_type_name == "argument"]
@@ -110,7 +100,7 @@ class PlainCommand(TyperCommand):
 
 
 def command(app: typer.Typer, *lines: str, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
-    """Add a function to the commands; lines: examples; settings: as typer's own `command` takes them."""
+    """lines: examples; settings: as typer's own `command` takes them."""
 
     def added(function: Command) -> Command:
         app.command(name, cls=PlainCommand, epilog=examples(*lines), **settings)(with_flags(function))
@@ -120,10 +110,7 @@ def command(app: typer.Typer, *lines: str, name: str | None = None, **settings: 
 
 
 def group(help: str, *lines: str, during: Callable[[], AbstractContextManager[None]] = nullcontext) -> typer.Typer:
-    """Commands under one name, which prints their help if used alone.
-
-    lines: examples; during: a context in which each command runs.
-    """
+    """lines: examples; during: a context in which each command runs."""
     app = typer.Typer(help=help, epilog=examples(*lines), rich_markup_mode=None)
 
     @app.callback(invoke_without_command=True)
@@ -136,12 +123,10 @@ def group(help: str, *lines: str, during: Callable[[], AbstractContextManager[No
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def _gigabytes(given: str) -> float:
-    """Parse 8, 8GB or "8 GB"."""
     try:
         return float(given.casefold().removesuffix("gb"))
     except ValueError:

@@ -48,7 +48,6 @@ def report_json(report: ModelReport) -> dict[str, Any]:
 
 
 def describe(report: ModelReport) -> list[tuple[str, str]]:
-    """The report as (field, text) rows."""
     card, config = report.card, report.config
     return [
         ("model", f"{card.name} ({card.description})" if card.description else card.name),

@@ -37,9 +37,7 @@ from vivavoce.models.generations import NETWORKS
 _WHOLE_TOKENIZER = f"{BACKBONE}/tokenizer.json"
 _TOKENIZER_PARTS = tuple(f"{BACKBONE}/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json"))
 _NETWORKS = {generation: {one.part: one for one in parts.values()} for generation, parts in NETWORKS.items()}
-"""Networks by generation, and by the stem of their weight file."""
 _PARTS = tuple(dict.fromkeys(part for parts in _NETWORKS.values() for part in parts))
-"""Stems of the weight files, over all generations."""
 _LFS_POINTER = b"version https://git-lfs"
 
 Found = TypeVar("Found")
@@ -47,16 +45,12 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file that inference reads; path: relative to the model folder."""
-
     path: str
     num_bytes: int
 
 
 @dataclass(frozen=True)
 class PartReport:
-    """The weights of one network."""
-
     name: str
     file: str
     num_parameters: int
@@ -85,7 +79,6 @@ class ModelReport:
 
     @property
     def problem_line(self) -> str:
-        """All problems in one line, numbered if there are several."""
         problems = self.problems
         if len(problems) > 1:
             problems = [f"({number}) {problem}" for number, problem in enumerate(problems, start=1)]
@@ -97,7 +90,6 @@ class ModelReport:
             self.problems.append(plain)
 
     def attempt(self, read: Callable[..., Found], *arguments: Any) -> Found | None:
-        """The result of `read`; None if it fails, which becomes a problem."""
         try:
             return read(*arguments)
         except VivavoceError as error:
@@ -106,12 +98,7 @@ class ModelReport:
 
 
 def inspect_model(folder: Path) -> ModelReport:
-    """Examine a model folder. Problems are reported, not raised.
-
-    Every file that inference reads is checked as far as possible without loading: names and shapes of the weights
-    against the networks that the yaml describes, and the outer structure of the ONNX files. Weights stay on the disk;
-    the ONNX files are read for the fingerprint (0.5 GB of a release).
-    """
+    """Check every file that inference reads as far as possible without loading; problems are reported, not raised."""
     report = ModelReport(folder, ModelCard(folder.absolute().name))
     usable = _readable_files(report)
     generation = report.attempt(detect_generation, folder)
@@ -153,7 +140,6 @@ def inspect_model(folder: Path) -> ModelReport:
 
 
 def _readable_files(report: ModelReport) -> set[str]:
-    """Names of the readable files that inference needs; all files and the unreadable ones are reported."""
     folder, pointers, locked = report.folder, [], []
     for path in sorted(path for path in (*folder.iterdir(), *folder.glob(f"{BACKBONE}/*")) if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -212,7 +198,6 @@ class ModelNames:
         self._names: dict[str, str] = {}
 
     def of(self, identity: str) -> str | None:
-        """The name of the model with that fingerprint; None if no folder has it."""
         while identity not in self._names and self._untried:
             folder = self._untried.pop(0)
             with suppress(VivavoceError):  # an incomplete folder has no fingerprint
@@ -221,15 +206,12 @@ class ModelNames:
 
 
 def local_models() -> list[Path]:
-    """The package's own model, and the model folders in `models_home`, sorted by name."""
     return [MINI, *sorted({path.parent for yaml in YAML_OF.values() for path in models_home().glob(f"*/{yaml}")})]
 
 
 def is_whole_onnx(path: Path) -> bool:
-    """Whether the file is one complete ONNX model.
-
-    It is a protocol buffer: fields follow one another, each a tag and a number, or a tag, a length and bytes
-    (protobuf.dev/programming-guides/encoding). Only the outermost fields are read; their contents are skipped.
+    """Check the outermost fields only (a tag and a number, or a tag, a length and bytes):
+    protobuf.dev/programming-guides/encoding.
     """
     size, fields = path.stat().st_size, set()
     with path.open("rb") as file:
@@ -244,7 +226,6 @@ def is_whole_onnx(path: Path) -> bool:
 
 
 def _read_varint(file: BinaryIO) -> int | None:
-    """A number in groups of seven bits, the lowest first; None at the end of the file."""
     number = 0
     for index in range(10):
         byte = file.read(1)

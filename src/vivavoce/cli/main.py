@@ -29,7 +29,6 @@ EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 _COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
-"""Set by a shell that asks for completions of a line."""
 
 
 class _Source(NamedTuple):
@@ -62,7 +61,6 @@ _SOURCES = {
     "eval": _Source("vivavoce_bench.commands.evaluate", "evaluate", "Measure the quality of speech."),
     "train": _Source("vivavoce_training.commands", "app", "Fine-tune a model on your recordings."),
 }
-"""Every command by its name, in the order of the help."""
 
 
 class DeferredCommand(TyperCommand):
@@ -74,7 +72,6 @@ class DeferredCommand(TyperCommand):
 
     @cached_property
     def loaded(self) -> Any:
-        """The command itself."""
         try:
             module = import_module(self.source.module)
         except ModuleNotFoundError as error:
@@ -92,7 +89,6 @@ class DeferredCommand(TyperCommand):
         return typer.main.get_group(holder).commands[self.name or ""]
 
     def make_context(self, *given: Any, **extra: Any) -> Any:
-        """The context of the command itself."""
         return self.loaded.make_context(*given, **extra)
 
 
@@ -203,7 +199,6 @@ def _explain_defect(error: Exception) -> int:
 
 
 def _settle_stdout() -> None:
-    """Flush stdout; if that fails, redirect it, so that the interpreter's own flush at exit does not complain."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

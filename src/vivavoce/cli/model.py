@@ -32,15 +32,12 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class Spread:
-    """Several engines, each in its own process."""
-
     gpus: str | None = flag(
         "One engine on each of these GPUs: all, or numbers.  [default: one engine on --device]", "N,N"
     )
     engines: int = flag("Number of engines that share the device; for CPUs.", "NUMBER", default=1, min=1, max=64)
 
     def over(self, device: str) -> str | list[str]:
-        """The device argument of `vivavoce.load`; errors: see `devices_of`."""
         from vivavoce.engine.devices import devices_of
 
         return device if self == Spread() else devices_of(self.gpus, self.engines, device)
@@ -48,8 +45,6 @@ class Spread:
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """Backends of the networks: fields of `EngineSettings`."""
-
     lm_backend: flags.LMBackendOption = "torch"
     flow_backend: flags.FlowBackendOption = "torch"
     trt_concurrent: flags.ContextsOption = 1
@@ -60,8 +55,6 @@ class BackendChoice:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Limits and modes of the engine."""
-
     admission: str = flag("Streams beyond capacity: queue, refuse or all (start them anyway).", "NAME", default="queue")
     memory: flags.MemoryOption = None
     kernels: flags.KernelsOption = None
@@ -92,7 +85,6 @@ def load_model(
     backends: BackendChoice = BackendChoice(),
     spread: Spread = Spread(),
 ) -> tuple[Vivavoce, float]:
-    """The model, and the seconds that loading took; errors: see `vivavoce.load` and `EngineChoice.settings`."""
     name = choice.model or "the default model"
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they belong to the program, not to the model.

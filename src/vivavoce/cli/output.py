@@ -27,8 +27,6 @@ STDOUT = "-"
 
 @dataclass(frozen=True)
 class Output:
-    """The value of `--out`."""
-
     target: str
 
     @property
@@ -36,10 +34,7 @@ class Output:
         return "stdout" if self.target == STDOUT else self.target
 
     def check(self) -> None:
-        """Raise `InvalidRequest` for a folder, a missing permission, an unknown suffix or a terminal.
-
-        An existing file is not touched.
-        """
+        """InvalidRequest: a folder, a missing permission, an unknown suffix or a terminal."""
         if self.target != STDOUT:
             _ = self.format
             with explaining("output", self.label):
@@ -52,13 +47,11 @@ class Output:
 
     @property
     def format(self) -> AudioFormat:
-        """The format of the file's suffix; WAV for a name without one, and for standard output."""
         from vivavoce.frontend.audio.encode import format_of
 
         return format_of(self.target)
 
     def write(self, speech: Speech) -> None:
-        """Write a finished speech; InvalidRequest if writing fails after all."""
         if self.target != STDOUT:
             speech.save(self.target)
             return
@@ -68,10 +61,7 @@ class Output:
 
     @contextmanager
     def stream(self, sample_rate: int) -> Iterator[Callable[[NDArray[np.float32]], None]]:
-        """Yield a function that encodes samples [n] and writes them at once.
-
-        Even if the speech is interrupted, the file is complete in the end, with its length in the header.
-        """
+        """Yield a function that encodes samples [n]; an interrupted file is complete, too."""
         from vivavoce.frontend.audio.encode import open_encoder
 
         with closing(open_encoder(self.format, sample_rate)) as encoder, self._opened() as file:
@@ -109,7 +99,6 @@ SRT, VTT = ".srt", ".vtt"
 
 
 def check_subtitles(path: Path) -> None:
-    """Raise `InvalidRequest` for another suffix or a place that cannot be written; an existing file is not touched."""
     if path.suffix.lower() not in (SRT, VTT):
         raise InvalidRequest(f"subtitles: {str(path)!r} ends with neither {SRT} nor {VTT}; name a file that does")
     with explaining("subtitles", str(path)):
@@ -117,7 +106,6 @@ def check_subtitles(path: Path) -> None:
 
 
 def write_subtitles(path: Path, marks: Sequence[Mark]) -> None:
-    """Write the subtitles of a speech; InvalidRequest if writing fails after all."""
     from vivavoce.frontend.subtitles import to_srt, to_vtt
 
     content = to_srt(marks) if path.suffix.lower() == SRT else to_vtt(marks)
@@ -127,7 +115,7 @@ def write_subtitles(path: Path, marks: Sequence[Mark]) -> None:
 
 @contextmanager
 def explaining(field: str, label: str) -> Iterator[None]:
-    """Turn the system's errors into `InvalidRequest` about `field`; a broken pipe is passed on."""
+    """Turn OSError into `InvalidRequest` about `field`; a broken pipe is passed on."""
     try:
         yield
     except BrokenPipeError:
@@ -137,10 +125,7 @@ def explaining(field: str, label: str) -> Iterator[None]:
 
 
 def check_writable(path: Path, *, field: str = "output") -> None:
-    """Check that a file can be written at `path`, without touching an existing one.
-
-    `InvalidRequest` about `field`: a folder, a missing folder, or a write-protected file; OSError: the system refuses.
-    """
+    """Check without touching an existing file. InvalidRequest about `field`; OSError: the system refuses."""
     if path.is_dir():
         raise InvalidRequest(f"{field}: {str(path)!r} is a folder; add a file name")
     if path.exists() and not os.access(path, os.W_OK):

@@ -32,13 +32,10 @@ _TYPES: Mapping[str, tuple[Any, str | None]] = {
     "string": (str, "NAME"),
     "path": (Path, "FILE"),
 }
-"""A setting's kind: the type of its option, and the placeholder of its value in the help."""
 _FLAGS = {setting.flag[2:].replace("-", "_"): setting for setting in SETTINGS.values() if setting.flag}
-"""The settings that have flags, by the name of the command's parameter."""
 
 
 def _option(setting: Setting) -> tuple[Any, Any]:
-    """Type and option of a setting; its default is None, so that file and environment apply."""
     declaration, _, text = setting.flag_spec.partition(": ")
     names = [word for word in declaration.split() if word.startswith("-")]
     kind, usual = _TYPES["path" if setting.kind.get("format") == "path" else setting.kind["type"]]
@@ -74,5 +71,4 @@ def serve(
 
 
 def flag_values(parameters: Mapping[str, object]) -> dict[str, object]:
-    """The flags among a command's parameters (`typer.Context.params`), by the names of their settings."""
     return {setting.name: parameters[name] for name, setting in _FLAGS.items()}

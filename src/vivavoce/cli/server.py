@@ -39,19 +39,14 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _APPS = {"port": build_app, "legacy_port": build_legacy_app, "health_port": build_health_app}
-"""Apps of the HTTP ports, by the names of the ports' settings."""
 
 FILES_BESIDE = 512
 """Open files of a server that are not connections to its ports: of the engine, Redis, voices."""
 GRPC_GRACE_S = 5.0
-"""Time for calls whose speech has ended to send their status to the client."""
 
 
 async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
-    """Serve until a signal; then let running requests finish. A second signal ends them.
-
-    VivavoceError: the model cannot be loaded, a port is in use, the keys or lexicons cannot be read.
-    """
+    """Serve until a signal, which lets running requests finish; a second one ends them."""
     logging_to, server = settings.logging, settings.server
     configure(logging_to.format, logging_to.level, log_text=logging_to.log_text)
     # Our own request log replaces its access log.
@@ -112,7 +107,6 @@ async def _other_protocols(
     home: socket.socket | None,
     stack: AsyncExitStack,
 ) -> list[str]:
-    """Start gRPC and Wyoming if configured; returns a line about each."""
     lines = []
     if server.grpc_port is not None:
         from vivavoce.server.grpc.server import start_grpc
@@ -127,7 +121,6 @@ async def _other_protocols(
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Events of SIGINT and SIGTERM: the first signal stops gently, the second at once."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
@@ -135,7 +128,6 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | None:
-    """The result of `work`; None if `event` came first, which cancels the work."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -160,10 +152,7 @@ def _sockets(server: ServerSection, stack: AsyncExitStack) -> dict[str, socket.s
 
 
 def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
-    """Raise the limit of open files to fit all connections of the ports, as far as the system allows.
-
-    Returns the settings, with fewer connections if the limit is too low: beyond it, none could even be refused.
-    """
+    """Raise the limit of open files to fit all connections; else return settings with fewer connections."""
     wanted = ports * (server.max_connections + MARGIN) + FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < wanted:  # negative: unlimited
@@ -184,7 +173,6 @@ def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
 async def _listen(
     state: AppState, sockets: dict[str, socket.socket], server: ServerSection, stack: AsyncExitStack
 ) -> dict[str, Listener]:
-    """Serve the HTTP ports until the stack ends; the health port has no TLS."""
     plain = server.model_copy(update=dict.fromkeys(("tls_certificate", "tls_key", "tls_client_ca")))
     listeners = {}
     for field, at in sockets.items():
@@ -197,7 +185,6 @@ async def _listen(
 async def _open_backend(
     settings: ServerSettings, lexicons: Lexicons | None, stack: AsyncExitStack, stop: asyncio.Event
 ) -> tuple[SpeechBackend | None, EngineClient | EngineFleet | None]:
-    """The backend (None: a signal came first), and our own engine or engines, if there are any."""
     server = settings.server
     if server.upstream is None:
         sections = EngineProcessSettings(settings.model, settings.engine, settings.voices, settings.logging, lexicons)
@@ -216,7 +203,6 @@ async def _open_backend(
 def _ready_lines(
     settings: ServerSettings, backend: SpeechBackend, at: dict[str, Listener], seconds: float
 ) -> list[str]:
-    """Lines that say where the server can be reached, and by whom."""
     server, about = settings.server, backend.about
     lines = [f"{about.name} speaks at {_address(server, at['port'])} (ready after {seconds:.1f} s)"]
     for field, what in (("legacy_port", "CosyVoice's own routes"), ("health_port", "health and metrics")):

@@ -41,7 +41,6 @@ CONVERT_EXAMPLES = (
 )
 STDIN = "-"
 MAX_TEXT_BYTES = 50_000_000
-"""Limit of a text file; the longest novels fit."""
 PART_CHARS = 1_000
 """Longer texts are spoken in parts of this length, about a minute each, which bounds memory and shows progress."""
 _PACED_S = 10.0
@@ -50,8 +49,6 @@ _PACED_S = 10.0
 
 @dataclass(frozen=True)
 class SpeechSource:
-    """The text, and the destination of its audio."""
-
     text: str | None = argument("What to say; without it, what is piped in.", "TEXT")
     file: str | None = flag("Read the text, a book even, from a UTF-8 file; - is stdin.", "PATH|-", "-f")
     out: flags.OutOption = "out.wav"
@@ -62,8 +59,6 @@ class SpeechSource:
 
 @dataclass(frozen=True)
 class SpeechManner:
-    """The voice and the manner of speaking."""
-
     voice: flags.VoiceOption = None
     transcript: flags.TranscriptOption = ""
     mode: str | None = flag(MODE.flag_help, "NAME")
@@ -78,7 +73,6 @@ class SpeechManner:
     top_k: int | None = flag(TOP_K.flag_help, "NUMBER")
 
     def keywords(self) -> dict[str, Any]:
-        """The keywords that `Vivavoce.speak` and `Vivavoce.stream` share; `InvalidRequest` if one is out of limits."""
         from vivavoce.engine.request import SamplingParams
         from vivavoce.frontend.speech import SpeakOptions, parse_mode
         from vivavoce_textnorm import NO_WORDS, read_lexicon
@@ -168,10 +162,7 @@ def convert(
 
 
 def read_text(argument: str | None, file: str | None) -> str:
-    """The text of an argument or a file ("-": standard input, which is also read if both are None), checked.
-
-    `InvalidRequest`: two texts, or none; `InvalidText`: empty, too long, not UTF-8, or of unspoken characters.
-    """
+    """`-` or neither: standard input. InvalidRequest: two texts, or none; InvalidText: not speakable."""
     if argument is not None and file is not None:
         raise InvalidRequest("text: is given twice, as an argument and with --file; leave one out")
     if argument is None and file is None and is_terminal(sys.stdin):
@@ -209,11 +200,7 @@ def _read_file(path: str) -> str:
 
 
 def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
-    """Parts of a text that are spoken one after the other, each with the position of its first character.
-
-    natural: natural rules read it, and SSML is one part. A part ends at a sentence's end if there is one. Parts
-    without a word are left out, if there are others.
-    """
+    """Parts of a text, each with the position of its first character; SSML is one part if the rules are natural."""
     from vivavoce_textnorm import blocks, contains_chinese, is_speakable, is_ssml
 
     if natural and is_ssml(text):
@@ -236,7 +223,6 @@ class PartwiseSpeech:
     streamed: bool
     marks: list[Mark] = field(default_factory=list)
     last: Speech | None = None
-    """The part that was spoken last; None for a stream."""
 
     def pieces(self) -> Generator[NDArray[np.float32], None, None]:
         """The samples, in order; closing the generator ends the speech."""
@@ -293,12 +279,9 @@ def _write_as_made(
 
 
 class StreamClock:
-    """Counts a stream's working time, without the time that the reader of the audio takes."""
-
     def __init__(self, sample_rate: int) -> None:
         self._rate, self._resumed = sample_rate, time.perf_counter()
         self.first_s = 0.0
-        """From the request to the first chunk."""
         self.work_s = 0.0
         self.audio_s = 0.0
 
@@ -312,7 +295,6 @@ class StreamClock:
 
 
 def report_speech(speech: Speech, output: Output, load_s: float, reporter: Reporter) -> None:
-    """Report one line: where the audio is, how long it is, and how long each stage took."""
     spent = speech.timings
     reporter.report(
         f"{output.label}: {speech.duration_s:.2f} s of audio in {spent.total_s:.2f} s"

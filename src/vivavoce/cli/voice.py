@@ -29,7 +29,6 @@ _MATCH = flag("Compare with this model only.  [default: all local models]", "NAM
 
 _TRANSCRIPT_CHARS = 40
 _NO_MODEL = ("another one", "any")
-"""Shown if the voice's model is not here, or if it fits any model."""
 
 
 @command(
@@ -240,9 +239,6 @@ def _row(about: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _seconds(voice: Voice) -> float:
-    """Seconds of the recording, from its speech tokens.
-
-    The token rate is not stored: at 25 per second a token has at least two mel frames, at CosyVoice 1's 50 fewer.
-    """
+    """Seconds from speech tokens: at 25 tokens a second a token has at least two mel frames, at 50 fewer."""
     tokens = len(voice.speech_tokens)
     return tokens / (25 if len(voice.mel) >= 2 * tokens else 50)

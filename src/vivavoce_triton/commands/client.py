@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "cosyvoice2"
 _RATES = tuple(f"{unit}_free{bound}" for unit in ("wer", "cer") for bound in ("", "_low", "_high"))
 _QUALITY = (*_RATES, "wer_closed", "cer_closed", "per")
-"""Keys of an evaluation's summary that stand beside the latencies."""
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 app = group(
@@ -50,8 +49,6 @@ _Timeout = Annotated[float, shared("The longest wait for an answer.", "SECONDS",
 
 @dataclass(frozen=True)
 class HowToSpeak:
-    """Inputs beyond those of the original deployment; None: not sent."""
-
     voice: str | None = flag("A voice that the server keeps by name.", "NAME", "-v")
     instruct_text: str | None = flag("How to say it.", "TEXT")
     seed: int | None = flag("The same seed gives the same audio.  [default: the server's]", "NUMBER")
@@ -61,7 +58,7 @@ class HowToSpeak:
 
 @dataclass(frozen=True)
 class LoadFlags:
-    """The server, the texts (exactly one of text, data set and file), and how much is asked for."""
+    """Exactly one of text, data set and file."""
 
     server_addr: str = flag("Where Triton runs.", "HOST", default="localhost")
     server_port: int = flag("Of its gRPC interface.", "NUMBER", default=8001, min=1, max=65535)
@@ -84,7 +81,7 @@ class LoadFlags:
     use_spk2info_cache: str = flag("Send no recordings: the server has the voice.", "True|False", default="False")
 
     def utterances(self) -> list[Utterance]:
-        """Read them; `InvalidRequest`: none or several sources, or one that cannot be read."""
+        """`InvalidRequest`: none or several sources, or an unreadable one."""
         given = {
             "--target-text": self.target_text,
             "--manifest-path": self.manifest_path,
@@ -107,7 +104,6 @@ class LoadFlags:
 
     @property
     def label(self) -> str:
-        """The name of the report's files."""
         if self.manifest_path is not None:
             return self.manifest_path.stem
         if self.huggingface_dataset is not None:
@@ -115,7 +111,7 @@ class LoadFlags:
         return "single"
 
     def options(self, manner: Manner, timeout_s: float, folder: Path | None) -> LoadOptions:
-        """As the client takes them; `InvalidRequest` for what it cannot do."""
+        """`InvalidRequest`: a value is out of its limits."""
         cached = _TRUTHS.get(self.use_spk2info_cache.lower())
         if cached is None:
             raise InvalidRequest(f"use_spk2info_cache: {self.use_spk2info_cache!r} is neither True nor False; give one")
@@ -137,8 +133,6 @@ class LoadFlags:
 
 @dataclass(frozen=True)
 class ReportFlags:
-    """What is kept and measured of the audio."""
-
     log_interval: int = flag("Say how far it is every so many requests.", "NUMBER", default=5, min=1)
     log_dir: Path | None = flag("Keep the audio and the reports here.", "FOLDER")
     compute_wer: bool = flag("Measure the word error rate too; needs vivavoce[eval].", default=False)
@@ -233,7 +227,7 @@ def grpc_(
 
 
 def _deliver(report: Report, score: Score | None, folder: Path | None, label: str, reporter: Reporter) -> bool:
-    """Print the figures and write the reports; whether a request or the recogniser failed."""
+    """Print the figures and write the reports; True if a request or the recogniser failed."""
     unheard = None
     if score is not None:
         try:
@@ -253,7 +247,7 @@ def _deliver(report: Report, score: Score | None, folder: Path | None, label: st
 
 
 def _scoring(asked: LoadOptions, recogniser: str) -> Score:
-    """A recogniser, tried out before the load is put on; errors as in `vivavoce eval`."""
+    """A recogniser, tested before the load; errors of `vivavoce eval`."""
     from vivavoce_bench.evaluate.assessment import Instruments, assess, ready
     from vivavoce_bench.evaluate.cases import Case, cases_of
     from vivavoce_bench.evaluate.speaking import Clip

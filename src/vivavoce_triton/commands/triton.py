@@ -19,8 +19,7 @@ from vivavoce.cli.flags import REQUIRED, argument, command, examples, flag, with
 from vivavoce.errors import InvalidRequest, StageFailed
 
 T = TypeVar("T")
-_TOKENS = 16
-"""Of a test of the language model: enough to see that something comes out."""
+_TEST_TOKENS = 16
 
 EXAMPLES = (
     "vivavoce triton --stage 0 --stop-stage 6 --model mini --work-dir ./triton",
@@ -41,8 +40,6 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class StageFlags:
-    """Which stages, and what is made of the model."""
-
     stage: int | None = flag("The first stage.", "NUMBER")
     stop_stage: int | None = flag("The last stage.  [default: the first]", "NUMBER")
     model: shared.ModelOption = None
@@ -61,8 +58,6 @@ class StageFlags:
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """Where the server listens."""
-
     host: str = flag("Where the server listens.", "ADDRESS", default="127.0.0.1")
     http_port: int = flag("0: any.", "NUMBER", default=8000, min=0, max=65535)
     grpc_port: int = flag("0: any.", "NUMBER", default=8001, min=0, max=65535)
@@ -72,8 +67,6 @@ class ServerFlags:
 
 @dataclass(frozen=True)
 class ClientFlags:
-    """What the clients ask for."""
-
     target_text: str | None = flag("What clients let speak.  [default: English]", "TEXT")
     reference_audio: Path | None = flag("Whose voice.  [default: a stored one]", "FILE")
     reference_text: str = flag("What it says.", "TEXT", default="")
@@ -103,11 +96,9 @@ def _pipeline(
         return
     from vivavoce_triton.client.utterance import LoadMode
     from vivavoce_triton.model_repository import LanguageModelRuntime, ModelSet, parse_values
-    from vivavoce_triton.pipeline import run_pipeline
-    from vivavoce_triton.pipeline_settings import DEFAULT_TEXT, ClientRequests, PipelineSettings
+    from vivavoce_triton.pipeline import DEFAULT_TEXT, PipelineSettings, run_pipeline
     from vivavoce_triton.server import TritonServerSettings
 
-    text, *asked = vars(client).values()
     values = parse_values(flags.settings or [])
     if flags.device != "auto":
         values.setdefault("device", flags.device)
@@ -125,7 +116,11 @@ def _pipeline(
         values=values,
         server=TritonServerSettings(*vars(server).values()),
         environment=None if env_dir is None else env_dir.expanduser().absolute(),
-        asked=ClientRequests(text or DEFAULT_TEXT, *asked),
+        text=client.target_text or DEFAULT_TEXT,
+        reference=client.reference_audio,
+        reference_text=client.reference_text,
+        manifest=client.manifest_path,
+        num_tasks=client.num_tasks,
         backends=backend or ["torch"],
         batch_sizes=None if batch_size is None else _numbers("batch_size", batch_size),
         device=flags.device,
@@ -170,13 +165,13 @@ def check_llm(
             raise InvalidRequest(f"{min(given)}: our own model draws as its configuration says; leave it out")
         loaded = BenchModel.load(ModelChoice(model, device))
         prompt = loaded.jobs([Utterance("test", input_text)], 42, None)[0].prompt
-        prompt = replace(prompt, max_tokens=min(prompt.max_tokens, _TOKENS))
+        prompt = replace(prompt, max_tokens=min(prompt.max_tokens, _TEST_TOKENS))
         sampling = backends.BackendSampling(**given)
-        speaker = backends.open_backend(chosen, loaded, EngineSettings(), 1, tokenizer_dir, engine_dir, sampling)
+        opened = backends.open_backend(chosen, loaded, EngineSettings(), 1, tokenizer_dir, engine_dir, sampling)
         try:
-            (tokens,) = speaker.generate([prompt])
+            (tokens,) = opened.generate([prompt])
         finally:
-            speaker.close()
+            opened.close()
     if not tokens:
         raise StageFailed(f"llm: {chosen.value} gave no speech token for {input_text!r}; convert the model again")
     reporter.report(f"{chosen.value}: {len(tokens)} speech tokens: {' '.join(map(str, tokens))}")
@@ -196,13 +191,13 @@ def fill_template(
     in_place: bool = flag("Write into the file itself.", None, "-i", default=False),
     out: Path | None = flag("Write here.  [default: stdout]", "FILE", "-o"),
 ) -> None:
-    """Put values in the place of a template's variables; one that is unknown or missing is an error."""
+    """Fill in the variables of a template; an unknown or missing one is an error."""
     from vivavoce_triton import model_repository
 
     if in_place and out is not None:
         raise InvalidRequest("out: excludes --in-place; leave one out")
     if not file.is_file():
-        raise InvalidRequest(f"file: {file} is no file; give a config.pbtxt")
+        raise InvalidRequest(f"file: {file} is not a file; give a config.pbtxt")
     text = file.read_text(encoding="utf-8")
     filled = model_repository.fill_template(text, model_repository.parse_values(values), name=str(file))
     target = file if in_place else out
@@ -219,18 +214,18 @@ def env(
     quiet: shared.QuietOption = False,
 ) -> None:
     """Make the environment of the server that comes in a wheel, or complete it; prints where it is."""
-    from vivavoce_triton.environment import default_folder, ensure_environment, remove_environment
+    from vivavoce_triton.server import default_folder, ensure_environment, remove_environment
 
-    place = default_folder() if folder is None else folder.expanduser().absolute()
+    target = default_folder() if folder is None else folder.expanduser().absolute()
     if remove:
-        remove_environment(place)
+        remove_environment(target)
         return
-    print(ensure_environment(place, Reporter(quiet).report).folder)
+    print(ensure_environment(target, Reporter(quiet).report).folder)
 
 
 @contextmanager
 def _termination_unwinds() -> Iterator[None]:
-    """SIGTERM, which is how containers stop, ends as Ctrl-C does: the server goes with us."""
+    """Let SIGTERM, which stops containers, end as Ctrl-C does, so that the server is stopped, too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -251,5 +246,5 @@ def _one_of(field: str, value: str, known: Mapping[str, T]) -> T:
 def _numbers(field: str, value: str) -> list[int]:
     parts = [part.strip() for part in value.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise InvalidRequest(f"{field}: {value!r} are no numbers from 1 on; write some such as 16,4,1")
+        raise InvalidRequest(f"{field}: {value!r} must be numbers from 1 on; write some such as 16,4,1")
     return [int(part) for part in parts]

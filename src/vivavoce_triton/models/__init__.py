@@ -1,1 +1,1 @@
-"""What the repository's models do; a `model.py` of a few lines serves each, which Triton's Python backend runs."""
+"""The models of the repository; Triton's Python backend runs each by a `model.py` of a few lines."""

@@ -1,7 +1,7 @@
-"""What all models share: tensors in and out of Triton's Python backend, parameters, inner requests, an event loop.
+"""Shared by all models: tensors of Triton's Python backend, parameters, inner requests, an event loop.
 
-`triton_python_backend_utils` exists inside the server only, so it is handed in as `backend`. Every request holds one
-utterance: tensors have a batch dimension of 1 where the model batches (`[1, n]`), or none.
+`triton_python_backend_utils` exists inside the server only, so it is passed as `backend`. Every request holds one
+utterance: tensors have a batch dimension of 1 if the model batches (`[1, n]`), else none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ASK_EVERY_S = 0.25
-"""How often a request is asked whether its client has left: the answer is a message between processes."""
+"""Each check whether the client has left is a message between processes."""
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False, "": False}
 _CODES = {
     "INVALID_ARGUMENT": "INVALID_ARG",
@@ -41,19 +41,17 @@ _CODES = {
     "RESOURCE_EXHAUSTED": "UNAVAILABLE",
     "CANCELLED": "CANCELLED",
 }
-"""gRPC's statuses of our errors → Triton's, which has no word for exhausted resources; all else is INTERNAL."""
+"""gRPC status → Triton's code; all others are INTERNAL."""
 
 
 class InnerError(Exception):
-    """Another model of the server refused or failed; `code` is Triton's."""
-
     def __init__(self, message: str, code: Any) -> None:
         super().__init__(message)
         self.code = code
 
 
 def python_model(kind: Any, backend: Any) -> type:
-    """The class that Triton's Python backend wants of a model's file. kind: a model's class, with `load`."""
+    """The class that Triton's Python backend loads; kind: a class with `load`, `execute` and `close`."""
 
     class TritonPythonModel:
         def initialize(self, args: Mapping[str, str]) -> None:
@@ -69,7 +67,7 @@ def python_model(kind: Any, backend: Any) -> type:
 
 
 class Parameters:
-    """What Triton hands to `initialize`: the parameters of config.pbtxt by name, "" where one is empty or missing."""
+    """The parameters of config.pbtxt; "" for an empty or missing one."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -81,46 +79,43 @@ class Parameters:
         return self._given.get(name, "")
 
     def switch(self, name: str) -> bool:
-        """True or false; empty is false; `InvalidRequest`: it is something else."""
         word = self[name].strip().lower()
         if word not in _SWITCHES:
             raise InvalidRequest(f"{name}: {self[name]!r} in config.pbtxt is neither true nor false; write one of them")
         return _SWITCHES[word]
 
     def number(self, name: str, kind: Callable[[str], T], wanted: str) -> T | None:
-        """A number; None: it is empty; `InvalidRequest` with what is wanted: it is something else."""
+        """None if empty; `InvalidRequest`: not a number; wanted: for its message."""
         try:
             return kind(self[name]) if self[name] else None
         except ValueError:
-            raise InvalidRequest(f"{name}: {self[name]!r} is no number; give {wanted}") from None
+            raise InvalidRequest(f"{name}: {self[name]!r} is not a number; give {wanted}") from None
 
     def path(self, name: str) -> Path | None:
-        """A file or folder; None: it is empty."""
         return Path(self[name]).expanduser() if self[name] else None
 
     @property
     def model_folder(self) -> Path:
-        """`model_dir`, in the official layout; `ModelNotFound`: there is none."""
+        """`ModelNotFound`: `model_dir` is not a folder."""
         folder = self.path("model_dir")
         if folder is None or not folder.is_dir():
             name = self["model_dir"]
-            raise ModelNotFound(f"model_dir: {name!r} is no folder; fill the template with the folder of the model")
+            raise ModelNotFound(f"model_dir: {name!r} is not a folder; fill the template with the folder of the model")
         return folder
 
     @property
     def device(self) -> torch.device:
-        """The one named, else the best; `InvalidRequest`: unknown, or absent."""
+        """`InvalidRequest`: unknown or absent."""
         return choose_device(self["device"] or "auto")
 
 
 class Inputs:
-    """The tensors of one request, None where one is not given; `InvalidRequest` names one that cannot be."""
+    """The tensors of one request, None if not given; `InvalidRequest` names a wrong one."""
 
     def __init__(self, backend: Any, request: Any) -> None:
         self._backend, self.request = backend, request
 
     def array(self, name: str) -> NDArray[Any] | None:
-        """The values of one utterance as they came."""
         tensor = self._backend.get_input_tensor_by_name(self.request, name)
         if tensor is None:
             return None
@@ -130,7 +125,7 @@ class Inputs:
         return values
 
     def floats(self, name: str) -> NDArray[np.float32] | None:
-        """Finite numbers [n] as float32, from whatever float the model takes."""
+        """Finite numbers [n] float32."""
         values = self.array(name)
         if values is None:
             return None
@@ -140,7 +135,6 @@ class Inputs:
         return numbers
 
     def ids(self, name: str) -> tuple[int, ...] | None:
-        """Whole numbers."""
         values = self.array(name)
         return None if values is None else tuple(values.reshape(-1).tolist())
 
@@ -153,12 +147,11 @@ class Inputs:
         return values.reshape(-1)[0]
 
     def number(self, name: str) -> float | None:
-        """A single number or truth value."""
         value = self._single(name)
         return None if value is None else value.item()
 
     def text(self, name: str) -> str:
-        """A single string in UTF-8, "" where none is given."""
+        """UTF-8; "" if not given."""
         raw = self._single(name)
         try:
             return raw.decode("utf-8") if isinstance(raw, bytes) else str(raw or "")
@@ -166,19 +159,16 @@ class Inputs:
             raise InvalidRequest(f"{name}: not UTF-8 at byte {error.start}; send UTF-8") from error
 
     def switch(self, name: str, default: bool = False) -> bool:
-        """A single truth value."""
         value = self.number(name)
         return default if value is None else bool(value)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
-        """A single whole number within bounds."""
         value = self.number(name)
         if value is not None and (not low <= value <= high or value != int(value)):
             raise InvalidRequest(f"{name}: {value} is outside of {low} … {high}; choose a whole number inside")
         return None if value is None else int(value)
 
     def real(self, name: str, low: float, high: float) -> float | None:
-        """A single number within bounds."""
         value = self.number(name)
         if value is not None and not low <= value <= high:
             raise InvalidRequest(f"{name}: {value:g} is outside of {low:g} … {high:g}; choose a number inside")
@@ -186,18 +176,17 @@ class Inputs:
 
 
 def check_present(left: Callable[[], bool]) -> None:
-    """Raise `RequestCancelled` if the client has left."""
     if left():
         raise RequestCancelled("request: its client has left")
 
 
 def answer(backend: Any, **tensors: NDArray[Any]) -> Any:
-    """A response of these outputs, each with its batch dimension where the model batches."""
+    """Tensors have a batch dimension if the model batches."""
     return backend.InferenceResponse(output_tensors=[backend.Tensor(name, value) for name, value in tensors.items()])
 
 
 def refusal(backend: Any, error: Exception) -> Any:
-    """A response that says in one sentence what went wrong; unforeseen errors are logged with their traceback."""
+    """An error response; unforeseen errors are logged with their traceback."""
     if isinstance(error, InnerError):
         return backend.InferenceResponse(output_tensors=[], error=backend.TritonError(str(error), error.code))
     if isinstance(error, VivavoceError):
@@ -211,7 +200,7 @@ def refusal(backend: Any, error: Exception) -> Any:
 
 
 def answered(backend: Any, name: str, work: Callable[[], NDArray[Any]]) -> Any:
-    """The response whose one output is what `work` gives, without a batch dimension; or the refusal of its error."""
+    """A response with the output of `work` (without a batch dimension), or with its error."""
     try:
         return answer(backend, **{name: work()[None]})
     except Exception as error:
@@ -219,25 +208,21 @@ def answered(backend: Any, name: str, work: Callable[[], NDArray[Any]]) -> Any:
 
 
 def end(backend: Any, sender: Any, error: Exception | None = None) -> None:
-    """Send a stream's end, after what ended it early if anything did.
+    """Send a stream's end, with the error if there is one.
 
-    The server unloads a model once every request and sender is gone. An error holds the frames that it came through,
-    and they hold those; the caller keeps neither.
+    The server unloads a model once every request and sender is freed; the frames of an error would keep them.
     """
-    final = backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    response = () if error is None else (refusal(backend, error),)
     try:
-        if error is None:
-            sender.send(flags=final)
-        else:
-            sender.send(refusal(backend, error), flags=final)
-    except Exception:  # the server's own, and no one is left who could be told
+        sender.send(*response, flags=backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    except Exception:  # the server's own: the client cannot be told
         log.exception("end not sent: the end of a stream could not be sent")
     if error is not None:
         traceback.clear_frames(error.__traceback__)
 
 
 def inner_request(backend: Any, model: str, outputs: Sequence[str], values: Mapping[str, Any], name: str = "") -> Any:
-    """A request of one utterance to another model; values: without a batch dimension; name: the request's id."""
+    """values: one utterance, without a batch dimension; name: the request id."""
     inputs = [backend.Tensor(tensor, array(tensor, value)[None]) for tensor, value in values.items()]
     return backend.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=inputs, request_id=name
@@ -245,7 +230,7 @@ def inner_request(backend: Any, model: str, outputs: Sequence[str], values: Mapp
 
 
 def checked(response: Any) -> Any:
-    """The response; `InnerError`: it is an error, whose message is the inner model's."""
+    """The response; `InnerError`: the inner model's error."""
     if response.has_error():
         error = response.error()
         raise InnerError(error.message(), error.code())
@@ -253,13 +238,13 @@ def checked(response: Any) -> Any:
 
 
 def output(backend: Any, response: Any, name: str) -> NDArray[Any] | None:
-    """A copy of an output without its batch dimension; None: the response has none of the name."""
+    """A copy without the batch dimension; None: not in the response."""
     tensor = backend.get_output_tensor_by_name(response, name)
     return None if tensor is None else np.array(tensor.as_numpy()[0])
 
 
 def ask_inner(backend: Any, model: str, name: str, values: Mapping[str, Any], request_id: str = "") -> NDArray[Any]:
-    """The one output of a model that answers once; `InnerError`: it refused or failed."""
+    """The single output of a model; `InnerError`: it refused or failed."""
     found = output(backend, checked(inner_request(backend, model, (name,), values, request_id).exec()), name)
     if found is None:
         raise StageFailed(f"{model}: answered without {name}; look at its log")
@@ -267,9 +252,9 @@ def ask_inner(backend: Any, model: str, name: str, values: Mapping[str, Any], re
 
 
 class AsyncModel:
-    """Serves all requests on one event loop, in a thread of its own. A model says in `answers` what a request gets.
+    """Serves all requests on one event loop in a thread; subclasses implement `answers`.
 
-    Decoupled, `execute` returns at once and answers are sent as they are made; otherwise it returns whole answers.
+    Decoupled, `execute` returns at once and responses are streamed; otherwise it returns whole responses.
     """
 
     def __init__(self, backend: Any, name: str, *, decoupled: bool) -> None:
@@ -281,11 +266,10 @@ class AsyncModel:
         self._thread.start()
 
     def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
-        """(response, whether it is the last); not decoupled: one. left: whether the client has left."""
+        """(response, is it the last); one if not decoupled. left: whether the client has left."""
         raise NotImplementedError
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
-        """Answer a batch; decoupled: begin with it, and return at once."""
         if not self._decoupled:
             return [one.result() for one in [self._run(self._whole(request)) for request in requests]]
         for request in requests:
@@ -295,7 +279,7 @@ class AsyncModel:
         return None
 
     def close(self) -> None:
-        """Cancel what still runs, wait for it, and stop; nothing may be asked after it."""
+        """Cancel and await all running requests."""
         self._run(_cancel_all()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -304,10 +288,7 @@ class AsyncModel:
 
     @asynccontextmanager
     async def watched(self, left: Callable[[], bool], give_up: Callable[[], None]) -> AsyncIterator[None]:
-        """Call `give_up` once soon after `left` has turned true, while the block runs; nothing is asked after it.
-
-        The server gives no sign when a client leaves: it has to be asked, in a thread, every now and then.
-        """
+        """Poll `left` during the block, and call `give_up` when it turns true: the server has no callback."""
         over = asyncio.Event()
 
         async def watch() -> None:

@@ -1,7 +1,6 @@
-"""The model `cosyvoice2`: text → audio by asking the other models of the server.
+"""The model `cosyvoice2`: text → audio by the other models of the server.
 
-`audio_tokenizer` and `speaker_embedding` make a voice of a recording, `tensorrt_llm` speech tokens of the text, and
-`token2wav` audio of the tokens.
+`audio_tokenizer` and `speaker_embedding` read a recording, `tensorrt_llm` makes speech tokens, `token2wav` audio.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ log = logging.getLogger(__name__)
 Speech = Generator[NDArray[np.float32], None, None]
 """Chunks in order: [n] float32."""
 AT_ONCE = 32
-"""Requests of one instance that are worked on at once: two threads each, which wait for other models."""
+"""Concurrent requests of one instance; each has two threads that wait for other models."""
 MOST_TAKEN = 512
-"""Requests of one instance, those included that wait for a thread; more are refused."""
+"""Running and waiting requests of one instance; more are refused."""
 _RETRY_S = 5.0
 _LOOK_EVERY = 4
-"""Answers of the language model after which it is asked whether the client is there: a message to the server."""
+"""Language model responses between two checks whether the client has left."""
 
 
 class DecodedTokens:
@@ -63,22 +62,17 @@ class DecodedTokens:
         self._error: Exception | None = None
 
     def add(self, tokens: Sequence[int]) -> None:
-        """More have come."""
         with self._changed:
             self.tokens += tokens
             self._changed.notify_all()
 
     def end(self, error: Exception | None = None) -> None:
-        """No more will come, because all are there or because of `error`."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
     def wait(self, count: int | None) -> tuple[int, ...]:
-        """The first `count` tokens once they are there, all of them (fewer than `count`) at the end; None: all.
-
-        Raises what ended them early, whether or not there are enough.
-        """
+        """The first `count` tokens (None: all) once they are there, fewer at the end; raises their error."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or (count is not None and len(self.tokens) >= count))
             if self._error is not None:
@@ -87,11 +81,9 @@ class DecodedTokens:
 
 
 class CosyVoice2Model:
-    """One instance. Caches of recordings' voices are its own; all else belongs to one request.
+    """Two threads per request: one fetches speech tokens, the other makes audio of them.
 
-    Requests are worked on side by side, so that a slow one holds up no other: one thread fetches speech tokens while
-    another makes audio of them. Streaming, `execute` returns at once and audio is sent as it is made; otherwise it
-    returns whole answers.
+    Streaming, `execute` returns at once and audio is sent as it is made; otherwise it returns whole responses.
     """
 
     def __init__(self, backend: Any, parameters: Parameters) -> None:
@@ -104,11 +96,11 @@ class CosyVoice2Model:
         _check_tokenizer(parameters.path("llm_tokenizer_dir"), self._vocabulary)
         bias = None
         if parameters["triton_backend"] == "tensorrtllm":
-            # TensorRT-LLM's own backend has no place for the speech head's bias in its engine, and takes it by request.
+            # An engine of TensorRT-LLM has no bias of the speech head; its backend takes it with each request.
             bias = np.asarray(open_merged_lm(folder, len(tokenizer)).read(HEAD_BIAS).float().numpy())
         self._callers = ThreadPoolExecutor(AT_ONCE, "cosyvoice2-request")
         self._readers = ThreadPoolExecutor(AT_ONCE, "cosyvoice2-tokens")
-        self._places = threading.BoundedSemaphore(MOST_TAKEN)
+        self._accepted = threading.BoundedSemaphore(MOST_TAKEN)
         extractor = StagedExtractor(backend, self._config, self._vocabulary, text, self._readers)
         self._voices = RequestVoices(parameters, extractor, partial(fingerprint, folder))
         self._front_end = FrontEnd(self._config, card, text)
@@ -116,16 +108,15 @@ class CosyVoice2Model:
 
     @classmethod
     def load(cls, args: Mapping[str, str], backend: Any) -> CosyVoice2Model:
-        """From what Triton hands to `initialize`; `VivavoceError`: a parameter, folder or voice cannot be used."""
+        """args: those of Triton's `initialize`; `VivavoceError`: a parameter, folder or voice cannot be used."""
         return cls(backend, Parameters(args))
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
-        """Answer requests; streaming: None, and the answers are sent by and by."""
         if self._policy is None:
             return list(self._callers.map(self._answer, requests))
         for request in requests:
             sender = request.get_response_sender()
-            if self._places.acquire(blocking=False):
+            if self._accepted.acquire(blocking=False):
                 self._callers.submit(self._stream, sender, request)
             else:
                 words = f"server: {MOST_TAKEN} requests wait already; send this one again in {_RETRY_S:g} s"
@@ -133,7 +124,6 @@ class CosyVoice2Model:
         return None
 
     def close(self) -> None:
-        """Finish what was taken."""
         self._callers.shutdown()
         self._readers.shutdown()
 
@@ -147,7 +137,7 @@ class CosyVoice2Model:
         else:
             end(self._backend, sender)
         finally:
-            self._places.release()
+            self._accepted.release()
 
     def _answer(self, request: Any) -> Any:
         return answered(
@@ -155,7 +145,7 @@ class CosyVoice2Model:
         )
 
     def _audio(self, request: Any, left: Callable[[], bool]) -> Speech:
-        """Audio in order. Closing the iterator, or `left` turning true, ends the inner work."""
+        """Closing the iterator, or `left` turning true, ends the inner requests."""
         check_present(left)
         wanted = read_request(Inputs(self._backend, request), "official")
         segments = self._front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)
@@ -175,7 +165,7 @@ class CosyVoice2Model:
             gone.set()
 
     def _fetch_all(self, texts: Sequence[DecodedTokens], left: Callable[[], bool]) -> None:
-        """Fetch the tokens of all segments, one after the other: they are there by the time they are heard."""
+        """Fetch the tokens of all segments in order, ahead of the audio."""
         error: Exception | None = None
         for one in texts:
             try:
@@ -198,7 +188,7 @@ class CosyVoice2Model:
                     check_present(left)
 
     def _chunks(self, one: DecodedTokens) -> Speech:
-        """The audio of a segment, cut by the engine's rules, or as a whole."""
+        """The audio of a segment: whole, or in chunks by the engine's policy."""
         if one.segment.pause_s:
             yield np.zeros(round(one.segment.pause_s * self._config.rates.sample_rate), np.float32)
             return
@@ -224,7 +214,6 @@ class CosyVoice2Model:
 
 
 def _check_tokenizer(folder: Path | None, vocabulary: MergedVocabulary) -> None:
-    """The language model that was merged must count its ids as this model does."""
     found = vocabulary.text_size if folder is None else TextTokenizer.from_folder(folder).token_id("<|s_0|>")
     if found != vocabulary.text_size:
         where = "has no speech tokens" if found is None else f"begins speech at id {found}"

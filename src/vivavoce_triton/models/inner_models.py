@@ -1,7 +1,4 @@
-"""The models that `cosyvoice2` asks on the same server: tokens of text, audio of tokens, voices of recordings.
-
-All are safe to use from several threads. vocabulary: of the merged language model.
-"""
+"""Clients of the models that `cosyvoice2` uses on the same server; all are thread-safe."""
 
 from __future__ import annotations
 
@@ -31,60 +28,52 @@ from vivavoce_triton.models.backend import InnerError, ask_inner, checked, inner
 
 LANGUAGE_MODEL = "tensorrt_llm"
 TOP_P, TOP_K, TEMPERATURE, REPETITION_PENALTY = 0.95, 50, 0.8, 1.1
-"""How the documented deployment samples."""
+"""Sampling of the documented deployment."""
 USUAL_TOKENS = 750
-"""Speech tokens of a segment at most, half a minute, unless its text is long."""
+"""Limit of speech tokens for a segment (half a minute) unless its text is long."""
 _LONG_RATIO = 10.0
-"""Speech tokens per text token, more than any voice has: the limit of a text that may need more than the usual."""
+"""Speech tokens per text token, above any voice: the limit for long texts."""
 _KEPT = 64
-"""Answers that stay after their end; see `InnerLanguageModel._ended`."""
+"""Ended response iterators to keep; see `InnerLanguageModel._ended`."""
 
 
 def merged_prompt(vocabulary: MergedVocabulary, segment: SegmentRequest) -> tuple[int, ...]:
-    """`<|sos|>`, the reference's text and the segment's, `<|task_id|>`, the reference's speech, as merged ids.
-
-    The two texts are tokenised apart, as the model was trained with; text ids are the same in both vocabularies.
-    """
+    """`<|sos|>`, the reference's text and the segment's (tokenised apart), `<|task_id|>`, the reference's speech."""
     voice = segment.conditioning
     speech = map(vocabulary.speech, voice.lm_prompt_tokens)
     return (vocabulary.sos, *voice.lm_text, *segment.text, vocabulary.task, *speech)
 
 
 def output_length(segment: SegmentRequest) -> tuple[int, int]:
-    """Least and most speech tokens, by the length of the segment's text, the engine's bounds and `USUAL_TOKENS`."""
+    """(min, max) speech tokens."""
     size, bounds = len(segment.text), segment.sampling
     most = min(int(bounds.max_ratio * size), max(USUAL_TOKENS, int(_LONG_RATIO * size)))
     return max(1, min(int(bounds.min_ratio * size), most)), most
 
 
 def spoken_tokens(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
-    """Speech tokens (0 … V − 1) before the first other id, and that id: it ends the speech; None: there is none."""
-    count = next((place for place, one in enumerate(ids) if not vocabulary.is_speech(one)), len(ids))
+    """Speech tokens (0 … V − 1) before the first other id, and that id or None."""
+    count = next((index for index, one in enumerate(ids) if not vocabulary.is_speech(one)), len(ids))
     tokens = tuple(one - vocabulary.text_size for one in ids[:count])
     return tokens, ids[count] if count < len(ids) else None
 
 
 class InnerLanguageModel:
-    """Asks `tensorrt_llm`, whichever backend runs it, for speech tokens.
+    """Requests speech tokens from `tensorrt_llm`. decoupled: it streams.
 
-    decoupled: it streams. bias: [rows of the head] float32, added to the logits of every step, for a backend whose head
-    has none and whose text ids are not forbidden; None: the backend sees to both.
+    bias: [rows of the head] float32 to add to all logits, for a backend whose head has none; None: not needed.
     """
 
     def __init__(
         self, backend: Any, vocabulary: MergedVocabulary, *, decoupled: bool, bias: NDArray[np.float32] | None
     ) -> None:
         self._backend, self._vocabulary, self._decoupled, self._bias = backend, vocabulary, decoupled, bias
-        # When an answer has ended, the server lets go of it a little later, in a thread that does not hold Python's
-        # lock (seen in 2.51): if no one else held it, the arrays in it would be freed there, while others use Python.
+        # The server frees an ended response later, in a thread without Python's lock (seen in 2.51): without another
+        # reference, its arrays would be freed there, while other threads run Python.
         self._ended: deque[Any] = deque(maxlen=_KEPT)
 
     def tokens(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
-        """Speech tokens (0 … V − 1) as they come, or all at once; closing the iterator stops the inner request.
-
-        They are those to be spoken: of a long silence in CosyVoice3's, as many as our own engine speaks. Raises
-        `InnerError` if the language model refused or failed.
-        """
+        """Speech tokens (0 … V − 1), long silences shortened; closing the iterator stops the inner request."""
         run = 0
         with closing(self._said(segment)) as parts:
             for part in parts:
@@ -162,10 +151,7 @@ class InnerLanguageModel:
 
 
 class InnerToken2Wav:
-    """Asks `token2wav` for the audio of one segment, whole or in steps; one thread at a time.
-
-    token2wav keeps the state of steps under a request id.
-    """
+    """Requests the audio of one segment from `token2wav`; one thread at a time."""
 
     def __init__(self, backend: Any, vocabulary: MergedVocabulary, segment: SegmentRequest) -> None:
         self._backend, self._text_size = backend, np.int32(vocabulary.text_size)
@@ -178,21 +164,16 @@ class InnerToken2Wav:
         self._open = False
 
     def whole(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """All audio of speech tokens (0 … V − 1): [n] float32; `InnerError`: token2wav refused or failed."""
+        """[n] float32 for speech tokens (0 … V − 1); `InnerError`: token2wav refused or failed."""
         return self._ask(tokens, "", self._voice)
 
     def step(self, tokens: Sequence[int], offset: int, *, last: bool) -> NDArray[np.float32]:
-        """The next piece of audio; errors as `whole`.
-
-        tokens: all so far, with those that the flow only looks ahead to; offset: of these, already spoken; last: no
-        more will come, and all are to be spoken.
-        """
+        """The next audio, [n] float32. tokens: all so far, with lookahead; offset: tokens already spoken."""
         voice = {} if self._open else self._voice  # the first step's holds for all
         self._open = not last
         return self._ask(tokens, self._id, {**voice, "token_offset": offset, "finalize": last})
 
     def close(self) -> None:
-        """Give the stream up, if its last step was not made."""
         if self._open:
             self._open = False
             with suppress(InnerError):  # token2wav drops idle streams in time
@@ -204,10 +185,7 @@ class InnerToken2Wav:
 
 
 class StagedExtractor:
-    """Extracts as `VoiceExtractor` does, by `audio_tokenizer` and `speaker_embedding`.
-
-    Recordings are those of requests: checked samples at 16 kHz. `threads`: so that the encoders work side by side.
-    """
+    """A `VoiceExtractor` by `audio_tokenizer` and `speaker_embedding`; threads: to run both at once."""
 
     def __init__(
         self, backend: Any, config: ModelConfig, vocabulary: MergedVocabulary, text: TextFrontEnd, threads: Executor
@@ -216,7 +194,6 @@ class StagedExtractor:
         self._text, self._threads = text, threads
 
     def extract(self, source: AudioSource, transcript: str = "") -> Voice:
-        """The voice of a recording, its tokens and mel cut to the same duration; `InnerError`: an encoder failed."""
         if not isinstance(source, Audio):  # of a stored voice that another model made
             assert not isinstance(source, tuple)
             audio = decode_audio(source)

@@ -1,12 +1,8 @@
-"""The tensors of a request to `tensorrt_llm` → what is asked for, for both runtimes.
+"""The tensors of a request to `tensorrt_llm`, read for both runtimes.
 
-The tensors are those of TensorRT-LLM's own backend, so that its clients need no change. An input is honoured, or has
-no effect because a result cannot depend on it here, or is refused: nothing that would change the result is ignored.
-
-There is one exception, for the sake of the deployment that the models were published with, whose requests always say
-`temperature` 0.8 and `repetition_penalty` 1.1: this package's own sampling takes these two values without effect. It
-draws at temperature 1 from the nucleus and forbids repetitions by counting them (repetition-aware sampling), which is
-how the models were made to be sampled.
+They are those of TensorRT-LLM's own backend. An input is honoured, or cannot affect the result, or is refused. One
+exception serves the published deployment, which always sends `temperature` 0.8 and `repetition_penalty` 1.1: our own
+sampling accepts these two values without effect. It uses repetition-aware nucleus sampling at temperature 1.
 """
 
 from __future__ import annotations
@@ -24,15 +20,12 @@ from vivavoce.errors import InvalidRequest
 from vivavoce_triton.models.backend import Inputs
 
 _TOLERANCE = 1e-6
-"""Relative; numbers are sent in float32."""
+"""Relative: numbers arrive as float32."""
 _INT32_MAX = 2**31 - 1
 
 
 class Refusal(NamedTuple):
-    """An input that is refused, but for values that ask for nothing, or are the published deployment's.
-
-    llmapi: TensorRT-LLM's LLM API honours it.
-    """
+    """A refused input; harmless: values that are accepted; llmapi: TensorRT-LLM's LLM API supports it."""
 
     why: str
     harmless: tuple[float, ...] = ()
@@ -77,11 +70,11 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
         "prompt_vocab_size": Refusal("the model has no table of prompt embeddings; leave it out", (0,)),
     }
 )
-"""By input; all others are honoured or have no effect."""
+"""All other inputs are honoured or have no effect."""
 
 
 def check_inputs(backend: Any, request: Any, *, llmapi: bool) -> None:
-    """Refuse a request that asks for what the runtime cannot do; `InvalidRequest` names the input."""
+    """`InvalidRequest` names an input that the runtime does not support."""
     for name, rule in REFUSED.items():
         tensor = None if llmapi and rule.llmapi else backend.get_input_tensor_by_name(request, name)
         if tensor is not None and not _asks_for_nothing(tensor.as_numpy(), rule.harmless):
@@ -98,10 +91,7 @@ def _asks_for_nothing(values: NDArray[Any], harmless: tuple[float, ...]) -> bool
 
 
 def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(text ids, speech tokens 0 … V − 1 of a reference) of `<|sos|>`, text, `<|task_id|>`, speech in merged ids.
-
-    `InvalidRequest`: it is built otherwise, has no text, or an id stands where it cannot; the message says which.
-    """
+    """(text ids, speech tokens 0 … V − 1) of `<|sos|>`, text, `<|task_id|>`, speech; else `InvalidRequest`."""
     if not ids or ids[0] != vocabulary.sos:
         found = str(ids[0]) if ids else "nothing"
         raise InvalidRequest(f"input_ids: begin with {found}, not with <|sos|> ({vocabulary.sos}); put it first")
@@ -111,14 +101,14 @@ def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple
     text, speech, first = tuple(ids[1:end]), tuple(ids[end + 1 :]), vocabulary.speech(0)
     if not text:
         raise InvalidRequest("input_ids: no text between <|sos|> and <|task_id|>; give some")
-    for part, place, low, beyond, what in (
+    for part, index, low, beyond, what in (
         (text, 1, 0, vocabulary.text_size, "text"),
         (speech, end + 1, first, first + vocabulary.num_speech_tokens, "speech"),
     ):
         wrong = next((count for count, one in enumerate(part) if not low <= one < beyond), None)
         if wrong is not None:
             raise InvalidRequest(
-                f"input_ids: {part[wrong]} at place {place + wrong} is no {what} id of this model ({low} … "
+                f"input_ids: {part[wrong]} at place {index + wrong} is not a {what} id of this model ({low} … "
                 f"{beyond - 1}); use the tokenizer of its merged folder"
             )
     return text, tuple(one - first for one in speech)
@@ -126,12 +116,10 @@ def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple
 
 @dataclass(frozen=True, eq=False)
 class TokensRequest:
-    """One request; None: as the model's own settings say.
+    """None: the model's own setting.
 
-    prompt: merged ids, checked; max_tokens, min_tokens: of speech; may_end: the model may end the speech, otherwise
-    there are exactly max_tokens; top_k: 0 means all ids; embedding_bias: [rows of the merged head] float32, added to
-    the logits; streaming: an answer for each piece; with_prompt: the answer begins with it; outputs: names of those
-    wanted, empty: all.
+    prompt: merged ids; max_tokens, min_tokens: of speech; may_end: False: exactly max_tokens; top_k: 0: all ids;
+    embedding_bias: [rows of the merged head] float32, added to the logits; outputs: names, empty: all.
     """
 
     prompt: tuple[int, ...]
@@ -142,7 +130,7 @@ class TokensRequest:
     top_p: float | None
     top_k: int | None
     penalties: Mapping[str, float]
-    """temperature, repetition_penalty, presence_penalty and frequency_penalty, where given and honoured."""
+    """Only those that the request has and the runtime supports."""
     embedding_bias: NDArray[np.float32] | None
     streaming: bool
     with_prompt: bool
@@ -152,10 +140,7 @@ class TokensRequest:
 def read_tokens_request(
     inputs: Inputs, vocabulary: MergedVocabulary, *, llmapi: bool, excludes_prompt: bool
 ) -> TokensRequest:
-    """All that a request asks for; `InvalidRequest`: an input is missing, or out of its limits.
-
-    excludes_prompt: whether answers leave the prompt out where a request does not say.
-    """
+    """`InvalidRequest`: an input is missing or out of range; excludes_prompt: default of a request."""
     ids = inputs.ids("input_ids")
     if ids is None:
         raise InvalidRequest("input_ids: is missing; send the prompt")
@@ -176,7 +161,7 @@ def read_tokens_request(
         penalties={name: value for name, value in penalties.items() if value is not None},
         embedding_bias=_bias(inputs),
         streaming=streaming,
-        # As in TensorRT-LLM's backend, a stream is of new tokens only.
+        # A stream has new tokens only, like that of TensorRT-LLM's backend.
         with_prompt=not (streaming or inputs.switch("exclude_input_in_output", excludes_prompt)),
         outputs=frozenset(inputs.request.requested_output_names()),
     )
@@ -190,7 +175,6 @@ def _required(inputs: Inputs, name: str, high: int, way_out: str) -> int:
 
 
 def _may_end(inputs: Inputs, vocabulary: MergedVocabulary) -> bool:
-    """TensorRT-LLM takes −1 for none. All of the model's ids end speech, whichever of them is named."""
     end, ends = inputs.whole("end_id", -1, _INT32_MAX), vocabulary.eos_ids
     if end is not None and end not in (-1, *ends):
         raise InvalidRequest(

@@ -26,10 +26,9 @@ CPU_PROVIDER = "CPUExecutionProvider"
 
 
 class _ReferenceModel:
-    """Answers batches on threads, a recording on each: ONNX Runtime lets others run meanwhile.
+    """Encodes each recording on a thread: the encoders' batch dimension is 1, and ONNX Runtime releases Python's lock.
 
-    The encoders' ONNX files take one recording at a time (their batch dimension is 1), and so each gives what it gives
-    alone. encode: recording → the output `name`; padded: the recording's true length is in `reference_wav_len`.
+    name: the output; padded: the recording's true length is in `reference_wav_len`.
     """
 
     def __init__(self, backend: Any, name: str, encode: Callable[[Tensor], NDArray[Any]], *, padded: bool) -> None:
@@ -37,11 +36,9 @@ class _ReferenceModel:
         self._threads = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="vivavoce-reference")
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """A response for each request, in order; a refused one harms no other."""
         return list(self._threads.map(self._respond, requests))
 
     def close(self) -> None:
-        """Finish what runs; nothing may be asked after it."""
         self._threads.shutdown()
 
     def _respond(self, request: Any) -> Any:
@@ -56,7 +53,7 @@ class AudioTokenizer(_ReferenceModel):
 
     @classmethod
     def load(cls, args: Mapping[str, str], backend: Any) -> AudioTokenizer:
-        """From what Triton's `initialize` is given; `VivavoceError`: the folder or the device cannot be used."""
+        """args: those of Triton's `initialize`; `VivavoceError`: the folder or the device cannot be used."""
         given = Parameters(args)
         folder, providers = given.model_folder, onnx_providers(given.device)
         path = folder / speech_tokenizer_of(detect_generation(folder))
@@ -74,7 +71,7 @@ class SpeakerEmbedding(_ReferenceModel):
 
     @classmethod
     def load(cls, args: Mapping[str, str], backend: Any) -> SpeakerEmbedding:
-        """As `AudioTokenizer.load`."""
+        """args: those of Triton's `initialize`; `VivavoceError`: the folder or the device cannot be used."""
         given = Parameters(args)
         folder, providers = given.model_folder, onnx_providers(given.device, tensorrt=True)
         encoder = SpeakerEncoder.from_file(folder / SPEAKER_ENCODER, providers=providers)
@@ -90,7 +87,7 @@ class SpeakerEmbedding(_ReferenceModel):
 
 
 def _read_reference(inputs: Inputs, *, padded: bool) -> Tensor:
-    """[n] float32 at 16 kHz in [−1, 1], a copy."""
+    """A copy, [n] float32 at 16 kHz in [−1, 1]."""
     samples, length = inputs.floats("reference_wav"), None
     if samples is None:
         raise InvalidAudio("reference_wav: is missing; send a recording of 16 kHz in [-1, 1]")
@@ -105,10 +102,9 @@ def _read_reference(inputs: Inputs, *, padded: bool) -> Tensor:
 
 
 def onnx_providers(device: torch.device, *, tensorrt: bool = False) -> list[str]:
-    """ONNX Runtime's execution providers for a device, best first; what is not installed is left out.
+    """Installed execution providers, best first. They use the first GPU: for any other one, the CPU's.
 
-    They are opened by name, which means the first GPU: models on any other one have their ONNX files on the CPU.
-    tensorrt: put TensorRT first where its libraries are installed, too.
+    tensorrt: prefer TensorRT if it is installed.
     """
     if device.type != "cuda" or device.index:
         return [CPU_PROVIDER]

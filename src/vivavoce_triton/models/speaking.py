@@ -20,16 +20,15 @@ from vivavoce.models.features import SAMPLE_RATE as REFERENCE_RATE
 from vivavoce_triton.models.backend import Inputs, Parameters
 
 DEFAULT_SEED = 42
-"""Of requests that bring none, so that the same request gives the same audio."""
 RELEASED_SPEAKER = "001"
 """The speaker of the release's spk2info.pt."""
 SPEED_DIGITS = 6
-"""Of FP32, which makes 1.2000000477 of the 1.2 that was meant: a frame less or more of long audio."""
+"""FP32 turns 1.2 into 1.2000000477, which makes long audio a frame longer."""
 
 
 @dataclass(frozen=True, eq=False)
 class SpokenRequest:
-    """One request, checked. reference: at 16 kHz, its transcript is `reference_text`; voice: "" for the default."""
+    """reference: at 16 kHz; voice: "" for the default."""
 
     text: str
     reference: Audio | None
@@ -39,10 +38,7 @@ class SpokenRequest:
 
 
 def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
-    """The tensors of a request; see the models' config.pbtxt. reading: of one that does not say.
-
-    Raises `InvalidText`, `InvalidAudio` or `InvalidRequest` that names the tensor.
-    """
+    """reading: default of a request; `InvalidText`, `InvalidAudio` or `InvalidRequest` names the tensor."""
     text = inputs.text("target_text")
     if not text.strip():
         raise InvalidText("target_text: is empty; send some text")
@@ -71,7 +67,7 @@ def _reference(inputs: Inputs) -> Audio | None:
 
 
 def recording(samples: NDArray[np.float32], length: int | None = None) -> Audio:
-    """A checked copy of the samples of `reference_wav` that count; `InvalidRequest` or `InvalidAudio`: it cannot be."""
+    """A checked copy of the first `length` samples of `reference_wav`; else `InvalidRequest` or `InvalidAudio`."""
     if length is not None and not 0 < length <= len(samples):
         raise InvalidRequest(
             f"reference_wav_len: {length} of the {len(samples)} samples in reference_wav; send a number in "
@@ -84,16 +80,13 @@ def recording(samples: NDArray[np.float32], length: int | None = None) -> Audio:
 
 
 def chunk_policy(parameters: Parameters) -> ChunkPolicy | None:
-    """How streams are cut into chunks; None: answers are whole; `InvalidRequest`: an unknown strategy."""
+    """None: responses are whole; `InvalidRequest`: an unknown strategy."""
     policy = ChunkPolicy.parse(parameters["dynamic_chunk_strategy"] or "exponential")
     return policy if parameters.decoupled else None
 
 
 class RequestVoices:
-    """The voices of one model instance: built-in ones, stored ones, and those of the last recordings.
-
-    extractor, fingerprint: as for `VoiceRegistry`. Raises `VoiceNotFound` if the default voice is unknown.
-    """
+    """Built-in and stored voices, and those of the last recordings; `VoiceNotFound`: the default voice is unknown."""
 
     def __init__(self, parameters: Parameters, extractor: Extractor, fingerprint: str | Callable[[], str]) -> None:
         built_in, store = built_in_voices(parameters.model_folder), open_voice_store(parameters.path("voices_dir"))
@@ -101,10 +94,10 @@ class RequestVoices:
         self._default = parameters["default_voice"] or (RELEASED_SPEAKER if RELEASED_SPEAKER in built_in else "")
         self._cached_only = parameters.switch("use_spk2info_cache")
         if self._default:
-            self._registry.find(self._default)  # a wrong name is told at the start, not to every client
+            self._registry.find(self._default)  # refuse a wrong name at the start, not to every client
 
     def of(self, wanted: SpokenRequest) -> Voice:
-        """The voice that the request means; a recording is extracted once and the last ones remembered."""
+        """A recording is extracted once; the last ones are cached."""
         if wanted.reference is not None:
             if self._cached_only:
                 raise InvalidRequest(

@@ -1,23 +1,15 @@
 """The model `tensorrt_llm` in Python: merged ids in, merged ids of speech tokens out.
 
-The tensors are those of TensorRT-LLM's own backend, which is another flavour of the same model. What becomes of each
-input is told in `language_model_inputs.py`. Of the outputs there are
+The tensors are those of TensorRT-LLM's own backend; `language_model_inputs.py` reads the inputs. The outputs are
+`output_ids` [1, 1, n] INT32 (new ids without those that end speech, which published clients would take for speech),
+`sequence_length` [1, 1] INT32 (n), and `batch_index` and `sequence_index` [1, 1] INT32 (0).
 
-- `output_ids` [1, 1, n] INT32: new ids, in a stream those since the last answer. An id that ends speech is not among
-  them: as TensorRT-LLM's backend does, and as its published clients expect, which take all ids for speech;
-- `sequence_length` [1, 1] INT32: n;
-- `batch_index`, `sequence_index` [1, 1] INT32: 0, since a request is one sequence.
+Decoupled with `streaming`, ids are sent as they come; the last response has the final flag and maybe no ids. Decoupled
+without it there is one response. A request ends when its client leaves, or by a request with `stop` and the same id:
+the server does not pass on that a caller inside it has left. Not decoupled, the requests of a batch run together.
 
-Decoupled with `streaming`, ids are sent as they come; the last answer carries the final flag and may have no ids.
-Decoupled without it there is one answer. A client that leaves ends its request; so does a request with `stop` and the
-same id, for callers inside the server whose own leaving the server does not pass on. Not decoupled, the requests of a
-batch are decoded together and answered when all are done.
-
-What draws the tokens is a source: this package's language model, or TensorRT-LLM's LLM API. It has `start(request)`,
-called in a running event loop: it returns at once a stream, whose async iterator gives tokens as they come without what
-ends speech, and whose `cancel` gives it up. To each token a source's `first_id` is added, which makes it a merged id.
-
-How the LLM API is called is told in `vivavoce_runtimes/trtllm.py`.
+The tokens come from a source: our language model, or TensorRT-LLM's LLM API. Its `start(request)` runs on the event
+loop and returns a stream with an async iterator of tokens and `cancel`. Token + `first_id` = merged id.
 """
 
 from __future__ import annotations
@@ -52,7 +44,7 @@ from vivavoce_triton.models.language_model_inputs import (
 )
 
 _FORBIDDEN = -1e4
-"""Logits so low are never drawn; some write −∞ so."""
+"""Logits this low are never sampled; some clients send −∞ as this."""
 _CACHE_SETTINGS = {
     "free_gpu_memory_fraction": ("kv_cache_free_gpu_mem_fraction", float, "a number above 0, 1 at most"),
     "max_tokens": ("max_tokens_in_paged_kv_cache", int, "a whole number"),
@@ -60,8 +52,6 @@ _CACHE_SETTINGS = {
 
 
 class EngineSource:
-    """The token engine."""
-
     llmapi = False
 
     def __init__(self, engine: Engine, vocabulary: MergedVocabulary) -> None:
@@ -73,11 +63,7 @@ class EngineSource:
 
     @classmethod
     def load(cls, parameters: Parameters, streams: int | None = None) -> EngineSource:
-        """The model of `model_dir`, or of the merged folder `gpt_model_path` (the template's engine_dir) if it is one.
-
-        kv_cache_free_gpu_mem_fraction: what slots may take of a GPU's free memory. streams: get ready for this many at
-        once before the first comes; None: for any number.
-        """
+        """The model of `model_dir`, or a merged folder `gpt_model_path`; streams: to warm up for, None: any number."""
         device, wanted = parameters.device, "one above 0, 1 at most"
         share = parameters.number("kv_cache_free_gpu_mem_fraction", float, wanted)
         merged = parameters.path("gpt_model_path")
@@ -93,7 +79,7 @@ class EngineSource:
         return cls(engine, vocabulary)
 
     def start(self, request: TokensRequest) -> TokenHandle:
-        """Begin; `InvalidRequest`: it does not fit a slot, or brings another bias; `Overloaded`: too many wait."""
+        """`InvalidRequest`: it does not fit a slot, or has another bias; `Overloaded`: too many wait."""
         self._check_bias(request.embedding_bias)
         vocabulary = self.engine.models.config.lm.vocabulary
         rows = speech_prompt(vocabulary, *read_prompt(self.vocabulary, request.prompt))
@@ -110,11 +96,10 @@ class EngineSource:
         return self.engine.submit(TokenRequest(rows, request.max_tokens, least, ends, sampling, request.seed))
 
     def close(self) -> None:
-        """End what runs."""
         self.engine.close(drain=False)
 
     def _check_bias(self, bias: NDArray[np.float32] | None) -> None:
-        """What an engine without a biased head must be given with every request does no harm here."""
+        """Accept a bias equal to this model's own; refuse any other."""
         if bias is None or not bias.any():
             return
         first, end = self.vocabulary.head.start, self.vocabulary.head.stop
@@ -138,10 +123,9 @@ def _merged(folder: Path, device: torch.device) -> tuple[LanguageModel, MergedVo
 
 
 class LLMSource:
-    """`tensorrt_llm.LLM`. api: that module; llm: an `LLM`; sampling: for requests that leave it open.
+    """`tensorrt_llm.LLM`. api: that module; sampling: defaults of a request.
 
-    bias: [rows of the head] float32, added to the logits of requests that bring none, since plain Qwen2 has no place
-    for the speech head's, nor a way to forbid text ids.
+    bias: [rows of the head] float32, the default of a request: plain Qwen2 has no bias and cannot forbid text ids.
     """
 
     llmapi, first_id = True, 0
@@ -153,18 +137,14 @@ class LLMSource:
 
     @classmethod
     def load(cls, parameters: Parameters, most: int) -> LLMSource:
-        """The merged Hugging Face folder that `gpt_model_path` (the template's engine_dir) names.
-
-        Further parameters are those of TensorRT-LLM's own backend. most: requests that are decoded at once.
-        `MissingDependency`: TensorRT-LLM cannot be imported, or is of another version.
-        """
+        """The merged folder `gpt_model_path`; most: requests at once. `MissingDependency`: no suitable TensorRT-LLM."""
         from vivavoce_export.hf_folder import open_hugging_face, read_lm_config, read_vocabulary
         from vivavoce_export.merged_lm import no_bias
 
         folder = parameters.path("gpt_model_path")
         if folder is None or not folder.is_dir():
             name = parameters["gpt_model_path"]
-            raise ModelNotFound(f"gpt_model_path: {name!r} is no folder; fill engine_dir with the merged model's")
+            raise ModelNotFound(f"gpt_model_path: {name!r} is not a folder; fill engine_dir with the merged model's")
         vocabulary, merged = read_vocabulary(folder), open_hugging_face(folder)
         bias, speech = no_bias(vocabulary, merged.sizes.vocab_size), slice(vocabulary.head.start, vocabulary.head.stop)
         if merged.bias is not None:
@@ -177,13 +157,12 @@ class LLMSource:
         return cls(api, llm, vocabulary, read_lm_config(folder, vocabulary).sampling, bias)
 
     def start(self, request: TokensRequest) -> LLMTokens:
-        """Begin; `InvalidRequest`: the bias is not of the head's size."""
+        """`InvalidRequest`: the bias has not the head's size."""
         params = self._params(request)
         result = self._llm.generate_async(list(request.prompt), sampling_params=params, streaming=True)
         return LLMTokens(result, self.vocabulary.eos_ids)
 
     def close(self) -> None:
-        """End what runs, and the workers."""
         self._llm.shutdown()
 
     def _params(self, request: TokensRequest) -> Any:
@@ -216,10 +195,7 @@ _SOURCES: Mapping[str, type[EngineSource] | type[LLMSource]] = {"vivavoce": Engi
 
 
 class TensorrtLLM(AsyncModel):
-    """Serves a source of tokens, which is closed with it.
-
-    batched: tensors have a batch dimension; excludes_prompt: answers leave it out where a request does not say.
-    """
+    """Serves a source of tokens. batched: tensors have a batch dimension; excludes_prompt: default of a request."""
 
     def __init__(
         self, backend: Any, source: EngineSource | LLMSource, *, decoupled: bool, excludes_prompt: bool, batched: bool
@@ -228,11 +204,11 @@ class TensorrtLLM(AsyncModel):
         self._source, self._excludes_prompt = source, excludes_prompt
         self._leading = (1, 1) if batched else (1,)
         self._running: dict[str, set[TokenHandle | LLMTokens]] = {}
-        """By request id, for `stop`; the event loop's alone."""
+        """By request id, for `stop`; used on the event loop only."""
 
     @classmethod
     def load(cls, args: Mapping[str, str], backend: Any) -> TensorrtLLM:
-        """From what Triton's `initialize` is given; `VivavoceError`: a parameter, folder or runtime cannot be used."""
+        """args: those of Triton's `initialize`; `VivavoceError`: a parameter, folder or runtime cannot be used."""
         given = Parameters(args)
         name = given["llm_backend"] or "vivavoce"
         if name not in _SOURCES:
@@ -242,12 +218,11 @@ class TensorrtLLM(AsyncModel):
         return cls(backend, source, decoupled=given.decoupled, excludes_prompt=excludes, batched=most > 0)
 
     def close(self) -> None:
-        """End what runs; nothing may be asked after it."""
         super().close()
         self._source.close()
 
     async def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
-        """New ids as they come, or all at once; nothing to a request that was stopped."""
+        """New ids as they come, or all at once; no response to a request that was stopped."""
         inputs, request_id = Inputs(self._backend, request), request.request_id()
         if self._decoupled and inputs.switch("stop"):
             if not request_id:
@@ -284,7 +259,7 @@ class TensorrtLLM(AsyncModel):
     async def _drawn(
         self, ask: TokensRequest, request_id: str, left: Callable[[], bool]
     ) -> AsyncGenerator[list[int], None]:
-        """Ids as they come; `RequestCancelled`: the client has left, or the request was stopped."""
+        """Merged ids; `RequestCancelled`: the client has left, or the request was stopped."""
         stream = self._source.start(ask)
         same_id = self._running.setdefault(request_id, set())
         same_id.add(stream)

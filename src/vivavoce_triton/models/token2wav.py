@@ -51,21 +51,20 @@ log = logging.getLogger(__name__)
 PROMPT_TOKENS, MEL, EMBEDDING = "prompt_speech_tokens", "prompt_speech_feat", "prompt_spk_embedding"
 TOKENS, OFFSET, LAST = "target_speech_tokens", "token_offset", "finalize"
 FREE_SHARE = 0.3
-"""Of the memory that a CUDA device has free: a language model beside it takes half or more."""
+"""Share of a GPU's free memory: a language model beside it takes half or more."""
 _REMEMBERED = 64
 """Voices; one of 30 s takes about half a megabyte."""
 _POLICY = ChunkPolicy.low_latency()
-"""Steps are cut by those who ask for them."""
+"""Clients decide the steps; this only sets how chunks are joined."""
 
 Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class SynthesisRequest:
-    """A request that is well-formed by itself; voice, seed, speed: None if not given.
+    """voice, seed, speed: None if not given.
 
-    tokens: speech tokens (0 … V − 1), for a step all of the sequence so far. offset: None: it is whole, else a step of
-    the stream `id`, the tokens whose audio the steps before have asked for; final: no more will come.
+    tokens: speech tokens (0 … V − 1), for a step all so far; offset: tokens already spoken, None: not a step.
     """
 
     tokens: tuple[int, ...]
@@ -78,17 +77,14 @@ class SynthesisRequest:
 
 
 class RequestReader:
-    """Reads requests for a model; the last voices are remembered, as each request of a stream brings its own along.
-
-    text_size: what is added to speech tokens on their way between models.
-    """
+    """Caches voices, as each request of a stream repeats its own. text_size: the first merged id of speech."""
 
     def __init__(self, config: ModelConfig, text_size: int) -> None:
         self._config, self._text_size = config, text_size
         self._voices: LruCache[Conditioning] = LruCache(_REMEMBERED)
 
     def read(self, inputs: Inputs) -> SynthesisRequest:
-        """What is asked for; `InvalidRequest`: a tensor is missing or out of its limits."""
+        """`InvalidRequest`: a tensor is missing or out of range."""
         check_present(inputs.request.is_cancelled)
         offset, last = inputs.number(OFFSET), inputs.number(LAST)
         name = inputs.request.request_id()
@@ -113,10 +109,7 @@ class RequestReader:
         return SynthesisRequest(tokens, self.voice(inputs), seed, speed, name, step, bool(last))
 
     def voice(self, inputs: Inputs) -> Conditioning | None:
-        """The voice of a request; None: it brings none. Tokens and mel come together, or an embedding by itself.
-
-        `InvalidRequest`: something of it is missing, is too long, or does not fit the model or the rest of it.
-        """
+        """None if not given. `InvalidRequest`: a part is missing, too long, or does not fit the model or the rest."""
         tokens, mel, embedding = inputs.ids(PROMPT_TOKENS), inputs.floats(MEL), inputs.floats(EMBEDDING)
         if tokens is None and mel is None and embedding is None:
             return None
@@ -162,15 +155,15 @@ class RequestReader:
         if ids and not (min(ids) >= first and max(ids) < end):
             wrong = next(one for one in ids if not first <= one < end)
             raise InvalidRequest(
-                f"{field}: id {wrong} is no speech token's; they are {first} … {end - 1}, the token and {first}, where "
-                "speech begins in the merged vocabulary; leave out ids that end speech"
+                f"{field}: id {wrong} is not a speech token's; they are {first} … {end - 1}, the token and {first}, "
+                "where speech begins in the merged vocabulary; leave out ids that end speech"
             )
         return tuple(one - first for one in ids)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of all streams: how many, and what they keep beside the flow's pages; of each: seconds without a step."""
+    """streams: their number; nbytes: kept by all of them beside the flow's pages; idle_s: without a step."""
 
     streams: int = 1_024
     nbytes: int = 512 << 20
@@ -179,10 +172,7 @@ class Bounds:
 
 @dataclass(eq=False)
 class SynthesisStream:
-    """One request id's: what it began with, and how far it is.
-
-    nbytes: what it keeps; tokens: [n] of its last step; spoken: of these, asked for as audio.
-    """
+    """nbytes: kept memory; tokens: [n] of the last step; spoken: number of tokens whose audio was requested."""
 
     id: str
     handle: Handle
@@ -198,10 +188,9 @@ class SynthesisStream:
         self.chunks: Iterator[AudioChunk] = iter(self.handle)
 
     def push(self, asked: SynthesisRequest, offset: int, lookahead: int) -> None:
-        """Ask for the audio of a step from `offset`.
+        """lookahead: tokens at a step's end that the flow only reads, unless it is the last step.
 
-        lookahead: tokens at the end of a step that the flow only hears, unless it is the last. `InvalidRequest`: the
-        step was made before, leaves a gap, does not repeat what the stream began with, or has too few tokens.
+        `InvalidRequest`: the step was made before, leaves a gap, contradicts earlier steps, or has too few tokens.
         """
         if offset != self.spoken:
             given = f"given up to token {self.spoken}; go on from there"
@@ -234,20 +223,15 @@ class SynthesisStream:
 class Token2Wav:
     """`target_speech_tokens` [1, n] INT32 → `waveform` [1, samples] FP32 at the model's rate.
 
-    Tokens are ids of the merged vocabulary, those of `prompt_speech_tokens` as well. The voice is that of the prompt
-    tensors, or else the default one; `seed` [1, 1] and `speed` [1, 1] are 0 and 1 by default.
+    Tokens are merged ids. The voice is in the prompt tensors, else the default one; `seed` and `speed` are [1, 1].
 
-    With `token_offset` and `finalize` a request is a step of its request id's stream. Each brings all tokens so far and
-    says how many of them were spoken by the steps before; it gives the audio of the rest, but for those at the end that
-    the flow only looks ahead at, and for the last 160 ms, which come with the next step's audio. The first step,
-    from 0, decides on voice, seed and speed; later ones repeat them or leave them out. With `finalize` all is spoken
-    and the stream ends; without any tokens it is given up, known or not, and the audio is empty.
+    With `token_offset` and `finalize` a request is a step of its request id's stream. It has all tokens so far and the
+    number of those that were spoken before; it returns the audio of the rest, but for the lookahead and the last 160
+    ms, which come with the next step. The first step sets voice, seed and speed; later ones may omit them. `finalize`
+    ends the stream; without tokens it cancels it, and the audio is empty. A refused request changes nothing.
 
-    A request that is refused changes nothing. A stream ends, too, when its audio cannot be made, or no step comes.
-
-    engine: of flow and vocoder; closed with this. It must admit every stream: all are paced by their clients.
-    text_size: where speech begins in the merged vocabulary. default: the voice of requests that bring none; None: they
-    are refused.
+    engine: flow and vocoder, closed with this; it must admit every stream, as clients pace them. text_size: the first
+    merged id of speech. default: the voice of requests without one; None: they are refused.
     """
 
     def __init__(
@@ -267,14 +251,11 @@ class Token2Wav:
         self._kept_frames = rule.mel_frames  # with their samples, between steps
         self._bounds, self._clock = bounds, clock
         self.streams: OrderedDict[str, SynthesisStream] = OrderedDict()
-        """By request id; the one that was used longest ago comes first."""
+        """By request id, the least recently used first."""
 
     @classmethod
     def load(cls, args: Mapping[str, str], backend: Any) -> Token2Wav:
-        """From what Triton's `initialize` is given; `VivavoceError`: the folder, device or voice cannot be used.
-
-        default_voice is a name in spk2info.pt, memory_gb what may be taken of a GPU's memory, the weights included.
-        """
+        """args: those of Triton's `initialize`; `VivavoceError`: the folder, device or voice cannot be used."""
         given = Parameters(args)
         folder, device = given.model_folder, given.device
         models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
@@ -287,7 +268,6 @@ class Token2Wav:
         return cls(backend, engine, len(TextTokenizer.from_folder(folder / BACKBONE)), default)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """A response for each request, in order; all are computed together, and a refused one harms no other."""
         before = self._clock() - self._bounds.idle_s
         while (oldest := next(iter(self.streams.values()), None)) is not None and oldest.used_at < before:
             self._drop(oldest)
@@ -298,18 +278,15 @@ class Token2Wav:
         ]
 
     def close(self) -> None:
-        """Give all streams up, and end the engine."""
         for stream in list(self.streams.values()):
             self._drop(stream)
         self.engine.close(drain=False)
 
     @property
     def nbytes(self) -> int:
-        """What all streams keep."""
         return sum(stream.nbytes for stream in self.streams.values())
 
     def _begin(self, request: Any) -> Callable[[], Samples] | Exception:
-        """Hand a request to the engine; what is called for its audio."""
         try:
             asked = self._reader.read(Inputs(self._backend, request))
             if asked.offset is None:
@@ -404,7 +381,7 @@ class Token2Wav:
             )
 
     def _kept_bytes(self, voice: Conditioning) -> int:
-        """What a stream of this voice keeps between its steps at most, beside the flow's pages, which are bounded."""
+        """Largest memory of a stream between steps, beside the flow's pages."""
         vocoder = self._config.vocoder
         given = (voice.embedding, voice.flow_tokens, voice.flow_mel)
         own = 2 * sum(tensor.nbytes for tensor in given)  # on the host and on the device
@@ -413,15 +390,14 @@ class Token2Wav:
 
 
 def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning | None:
-    """The voice of requests that bring none, from the folder's spk2info.pt; None: there is none for them.
+    """The voice of requests without one, from spk2info.pt or None. name: "": the release's, else the first.
 
-    name: "" for the release's own speaker, or else the first one. It may be a voice that users stored, which
-    `cosyvoice2` knows: it sends all that there is of a voice with its requests.
+    A stored voice's name is accepted: `cosyvoice2` sends such a voice with its requests.
     """
     voices = built_in_voices(folder)
     if not voices or (name and name not in voices):
-        told = {"name": name, "file": folder / SPEAKERS}
-        log.info("no default voice: requests that bring none are refused, %(name)r is not in %(file)s", told)
+        fields = {"name": name, "file": folder / SPEAKERS}
+        log.info("no default voice: requests without a voice are refused, %(name)r is not in %(file)s", fields)
         return None
     chosen = name or (RELEASED_SPEAKER if RELEASED_SPEAKER in voices else next(iter(voices)))
     voice = voices[chosen].aligned(config.rates)
@@ -430,10 +406,10 @@ def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning
 
 
 def _memory_bytes(parameters: Parameters, device: torch.device) -> int | None:
-    """What may be taken of a CUDA device, the weights included: by `memory_gb`, else they and `FREE_SHARE`."""
+    """`memory_gb` of a CUDA device, weights included; if empty, the weights and `FREE_SHARE`."""
     given = parameters.number("memory_gb", float, "gigabytes above 0, or leave it empty")
     if given is not None and not 0 < given < 10_000:
-        raise InvalidRequest(f"memory_gb: {given:g} is no number of gigabytes above 0; give one, or leave it empty")
+        raise InvalidRequest(f"memory_gb: {given:g} is not a number of gigabytes above 0; give one, or leave it empty")
     if device.type != "cuda":
         return None
     taken = torch.cuda.memory_reserved(device) + CUDA_BYTES

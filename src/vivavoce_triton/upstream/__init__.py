@@ -1,1 +1,1 @@
-"""Speech from a server elsewhere behind the doors of this one."""
+"""Speech from a Triton server elsewhere behind the protocols of this one."""

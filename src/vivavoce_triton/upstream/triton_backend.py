@@ -1,4 +1,4 @@
-"""A speaker that is a Triton server elsewhere, which serves `vivavoce`, `cosyvoice2` or a model of that form."""
+"""A backend that is a Triton server elsewhere with `vivavoce`, `cosyvoice2` or a model of that form."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 MODELS = ("vivavoce", "cosyvoice2")
-"""Which of a server's models speaks by default: the first that is there."""
+"""The default is the first one that the server has."""
 SENTENCE_S = 300.0
-"""How long the server may take for one sentence."""
+"""Timeout of one sentence."""
 CHECK_S = 5.0
-"""How long it may take to say that it is there."""
+"""Timeout of a readiness check."""
 FRESH_S = 2.0
-"""How long it is believed to be as it was found."""
+"""Seconds that a readiness check is cached."""
 
 
 class _Call:
-    """One sentence's request to the Triton server. It begins at once and is read as fast as the server answers."""
+    """One sentence's request; begins at once and is read as fast as the server responds."""
 
     def __init__(self, sentence: Sentence, answer: AsyncGenerator[Samples, None]) -> None:
         self.sentence = sentence
         self.chunks: asyncio.Queue[Samples | None] = asyncio.Queue()
         """Audio [n], n ≥ 1, in order, then None."""
         self.reading = asyncio.create_task(self._read(answer))
-        """Ends with the answer, or fails as it does."""
+        """Ends with the response, or fails as it does."""
         self.reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
 
     async def _read(self, answer: AsyncGenerator[Samples, None]) -> None:
@@ -78,10 +78,9 @@ class _Call:
 
 
 class TritonStream:
-    """See `SpeechStream`. A sentence is a segment and a request to the server; the next one is asked for while the last
-    is heard.
+    """A `SpeechStream`: a request per sentence, the next one while the last is played.
 
-    ask: asks for a sentence, by its place among the segments; on_end: is called once when the stream has ended.
+    ask: (sentence, its index) → audio; on_end: called once.
     """
 
     def __init__(
@@ -92,16 +91,14 @@ class TritonStream:
     ) -> None:
         self.sample_rate = sample_rate
         self.verdict: Verdict | None = None
-        """How it ended; None while it goes on."""
         self._ask, self._on_end = ask, on_end
         self._splitter = SentenceSplitter()
         self._sentences: asyncio.Queue[Sentence | None] = asyncio.Queue()
         self._calls: list[_Call] = []
-        """The one that is heard, and the next."""
+        """The current one, and the next."""
         self._progress = Verdict(FinishReason.CANCELLED)
 
     async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
-        """See `SpeechStream`."""
         try:
             async for event in self._events():
                 yield event
@@ -115,17 +112,14 @@ class TritonStream:
         self._finish(replace(self._progress, reason=FinishReason.STOP))
 
     async def push(self, text: str) -> None:
-        """See `SpeechStream`."""
         check_text(text)
         self._add(self._splitter.add(text))
 
     async def end(self) -> None:
-        """See `SpeechStream`."""
         self._add(self._splitter.end())
         self._sentences.put_nowait(None)
 
     def cancel(self) -> None:
-        """See `SpeechStream`."""
         self._finish(self._progress)
 
     def _add(self, sentences: Iterator[Sentence]) -> None:
@@ -137,24 +131,24 @@ class TritonStream:
         ahead: asyncio.Task[_Call | None] | None = None
         while (call := await (ahead or self._ask_next())) is not None:
             ahead = None
-            place = self._progress.segments_given
-            self._progress = replace(self._progress, segments_given=place + 1)
-            yield SegmentText(place, call.sentence.start, call.sentence.end)
+            index = self._progress.segments_given
+            self._progress = replace(self._progress, segments_given=index + 1)
+            yield SegmentText(index, call.sentence.start, call.sentence.end)
             while (samples := await call.chunks.get()) is not None:
                 ahead = ahead or asyncio.create_task(self._ask_next())
-                yield AudioChunk(samples, self.sample_rate, segment=place)
+                yield AudioChunk(samples, self.sample_rate, segment=index)
                 audio_s = self._progress.audio_s + len(samples) / self.sample_rate
                 self._progress = replace(self._progress, audio_s=audio_s)
             if self.verdict is not None:
                 return  # it was cancelled
             await call.reading
             self._calls.remove(call)
-            self._progress = replace(self._progress, segments_spoken=place + 1)
+            self._progress = replace(self._progress, segments_spoken=index + 1)
         if not self._progress.segments_given:
             raise _unspeakable()
 
     async def _ask_next(self) -> _Call | None:
-        """The next sentence's request; None: there is no more, or the stream has ended."""
+        """None: there are no more sentences, or the stream has ended."""
         sentence = await self._sentences.get()
         if sentence is None or self.verdict is not None:
             return None
@@ -163,7 +157,7 @@ class TritonStream:
         return call
 
     def _finish(self, verdict: Verdict) -> None:
-        """The first verdict stands; what it holds is freed."""
+        """Only the first verdict counts."""
         if self.verdict is not None:
             return
         self.verdict = verdict
@@ -174,10 +168,10 @@ class TritonStream:
 
 
 class TritonBackend:
-    """See `Speaker`. One event loop's; made by `open`."""
+    """A `SpeechBackend` on one event loop; created by `open`."""
 
     stuck, voice_store = False, "ok"
-    """See `Speaker`: what does not answer is not ready, and its voices are files."""
+    """A server that does not respond is not ready; voices are files."""
 
     def __init__(self, address: str, folder: VoicesFolder | None, clock: Callable[[], float]) -> None:
         self._address, self._folder, self._clock = address, folder, clock
@@ -189,7 +183,7 @@ class TritonBackend:
         self._streams: set[TritonStream] = set()
         self._closing = False
         self._folder_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-voices")
-        """The one in which the folder is looked at: who leaves meanwhile does not let the next one in beside it."""
+        """One thread for the folder, which allows one reader at a time, even after a caller has left."""
 
         self._decoding_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-decoding")
         self._decoding: DecodingProcess
@@ -204,32 +198,27 @@ class TritonBackend:
         rules: NameRules = NameRules(),
         clock: Callable[[], float] = time.monotonic,
     ) -> TritonBackend:
-        """Connect to triton://HOST:PORT, a server's gRPC interface; the scheme may be left out.
+        """Connect to triton://HOST:PORT (gRPC); the scheme is optional.
 
-        reference_dir: recordings that are voices (see `voices_folder`), None: the served model's own voice alone;
-        model: by its name, None: the first of `MODELS` that is served; rules: what is meant by names that no recording
-        has.
+        reference_dir: recordings that are voices (see `voices_folder`), None: only the model's own voice; model: None:
+        the first of `MODELS` that is served; rules: for names without a recording.
 
-        Raises:
-            EngineStopped: the server does not answer, or serves no such model.
-            ServerRefused: the model gives no audio.
-            InvalidRequest: the folder cannot be read.
-            MissingDependency: tritonclient is not installed.
+        EngineStopped: the server does not respond, or has no such model; ServerRefused: the model gives no audio;
+        InvalidRequest: the folder cannot be read; MissingDependency: tritonclient is not installed.
         """
         folder = None if reference_dir is None else await asyncio.to_thread(VoicesFolder, Path(reference_dir), rules)
-        speaker = cls(address.removeprefix("triton://").rstrip("/"), folder, clock)
+        backend = cls(address.removeprefix("triton://").rstrip("/"), folder, clock)
         async with AsyncExitStack() as stack:
-            for connection in (speaker._speech, speaker._checks):
+            for connection in (backend._speech, backend._checks):
                 await stack.enter_async_context(connection)
-            speaker._model = await _first_of(speaker._checks, (model,) if model else MODELS)
-            speaker._connected = stack.pop_all()
-        speaker._decoding = DecodingProcess()
-        await asyncio.to_thread(speaker._decoding.check)
-        return speaker
+            backend._model = await _first_of(backend._checks, (model,) if model else MODELS)
+            backend._connected = stack.pop_all()
+        backend._decoding = DecodingProcess()
+        await asyncio.to_thread(backend._decoding.check)
+        return backend
 
     @property
     def about(self) -> ModelInfo:
-        """The served model, as it was found last."""
         model = self._model
         return ModelInfo(
             model.name,
@@ -241,13 +230,12 @@ class TritonBackend:
 
     @property
     def ready(self) -> bool:
-        """As the last look found it; if that is too old, another look begins, for the next question."""
+        """The last check; if that is too old, another one begins for the next question."""
         if not self._closing and self._clock() - self._checked_at >= FRESH_S:
             self._begin_check()
         return self._ready and not self._closing
 
     async def speak(self, request: SpeechRequest) -> TritonStream:
-        """See `Speaker`; what the served model has no input for is refused unless it is as by default."""
         self._check_open()
         if not self._ready:
             await asyncio.shield(self._begin_check())
@@ -261,19 +249,19 @@ class TritonBackend:
         model, identity = self._model, secrets.token_hex(8)
         takes_seed = request.seed != 0 or "seed" in model.inputs
 
-        def tensors(sentence: str, place: int) -> Sequence[Tensor]:
+        def tensors(sentence: str, index: int) -> Sequence[Tensor]:
             manner = Manner(
                 instruct_text=request.instruct,
-                seed=request.seed + place if takes_seed else None,
+                seed=request.seed + index if takes_seed else None,
                 speed=None if request.speed == 1.0 else request.speed,
                 reading=request.reading if "reading" in model.inputs else None,
             )
             return request_tensors(Utterance("", sentence, None, transcript), manner, model, reference)
 
-        def ask(sentence: str, place: int) -> AsyncGenerator[Samples, None]:
-            return _answer(self._speech, model, tensors(sentence, place), f"{identity}-{place}")
+        def ask(sentence: str, index: int) -> AsyncGenerator[Samples, None]:
+            return _answer(self._speech, model, tensors(sentence, index), f"{identity}-{index}")
 
-        tensors("?", 0)  # what the model does not take is told now
+        tensors("?", 0)  # refuse now what the model does not take
         stream = TritonStream(model.sample_rate, ask, self._on_end)
         if request.text is not None:
             await stream.push(request.text)
@@ -282,14 +270,13 @@ class TritonBackend:
         return stream
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        """Refused: that server tells nobody how it reads."""
+        """Refused: the server does not return its normalised text."""
         raise InvalidRequest(
             "input: the Triton server that speaks here reads texts by itself and does not tell how; ask a server with "
             "a model of its own, or `vivavoce normalize`"
         )
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
-        """Those of the folder, which everybody sees."""
         if self._folder is None:
             return []
         return await self._in_folder(self._folder.voices)
@@ -297,19 +284,15 @@ class TritonBackend:
     async def add_voice(
         self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
     ) -> VoiceSummary:
-        """Refused: the folder is its owner's."""
         raise self._read_only()
 
     async def remove_voice(self, owner: str, name: str) -> None:
-        """Refused: the folder is its owner's."""
         raise self._read_only()
 
     async def statistics(self) -> BackendStatistics | None:
-        """The Triton server has figures of its own."""
         return None
 
     async def close(self) -> None:
-        """Cancel what is spoken, and disconnect."""
         self._closing = True
         for stream in list(self._streams):
             stream.cancel()
@@ -353,13 +336,11 @@ class TritonBackend:
             self._ready, self._checked_at = False, self._clock() - FRESH_S
 
     def _begin_check(self) -> asyncio.Task[None]:
-        """Look whether the model is there, unless that is done already."""
         if self._checking is None:
             self._checking = asyncio.create_task(self._check())
         return self._checking
 
     async def _check(self) -> None:
-        """The model may have changed meanwhile."""
         try:
             self._model, found = await self._checks.model(self._model.name), True
         except VivavoceError as error:
@@ -379,7 +360,7 @@ class TritonBackend:
 async def _answer(
     connection: Connection, model: ServedModel, tensors: Sequence[Tensor], request_id: str
 ) -> AsyncGenerator[Samples, None]:
-    """One request's audio [n], n ≥ 1, in order; raises after what came, EngineStopped or ServerRefused."""
+    """One request's audio [n], n ≥ 1; raises EngineStopped or ServerRefused, also after some audio."""
     silent = True
     try:
         # An answer that is whole is read to the call's own end, never cancelled: see `Connection.speak`.
@@ -412,7 +393,7 @@ async def _first_of(connection: Connection, names: tuple[str, ...]) -> ServedMod
 
 
 def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
-    """Nothing upstream takes these; a model that takes no reading has rules of its own, whatever they are."""
+    """Refuse settings without an input; a model without `reading` has its own rules."""
     unread = request.reading == "off" and "reading" not in model.inputs
     for field, given in (
         ("chunk_policy", request.policy),
@@ -427,10 +408,9 @@ def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
 
 
 def _transcript_for(request: SpeechRequest, transcript: str, *, spoken_by_recording: bool) -> str:
-    """What is sent of a recording's transcript, which tells the server the mode. InvalidRequest: it cannot be done.
+    """The transcript to send; InvalidRequest: the mode is impossible.
 
-    There is no tensor for a mode: the server takes a recording with its text for zero_shot, one without for
-    cross_lingual, and an instruction for instruct. Its nearest to sft, an embedding alone, is the recording as it is.
+    The server has no mode tensor: a recording with its text means zero_shot, one without cross_lingual.
     """
     mode = request.mode
     if request.instruct is not None:

@@ -34,21 +34,20 @@ from vivavoce_triton.client.wire import REFERENCE_RATE, Samples
 log = logging.getLogger(__name__)
 
 DEFAULT_VOICE = "default"
-"""A recording of this name is the voice of requests that name none."""
+"""The name of the default recording."""
 MANIFEST = "manifest.jsonl"
-"""If it is there, it alone says which voices there are."""
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-"""Of recordings; the first one of a name counts."""
+"""The first one of a name counts."""
 _KEPT = 64
-"""Recordings that stay decoded; 64 of 30 s take 123 MB."""
+"""Decoded recordings to cache; 64 of 30 s take 123 MB."""
 
 _State = dict[str, tuple[int, int]]
-"""Files by name: when each changed (nanoseconds since 1970), and its size."""
+"""File name → (change in nanoseconds since 1970, size)."""
 
 
 @dataclass(frozen=True)
 class FolderVoice:
-    """A recording, what it says ("" if unknown), and when the recording changed, in nanoseconds since 1970."""
+    """transcript: "" if unknown; changed: nanoseconds since 1970."""
 
     name: str
     path: Path
@@ -57,17 +56,16 @@ class FolderVoice:
 
 
 class VoicesFolder:
-    """Looked at with each question, and read again when a file came, went or changed. For one thread at a time."""
+    """Read again when a file was added, removed or changed; for one thread at a time."""
 
     def __init__(self, folder: Path, rules: NameRules = NameRules()) -> None:
-        """rules: what is meant by names that no recording has. InvalidRequest: no folder, or a bad manifest."""
+        """rules: for names without a recording. InvalidRequest: not a folder, or a bad manifest."""
         self.folder, self._rules = folder, rules
         self._decoded: LruCache[Samples] = LruCache(_KEPT)
         self._state = self._look()
         self._voices = self._read(self._state)
 
     def voices(self) -> list[VoiceSummary]:
-        """All of them, by name, and then aliases."""
         self._refresh()
         found = {
             name: VoiceSummary(name, "built_in", True, f"recording {voice.path.name}", voice.transcript)
@@ -76,9 +74,9 @@ class VoicesFolder:
         return [*found.values(), *self._rules.alias_summaries(found, found)]
 
     def find(self, name: str | None) -> tuple[Samples, str] | None:
-        """A voice's recording, [n] float32 at 16 kHz, and what it says; None: none is named, and there is no default.
+        """(recording [n] float32 at 16 kHz, transcript); None: no name, and no default.
 
-        VoiceNotFound lists what there is; InvalidAudio: the recording cannot be used.
+        VoiceNotFound lists the names; InvalidAudio: the recording cannot be used.
         """
         self._refresh()
         table, default = self._rules.table(sorted(self._voices)), self._rules.default or DEFAULT_VOICE
@@ -90,7 +88,7 @@ class VoicesFolder:
                 (voice.path, voice.changed), lambda: usable_reference(voice.path, f"voice {voice.name}")
             )
             return samples, voice.transcript
-        if name is not None and name not in OPENAI_VOICES:  # which mean the server's own voice if there is no other
+        if name is not None and name not in OPENAI_VOICES:  # these mean the server's own voice
             raise unknown(name, sorted(self._voices))
         return None
 
@@ -102,8 +100,8 @@ class VoicesFolder:
             voices = self._read(state)
         except InvalidRequest as error:
             # A file that is just being written must not take all voices away.
-            told = {"error": error, "count": len(self._voices)}
-            log.warning("voices damaged: %(error)s (the %(count)d voices read before stay)", told)
+            fields = {"error": error, "count": len(self._voices)}
+            log.warning("voices damaged: %(error)s (keeping the %(count)d voices read before)", fields)
             return
         log.info("voices changed: %(folder)s has %(count)d", {"folder": self.folder, "count": len(voices)})
         self._voices, self._state = voices, state
@@ -124,14 +122,13 @@ class VoicesFolder:
         for voice in self._manifest() if MANIFEST in state else self._pairs(state):
             other = taken.setdefault(folded(voice.name), voice.name)
             if voice.name in voices or other != voice.name:
-                told = {"file": voice.path, "other": other}
-                log.warning("voice left out: %(file)s, for %(other)r is there already", told)
+                fields = {"file": voice.path, "other": other}
+                log.warning("voice left out: %(file)s: there is a voice %(other)r already", fields)
             else:
                 voices[voice.name] = voice
         return voices
 
     def _pairs(self, state: _State) -> Iterator[FolderVoice]:
-        """Recordings with their texts, in the order of `SUFFIXES`."""
         for suffix, file in product(SUFFIXES, state):
             stem, ending = os.path.splitext(file)
             if ending.lower() != suffix:
@@ -145,7 +142,6 @@ class VoicesFolder:
             yield FolderVoice(name, self.folder / file, "\n".join(lines).strip(), state[file][0])
 
     def _manifest(self) -> Iterator[FolderVoice]:
-        """Lines of JSON, each with a name, a recording and what it says."""
         for number, line in enumerate(read_lines(self.folder / MANIFEST, "reference_dir"), start=1):
             if not line.strip():
                 continue
@@ -153,9 +149,9 @@ class VoicesFolder:
             try:
                 fields = json.loads(line)
             except (ValueError, RecursionError):
-                raise InvalidRequest(f"{where} is no JSON; write one object a line") from None
+                raise InvalidRequest(f"{where} is not JSON; write one object a line") from None
             if not isinstance(fields, dict):
-                raise InvalidRequest(f"{where} is no JSON object; write one object a line")
+                raise InvalidRequest(f"{where} is not a JSON object; write one object a line")
             name, file = first_of(fields, NAME_FIELDS), first_of(fields, REFERENCE_FIELDS)
             if not isinstance(name, str) or not isinstance(file, str):
                 raise InvalidRequest(f"{where} lacks {NAME_FIELDS[0]} or {REFERENCE_FIELDS[0]}; write both")
@@ -168,7 +164,6 @@ class VoicesFolder:
 
 
 def unknown(name: str, known: Sequence[str]) -> VoiceNotFound:
-    """The error for a name that no recording has."""
     listed = ", ".join(known[:MAX_LISTED]) + (" and more" if len(known) > MAX_LISTED else "")
     return VoiceNotFound(
         f"voice: {excerpt(name)} is no recording of this server (known: {listed or 'none'}); leave it out, or name one"
@@ -176,10 +171,7 @@ def unknown(name: str, known: Sequence[str]) -> VoiceNotFound:
 
 
 def usable_reference(source: Path | bytes, field: str, decode: Callable[..., Audio] = decode_audio) -> Samples:
-    """A recording as the upstream server takes it: [n] float32, mono at 16 kHz, 0.5 to 30 s; else InvalidAudio.
-
-    decode: as `decode_audio` does.
-    """
+    """A recording for the upstream server: [n] float32, mono at 16 kHz, 0.5 to 30 s; else InvalidAudio."""
     # Some formats hold hours of silence in a few bytes: no more is decoded than may be used.
     audio = decode(source, field=field, max_seconds=MAX_REFERENCE_S)
     check_reference(audio, field=field)

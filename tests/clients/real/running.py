@@ -24,7 +24,7 @@ from vivavoce.errors import DownloadError, MissingDependency
 from vivavoce.frontend.model_choice import MINI
 from vivavoce.server.keys import add_key, new_entry, new_key
 from vivavoce_triton.client.utterance import LoadMode
-from vivavoce_triton.environment import ServerInstallation, find_installation
+from vivavoce_triton.server import ServerInstallation, find_installation
 
 ROOT, SCRIPTS = Path(__file__).parents[3], Path(__file__).parent / "scripts"
 ENVIRONMENTS = ROOT / ".venv" / "clients"

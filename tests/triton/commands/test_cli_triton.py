@@ -11,8 +11,8 @@ import pytest
 from tests.cli.cli_harness import Run
 from vivavoce.errors import StageFailed
 from vivavoce_bench.commands.bench_backends import OwnModel
-from vivavoce_triton import environment, pipeline
-from vivavoce_triton.pipeline_settings import PipelineSettings
+from vivavoce_triton import pipeline, server
+from vivavoce_triton.pipeline import PipelineSettings
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_options_reach_the_pipeline(run: Run, asked: list[PipelineSettings], tmp
     assert found.values == {"bls_instance_num": "2", "device": "cpu"}
     assert found.device == "cpu"
     assert (found.server.http_port, found.server.grpc_port) == (0, 8001)
-    assert (found.batch_sizes, found.asked.num_tasks, found.force, found.hub) == ([4, 1], 3, True, "modelscope")
+    assert (found.batch_sizes, found.num_tasks, found.force, found.hub) == ([4, 1], 3, True, "modelscope")
 
 
 def test_one_stage(run: Run, asked: list[PipelineSettings]) -> None:
@@ -77,7 +77,7 @@ def test_fill_to_stdout_and_to_a_file(run: Run, template: Path, tmp_path: Path) 
 def test_an_environment_that_is_there(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "env"
     folder.mkdir()
-    (folder / environment.STAMP).write_text(json.dumps(environment._facts()))
+    (folder / server.STAMP).write_text(json.dumps(server._facts()))
     assert run("triton env --dir", folder).text == f"{folder}\n"
     assert run("triton env --dir", folder, "--remove").code == 0
     assert not folder.exists()

@@ -100,8 +100,8 @@ def test_a_manifest_alone_says_which_voices_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("{", "line 1 .* no JSON"),
-        ("[]", "no JSON object"),
+        ("{", "line 1 .* is not JSON"),
+        ("[]", "is not a JSON object"),
         ('{"name": "anna"}', "lacks name or reference_audio"),
         ('{"name": "anna", "reference_audio": "gone.wav"}', "'gone.wav', which is not there"),
         ('{"name": "../anna", "reference_audio": "anna.wav"}', "voice name"),
