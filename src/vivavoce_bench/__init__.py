@@ -1,6 +1,6 @@
-"""How fast speech comes under load, in figures that can be compared. See docs/measuring.md.
+"""Speech under load: time to first audio, gaps, underruns, throughput. See docs/measuring.md.
 
-The names below are imported when they are first used: the command line need not wait for numpy.
+Names are imported at their first use: the command line need not wait for numpy.
 """
 
 from __future__ import annotations

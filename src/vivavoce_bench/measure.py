@@ -1,4 +1,4 @@
-"""What benchmarks, evaluations and clients share: percentiles, playback of a stream, JSON files and pictures."""
+"""Shared by benchmarks, evaluations and clients: percentiles, playback of a stream, JSON files and pictures."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _DIGITS = 6
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest rank: the smallest of the values that at least `percent` of 100 of them do not exceed.
+    """The nearest rank: the smallest value that at least `percent` of 100 values do not exceed.
 
-    Of fewer than 100 values the 99th percentile is the largest. values: not empty; percent: above 0, at most 100.
+    With fewer than 100 values the 99th percentile is the largest. values: not empty; percent: above 0, at most 100.
     """
     return sorted(values)[math.ceil(percent * len(values) / 100) - 1]
 
@@ -39,7 +39,6 @@ def percentiles(name: str, values: Sequence[float], percents: Sequence[int] = PE
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The arithmetic mean; None without values."""
     return sum(values) / len(values) if values else None
 
 
@@ -54,7 +53,7 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A piece of audio and when it came; samples: [num_samples] float32, None where not kept."""
+    """A piece of audio and its time; samples: [num_samples] float32, None where not kept."""
 
     at_s: float
     num_samples: int
@@ -63,7 +62,7 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False)
 class PlaybackTrace:
-    """An answer as it came; times are seconds of one clock; end_s: when it was known to be whole, or failed."""
+    """An answer with its times, seconds of one clock; end_s: when it was known to be whole, or failed."""
 
     start_s: float
     end_s: float
@@ -72,12 +71,10 @@ class PlaybackTrace:
 
     @property
     def total_s(self) -> float:
-        """Seconds from the call to the end."""
         return self.end_s - self.start_s
 
     @property
     def audio_s(self) -> float:
-        """Seconds of audio."""
         return sum(arrival.num_samples for arrival in self.arrivals) / self.sample_rate
 
     @property
@@ -92,10 +89,9 @@ class PlaybackTrace:
 
     @property
     def margins_s(self) -> list[float]:
-        """What a listener hears who plays from the first piece on, and late pieces when they come.
+        """Seconds left to play when each piece but the first comes, for a listener who plays from the first piece on.
 
-        For each piece but the first, the seconds of audio that were left to play when it came; below 0, the seconds of
-        silence before it.
+        A negative margin is the silence before that piece.
         """
         margins: list[float] = []
         played_until_s = self.arrivals[0].at_s if self.arrivals else 0.0
@@ -105,7 +101,7 @@ class PlaybackTrace:
         return margins[1:]
 
     def chunk_s(self, place: int) -> float | None:
-        """Seconds from the call to the piece at that place (from 0); None: it did not come."""
+        """Seconds from the call to piece `index` (from 0); None: it did not come."""
         return self.arrivals[place].at_s - self.start_s if place < len(self.arrivals) else None
 
 
@@ -144,10 +140,10 @@ def read_lines(path: Path, field: str) -> list[str]:
 
 
 def read_records(path: Path, field: str, parse: Callable[[str, int], T]) -> list[T]:
-    """What each line of a UTF-8 file holds; empty lines are skipped.
+    """One record per line of a UTF-8 file; empty lines are skipped.
 
-    parse: (line, its number from 1) → what it holds; `ValueError` says what is wrong with the line. `InvalidRequest`
-    about `field`: the file cannot be read, has no lines, or a bad one.
+    parse: (line, number from 1) → record; its `ValueError` says what is wrong with the line. `InvalidRequest` about
+    `field`: the file cannot be read, is empty, or has a bad line.
     """
     records = []
     for number, line in enumerate(read_lines(path, field), start=1):
@@ -161,7 +157,7 @@ def read_records(path: Path, field: str, parse: Callable[[str, int], T]) -> list
 
 
 def rounded(value: Any) -> Any:
-    """The same value with six digits after the point of every number, however deep it stands."""
+    """All floats, at any depth, with six digits after the point."""
     if isinstance(value, float):
         return round(value, _DIGITS)
     if isinstance(value, dict):
@@ -172,12 +168,11 @@ def rounded(value: Any) -> Any:
 
 
 def json_text(keys: Any) -> str:
-    """JSON that people can read as well."""
     return json.dumps(keys, ensure_ascii=False, indent=2, allow_nan=False)
 
 
 def write_text(path: Path, text: str, *, field: str, other: str = "place") -> None:
-    """Write a UTF-8 file; `InvalidRequest` about `field` if the place cannot be written."""
+    """`InvalidRequest` about `field` if the place cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -185,7 +180,7 @@ def write_text(path: Path, text: str, *, field: str, other: str = "place") -> No
 
 
 def save_json(keys: Any, path: Path, *, field: str = "json", other: str = "place") -> None:
-    """Write JSON; errors as in `write_text`."""
+    """Errors as in `write_text`."""
     write_text(path, json_text(keys) + "\n", field=field, other=other)
 
 
@@ -200,9 +195,9 @@ def make_folder(folder: Path, *, field: str) -> None:
 
 
 def read_audio(source: Path | bytes, *, field: str) -> tuple[NDArray[np.float32], int]:
-    """The samples [n] of a recording, its channels averaged, and its sample rate; source: a file, or its content.
+    """A recording's samples [n], its channels averaged, and its sample rate; source: a file, or its content.
 
-    `InvalidAudio` about `field`: it cannot be read, or holds no samples, or some that are not finite.
+    `InvalidAudio` about `field`: it cannot be read, is empty, or has samples that are not finite.
     """
     import numpy as np
     import soundfile
@@ -246,9 +241,7 @@ def picture(
 ) -> Iterator[Sequence[Axes]]:
     """Axes side by side, saved as a PNG file when the block ends; size: width and height in inches.
 
-    Raises:
-        MissingDependency: matplotlib is not installed.
-        InvalidRequest: the place cannot be written.
+    `MissingDependency`: matplotlib is not installed. `InvalidRequest`: the place cannot be written.
     """
     check_drawing(field)
     from matplotlib.figure import Figure

@@ -33,14 +33,14 @@ from vivavoce_bench.random_encoders import draw, speaker_encoder, speech_tokeniz
 
 SPEAKERS = ("babble-a", "babble-b")
 NUM_SPEECH_TOKENS = 6561
-"""Of CosyVoice2 and 3."""
 _FIRST_SPEECH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the networks: the language model's, the flow's encoder and its U-Net or DiT, the vocoder's; by default tiny
-    ones. A generation takes those of its own networks; CosyVoice 1's text encoder is as wide as its language model.
+    """Sizes of the language model, the flow's encoder and its U-Net or DiT, and the vocoder; tiny by default.
+
+    A generation uses those of its own networks; CosyVoice 1's text encoder is as wide as its language model.
     """
 
     text_vocabulary: int = 288  # 256 bytes, the special tokens of Qwen2 and CosyVoice2, rounded up
@@ -107,7 +107,7 @@ _QWEN2_05B = Sizes(
 _LM_300M = {"text_width": 512, "text_blocks": 6, "lm_width": 1_024, "lm_inner": 4_096, "lm_layers": 14, "lm_heads": 16}
 _CONFORMER_300M = replace(_QWEN2_05B, text_vocabulary=_WHISPER_VOCABULARY, **_LM_300M)
 RELEASE: SizesOf = {Generation.V1: _CONFORMER_300M, Generation.V2: _QWEN2_05B, Generation.V3: _QWEN2_05B}
-"""As CosyVoice-300M, CosyVoice2-0.5B and Fun-CosyVoice3-0.5B were published."""
+"""The published sizes: CosyVoice-300M, CosyVoice2-0.5B and Fun-CosyVoice3-0.5B."""
 
 _CARD_CONTENT = {
     "name": "babble",
@@ -125,7 +125,7 @@ _END_LOGIT = 7.0
 """Close below the best of 6561 random logits: past the minimum length an utterance ends after some ten tokens."""
 _NEVER_LOGIT = -100.0
 _END_GAIN = 3.0
-"""Of the end beside the speech tokens, where the head has no bias: now and then it is above the best."""
+"""Gain of the end's row where the head has no bias: now and then it is above the best speech token."""
 _NORMED = re.compile(r"(conv_pre|conv_post|ups\.|resblocks|source_resblocks|f0_predictor\.condnet).*\.weight")
 """Convolutions of the vocoder that are kept as weight norm's two tensors."""
 _NORMS = r"norm\w*|\.out\.1|\.block\.[12]|length_regulator\.model\.(1|4|7|10)"
@@ -142,7 +142,7 @@ _DISTRIBUTIONS = (
     (r"\.bias$", 0.0, 0.05),
     (r"\.original1$", 0.0, 1.0),
 )
-"""What is no matrix: a pattern of official names, mean and standard deviation; the first row that fits wins."""
+"""Tensors that are not matrices: pattern of official names, mean and standard deviation; the first match wins."""
 _GAINS = (
     ("llm_decoder", 2.0),
     ("source_downs", 2.0),
@@ -151,7 +151,7 @@ _GAINS = (
     ("condnet", 1.5),
     ("classifier", 150.0),  # the pitch in hertz: a random contour of some hundred
 )
-"""Of matrices, by a part of their official names; 1 of all others, but for the vocoder's transposed convolutions."""
+"""Gains of matrices, by a part of their official names; 1 otherwise, except the vocoder's transposed convolutions."""
 
 
 def make_babble_checkpoint(
@@ -159,8 +159,8 @@ def make_babble_checkpoint(
 ) -> Path:
     """Write the checkpoint and return `folder`, which appears complete or not at all.
 
-    The same seed gives the same tensors. A folder that holds this very checkpoint is left as it is; CheckpointError: it
-    holds something else, or the place cannot be written.
+    The same seed gives the same tensors. A folder that holds this very checkpoint is kept; CheckpointError: it holds
+    something else, or the place cannot be written.
     """
     own = {} if sizes == TINY else {"sizes": asdict(sizes[generation])}
     card = _json(_CARD_CONTENT | {"seed": seed} | own)
@@ -183,7 +183,7 @@ def make_babble_checkpoint(
 
 
 def _holds(folder: Path, generation: Generation, card: str) -> bool:
-    """Whether the folder is this very checkpoint, and every file of it is there."""
+    """True if the folder is this very checkpoint, and complete."""
     try:
         if (folder / CARD).read_text(encoding="utf-8", errors="replace") != card:
             return False
@@ -255,13 +255,13 @@ def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
 
 
 def release_config(generation: Generation) -> ModelConfig:
-    """The sizes of the published model of a generation, as its own settings say them."""
+    """The sizes of the published model of a generation, read from its own settings."""
     with tempfile.TemporaryDirectory() as folder:
         return write_settings(Path(folder), generation, RELEASE[generation])
 
 
 def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelConfig:
-    """Write the yaml, and of a Qwen2 language model its settings and a byte-level tokenizer without merges."""
+    """Write the yaml and, for a Qwen2 language model, its settings and a byte-level tokenizer without merges."""
     (folder / YAML_OF[generation]).write_text(_settings(generation, sizes), encoding="utf-8")
     if generation is not Generation.V1:
         _write_backbone(folder / BACKBONE, sizes)
@@ -310,7 +310,6 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
 
 
 def _settings(generation: Generation, sizes: Sizes) -> str:
-    """The yaml."""
     first, causal = generation is Generation.V1, generation is Generation.V3
     llm = _conformer_lm(sizes) if first else _qwen2_lm(sizes, "CosyVoice3LM" if causal else "Qwen2LM")
     flow = (_whole_flow if first else _causal_flow if causal else _flow)(sizes)

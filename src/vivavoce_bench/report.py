@@ -14,17 +14,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCHEMA = "vivavoce-bench-1"
-"""The form of the JSON; the number moves when a key changes its meaning."""
 NOTHING = "–"
 SPREAD = ("mean", *(f"p{percent}" for percent in PERCENTS), "max")
-"""Columns of a distribution."""
 _MS = 1000.0
 _FAINT = 0.35
 """Opacity of one request's line among many."""
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """All that the outcomes show; None where nothing was measured.
+    """Flat keys of docs/measuring.md; None where nothing was measured.
 
     Latencies, playback and audio are of requests that ended well; the wall time is of all.
     """
@@ -47,10 +45,10 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """One load and what came of it."""
+    """One load and its outcomes."""
 
     settings: Mapping[str, Any]
-    """What was measured and how, flat, as the caller describes it."""
+    """Flat keys that describe the measurement."""
     outcomes: Sequence[Outcome]
     resources: Mapping[str, Any] = field(default_factory=dict)
     """Memory, as far as the target's is known: flat keys with their units."""
@@ -62,26 +60,24 @@ class Report:
         return rounded({"schema": SCHEMA, **self.settings, **figures(self.outcomes), **self.resources, **self.quality})
 
     def text(self) -> str:
-        """The report as JSON text."""
         return json_text(self.to_json())
 
     def save(self, path: Path) -> None:
-        """Write the report as JSON; `InvalidRequest` if the place cannot be written."""
+        """`InvalidRequest` if the place cannot be written."""
         save_json(self.to_json(), path)
 
 
 def number(value: Any, digits: int, unit: str = "") -> str:
-    """A figure as a cell of a table."""
     return NOTHING if value is None else f"{value:.{digits}f}{unit}"
 
 
 def spread_row(keys: Mapping[str, Any], label: str, name: str, digits: int, count: int) -> list[str]:
-    """A distribution as a row: label, `SPREAD`, number of values."""
+    """A distribution: label, `SPREAD`, number of values."""
     return [label, *(number(keys[f"{name}_{part}"], digits) for part in SPREAD), str(count)]
 
 
 def latency_rows(keys: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(header, rows): the distributions, with the number of their values."""
+    """The distributions, with the number of their values."""
     rows = [
         spread_row(keys, "first audio (ms)", "ttfb_ms", 1, keys["ok"]),
         spread_row(keys, "between chunks (ms)", "gap_ms", 1, keys["chunks"] - keys["ok"]),
@@ -91,7 +87,7 @@ def latency_rows(keys: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def figure_rows(keys: Mapping[str, Any]) -> list[list[str]]:
-    """Label and value of everything else that was measured."""
+    """Label and text of all other figures."""
     others = [f"{keys[name]} {name}" for name in ("refused", "failed") if keys[name]]
     used, held, rss = (keys.get(name) for name in ("gpu_memory_bytes", "gpu_memory_reserved_bytes", "rss_bytes"))
     underruns = NOTHING

@@ -1,7 +1,8 @@
-"""What an export writes: where it may, and safetensors files of any size.
+"""Targets of an export, and safetensors files of any size.
 
 The safetensors library's own writer wants all tensors of a file in memory at once. The format: the length of a JSON
-header as 8 bytes, the header, then the tensors' bytes, little endian (https://github.com/huggingface/safetensors#format).
+header as 8 bytes, the header, then the tensors' bytes, little endian
+(https://github.com/huggingface/safetensors#format).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BLOCK_VALUES = 4 << 20
 
 
 def check_target(target: Path, source: Path, *, force: bool, mark: str, field: str = "out") -> None:
-    """Refuse a folder where nothing may be written: it has to be absent or empty, and no part of `source`.
+    """Refuse an unsafe target folder: it has to be absent or empty, and outside of `source`.
 
     force: it may also hold an earlier export, which is a folder with the file `mark`. field: for the error.
     """
@@ -39,19 +40,18 @@ def check_target(target: Path, source: Path, *, force: bool, mark: str, field: s
     if not os.path.lexists(target):
         return
     if not target.is_dir():
-        raise InvalidRequest(f"{field}: {target} is no folder; choose another place")
+        raise InvalidRequest(f"{field}: {target} is not a folder; choose another place")
     if not any(target.iterdir()):
         return
     if not force:
         raise InvalidRequest(f"{field}: {target} is not empty; add --force to replace it, or choose another place")
     if not (target / mark).is_file():
         raise InvalidRequest(
-            f"{field}: {target} holds no {mark}, so it is no earlier export and is not replaced; choose another place"
+            f"{field}: {target} holds no {mark}, so it is not an earlier export and stays; choose another place"
         )
 
 
 def check_dtype(name: str) -> None:
-    """Refuse what is neither auto nor a dtype that weights can be written in."""
     if name != AUTO and name not in DTYPES:
         raise InvalidRequest(f"dtype: {name!r} is unknown; use {AUTO} or one of {', '.join(DTYPES)}")
 
@@ -68,12 +68,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def blank(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor without values: what `TensorFile` is told of one that will be written."""
+    """A tensor without values, which specifies one in a `TensorFile`."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 class TensorFile:
-    """A safetensors file that several threads fill; what is never written is zero. An OSError names the file."""
+    """A safetensors file that several threads fill; unwritten parts are zero. An OSError names the file."""
 
     def __init__(self, path: Path, specs: Mapping[str, Tensor]) -> None:
         self._path, self._specs = path, specs
@@ -106,7 +106,7 @@ class TensorFile:
 
 
 def matches(path: Path, specs: Mapping[str, Tensor]) -> bool:
-    """Whether a file has the header and the length of a file of these specs; no tensor is read."""
+    """True if a file has the header and the length of a file of these specs; no tensor is read."""
     header, _, num_bytes = _layout(specs)
     with path.open("rb") as file:
         return file.read(len(header)) == header and path.stat().st_size == num_bytes
@@ -125,12 +125,12 @@ def cast(tensor: Tensor, dtype: torch.dtype, name: str, way_out: str = "choose b
         return narrow
     why = f"has values that {str(dtype).removeprefix('torch.')} cannot hold; {way_out}"
     if not bool(tensor.isfinite().all()):
-        why = "has values that are no finite numbers; download the model again"
+        why = "has values that are not finite numbers; download the model again"
     raise CheckpointError(f"model: {name} {why}")
 
 
 def _layout(specs: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
-    """The file's header, where each tensor's bytes start in the file, and the file's size in bytes."""
+    """(header, first byte of each tensor in the file, size of the file in bytes)."""
     # Transformers refuses a file that does not name its library.
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start: dict[str, int] = {}

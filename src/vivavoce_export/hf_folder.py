@@ -65,9 +65,9 @@ _ADDED_TOKENS = "added_tokens.json"
 _SPOKEN = (SPEECH_START, END)
 _ROPE_GROUPS = ("rope_parameters", "rope_scaling")
 _DEFAULT_ROPE_THETA = 10_000.0
-"""What transformers' Qwen2 has where the folder says nothing."""
+"""The default of transformers' Qwen2."""
 _RELEASE = {"mix_ratio": [5, 15], "sampling": {"top_p": 0.8, "top_k": 25, "win_size": 10, "tau_r": 0.1}}
-"""What `speech_lm.json` would say of the releases of CosyVoice2 and 3, for folders without it."""
+"""The content of `speech_lm.json` for the releases of CosyVoice2 and 3, for folders without it."""
 _FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -75,7 +75,7 @@ CHAT_TEMPLATE = (
     "{%- elif message['role'] == 'assistant' %}{{- message['content'] }}"
     "{%- endif %}{%- endfor %}"
 )
-"""A user says what is to be spoken; an assistant has said speech tokens, `<|s_12|><|s_7|>…`."""
+"""The user's message is the text; the assistant's is speech tokens, `<|s_12|><|s_7|>…`."""
 _PAD = "<|endoftext|>"
 
 
@@ -83,9 +83,9 @@ _PAD = "<|endoftext|>"
 class Source:
     """A merged model.
 
-    reader: its tensors by Hugging Face's names, the head under its own name even if it is tied; dtype: what it is
-    stored in; files: all that it was read from; bias: [vocab] float32, what is added to the head's outputs;
-    vocabulary: None for a model whose ids are not known to be CosyVoice's.
+    reader: its tensors by Hugging Face's names, the head under its own name even if it is tied; dtype: the stored one;
+    files: the ones that it was read from; bias: [vocab] float32, added to the head's outputs; vocabulary: None for a
+    model whose ids may not be CosyVoice's.
     """
 
     sizes: QwenSizes
@@ -109,15 +109,15 @@ def open_official(folder: Path, text_size: int, variant: str | None = None) -> S
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Whether a folder holds a model in Hugging Face's layout: the official one keeps its config.json further down."""
+    """The official layout keeps its config.json further down."""
     return (folder / CONFIG).is_file()
 
 
 def open_hugging_face(folder: Path) -> Source:
     """A Qwen2 folder in Hugging Face's layout, such as `vivavoce export hf` writes.
 
-    CheckpointError: files are missing, corrupt or do not fit config.json. UnsupportedModel: no Qwen2, a quantised one,
-    or one with a feature that CosyVoice's language models lack.
+    CheckpointError: files are missing, corrupt or do not fit config.json. UnsupportedModel: not a Qwen2, a quantised
+    one, or one with a feature that CosyVoice's language models lack.
     """
     config = read_json(folder / CONFIG, REMEDY)
     check_features(config)
@@ -146,7 +146,7 @@ def open_hugging_face(folder: Path) -> Source:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """One file that holds the model, or its shards, as the index says or else by their names."""
+    """The single file, else the shards in the index, else the shards by their names."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / _INDEX).is_file():
@@ -178,7 +178,7 @@ def _check_weights(sizes: QwenSizes, reader: MappedWeights) -> None:
 
 
 def check_features(config: Mapping[str, Any]) -> None:
-    """Refuse what is no Qwen2, is quantised, or computes otherwise than CosyVoice's language models do."""
+    """Refuse a model that is not a Qwen2, is quantised, or has features that CosyVoice's language models lack."""
     for key, found, known in (
         ("model_type", config.get("model_type"), "qwen2"),
         ("hidden_act", config.get("hidden_act", "silu"), "silu"),
@@ -233,7 +233,7 @@ def rope_theta(config: Mapping[str, Any]) -> float:
 
 
 def read_vocabulary(folder: Path) -> MergedVocabulary:
-    """Where speech begins in a merged folder, and how many tokens it has, as the tokenizer's files say."""
+    """The first speech id and the number of speech tokens of a merged folder, from the tokenizer's files."""
     vocabulary = _find_vocabulary(folder)
     if vocabulary is None:
         raise CheckpointError(f"{folder.name}: no tokenizer file has {', '.join(_SPOKEN)}; {REMEDY}")
@@ -241,7 +241,7 @@ def read_vocabulary(folder: Path) -> MergedVocabulary:
 
 
 def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
-    """None for a folder whose tokenizer, if it has one, knows nothing of speech."""
+    """None for a folder whose tokenizer, if it has one, has no speech tokens."""
     ids = _added_ids(folder)
     if not ids.keys() & {*_SPOKEN}:
         return None
@@ -262,7 +262,7 @@ def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
 
 
 def _added_ids(folder: Path) -> dict[str, int]:
-    """Ids by token, from every place in which tokenizers keep added tokens; the last one has the last word."""
+    """Ids by token, from every place in which tokenizers keep added tokens; the last place wins."""
     ids: dict[str, int] = {}
     for name in (TOKENIZER_CONFIG, _ADDED_TOKENS, TOKENIZER):
         if not (folder / name).is_file():
@@ -284,7 +284,7 @@ def _added_ids(folder: Path) -> dict[str, int]:
 
 
 def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
-    """Our configuration of the model; the text vocabulary is what the tokenizer uses, without padding."""
+    """The text vocabulary has the tokenizer's size, without padding."""
     data = read_json(folder / CONFIG, REMEDY)
     speech = read_json(folder / SPEECH, REMEDY) if (folder / SPEECH).is_file() else _RELEASE
     known = {"text_vocab_size": vocabulary.text_size, "rope_theta": rope_theta(data)}
@@ -292,9 +292,9 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
 
 
 def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
-    """The head's bias, [ids] of a float dtype: `embedding_bias.npy`, else what the weights have (`stored`).
+    """The head's bias, [ids] of a float dtype: `embedding_bias.npy`, else `stored`, from the weights.
 
-    The file comes first: it is float32, and what runtimes add to the logits.
+    The file comes first: it is float32, and the one that runtimes add to the logits.
     """
     path = folder / EMBEDDING_BIAS
     bias = stored
@@ -316,7 +316,7 @@ def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
 def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
     """Add the speech and control ids after the text's, in place; CheckpointError if they cannot get their ids.
 
-    Speech tokens are no special tokens: decoding keeps them where it drops what ends speech or frames the text.
+    Speech tokens are not special tokens: decoding keeps them, and drops the ones that end speech or frame the text.
     """
     added = vocabulary.added_tokens()
     tokenizer.add_tokens(
@@ -353,7 +353,7 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HFExport:
-    """What was written: the folder, its vocabulary, the weights' dtype and their file's size."""
+    """num_bytes: of the weights' file."""
 
     folder: Path
     vocabulary: MergedVocabulary
@@ -373,8 +373,8 @@ def export_hf(
     """Write the merged language model of an official folder; the target appears complete or not at all.
 
     tokenizer_json: the source's text tokenizer with the model's special tokens, as a `tokenizer.json`; dtype: one of
-    `DTYPES`, or auto: as the source has them; force: replace an earlier export. Memory holds a few million values at a
-    time. InvalidRequest: the target or the dtype; CheckpointError: the source, or values that the dtype cannot hold.
+    `DTYPES`, or auto: the source's; force: replace an earlier export. Memory holds a few million values at a time.
+    InvalidRequest: the target or the dtype; CheckpointError: the source, or values that the dtype cannot hold.
     """
     check_dtype(dtype)
     check_target(target, source, force=force, mark=SPEECH)
@@ -399,9 +399,7 @@ def export_hf(
 
 
 def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
-    """The folder's settings by file name; `config.json` has the rotary base and the dtype by transformers 5's names and
-    by the old ones.
-    """
+    """The folder's settings by file name; `config.json` has the rotary base and the dtype by old and new names."""
     config, vocabulary, stored = lm.config, lm.vocabulary, str(dtype).removeprefix("torch.")
     of_tokenizer, ends = tokenizer_config(tokenizer, config.max_positions), list(lm.vocabulary.eos_ids)
     return {
@@ -449,10 +447,10 @@ def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, 
 def read_merged(folder: Path) -> tuple[LMConfig, dict[str, Tensor]]:
     """Configuration and weights of `SpeechLM` from a merged folder: by our names, on the CPU in the file's dtype.
 
-    The text embedding has the rows that the tokenizer uses, not the padding that the official file has after them.
-    Sampling is the release's where the folder does not say; a folder without any bias of the head gives zeros, which is
-    what plain Qwen2 runtimes compute with. CheckpointError: files are missing, corrupt or do not fit one another;
-    UnsupportedModel: no Qwen2, or one with a feature that `SpeechLM` lacks.
+    The text embedding has the rows that the tokenizer uses, without the official file's padding. Sampling is the
+    release's where the folder does not say; a folder without any bias of the head gives zeros, as plain Qwen2 runtimes
+    compute. CheckpointError: files are missing, corrupt or do not fit one another; UnsupportedModel: not a Qwen2, or
+    one with a feature that `SpeechLM` lacks.
     """
     vocabulary = read_vocabulary(folder)
     source, config = open_hugging_face(folder), read_lm_config(folder, vocabulary)

@@ -1,4 +1,4 @@
-"""`vivavoce bench`: how fast speech comes under load; its commands measure the halves of a model one by one."""
+"""`vivavoce bench`: speed under load; its subcommands measure the halves of a model one by one."""
 
 from __future__ import annotations
 
@@ -55,14 +55,12 @@ command(app, *bench_stages.STREAMING_EXAMPLES, short_help="Speech tokens to soun
 )
 DEFAULT_POLICY = "low_latency"
 QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per", "speaker_similarity", "runaways")
-"""Keys of an evaluation's summary that stand beside the latencies."""
+"""Keys of an evaluation's summary that are reported with the latencies."""
 _DEFAULT_WARMUP = 4
 
 
 @dataclass(frozen=True)
 class BenchLoad:
-    """What is asked for, by how many users, and how streams are cut."""
-
     concurrency: int | None = flag("Users who ask again when answered.  [default: 1]", "NUMBER", "-c")
     rate: float | None = flag("Instead: users who come at random, so many per second.", "NUMBER")
     requests: int = flag("Requests that are measured.", "NUMBER", "-n", default=32, min=1)
@@ -83,7 +81,7 @@ class BenchLoad:
     seed: int = flag("Of texts, arrivals and speech.", "NUMBER", default=0)
 
     def load(self) -> Load:
-        """The users; `InvalidRequest` if there are too many or none."""
+        """Raises InvalidRequest for both a rate and a concurrency, or a value out of its limits."""
         from vivavoce_bench import ClosedLoop, OpenLoop
 
         if self.rate is None:
@@ -95,13 +93,12 @@ class BenchLoad:
         return OpenLoop(self.rate, self.seed)
 
     def num_warmup(self) -> int:
-        """Requests before the measured ones."""
         if self.warmup is not None:
             return self.warmup
         return min(self.concurrency or 1, self.requests) if self.rate is None else _DEFAULT_WARMUP
 
     def workload(self, voices: Sequence[str | None] = (None,)) -> Workload:
-        """The requests; `InvalidRequest` if the texts cannot be read or none has that many words."""
+        """Raises InvalidRequest for unreadable texts, or if all texts are too long or too short."""
         from vivavoce_bench import SENTENCES, Workload
         from vivavoce_bench.load import read_texts, with_words
 
@@ -109,12 +106,14 @@ class BenchLoad:
         if self.words is not None:
             found = re.fullmatch(r"(\d+)-(\d+)", self.words)
             if found is None or int(found[1]) > int(found[2]):
-                raise InvalidRequest(f"words: {self.words!r} is no range; write the fewest and the most, such as 5-15")
+                raise InvalidRequest(
+                    f"words: {self.words!r} is not a range; write the fewest and the most, such as 5-15"
+                )
             texts = with_words(texts, int(found[1]), int(found[2]))
         return Workload(texts, voices, self.seed)
 
     def chunk_policy(self, generation: Generation | None = None) -> ChunkPolicy | None:
-        """How streams of a generation's model are cut; None for whole utterances, and as long as no model is known."""
+        """None for whole utterances, and while no model is known."""
         from vivavoce.engine.chunk_policy import ChunkPolicy, Schedule, policy_for
 
         given = {"--policy": self.policy, "--first-hop": self.first_hop, "--lookahead": self.lookahead}
@@ -134,7 +133,6 @@ class BenchLoad:
         return policy if generation is None else policy_for(generation, policy)
 
     def sampling(self) -> SamplingParams:
-        """Forced lengths, if any; `InvalidRequest` if out of limits."""
         from vivavoce.engine.request import SamplingParams
 
         return SamplingParams(exact_tokens=self.tokens)
@@ -142,8 +140,6 @@ class BenchLoad:
 
 @dataclass(frozen=True)
 class BenchOutput:
-    """What is written besides the tables."""
-
     quality: bool = flag("Measure errors and similarity of the same audio; needs vivavoce[eval].", default=False)
     json_file: flags.JsonFileOption = None
     plot: flags.PlotOption = None
@@ -151,7 +147,7 @@ class BenchOutput:
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Everything that `vivavoce bench` was asked for; command: as a shell would read it."""
+    """command: the command line that a shell would read."""
 
     load: BenchLoad
     engine: EngineChoice
@@ -204,7 +200,7 @@ def bench(
 
 
 def _refuse_lost_options(context: typer.Context) -> None:
-    """Options before the command belong to the load alone: without this they would silently do nothing."""
+    """Options before the subcommand belong to the load alone: without this check they would be ignored silently."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -215,7 +211,7 @@ def _refuse_lost_options(context: typer.Context) -> None:
 def run_bench(
     request: BenchRequest, reporter: Reporter, load: Callable[[BenchRequest], Vivavoce] | None = None
 ) -> bool:
-    """Put the load on and print the figures; whether any request failed. load: gives what is measured."""
+    """Put the load on, print the figures, and return True if a request failed. load: gives the model to be measured."""
     with reporter.working("starting …"):
         request.check()
     if load is None:
@@ -268,10 +264,7 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
 
 @dataclass(frozen=True, eq=False)
 class EngineTarget:
-    """A loaded model as the target of a load; see `bench.Target`.
-
-    voices: by the names that utterances use; policy: None for whole utterances; keep: the samples, too.
-    """
+    """A loaded model as a `Target`. policy: None for whole utterances; keep: keep the samples."""
 
     tts: Vivavoce
     voices: Mapping[str, Voice]
@@ -281,11 +274,9 @@ class EngineTarget:
 
     @property
     def sample_rate(self) -> int:
-        """See `bench.Target`."""
         return self.tts.sample_rate
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        """See `bench.Target`."""
         from vivavoce_bench import Piece, Refused
 
         voice = None if utterance.voice is None else self.voices[utterance.voice]
@@ -302,7 +293,7 @@ class EngineTarget:
 
 
 def _voices(request: BenchRequest, tts: Vivavoce) -> Mapping[str, Voice]:
-    """The voices by the names that utterances use, extracted before anything is measured."""
+    """Voices are extracted before anything is measured."""
     if not request.load.voice:
         voice = tts.voice()
         return {voice.name or "default": voice}
@@ -324,7 +315,7 @@ def _instruments(tts: Vivavoce, utterances: Sequence[Utterance]) -> Instruments:
 def quality(
     ok: Sequence[Outcome], voices: Mapping[str, Voice], instruments: Instruments, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Flat keys; None where nothing could be measured. ok: requests with their samples."""
+    """ok: requests with their samples; a value is None where nothing could be measured."""
     from vivavoce_bench.evaluate import Case, Clip, assess
 
     if not ok:

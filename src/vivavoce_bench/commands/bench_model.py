@@ -1,4 +1,4 @@
-"""A loaded model in its halves, for benchmarks that run them one by one; and the machine that they run on."""
+"""A loaded model in its halves, for benchmarks that run them one by one, and figures of the machine they run on."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from vivavoce_triton.client.utterance import Utterance
 
 
 def reset_peaks(device: torch.device | None) -> None:
-    """Let the peak of the device's memory count from now on."""
+    """Start a new peak of the device's memory."""
     if device is not None and device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def resources(device: torch.device | None) -> dict[str, int | None]:
-    """Flat keys of the memory that was used: the device's since `reset_peaks`, this process's since its start."""
+    """Peak memory: of the device since `reset_peaks`, of this process since its start."""
     cuda = device is not None and device.type == "cuda"
     # Kilobytes, but bytes on macOS.
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -67,7 +67,6 @@ def resources(device: torch.device | None) -> dict[str, int | None]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Flat keys of what the model ran on."""
     return {
         "device": str(device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
@@ -81,7 +80,6 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def model_keys(command: str, card: ModelCard, dtype: torch.dtype) -> dict[str, Any]:
-    """Flat keys of what was run, and with which model."""
     return {
         "vivavoce": __version__,
         "command": command,
@@ -92,7 +90,6 @@ def model_keys(command: str, card: ModelCard, dtype: torch.dtype) -> dict[str, A
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -103,7 +100,7 @@ def processor() -> str:
 
 @dataclass(frozen=True, eq=False)
 class BenchModel:
-    """One model's flow and vocoder, front ends and voices; its language model is loaded when it is asked for."""
+    """One model's flow and vocoder, front end and voices; the language model is loaded on demand."""
 
     folder: Path
     variant: str | None
@@ -114,7 +111,7 @@ class BenchModel:
 
     @classmethod
     def load(cls, choice: ModelChoice) -> BenchModel:
-        """Load a model without an engine; errors as in `vivavoce.load`."""
+        """Errors as in `vivavoce.load`."""
         folder = model_folder(choice.model)
         device = choose_device(choice.device)
         dtype = choose_dtype(choice.dtype, device, folder)
@@ -126,17 +123,15 @@ class BenchModel:
         return cls(folder, choice.variant, models, front_end, tokenizer, registry)
 
     def language_model(self) -> LanguageModel:
-        """The language model, loaded anew."""
         return build_language_model(self.folder, self.models.device, self.models.dtype, self.variant)
 
     @property
     def vocabulary(self) -> MergedVocabulary:
-        """The ids of text and speech in one table."""
         config = self.models.config
         return MergedVocabulary(len(self.tokenizer), config.lm.vocabulary.num_speech_tokens, config.generation)
 
     def voice(self, voice: str | AudioSource | None, prompt_text: str) -> Conditioning:
-        """What a voice brings to the stages; errors as in `VoiceRegistry.resolve`."""
+        """Errors as in `VoiceRegistry.resolve`."""
         return self.front_end.conditioning(self.registry.resolve(voice, prompt_text))
 
     def jobs(
@@ -144,7 +139,7 @@ class BenchModel:
     ) -> list[Job]:
         """One job for each text; the seeds follow one another. `VivavoceError`: a text or a voice cannot be used.
 
-        voice: of the texts that bring no recording; None: the model's first.
+        voice: for texts without a recording; None: the model's first.
         """
         given = self.voice(None, "") if voice is None else voice
         heard = [given if one.reference is None else self.voice(one.reference, one.reference_text) for one in texts]
@@ -188,7 +183,6 @@ class BenchToken2Wav:
         self.engine.warm_up(0.0)
 
     def waves(self, jobs: Sequence[Job], tokens: Sequence[Sequence[int]]) -> list[Samples]:
-        """Samples of each job's tokens, made together."""
         segments = [
             SegmentRequest(job.voice, speech_tokens=tuple(said), seed=job.seed)
             for job, said in zip(jobs, tokens, strict=True)
@@ -197,19 +191,18 @@ class BenchToken2Wav:
         return np.split(spoken.samples, np.cumsum(spoken.segment_samples)[:-1])
 
     def whole(self, speech: TokenSpeech) -> Samples:
-        """All of a speech at once."""
         segment = SegmentRequest(speech.voice, speech_tokens=speech.tokens, seed=speech.seed)
         return self.engine.submit(EngineRequest((segment,))).result().samples
 
     def hear(self, voice: Conditioning) -> None:
-        """Compute the state of a voice's prompt if it is not there, as for a voice that was heard before."""
+        """Compute the state of a voice's prompt, unless it is there already, as for a voice that was used before."""
         few = (0,) * 8
         list(self.chunks(TokenSpeech("", few, voice, 0), [Cut(len(few), len(few), final=True)]))
 
     def chunks(self, speech: TokenSpeech, cuts: Sequence[Cut]) -> Iterator[Samples]:
-        """A speech chunk by chunk, each when it is asked for.
+        """The speech chunk by chunk, each on demand.
 
-        The state of the voice's prompt is computed with the first chunk unless it was heard before.
+        The state of the voice's prompt is computed with the first chunk unless `hear` did it before.
         """
         segment = SegmentRequest(speech.voice, speech_tokens=(), seed=speech.seed)
         handle = self.engine.submit(EngineRequest((segment,), ChunkPolicy.low_latency(), InputMode.SPEECH))
@@ -220,7 +213,7 @@ class BenchToken2Wav:
             yield next(made).samples
 
     def close(self) -> None:
-        """Stop the engine; the networks are the caller's."""
+        """Stop the engine; the networks stay with the caller."""
         self.engine.close()
 
 

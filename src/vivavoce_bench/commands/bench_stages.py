@@ -1,4 +1,4 @@
-"""`vivavoce bench offline` and `vivavoce bench streaming`: the language model, and what turns its tokens into sound."""
+"""`vivavoce bench offline` and `vivavoce bench streaming`: the language model alone, and its tokens to sound."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ STREAMING_EXAMPLES = (
 )
 BATCH_SIZES = (16, 8, 4, 2, 1)
 DEFAULT_TEXTS, DEFAULT_SPEECHES = 16, 4
-"""Of the built-in sentences: those that fill the largest batch, and those that are spoken in chunks."""
+"""Numbers of built-in sentences: enough for the largest batch, and for `streaming`."""
 _LARGEST_BATCH = 256
 _TOGETHER = 8
-"""Texts that the language model reads at once for `streaming`; its time is not measured."""
+"""Texts in one batch of the language model for `streaming`; its time is not measured."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,6 @@ class StageModel(ModelChoice):
 
 @dataclass(frozen=True)
 class TextChoice:
-    """The options for texts."""
-
     num_texts: int | None = flag("Take the first texts only.  [default: all of a list]", "NUMBER", "-n", min=1)
     text_file: Path | None = flag("One text per line.  [default: built-in English sentences]", "FILE", "-f")
     manifest: Path | None = flag(
@@ -70,16 +68,14 @@ class TextChoice:
 
     @property
     def source(self) -> str:
-        """Where the texts come from, for a report."""
         return str(self.dataset or self.manifest or self.text_file or "built in")
 
     @property
     def built_in(self) -> bool:
-        """Whether no texts were given."""
         return not (self.dataset or self.manifest or self.text_file)
 
     def check(self) -> None:
-        """Refuse options that exclude one another; `InvalidRequest` names them."""
+        """Raises InvalidRequest for options that exclude one another."""
         given = {"--text-file": self.text_file, "--manifest": self.manifest, "--huggingface-dataset": self.dataset}
         named = [option for option, value in given.items() if value is not None]
         if len(named) > 1:
@@ -92,7 +88,7 @@ class TextChoice:
             raise InvalidRequest("transcript: belongs to a recording; name it with --voice")
 
     def read(self, built_in: int = DEFAULT_TEXTS) -> list[Utterance]:
-        """The texts. built_in: how many of the built-in sentences, where no number was given; a list is read whole."""
+        """built_in: number of built-in sentences where none was given; a list is read whole."""
         from vivavoce_bench.load import read_texts
         from vivavoce_bench.texts import SENTENCES
 
@@ -109,8 +105,6 @@ class TextChoice:
 
 @dataclass(frozen=True)
 class StageRun:
-    """What both commands measure, and where results go."""
-
     tokens: flags.TokensOption = None
     seed: int = flag("Of the first text; the others follow.", "NUMBER", default=0)
     output_dir: Path | None = flag("Keep the audio as WAV files here.", "FOLDER")
@@ -118,7 +112,6 @@ class StageRun:
     kernels: flags.KernelsOption = None
 
     def check(self) -> None:
-        """Refuse numbers out of their limits and places that cannot be written."""
         from vivavoce.engine.request import SamplingParams
         from vivavoce.frontend.speech import check_seed
 
@@ -127,11 +120,9 @@ class StageRun:
         check_report_places(self.json_file, folder=self.output_dir)
 
     def jobs(self, model: BenchModel, texts: TextChoice, lines: Sequence[Utterance]) -> list[Job]:
-        """One for each text."""
         return model.jobs(lines, self.seed, self.tokens, model.voice(texts.voice, texts.transcript))
 
     def settings(self, model: BenchModel, **others: Any) -> dict[str, Any]:
-        """Flat keys of what was measured, and on what."""
         from vivavoce_bench.commands.bench_model import machine, model_keys, resources
 
         return {
@@ -147,8 +138,6 @@ class StageRun:
 
 @dataclass(frozen=True)
 class Batches:
-    """What is compared by `offline`."""
-
     backend: list[str] | None = flag("torch, hf, vllm or trtllm; may be repeated.  [default: torch, our own]", "NAME")
     batch_size: list[str] | None = flag("Texts at once, such as 16,4.  [default: 16,8,4,2,1]", "NUMBERS")
     token2wav_batch_size: int | None = flag(
@@ -163,14 +152,14 @@ class Batches:
     plot: flags.PlotOption = None
 
     def backends(self) -> list[Backend]:
-        """The runtimes, which are all there; `InvalidRequest`: an unknown one, or an option that none of them reads."""
+        """Raises InvalidRequest for an unknown runtime or an unused option, MissingDependency for a missing package."""
         from vivavoce_bench.commands.bench_backends import Backend, check_installed, parse_backends
 
         found = parse_backends(self.backend or [Backend.TORCH.value])
         if self.engine_dir is not None and Backend.TRTLLM not in found:
             raise InvalidRequest("engine_dir: only the backend trtllm runs engines; add --backend trtllm")
         if self.engine_dir is not None and not self.engine_dir.is_dir():
-            raise InvalidRequest(f"engine_dir: {str(self.engine_dir)!r} is no folder; name the one of trtllm-build")
+            raise InvalidRequest(f"engine_dir: {str(self.engine_dir)!r} is not a folder; name the one of trtllm-build")
         if self.llm_model is not None and found == [Backend.TORCH]:
             raise InvalidRequest(
                 "llm_model_name_or_path: torch reads the model's own folder; add a --backend that reads a merged one "
@@ -181,16 +170,17 @@ class Batches:
         return found
 
     def sizes(self, num_texts: int | None = None) -> list[int]:
-        """The batch sizes, those that can be filled if none was asked for.
+        """The batch sizes; by default all that can be filled.
 
-        num_texts: None: not known yet. `InvalidRequest`: one is out of its limits, or more than there are texts.
+        num_texts: None: not known yet. `InvalidRequest`: a size is out of its limits, or larger than the number of
+        texts.
         """
         parts = [part for one in self.batch_size or () for part in re.split(r"[,\s]+", one.strip())]
         sizes = [int(part) if part.isdecimal() else 0 for part in parts]
         for part, size in zip(parts, sizes, strict=True):
             if not 1 <= size <= _LARGEST_BATCH:
                 raise InvalidRequest(
-                    f"batch_size: {part!r} is no number in 1 … {_LARGEST_BATCH}; write some such as 16,8,1"
+                    f"batch_size: {part!r} is not a number in 1 … {_LARGEST_BATCH}; write some such as 16,8,1"
                 )
         if num_texts is None:
             num_texts = _LARGEST_BATCH
@@ -267,8 +257,6 @@ def _measure_batches(
 
 @dataclass(frozen=True)
 class Chunks:
-    """What `streaming` speaks, and how it is cut."""
-
     chunk_size: int = flag("Speech tokens of the first chunk: 25 are a second.", "NUMBER", default=25)
     overlap: int = flag("Tokens that chunks share and fade over.  [default: 0, seamless joins]", "NUMBER", default=0)
     strategy: str = flag("equal, or exponential: each chunk twice the one before.", "NAME", default="equal")
@@ -276,7 +264,6 @@ class Chunks:
     memory: flags.MemoryOption = None
 
     def check(self, texts: TextChoice, tokens: int | None) -> Strategy:
-        """How chunks follow one another; `InvalidRequest` for anything that cannot be done."""
         from vivavoce_bench.chunked import Strategy, cuts
 
         try:
@@ -295,7 +282,7 @@ class Chunks:
             )
         for path in self.recording or ():
             if not path.is_file():
-                raise InvalidRequest(f"recording: {str(path)!r} is no file; check the path")
+                raise InvalidRequest(f"recording: {str(path)!r} is not a file; check the path")
         return strategy
 
 
@@ -369,7 +356,7 @@ def _recorded(recordings: Sequence[Path], texts: TextChoice, run: StageRun, mode
 def _speak_all(
     speeches: Sequence[TokenSpeech], cut: Sequence[Sequence[Cut]], token2wav: BenchToken2Wav, run: StageRun, say: Any
 ) -> list[ChunkedSpeech]:
-    """Every speech both ways, after the first one was spoken once to warm up."""
+    """Speak every speech both ways, after the first one was spoken once to warm up."""
     from vivavoce.frontend.audio.encode import write_audio
     from vivavoce_bench.chunked import speak_chunked
     from vivavoce_bench.commands.bench_model import reset_peaks

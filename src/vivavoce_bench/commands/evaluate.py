@@ -1,4 +1,4 @@
-"""`vivavoce eval`: how intelligible, similar and clean a model's speech is."""
+"""`vivavoce eval`: word errors, similarity and sound of a model's speech."""
 
 from __future__ import annotations
 
@@ -36,16 +36,14 @@ EXAMPLES = (
 )
 BUILT_IN_RECOGNISER = "pocketsphinx"
 Say = Callable[[str], None]
-"""Takes a few words on what is being done."""
+"""Shows a few words on the current step."""
 _MOST_JOBS = 8
 _UTTERANCES_PER_JOB = 8
-"""A recogniser of its own takes longer to start than to hear a few utterances."""
+"""A further recogniser takes longer to start than to hear a few utterances."""
 
 
 @dataclass(frozen=True)
 class EvaluationFlags:
-    """What is spoken or scored, by whom, how, and what listens."""
-
     sentences: Path | None = flag("One sentence per line.  [default: 20 English sentences]", "FILE")
     list_: Path | None = flag("Lines as in seed-tts-eval: id|prompt text|prompt wav|text.", "FILE", "--list")
     audio: Path | None = flag(
@@ -71,7 +69,7 @@ class EvaluationFlags:
     jobs: int | None = flag("Recogniser processes.  [default: by cores; 1 for your own]", "NUMBER", min=1)
 
     def check(self) -> None:
-        """`InvalidRequest` for options that recordings or a list leave no room for."""
+        """Raises InvalidRequest for options that contradict recordings or a list."""
         if self.audio is not None:
             for name in ("mode", "instructions", "stream", "transcript"):
                 if getattr(self, name):
@@ -85,7 +83,7 @@ class EvaluationFlags:
             raise InvalidRequest("voice: a list names the voice of each line itself; leave --voice out")
 
     def read(self) -> tuple[str, list[Case]]:
-        """(where the cases are from, they themselves); `InvalidRequest` if that is no file or is given twice."""
+        """(source of the cases, cases); `InvalidRequest` for an unreadable file or two sources."""
         from vivavoce_bench.evaluate import cases as reading
 
         folder = self.audio if self.audio is not None and self.audio.is_dir() else None
@@ -106,7 +104,7 @@ class EvaluationFlags:
         return (place, cases) if folder is None else (str(folder), reading.with_audio(cases, folder))
 
     def manner(self) -> Manner:
-        """As the evaluation takes it; `InvalidRequest` if something is out of its limits."""
+        """Raises InvalidRequest for values out of their limits."""
         from vivavoce_bench.evaluate import Manner
 
         checked = SpeechManner(
@@ -116,7 +114,6 @@ class EvaluationFlags:
 
 
 def recogniser_jobs(num_utterances: int) -> int:
-    """Processes of the built-in recogniser for this many utterances."""
     return min(os.cpu_count() or 1, _MOST_JOBS, max(1, num_utterances // _UTTERANCES_PER_JOB))
 
 
@@ -163,7 +160,7 @@ def evaluate(
         manner = flags.manner()
         place = model_folder(model.model)
         text = TextFrontEnd(TextTokenizer.from_folder(place / BACKBONE), scripts=read_card(place).scripts)
-        # What cannot be scored is refused before the networks load.
+        # Refuse unscorable sentences before the networks load.
         factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser)
         jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
         spelled = Instruments(factory, flags.jobs or jobs, lambda said: text.explain(said).spoken)
@@ -224,7 +221,7 @@ def _deliver(report: Report, out: Path | None, as_json: bool, reporter: Reporter
 def _spoken(
     flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce, manner: Manner, show: Say
 ) -> tuple[Iterator[Clip], Mapping[str, VoiceLike], dict[str, Any]]:
-    """Clips, the speakers that they are compared with, and what the report says of the model."""
+    """Clips, the references for similarity, and the report's keys of the model."""
     from vivavoce_bench.evaluate.speaking import speak_all
 
     voices = _voices_to_speak(flags, cases, folder, tts)
@@ -250,7 +247,7 @@ class _PromptVoices(dict[str, "Voice"]):
 
 
 def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce) -> dict[str, Voice]:
-    """A list's; else those asked for; else the model's built-in ones; else the stored ones that were made for it."""
+    """A list's; else the requested ones; else the model's built-in ones; else stored ones that fit the model."""
     from vivavoce.frontend.voices.voice import built_in_voices
 
     if flags.list_ is not None:
@@ -308,7 +305,7 @@ def _prompt_speakers(cases: Sequence[Case], embed: Callable[[Path], Any], show: 
 
 
 def _longest_speech(folder: Path, text: TextFrontEnd, max_ratio: float) -> Callable[[str], float]:
-    """The seconds after which the model is stopped in a text: `max_ratio` speech tokens per text token."""
+    """The model is stopped in a text after these seconds: `max_ratio` speech tokens per text token."""
     from vivavoce.checkpoint.settings import read_config
     from vivavoce.checkpoint.weights import find_part, read_tensors
 

@@ -1,4 +1,4 @@
-"""How intelligible, similar and clean speech is, in numbers that can be compared. See docs/measuring.md."""
+"""Intelligibility, speaker similarity and sound of speech, in figures. See docs/measuring.md."""
 
 from vivavoce_bench.evaluate.assessment import Instruments as Instruments
 from vivavoce_bench.evaluate.assessment import assess as assess

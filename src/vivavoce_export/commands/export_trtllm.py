@@ -30,8 +30,6 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrtllmFlags:
-    """The language model, the checkpoint's numbers and how they are shared out, and what is done besides."""
-
     model: str | None = flag(
         "A downloaded model, a model folder, or a merged Qwen2 folder.  [default: mini]",
         "NAME|FOLDER",
@@ -71,7 +69,7 @@ class TrtllmFlags:
     force: bool = flag("Take the place of an earlier conversion.", default=False)
 
     def chosen(self) -> ConvertOptions:
-        """As the conversion takes them; `InvalidRequest` for what it cannot do."""
+        """Raises InvalidRequest for options that contradict one another."""
         from vivavoce_export.trtllm.options import ConvertOptions
 
         if self.weight_only_precision is not None and not self.use_weight_only:
@@ -182,7 +180,7 @@ def _check_write_back(target: Path, flags: TrtllmFlags, folder: Path) -> None:
 def _calibration(
     flags: TrtllmFlags, chosen: ConvertOptions, source: Source, folder: Path
 ) -> tuple[Calibration, tuple[Prompt, ...]]:
-    """(what to calibrate with, the prompts of `--check`); without a file, the prompts of the model's own voices."""
+    """(calibration, prompts of `--check`); without a file, the prompts of the model's own voices."""
     from vivavoce.checkpoint.folder import SPEAKERS
     from vivavoce_export.trtllm.calibration import Calibration, read_calibration, voices_prompts
 

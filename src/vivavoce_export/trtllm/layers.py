@@ -30,13 +30,13 @@ INT8_LIMIT = 127
 _TILE = 64
 _OCTET = 8
 _PERMUTED_BITS = 128
-"""Of rows that are permuted among themselves: 16 of int8, 32 of int4."""
+"""Bits of rows that are permuted among themselves: 16 rows of int8, 32 of int4."""
 _LEAST = 1e-5
 _LEAST_HALF = 2.0**-24
 
 
 class ShardCut(Enum):
-    """Along which of a matrix's sides it is divided."""
+    """The side along which a matrix is divided."""
 
     ROWS = "rows"
     COLUMNS = "columns"
@@ -45,7 +45,7 @@ class ShardCut(Enum):
 
 @dataclass(frozen=True)
 class LayerMatrix:
-    """parts: Hugging Face's names of what it is made of; input_scale: where the scale of its inputs stands."""
+    """parts: Hugging Face's names of its parts; input_scale: the name of its inputs' scale."""
 
     cut: ShardCut
     parts: tuple[str, ...]
@@ -166,7 +166,7 @@ def _int8(
     options: ConvertOptions,
     sizes: QwenSizes,
 ) -> dict[str, Sequence[Tensor]]:
-    """A smoothed matrix, [outputs, inputs] float16, as an int8 product's tensors for each GPU; smooth: [inputs]."""
+    """The tensors for each GPU of an int8 product by a smoothed matrix, [outputs, inputs] float16; smooth: [inputs]."""
     matrix, tp = MATRICES[name], options.tp
     if not weight.is_meta and not bool(weight.isfinite().all()):
         raise CheckpointError(
@@ -200,12 +200,12 @@ def quantise(weight: Tensor, bits: int, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def dequantise(stored: Tensor, scale: Tensor, bits: int, layout: str) -> Tensor:
-    """The matrix that is meant, [outputs, inputs] float32."""
+    """Returns [outputs, inputs] float32."""
     return (_values(stored, bits, layout).float() * scale.float()).t()
 
 
 def round_trip(weight: Tensor, bits: int) -> Tensor:
-    """What remains of a matrix that is quantised while an engine is built: [outputs, inputs] → the same, float32."""
+    """The matrix after quantisation in trtllm-build: [outputs, inputs] → the same, float32."""
     values, scale = whole_numbers(weight, bits)
     return (values.float() * scale.to(weight.dtype).float()).t()
 

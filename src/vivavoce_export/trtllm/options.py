@@ -1,4 +1,4 @@
-"""The options of a conversion, and the checkpoint's `config.json` that follows from them and from a model's sizes."""
+"""The options of a conversion, and the checkpoint's `config.json` made from them and a model's sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEIGHT_ONLY_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """One conversion. Raises `InvalidRequest` if a value is out of its range or two contradict each other."""
+    """Raises `InvalidRequest` if a value is out of its range or two contradict each other."""
 
     dtype: str = AUTO
     """float16, bfloat16, float32, or auto: the source's own, float16 in place of float32."""
@@ -70,16 +70,15 @@ class ConvertOptions:
 
     @property
     def world(self) -> int:
-        """GPUs, hence files, in all."""
+        """Number of GPUs and of files."""
         return self.tp * self.pp
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the ranges of activations have to be known."""
         return self.smoothquant is not None or self.int8_kv_cache
 
     def check_fits(self, sizes: QwenSizes) -> None:
-        """Refuse a split that this model cannot be cut into; the error has the reason and the splits that can be."""
+        """Refuse a split that does not fit this model; the error has the reason and the possible splits."""
         if reason := _why_not_split(self.tp, sizes):
             fitting = [str(tp) for tp in range(1, sizes.num_heads + 1) if _why_not_split(tp, sizes) is None]
             raise InvalidRequest(f"tp-size: {self.tp} {reason}; use {' or '.join(fitting)}")
@@ -122,7 +121,7 @@ def _why_not_weight_only(tp: int, sizes: QwenSizes) -> str | None:
 
 
 def chosen_dtype(options: ConvertOptions, source: torch.dtype) -> torch.dtype:
-    """The dtype of everything that is not quantised; source: what the model is stored in."""
+    """source: the model's stored dtype."""
     if options.dtype != AUTO:
         return DTYPES[options.dtype]
     return source if source in (torch.float16, torch.bfloat16) else torch.float16
@@ -145,11 +144,11 @@ SIZES = {
     "max_positions": "max_position_embeddings",
     "tied": "tie_word_embeddings",
 }
-"""Where `config.json` has the fields of `QwenSizes`."""
+"""The names of `QwenSizes` in `config.json`."""
 
 
 def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dtype) -> dict[str, Any]:
-    """`config.json`; the loader takes `mapping` and `quantization` as keyword arguments, and no key that it lacks."""
+    """The loader takes `mapping` and `quantization` as keyword arguments, and fails on an unknown key."""
     return {
         "architecture": "Qwen2ForCausalLM",
         "dtype": str(dtype).removeprefix("torch."),
@@ -199,7 +198,7 @@ def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dt
 
 
 def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[QwenSizes, ConvertOptions]:
-    """What a `config.json` was made of; record: the options of the conversion, for what the settings do not say."""
+    """The sizes and options that a `config.json` was made from; record: options that it does not hold."""
     try:
         mapping, quantization = config["mapping"], config["quantization"]
         algorithm = quantization["quant_algo"] or ""
@@ -221,7 +220,7 @@ def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any])
 
 
 def build_command(checkpoint: str, engine: str, dtype: torch.dtype) -> tuple[str, ...]:
-    """What turns a checkpoint into an engine, where TensorRT-LLM is installed: program and arguments."""
+    """The program and arguments that turn a checkpoint into an engine, where TensorRT-LLM is installed."""
     limits = ("--max_batch_size", "16", "--max_num_tokens", "32768")
     plugin = ("--gemm_plugin", str(dtype).removeprefix("torch."))
     return "trtllm-build", "--checkpoint_dir", checkpoint, "--output_dir", engine, *limits, *plugin

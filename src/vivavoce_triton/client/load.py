@@ -1,4 +1,4 @@
-"""Putting a load on a Triton server over gRPC: `await measure(LoadOptions, show=…, keep_samples=…) -> Report`."""
+"""A load on a Triton server over gRPC: `await measure(LoadOptions, show=…, keep_samples=…) -> Report`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from vivavoce_triton.client.utterance import LoadMode, LoadOptions, Utterance
 from vivavoce_triton.client.wire import Connection, Samples, ServedModel, Tensor, read_reference, request_tensors
 
 _KEPT_REFERENCES = 64
-"""Recordings that stay decoded; 64 of 30 s take 123 MB."""
+"""Number of decoded recordings in memory; 64 of 30 s take 123 MB."""
 
 
 async def measure(
     options: LoadOptions, *, show: Callable[[LoadOutcome], None] = lambda _: None, keep_samples: bool = False
 ) -> Report:
-    """Ask for every utterance, and count what the server adds to its statistics meanwhile.
+    """Request every utterance, and count the server's statistics meanwhile.
 
-    A request that fails is a figure and ends no other. Cancelling ends all requests on the server. show: called with
-    each measured request when it has ended; keep_samples: keep the audio in the outcomes, for `Report.scored` (96 kB
-    per second of it at 24 kHz). `VivavoceError`: the server cannot be asked at all, or has no such model or input.
+    A failed request is a figure and ends no other. Cancelling ends all requests on the server. show: called with each
+    measured request when it has ended; keep_samples: keep the audio in the outcomes, for `Report.scored` (96 kB per
+    second of it at 24 kHz). `VivavoceError`: the server cannot be asked at all, or lacks the model or an input.
     """
     if options.folder is not None:
         make_folder(options.folder, field="log_dir")
@@ -78,7 +78,7 @@ class _Load:
     keep_samples: bool
 
     async def run(self, show: Callable[[LoadOutcome], None] = lambda _: None) -> list[LoadOutcome]:
-        """What became of each request, in their order."""
+        """The outcomes, in the order of the requests."""
         total = self.options.total
         places = iter(range(total))
         outcomes: dict[int, LoadOutcome] = {}
@@ -139,10 +139,10 @@ class _Load:
 
 
 def join(chunks: Sequence[Samples], overlap: int) -> tuple[Samples, tuple[int, ...]]:
-    """Chunks [n_i] one after another, each cross-faded linearly with the end of what is before it.
+    """Chunks [n_i] one after another, each cross-faded linearly with the end of the audio before it.
 
-    overlap: samples that a chunk repeats of the one before it, fewer where one of the two is shorter  →  (the audio
-    [n], the samples that each chunk adds to it).
+    overlap: samples that a chunk repeats of the one before it, fewer where one of the two is shorter → (the audio [n],
+    the samples that each chunk adds to it).
     """
     pieces: list[Samples] = []
     added: list[int] = []

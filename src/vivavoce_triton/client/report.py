@@ -30,7 +30,6 @@ class LoadOutcome(PlaybackTrace):
 
     @property
     def ok(self) -> bool:
-        """Whether it ended well."""
         return not self.problem
 
 
@@ -46,7 +45,7 @@ _ROWS = (
     ("RTF of a request", "request_rtf", 4),
 )
 _PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-"""What is counted of each model; all but the first of each batch size, too."""
+"""Counted for each model and, except the first, for each batch size."""
 _COUNTED = ("inference", "execution")
 _MS, _NS_PER_MS = 1000.0, 1e6
 
@@ -59,7 +58,7 @@ PART is Triton's name, such as success, fail, queue and compute_infer, SIZE a ba
 
 
 def parse_statistics(answer: Mapping[str, Any]) -> Statistics:
-    """From Triton's answer as JSON; numbers may be strings, and what is 0 may be missing."""
+    """From Triton's answer as JSON; numbers may be strings, and zeros may be missing."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for one in answer.get("model_stats", ()):
         counts = found[one["name"], one.get("version", "")] = Counter()
@@ -73,20 +72,19 @@ def parse_statistics(answer: Mapping[str, Any]) -> Statistics:
 
 
 def difference(after: Statistics, before: Statistics) -> Statistics:
-    """What was added in between, for the models that did anything."""
+    """The counts between two answers, for the models that did anything."""
     added = {key: one - before.get(key, Counter()) for key, one in sorted(after.items())}
     worked = ("executions", "all success count", "all fail count")
     return {key: one for key, one in added.items() if any(one[what] for what in worked)}
 
 
 def _means(counts: Counter[str], size: object, parts: Sequence[str]) -> dict[str, float | None]:
-    """Milliseconds of each part on average; None: it was never done."""
+    """Mean milliseconds of each part; None: it never ran."""
     done = {part: counts[f"{size} {part} count"] for part in parts}
     return {part: counts[f"{size} {part} ns"] / count / _NS_PER_MS if count else None for part, count in done.items()}
 
 
 def _batches(counts: Counter[str]) -> dict[int, int]:
-    """Executions by batch size."""
     done = {key.split()[0]: count for key, count in counts.items() if key.endswith(" compute_infer count")}
     return {int(size): done[size] for size in sorted(done.keys() - {"all"}, key=int) if done[size]}
 
@@ -109,7 +107,6 @@ def _statistics_json(counts: Counter[str]) -> dict[str, Any]:
 
 
 def statistics_text(statistics: Statistics) -> str:
-    """Some lines per model."""
     lines: list[str] = []
     for (name, version), one in statistics.items():
         done = f"{one['inferences']} inferences in {one['executions']} executions, {one['all fail count']} failed"
@@ -126,7 +123,7 @@ def _times(means: Mapping[str, float | None]) -> str:
 
 
 def figures(outcomes: Sequence[LoadOutcome]) -> dict[str, Any]:
-    """All that the outcomes show, under the flat keys of docs/triton.md; None where nothing was measured.
+    """The flat keys of docs/triton.md; None where nothing was measured.
 
     Latencies and audio are of requests that ended well; the wall time is of all: from the first call to the last end.
     """
@@ -158,10 +155,10 @@ def _in_ms(seconds: Iterable[float | None]) -> list[float]:
 
 @dataclass(frozen=True)
 class Report:
-    """What a load was, and what came of it.
+    """A load and its outcomes.
 
-    statistics: what the measured requests added to the server's counts; quality: what a scoring function found, None:
-    there was none.
+    statistics: the server's counts for the measured requests; quality: the scoring function's figures, None: not
+    scored.
     """
 
     settings: Mapping[str, Any]
@@ -171,17 +168,16 @@ class Report:
 
     @property
     def failed(self) -> int:
-        """Requests that did not end well."""
         return sum(not outcome.ok for outcome in self.outcomes)
 
     def scored(self, score: Score) -> Report:
-        """The same with the figures of the audio, which is let go; errors are those of `score`."""
+        """The same with the figures of the audio, without its samples; errors are those of `score`."""
         ok = [outcome for outcome in self.outcomes if outcome.ok]
         quality = score(ok) if ok else {}
         return replace(self, quality=quality, outcomes=[replace(outcome, samples=None) for outcome in self.outcomes])
 
     def problems(self) -> list[str]:
-        """What went wrong, the most frequent first, each as one sentence with the number of requests."""
+        """The errors, the most frequent first, each as one sentence with the number of requests."""
         counts = Counter(outcome.problem for outcome in self.outcomes if not outcome.ok)
         return [
             f"{count} of {len(self.outcomes)} requests failed: {problem}" for problem, count in counts.most_common()
@@ -192,7 +188,7 @@ class Report:
         return {**figures(self.outcomes), **(self.quality or {})}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the single requests."""
+        """Everything except the single requests."""
         models = [
             {"name": name, "version": version, **_statistics_json(one)}
             for (name, version), one in self.statistics.items()
@@ -239,7 +235,6 @@ class Report:
 
 
 def _request(outcome: LoadOutcome) -> dict[str, Any]:
-    """One line of the requests' log."""
     return {
         "name": outcome.name,
         "text": outcome.text,
