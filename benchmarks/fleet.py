@@ -269,7 +269,7 @@ def hardware(options: argparse.Namespace) -> str:
     """What the engines run on."""
     import torch
 
-    from vivavoce_bench.commands.bench_model import processor
+    from vivavoce_bench.hardware import processor
 
     return torch.cuda.get_device_name(int(options.gpus.split(",")[0])) if options.gpus else processor()
 

@@ -24,10 +24,11 @@ from vivavoce.frontend.model_choice import choose_device, choose_dtype, model_fo
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.voice import built_in_voices
+from vivavoce_bench.load import Outcome
 from vivavoce_bench.measure import Arrival, rounded, save_json
 from vivavoce_bench.texts import SENTENCES
 from vivavoce_triton.client.load import measure
-from vivavoce_triton.client.report import LoadOutcome, figures
+from vivavoce_triton.client.report import figures
 from vivavoce_triton.client.utterance import LoadOptions, Manner, Utterance
 from vivavoce_triton.environment import find_installation
 from vivavoce_triton.model_repository import ModelSet, RepositoryPlan, render_repository
@@ -38,7 +39,7 @@ SEED = 42
 IN_PROCESS = "in process"
 MODELS = {"cosyvoice2": ModelSet.STAGED, "vivavoce": ModelSet.FAST, IN_PROCESS: None}
 """What speaks, and the models that a server then holds; this process last, which keeps a GPU's memory."""
-Ask = Callable[[LoadOptions], Coroutine[Any, Any, Sequence[LoadOutcome]]]
+Ask = Callable[[LoadOptions], Coroutine[Any, Any, Sequence[Outcome]]]
 KEYS = (
     "ok", "failed", "first_chunk_ms_avg", "first_chunk_ms_p50", "first_chunk_ms_p95", "total_ms_avg", "total_ms_p50",
     "total_ms_p95", "audio_s", "rtf", "underruns",
@@ -92,11 +93,11 @@ def _load(model: str, tasks: int, requests: int) -> LoadOptions:
     )
 
 
-async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[LoadOutcome]:
+async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[Outcome]:
     """The same load without a server: each request is timed from its text to its chunks."""
     loop, zero_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     voice = next(iter(built_in_voices(synthesizer.front_end.folder).values()))
-    places, outcomes = iter(range(load.total)), list[LoadOutcome]()
+    places, outcomes = iter(range(load.total)), list[Outcome]()
 
     async def user() -> None:
         for place in places:
@@ -107,13 +108,12 @@ async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[LoadO
             async for chunk in handle:
                 arrivals.append(Arrival(loop.time() - zero_s, len(chunk.samples)))
             outcomes.append(
-                LoadOutcome(
+                Outcome(
                     start_s,
                     loop.time() - zero_s,
                     synthesizer.front_end.config.rates.sample_rate,
                     tuple(arrivals),
-                    name=utterance.name,
-                    text=utterance.text,
+                    utterance=utterance,
                 )
             )
 
@@ -150,11 +150,11 @@ def _server(models: ModelSet, model: Path, device: str, environment: Path | None
             yield server
 
 
-async def _served(load: LoadOptions) -> Sequence[LoadOutcome]:
+async def _served(load: LoadOptions) -> Sequence[Outcome]:
     return (await measure(load)).outcomes
 
 
-async def _warm_and_here(load: LoadOptions, synthesizer: Synthesizer) -> Sequence[LoadOutcome]:
+async def _warm_and_here(load: LoadOptions, synthesizer: Synthesizer) -> Sequence[Outcome]:
     await _in_process(replace(load, requests=load.warmup), synthesizer)
     return await _in_process(load, synthesizer)
 

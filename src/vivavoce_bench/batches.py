@@ -70,7 +70,6 @@ class BatchFigures:
         return {**asdict(self), **derived}
 
     def row(self) -> list[str]:
-        """Cells under `HEADER`."""
         counts = [self.backend, str(self.batch_size), str(self.texts), str(self.tokens), f"{self.audio_s:.1f}"]
         times = (self.llm_time_seconds, self.token2wav_time_seconds, self.total_time_seconds)
         return [*counts, *(f"{seconds:.2f}" for seconds in times), f"{self.rtf:.3f}", f"{self.tokens_per_s:.0f}"]
@@ -119,7 +118,6 @@ class BatchRig:
     def _speak(
         self, batch: Sequence[Job], token2wav_batch_size: int
     ) -> tuple[Sequence[Sequence[int]], list[Samples], float, float]:
-        """(tokens, samples, seconds of the language model, seconds of token2wav)."""
         started = self.clock()
         tokens = self.model.generate([job.prompt for job in batch])
         llm_s = self.clock() - started

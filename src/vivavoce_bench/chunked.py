@@ -30,7 +30,6 @@ _DEPTH = 1e-3
 class Strategy(str, Enum):
     EQUAL = "equal"
     EXPONENTIAL = "exponential"
-    """Each chunk is twice as long as the one before."""
 
 
 class Cut(NamedTuple):
@@ -58,8 +57,6 @@ def cuts(num_tokens: int, size: int, strategy: Strategy, lookahead: int) -> list
 
 @dataclass(frozen=True, eq=False)
 class TokenSpeech:
-    """voice: any value by which token2wav knows a voice."""
-
     id: str
     tokens: tuple[int, ...]
     voice: Any
@@ -86,7 +83,6 @@ class ChunkedSpeech(PlaybackTrace):
 
     @property
     def chunks_s(self) -> list[float]:
-        """Seconds that each chunk took."""
         return [self.arrivals[0].at_s - self.start_s, *self.gaps_s]
 
     @property

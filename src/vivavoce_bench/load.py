@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,23 +70,31 @@ class Ending(str, Enum):
 class Outcome(PlaybackTrace):
     """The result of one request. In an open loop it starts at the planned moment, even if it was begun later.
 
-    problem: the error, "" unless it failed; retry_after_s: the wait that a refusal asked for.
+    utterance: the request, of the target's own type; problem: the error, "" unless it failed; retry_after_s: the wait
+    that a refusal asked for; file: the audio's, if it was kept.
     """
 
-    utterance: Utterance
+    utterance: Any
     ending: Ending = Ending.OK
     problem: str = ""
     retry_after_s: float = 0.0
+    file: Path | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.ending is Ending.OK
 
     @property
     def ttfb_s(self) -> float:
-        """Seconds from the call to the first audio."""
         return self.arrivals[0].at_s - self.start_s
 
     @property
     def samples(self) -> NDArray[np.float32]:
         """The audio of a request whose target keeps it: [n] float32."""
         return np.concatenate([arrival.samples for arrival in self.arrivals if arrival.samples is not None])
+
+    def without_samples(self) -> Outcome:
+        return replace(self, arrivals=tuple(replace(one, samples=None) for one in self.arrivals))
 
 
 def with_ending(outcomes: Sequence[Outcome], ending: Ending) -> list[Outcome]:
@@ -139,30 +147,30 @@ async def run_load(
     loop = asyncio.get_running_loop()
     outcomes: dict[int, Outcome] = {}
 
-    async def ask(place: int, start_s: float) -> float:
-        outcomes[place] = await _ask(target, utterances[place], start_s)
+    async def ask(index: int, start_s: float) -> float:
+        outcomes[index] = await _ask(target, utterances[index], start_s)
         show(len(outcomes))
-        return outcomes[place].retry_after_s
+        return outcomes[index].retry_after_s
 
-    async def user(places: Iterator[int]) -> None:
+    async def user(indices: Iterator[int]) -> None:
         wait_s = 0.0
-        for place in places:
+        for index in indices:
             # A refused user obeys: asking again at once would only count how fast the target can refuse.
             await asyncio.sleep(wait_s)
-            wait_s = await ask(place, loop.time())
+            wait_s = await ask(index, loop.time())
 
-    async def arrive(place: int, at_s: float) -> None:
+    async def arrive(index: int, at_s: float) -> None:
         await asyncio.sleep(at_s - loop.time())
-        await ask(place, at_s)
+        await ask(index, at_s)
 
-    places = iter(range(len(utterances)))
+    indices = iter(range(len(utterances)))
     if isinstance(load, ClosedLoop):
-        await asyncio.gather(*(user(places) for _ in range(min(load.concurrency, len(utterances)))))
+        await asyncio.gather(*(user(indices) for _ in range(min(load.concurrency, len(utterances)))))
     else:
         start_s = loop.time()
         times = load.arrivals(len(utterances))
-        await asyncio.gather(*(arrive(place, start_s + after_s) for place, after_s in enumerate(times)))
-    return [outcomes[place] for place in range(len(utterances))]
+        await asyncio.gather(*(arrive(index, start_s + after_s) for index, after_s in enumerate(times)))
+    return [outcomes[index] for index in range(len(utterances))]
 
 
 async def _ask(target: Target, utterance: Utterance, start_s: float) -> Outcome:
@@ -220,7 +228,6 @@ def read_texts(path: Path) -> list[str]:
 
 
 def with_words(texts: Sequence[str], fewest: int, most: int) -> list[str]:
-    """Raises InvalidRequest if all texts are too long or too short."""
     kept = [text for text in texts if fewest <= len(text.split()) <= most]
     if not kept:
         counts = sorted(len(text.split()) for text in texts)

@@ -79,12 +79,10 @@ class PlaybackTrace:
 
     @property
     def rtf(self) -> float:
-        """Seconds that the request took per second of its audio."""
         return self.total_s / self.audio_s
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds between neighbouring pieces."""
         return [after.at_s - before.at_s for before, after in pairwise(self.arrivals)]
 
     @property
@@ -100,13 +98,12 @@ class PlaybackTrace:
             played_until_s = max(played_until_s, one.at_s) + one.num_samples / self.sample_rate
         return margins[1:]
 
-    def chunk_s(self, place: int) -> float | None:
+    def chunk_s(self, index: int) -> float | None:
         """Seconds from the call to piece `index` (from 0); None: it did not come."""
-        return self.arrivals[place].at_s - self.start_s if place < len(self.arrivals) else None
+        return self.arrivals[index].at_s - self.start_s if index < len(self.arrivals) else None
 
 
 def window_s(streams: Sequence[PlaybackTrace]) -> float:
-    """Seconds from the first call to the last end."""
     return max((one.end_s for one in streams), default=0.0) - min((one.start_s for one in streams), default=0.0)
 
 
@@ -171,17 +168,24 @@ def json_text(keys: Any) -> str:
     return json.dumps(keys, ensure_ascii=False, indent=2, allow_nan=False)
 
 
-def write_text(path: Path, text: str, *, field: str, other: str = "place") -> None:
-    """`InvalidRequest` about `field` if the place cannot be written."""
+@contextmanager
+def writing(path: Path, field: str) -> Iterator[None]:
+    """`InvalidRequest` about `field` if the block cannot write the file."""
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
-        raise _not_written(path, error, field, other) from None
+        raise InvalidRequest(
+            f"{field}: {str(path)!r} cannot be written ({error.strerror}); choose another place"
+        ) from None
 
 
-def save_json(keys: Any, path: Path, *, field: str = "json", other: str = "place") -> None:
-    """Errors as in `write_text`."""
-    write_text(path, json_text(keys) + "\n", field=field, other=other)
+def write_text(path: Path, text: str, *, field: str) -> None:
+    with writing(path, field):
+        path.write_text(text, encoding="utf-8")
+
+
+def save_json(keys: Any, path: Path, *, field: str = "json") -> None:
+    write_text(path, json_text(keys) + "\n", field=field)
 
 
 def make_folder(folder: Path, *, field: str) -> None:
@@ -213,20 +217,15 @@ def read_audio(source: Path | bytes, *, field: str) -> tuple[NDArray[np.float32]
     return samples.mean(axis=1), int(rate)
 
 
-def write_wav(
-    path: Path, samples: NDArray[np.float32], sample_rate: int, *, field: str = "output", other: str = "place"
-) -> None:
+def write_wav(path: Path, samples: NDArray[np.float32], sample_rate: int, *, field: str = "output") -> None:
     """Write a 16-bit WAV file; samples beyond ±1 are clipped. `InvalidRequest` if the place cannot be written."""
     import soundfile
 
-    try:
-        soundfile.write(str(path), samples.clip(-1, 1), sample_rate, subtype="PCM_16", format="WAV")
-    except (soundfile.LibsndfileError, OSError) as error:
-        raise InvalidRequest(f"{field}: {str(path)!r} cannot be written ({error}); choose another {other}") from None
+    with writing(path, field), path.open("wb") as file:
+        soundfile.write(file, samples.clip(-1, 1), sample_rate, subtype="PCM_16", format="WAV")
 
 
 def check_drawing(field: str = "plot") -> None:
-    """`MissingDependency` if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -236,9 +235,7 @@ def check_drawing(field: str = "plot") -> None:
 
 
 @contextmanager
-def picture(
-    path: Path, size: tuple[float, float], columns: int, *, field: str = "plot", other: str = "place"
-) -> Iterator[Sequence[Axes]]:
+def picture(path: Path, size: tuple[float, float], columns: int, *, field: str = "plot") -> Iterator[Sequence[Axes]]:
     """Axes side by side, saved as a PNG file when the block ends; size: width and height in inches.
 
     `MissingDependency`: matplotlib is not installed. `InvalidRequest`: the place cannot be written.
@@ -249,11 +246,5 @@ def picture(
     # Not pyplot's figure: pyplot keeps every figure and may want a display.
     figure = Figure(figsize=size, layout="constrained")
     yield list(figure.subplots(1, columns))
-    try:
+    with writing(path, field):
         figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise _not_written(path, error, field, other) from None
-
-
-def _not_written(path: Path, error: OSError, field: str, other: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {str(path)!r} cannot be written ({error.strerror}); choose another {other}")

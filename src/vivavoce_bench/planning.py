@@ -117,7 +117,6 @@ class EnginePlan:
         return CostModel(self._moved(card, measured))
 
     def _moved(self, card: Card, measured: Priors) -> Priors:
-        """Costs measured on an H200, for another card."""
         slower, reading = H200.tflops / card.tflops, 1e-9 / card.gb_per_s - 1e-9 / H200.gb_per_s
         # Every batch reads its network's weights, the flow's once a step.
         read = {Stage.FLOW: ("flow", self.models.config.flow.num_steps), Stage.VOCODER: ("vocoder", 1)}

@@ -76,7 +76,6 @@ class Device:
         """Calls by their time on the clock, in order."""
 
     def advance(self, until: float, mark: SimulatedMark | None = None) -> None:
-        """Advance to that time, or until a mark is reached."""
         while self.now < until and not (mark and mark.passed):
             busy = [one for one in self.queues if one.marks]
             speed = BESIDE if len(busy) > 1 else 1.0
@@ -112,7 +111,6 @@ class SimulatedQueue(DeviceQueue):
         self._depth, self._device = 1 if device.exclusive else DEPTH, device
         self._given = self.done = 0.0
         self.marks: deque[SimulatedMark] = deque()
-        """Marks ahead, in order."""
         device.queues.append(self)
 
     def spend(self, seconds: float) -> None:
@@ -122,13 +120,12 @@ class SimulatedQueue(DeviceQueue):
             self._given += seconds
 
     def mark(self) -> SimulatedMark:
-        made = SimulatedMark(None, self.clock(), [], self._device, self._given, self._given <= self.done)
-        if not made.passed:
-            self.marks.append(made)
-        return made
+        mark = SimulatedMark(None, self.clock(), [], self._device, self._given, self._given <= self.done)
+        if not mark.passed:
+            self.marks.append(mark)
+        return mark
 
     def go_on(self, seconds: float) -> None:
-        """Do `seconds` of work."""
         self.done += seconds
         while self.marks and self.marks[0].work <= self.done + _TINY_S:
             mark = self.marks.popleft()
@@ -225,8 +222,6 @@ class _Synthesis:
 
 
 class Simulation:
-    """One engine of a machine; `run` it once."""
-
     def __init__(self, machine: Machine, settings: EngineSettings, policy: ChunkPolicy) -> None:
         self._machine, self._policy, self._device = machine, policy, Device(machine.exclusive)
         queues = SimulatedQueue(self._device), SimulatedQueue(self._device)

@@ -24,7 +24,6 @@ _ALIGNMENT = 8
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 AUTO = "auto"
 BLOCK_VALUES = 4 << 20
-"""Values of a large table that are read at a time."""
 
 
 def check_target(target: Path, source: Path, *, force: bool, mark: str, field: str = "out") -> None:
@@ -32,10 +31,10 @@ def check_target(target: Path, source: Path, *, force: bool, mark: str, field: s
 
     force: it may also hold an earlier export, which is a folder with the file `mark`. field: for the error.
     """
-    place, origin, here = target.resolve(), source.resolve(), Path.cwd()
-    if place == origin or place in origin.parents or origin in place.parents:
+    resolved, origin, here = target.resolve(), source.resolve(), Path.cwd()
+    if resolved == origin or resolved in origin.parents or origin in resolved.parents:
         raise InvalidRequest(f"{field}: {target} and the model's folder lie within each other; choose another place")
-    if place == here or place in here.parents:
+    if resolved == here or resolved in here.parents:
         raise InvalidRequest(f"{field}: the current folder lies in {target}, which a new one replaces; name another")
     if not os.path.lexists(target):
         return
@@ -97,7 +96,6 @@ class TensorFile:
                 data, offset = data[written:], offset + written
 
     def close(self) -> None:
-        """Return when everything is on the disk."""
         with naming(self._path):
             try:
                 os.fsync(self._descriptor)

@@ -65,7 +65,6 @@ _ADDED_TOKENS = "added_tokens.json"
 _SPOKEN = (SPEECH_START, END)
 _ROPE_GROUPS = ("rope_parameters", "rope_scaling")
 _DEFAULT_ROPE_THETA = 10_000.0
-"""The default of transformers' Qwen2."""
 _RELEASE = {"mix_ratio": [5, 15], "sampling": {"top_p": 0.8, "top_k": 25, "win_size": 10, "tau_r": 0.1}}
 """The content of `speech_lm.json` for the releases of CosyVoice2 and 3, for folders without it."""
 _FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
@@ -96,7 +95,6 @@ class Source:
     vocabulary: MergedVocabulary | None = None
 
     def fingerprint(self) -> str:
-        """Differs when a file of the model was replaced."""
         marks = [(path.name, status.st_size, status.st_mtime_ns) for path in self.files for status in (path.stat(),)]
         return hashlib.sha256(json.dumps(marks).encode()).hexdigest()
 
@@ -127,11 +125,7 @@ def open_hugging_face(folder: Path) -> Source:
     sizes = settings.read(QwenSizes, rope_theta=rope_theta(config), tied=bool(tied))
     reader = MappedWeights(*paths, same={HEAD: EMBEDDING} if sizes.tied else None)
     _check_weights(sizes, reader)
-    bias = read_bias(folder, reader.read(HEAD_BIAS) if HEAD_BIAS in reader.shapes else None)
-    if bias is not None and bias.shape != (sizes.vocab_size,):
-        raise CheckpointError(
-            f"model: the head's bias is {list(bias.shape)} instead of [{sizes.vocab_size}]; download the folder again"
-        )
+    bias = read_bias(folder, sizes.vocab_size, reader.read(HEAD_BIAS) if HEAD_BIAS in reader.shapes else None)
     vocabulary = _find_vocabulary(folder)
     if vocabulary is not None and vocabulary.size > sizes.vocab_size:
         raise CheckpointError(
@@ -242,7 +236,7 @@ def read_vocabulary(folder: Path) -> MergedVocabulary:
 
 def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
     """None for a folder whose tokenizer, if it has one, has no speech tokens."""
-    ids = _added_ids(folder)
+    ids = added_ids(folder)
     if not ids.keys() & {*_SPOKEN}:
         return None
     wanted = {generation: (SPEECH_START, *controls) for generation, controls in CONTROLS.items()}
@@ -261,7 +255,7 @@ def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
     return vocabulary
 
 
-def _added_ids(folder: Path) -> dict[str, int]:
+def added_ids(folder: Path) -> dict[str, int]:
     """Ids by token, from every place in which tokenizers keep added tokens; the last place wins."""
     ids: dict[str, int] = {}
     for name in (TOKENIZER_CONFIG, _ADDED_TOKENS, TOKENIZER):
@@ -291,8 +285,8 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
     return lm_config(Section(CONFIG, data), Section(SPEECH, speech), vocabulary.own, **known)
 
 
-def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
-    """The head's bias, [ids] of a float dtype: `embedding_bias.npy`, else `stored`, from the weights.
+def read_bias(folder: Path, rows: int | None = None, stored: Tensor | None = None) -> Tensor | None:
+    """The head's bias, [rows] of a float dtype: `embedding_bias.npy`, else `stored`, from the weights.
 
     The file comes first: it is float32, and the one that runtimes add to the logits.
     """
@@ -310,6 +304,8 @@ def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
             f"{folder.name}: the head's bias is {list(bias.shape)} {dtype} and no list of floating point numbers; "
             f"{REMEDY}"
         )
+    if bias is not None and rows is not None and len(bias) != rows:
+        raise CheckpointError(f"{folder.name}: the head's bias is {list(bias.shape)} instead of [{rows}]; {REMEDY}")
     return bias
 
 
@@ -321,8 +317,8 @@ def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
     added = vocabulary.added_tokens()
     tokenizer.add_tokens(
         [
-            AddedToken(token, normalized=False, special=place >= vocabulary.num_speech_tokens)
-            for place, token in enumerate(added)
+            AddedToken(token, normalized=False, special=index >= vocabulary.num_speech_tokens)
+            for index, token in enumerate(added)
         ]
     )
     for expected, token in enumerate(added, start=vocabulary.text_size):
@@ -353,8 +349,6 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HFExport:
-    """num_bytes: of the weights' file."""
-
     folder: Path
     vocabulary: MergedVocabulary
     dtype: torch.dtype

@@ -56,7 +56,6 @@ class QwenSizes(Qwen2Config):
 
     @cached_property
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors of one layer by Hugging Face's names within it."""
         with torch.device("meta"):
             state = Layer(self).state_dict()
         prefix = f"{_OFFICIAL}model.layers.0."
@@ -76,7 +75,6 @@ class QwenSizes(Qwen2Config):
 
     @property
     def table_blocks(self) -> list[slice]:
-        """The rows of the embedding and of the head, in blocks of a bounded size."""
         return row_blocks(self.vocab_size, self.hidden_size)
 
 

@@ -43,9 +43,9 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
     if kind == "tensorrt":
         return _export_engine(part, folder)
     precision = next(name for name, dtype in PRECISIONS.items() if dtype == part.dtype)
-    place = folder / file_name(part.stem, precision, kind, part.device)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{place.name}.") as workshop:
-        path = Path(workshop) / place.name
+    target = folder / file_name(part.stem, precision, kind, part.device)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{target.name}.") as workshop:
+        path = Path(workshop) / target.name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's exporters, about themselves
             try:
@@ -55,14 +55,14 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
             except Exception as error:  # torch's exporters have no errors of one kind
                 reason = " ".join(str(error).split())[:200]
                 raise StageFailed(
-                    f"export: torch {torch.__version__} cannot write {place.name} ({reason}); try another --dtype or "
+                    f"export: torch {torch.__version__} cannot write {target.name} ({reason}); try another --dtype or "
                     "--device, or another release of torch"
                 ) from error
-            worst = check_run(part, _opened(part, kind, path), place.name)
+            worst = check_run(part, _opened(part, kind, path), target.name)
         if kind != "onnx":
             remember_code(path)
-        path.replace(place)
-    return place, worst
+        path.replace(target)
+    return target, worst
 
 
 def _export_engine(part: Part, folder: Path) -> tuple[Path, float]:
@@ -108,7 +108,6 @@ def _tensors(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _opened(part: Part, kind: str, path: Path) -> Run:
-    """Run the file as the engine does where it can."""
     if kind == "onnx" and part.name != "estimator":
         return partial(_run_onnx, open_onnx(path, num_inputs=len(part.dynamic), remedy="export it again"))
     if kind == "onnx":

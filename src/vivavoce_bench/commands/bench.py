@@ -6,7 +6,7 @@ import asyncio
 import re
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from vivavoce.cli.model import (
     named_voices,
     note_if_no_real_model,
 )
-from vivavoce.errors import InvalidRequest, Overloaded
+from vivavoce.errors import InvalidRequest
 from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.evaluate import recogniser_jobs
 from vivavoce_bench.commands.figures import check_report_places, print_figures
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from vivavoce.engine.chunk_policy import ChunkPolicy
     from vivavoce.engine.request import SamplingParams
     from vivavoce.frontend.voices.voice import Voice
-    from vivavoce_bench import Load, Outcome, Piece, Report, Utterance, Workload
-    from vivavoce_bench.evaluate import Instruments
+    from vivavoce_bench import Load, Outcome, Report, Workload
 
 EXAMPLES = (
     "vivavoce bench --concurrency 8 --requests 64",
@@ -54,8 +53,6 @@ command(app, *bench_stages.STREAMING_EXAMPLES, short_help="Speech tokens to soun
     bench_stages.streaming
 )
 DEFAULT_POLICY = "low_latency"
-QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per", "speaker_similarity", "runaways")
-"""Keys of an evaluation's summary that are reported with the latencies."""
 _DEFAULT_WARMUP = 4
 
 
@@ -81,7 +78,6 @@ class BenchLoad:
     seed: int = flag("Of texts, arrivals and speech.", "NUMBER", default=0)
 
     def load(self) -> Load:
-        """Raises InvalidRequest for both a rate and a concurrency, or a value out of its limits."""
         from vivavoce_bench import ClosedLoop, OpenLoop
 
         if self.rate is None:
@@ -147,8 +143,6 @@ class BenchOutput:
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """command: the command line that a shell would read."""
-
     load: BenchLoad
     engine: EngineChoice
     output: BenchOutput
@@ -158,7 +152,6 @@ class BenchRequest:
     spread: Spread = field(default_factory=Spread)
 
     def check(self) -> None:
-        """Refuse mistakes before a model loads."""
         from vivavoce.frontend.speech import check_seed
 
         check_seed(self.load.seed)
@@ -230,7 +223,8 @@ def run_bench(
 def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report:
     """Put the load on a loaded model, which stays open."""
     from vivavoce_bench import Ending, Report, run_load
-    from vivavoce_bench.commands.bench_model import machine, reset_peaks, resources
+    from vivavoce_bench.engine_target import EngineTarget, instruments_for, quality
+    from vivavoce_bench.hardware import reset_peaks, resources
     from vivavoce_bench.load import with_ending
 
     load = request.load
@@ -238,7 +232,9 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
         voices = _voices(request, tts)
         workload = load.workload(list(voices))
         utterances, warmup = workload.utterances(load.requests), workload.utterances(load.num_warmup(), "warm-up")
-        instruments = _instruments(tts, utterances) if request.output.quality else None
+        instruments = (
+            instruments_for(tts, utterances, recogniser_jobs(len(utterances))) if request.output.quality else None
+        )
         if warmup:
             tts.warm_up()
     target = EngineTarget(tts, voices, load.chunk_policy(tts.generation), load.sampling(), request.output.quality)
@@ -255,86 +251,26 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
 
     with progress(reporter, transient=True) as bar:
         outcomes = asyncio.run(drive())
-    report = Report({**_settings(request, tts), **machine(tts.device)}, outcomes, resources(own))
+    report = Report(_settings(request, tts), outcomes, resources(own))
     if instruments is None:
         return report
     with reporter.working("listening …") as say:
         return replace(report, quality=quality(with_ending(outcomes, Ending.OK), voices, instruments, say))
 
 
-@dataclass(frozen=True, eq=False)
-class EngineTarget:
-    """A loaded model as a `Target`. policy: None for whole utterances; keep: keep the samples."""
-
-    tts: Vivavoce
-    voices: Mapping[str, Voice]
-    policy: ChunkPolicy | None
-    sampling: SamplingParams
-    keep: bool
-
-    @property
-    def sample_rate(self) -> int:
-        return self.tts.sample_rate
-
-    async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        from vivavoce_bench import Piece, Refused
-
-        voice = None if utterance.voice is None else self.voices[utterance.voice]
-        keywords: dict[str, Any] = {"seed": utterance.seed, "sampling": self.sampling}
-        try:
-            if self.policy is None:
-                samples = (await self.tts.aspeak(utterance.text, voice, **keywords)).samples
-                yield Piece(len(samples), samples if self.keep else None)
-                return
-            async for chunk in self.tts.astream(utterance.text, voice, policy=self.policy, **keywords):
-                yield Piece(len(chunk.samples), chunk.samples if self.keep else None)
-        except Overloaded as error:
-            raise Refused(error.retry_after_s) from error
-
-
 def _voices(request: BenchRequest, tts: Vivavoce) -> Mapping[str, Voice]:
-    """Voices are extracted before anything is measured."""
     if not request.load.voice:
         voice = tts.voice()
         return {voice.name or "default": voice}
     return named_voices(request.load.voice, request.load.transcript or (), tts.voices(), tts.voice)
 
 
-def _instruments(tts: Vivavoce, utterances: Sequence[Utterance]) -> Instruments:
-    """A recogniser and a speaker encoder, tried out before the load is put on; errors as in `evaluate.ready`."""
-    from vivavoce_bench.evaluate import Instruments, PocketSphinx
-    from vivavoce_bench.evaluate.assessment import ready
-    from vivavoce_bench.evaluate.cases import cases_of
-    from vivavoce_bench.evaluate.similarity import embed_with
-
-    jobs = recogniser_jobs(len(utterances))
-    texts = dict.fromkeys(utterance.text for utterance in utterances)
-    return ready(cases_of(texts), Instruments(PocketSphinx, jobs, tts.normalize, embed_with(tts.embed)), None)
-
-
-def quality(
-    ok: Sequence[Outcome], voices: Mapping[str, Voice], instruments: Instruments, show: Callable[[str], None]
-) -> dict[str, Any]:
-    """ok: requests with their samples; a value is None where nothing could be measured."""
-    from vivavoce_bench.evaluate import Case, Clip, assess
-
-    if not ok:
-        return dict.fromkeys(QUALITY_KEYS)
-    clips = (
-        Clip(Case(f"{one.number:04d}", one.text), one.voice or "", outcome.samples, outcome.sample_rate, one.seed)
-        for outcome in ok
-        for one in [outcome.utterance]
-    )
-    summary = assess(clips, voices, instruments, show=show).summary
-    return {key: summary.get(key) for key in QUALITY_KEYS}
-
-
 def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
-    from vivavoce_bench.commands.bench_model import model_keys
+    from vivavoce_bench.hardware import run_keys
 
     load, engine, policy = request.load, request.engine, request.load.chunk_policy(tts.generation)
     return {
-        **model_keys(request.command, tts.card, tts.dtype),
+        **run_keys(request.command, tts.card, tts.dtype, tts.device),
         "concurrency": (load.concurrency or 1) if load.rate is None else None,
         **{name: getattr(load, name) for name in ("rate", "seed", "tokens", "words", "offline")},
         "warmup": load.num_warmup(),

@@ -36,7 +36,6 @@ EXAMPLES = (
 )
 BUILT_IN_RECOGNISER = "pocketsphinx"
 Say = Callable[[str], None]
-"""Shows a few words on the current step."""
 _MOST_JOBS = 8
 _UTTERANCES_PER_JOB = 8
 """A further recogniser takes longer to start than to hear a few utterances."""
@@ -69,7 +68,6 @@ class EvaluationFlags:
     jobs: int | None = flag("Recogniser processes.  [default: by cores; 1 for your own]", "NUMBER", min=1)
 
     def check(self) -> None:
-        """Raises InvalidRequest for options that contradict recordings or a list."""
         if self.audio is not None:
             for name in ("mode", "instructions", "stream", "transcript"):
                 if getattr(self, name):
@@ -83,7 +81,6 @@ class EvaluationFlags:
             raise InvalidRequest("voice: a list names the voice of each line itself; leave --voice out")
 
     def read(self) -> tuple[str, list[Case]]:
-        """(source of the cases, cases); `InvalidRequest` for an unreadable file or two sources."""
         from vivavoce_bench.evaluate import cases as reading
 
         folder = self.audio if self.audio is not None and self.audio.is_dir() else None
@@ -97,14 +94,13 @@ class EvaluationFlags:
             raise InvalidRequest(
                 "sentences: are given twice, by --sentences, --list or a table of --audio; leave one out"
             )
-        place, cases = "built in", reading.cases_of(reading.SENTENCES)
+        source, cases = "built in", reading.cases_of(reading.SENTENCES)
         for path, read in given:
-            place, cases = str(path), read(path)
+            source, cases = str(path), read(path)
         cases = cases[: self.limit]
-        return (place, cases) if folder is None else (str(folder), reading.with_audio(cases, folder))
+        return (source, cases) if folder is None else (str(folder), reading.with_audio(cases, folder))
 
     def manner(self) -> Manner:
-        """Raises InvalidRequest for values out of their limits."""
         from vivavoce_bench.evaluate import Manner
 
         checked = SpeechManner(
@@ -158,8 +154,8 @@ def evaluate(
         control = parse_control(flags.control) if flags.control else None
         folder = None if out is None else _recordings_folder(out, cases, flags.voice or ())
         manner = flags.manner()
-        place = model_folder(model.model)
-        text = TextFrontEnd(TextTokenizer.from_folder(place / BACKBONE), scripts=read_card(place).scripts)
+        model_path = model_folder(model.model)
+        text = TextFrontEnd(TextTokenizer.from_folder(model_path / BACKBONE), scripts=read_card(model_path).scripts)
         # Refuse unscorable sentences before the networks load.
         factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser)
         jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
@@ -168,11 +164,11 @@ def evaluate(
     tts = load_model(model, reporter, backends=backends)[0] if flags.audio is None else None
     with reporter.working("preparing …") as show:
         if tts is None:
-            clips, references, embed, settings = _recorded(flags, cases, place, model, show)
+            clips, references, embed, settings = _recorded(flags, cases, model_path, model, show)
             instruments = replace(instruments, embed=embed)
         else:
-            clips, references, settings = _spoken(flags, cases, place, tts, manner, show)
-            longest_s = _longest_speech(place, text, manner.sampling.max_ratio)
+            clips, references, settings = _spoken(flags, cases, model_path, tts, manner, show)
+            longest_s = _longest_speech(model_path, text, manner.sampling.max_ratio)
             instruments = replace(instruments, embed=embed_with(tts.embed), longest_s=longest_s)
         settings = {
             "vivavoce": __version__,
@@ -221,7 +217,6 @@ def _deliver(report: Report, out: Path | None, as_json: bool, reporter: Reporter
 def _spoken(
     flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce, manner: Manner, show: Say
 ) -> tuple[Iterator[Clip], Mapping[str, VoiceLike], dict[str, Any]]:
-    """Clips, the references for similarity, and the report's keys of the model."""
     from vivavoce_bench.evaluate.speaking import speak_all
 
     voices = _voices_to_speak(flags, cases, folder, tts)

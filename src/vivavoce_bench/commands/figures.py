@@ -18,8 +18,8 @@ def print_figures(
     if json_file == STDOUT:
         print(json_text(keys))
         return
-    for place, (header, rows) in enumerate(tables):
-        if place:
+    for index, (header, rows) in enumerate(tables):
+        if index:
             print()
         print_table(rows, header)
     if json_file is not None:

@@ -102,7 +102,6 @@ def _rounded(value: float) -> int:
 
 
 def planned_engine(config: ModelConfig, dtype: str, memory_gb: float) -> EnginePlan:
-    """Errors as in `EngineChoice.settings` and `plan_engine`."""
     import torch
 
     from vivavoce.cli.model import EngineChoice

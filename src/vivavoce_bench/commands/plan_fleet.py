@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vivavoce_bench.simulation import Visit
 
 GAPS_ALLOWED = 1e-3
-"""Share of streams that may have gaps."""
 SIMULATED_S, FEWEST = 30.0, 200
 """Seconds in which simulated listeners come, and the smallest number of them."""
 COLUMNS = ("GPUs", "listeners each", "TTFB p50, ms", "TTFB p99, ms", "with gaps, %", "refused, %", "per hour of audio")

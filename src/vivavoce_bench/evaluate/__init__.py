@@ -10,7 +10,9 @@ from vivavoce_bench.evaluate.error_rate import character_errors as character_err
 from vivavoce_bench.evaluate.error_rate import word_errors as word_errors
 from vivavoce_bench.evaluate.recogniser import PocketSphinx as PocketSphinx
 from vivavoce_bench.evaluate.recogniser import Recogniser as Recogniser
-from vivavoce_bench.evaluate.report import Report as Report
+from vivavoce_bench.evaluate.report import EvaluationReport as EvaluationReport
 from vivavoce_bench.evaluate.speaking import Clip as Clip
 from vivavoce_bench.evaluate.speaking import Control as Control
 from vivavoce_bench.evaluate.speaking import Manner as Manner
+
+Report = EvaluationReport

@@ -22,7 +22,7 @@ from vivavoce_bench.evaluate.recogniser import (
     prepare,
     unknown_words,
 )
-from vivavoce_bench.evaluate.report import MOST_REFERENCES, RecordingsFolder, Report, Row, summarise
+from vivavoce_bench.evaluate.report import MOST_REFERENCES, EvaluationReport, RecordingsFolder, Row, summarise
 from vivavoce_bench.evaluate.similarity import Embed, as_vector, cosines, embed_with
 from vivavoce_bench.evaluate.sound import abruptness, abruptness_everywhere, clipping_share, join_clicks, pitch, silence
 from vivavoce_bench.evaluate.speaking import (
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instruments:
-    """The instruments to measure with; None: not measured."""
-
     recogniser: RecogniserFactory | None = None
     jobs: int = 1
     """Processes that listen, each with its own recogniser; 1: this process."""
@@ -65,7 +63,7 @@ def evaluate(
     control: Control | None = None,
     jobs: int = 1,
     show: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> EvaluationReport:
     """Let a model speak every sentence in every voice, and measure what comes out; see docs/measuring.md.
 
     voices: by any name, as in `{"me": tts.voice("me.wav", "What I say.")}`; sentences: texts, or cases that know more;
@@ -127,7 +125,7 @@ def assess(
     folder: RecordingsFolder | None = None,
     settings: Mapping[str, Any] | None = None,
     show: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> EvaluationReport:
     """Measure clips, one by one as they come, then listen to all of them; clips' samples are not kept.
 
     voices: references for similarity, by name; folder: keeps the audio in files; settings: for the report.
@@ -157,7 +155,7 @@ def assess(
         if compared and len(references) <= MOST_REFERENCES:
             matrix[voice] = {name: float(np.mean([each[name] for each in compared])) for name in references}
     summary = summarise(rows, len(references), clicks(measured))
-    return Report(settings or {}, summary, by_voice, matrix, tuple(rows))
+    return EvaluationReport(settings or {}, summary, by_voice, matrix, tuple(rows))
 
 
 def _measure(

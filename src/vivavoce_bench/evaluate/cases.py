@@ -49,13 +49,11 @@ class Case:
     audio: Path | None = None
     """A recording of the text that is scored as it is; None: the text is spoken."""
     truth: Path | None = None
-    """A person's recording of the same text, for comparison of length."""
     truth_s: float | None = None
     """Its length, if the recording itself is missing."""
 
 
 def cases_of(sentences: Iterable[str]) -> list[Case]:
-    """Numbered from 1."""
     return [Case(f"{number:04d}", sentence) for number, sentence in enumerate(sentences, start=1)]
 
 

@@ -24,7 +24,6 @@ def as_written(text: str) -> str:
 
 
 def is_unspaced(text: str) -> bool:
-    """Chinese and Japanese texts are scored by characters."""
     return _UNSPACED.search(text) is not None
 
 
@@ -56,7 +55,6 @@ class Edits(NamedTuple):
     insertions: int
     total: int
     errors: int
-    """All edits; may exceed `total`."""
 
 
 def align(said: Sequence[str], heard: Sequence[str]) -> Edits:

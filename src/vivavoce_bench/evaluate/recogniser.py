@@ -145,7 +145,6 @@ class PocketSphinx(_Sphinx):
             return _Sphinx(path)
 
     def phones(self, samples: Samples) -> list[str]:
-        """Phones of the CMU dictionary (39), without silence and noise."""
         _decode(self._phone_loop, samples)
         return [segment.word for segment in self._phone_loop.seg() or () if segment.word not in _NO_PHONES]
 
@@ -232,15 +231,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Heard:
-    """A recogniser's results for one utterance; None: it lacks the method."""
-
     free: str
     closed: str | None
     phones: str | None
-    """Separated by spaces."""
     phone_errors: int = 0
     num_phones: int = 0
-    """Phones of the expected words."""
     unknown: frozenset[str] = frozenset()
     """Expected words that the recogniser can never write."""
 
@@ -288,7 +283,6 @@ def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: 
 
 
 def main() -> None:
-    """Answer one `_listen_apart`."""
     # Ctrl-C reaches all processes of a terminal and ends these without a word: the first one answers.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with os.fdopen(os.dup(1), "wb") as answers:

@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 SCHEMA = "vivavoce-evaluation-1"
 MOST_REFERENCES = 32
-"""The similarity matrix is kept for up to this many references."""
 
 Row = dict[str, Any]
-"""The figures of one utterance, or of several together, by the keys of docs/measuring.md."""
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class EvaluationReport:
     """All figures of one run, under the names of report.json."""
 
     settings: Mapping[str, Any]
@@ -44,7 +42,7 @@ class Report:
         return found
 
     def save(self, path: Path) -> None:
-        save_json(self.to_json(), path, field="out", other="folder")
+        save_json(self.to_json(), path, field="out")
 
 
 _OVER_UTTERANCES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
@@ -155,10 +153,9 @@ _LINES = (
     ("worst join", "join_worst_ratio", "{join_worst_ratio:.2f} × limit"),
     ("median join", "join_median_ratio", "{join_median_ratio:.2f} × usual"),
 )
-"""Label, key and text of each figure."""
 
 
-def report_rows(report: Report) -> tuple[list[str], list[list[str]]]:
+def report_rows(report: EvaluationReport) -> tuple[list[str], list[list[str]]]:
     """A row per measured figure; columns for the run and each of a few voices."""
     columns = {"all": report.summary}
     if 1 < len(report.voices) <= _MOST_COLUMNS:
@@ -187,20 +184,19 @@ class RecordingsFolder:
         make_folder(folder, field="out")
 
     def write(self, clip: Clip) -> str:
-        """Returns the file's name."""
         voice = re.sub(r"[^\w-]+", "_", Path(clip.voice).stem)[:_LONGEST_FILE_NAME]
         stem = f"{clip.case.id}-{voice}" if self._by_voice else clip.case.id
         name, number = f"{stem}.wav", 2
         while name in self._taken:
             name, number = f"{stem}-{number}.wav", number + 1
         self._taken.add(name)
-        write_wav(self.folder / name, clip.samples, clip.sample_rate, field="out", other="folder")
+        write_wav(self.folder / name, clip.samples, clip.sample_rate, field="out")
         return name
 
     def write_table(self, rows: Sequence[Row]) -> None:
         """Write file name, text and voice of each utterance, the format of `read_audio_table`."""
         lines = ("\t".join((row["audio"], " ".join(row["text"].split()), _anywhere(row["voice"]))) for row in rows)
-        write_text(self.folder / TABLE, "".join(f"{line}\n" for line in lines), field="out", other="folder")
+        write_text(self.folder / TABLE, "".join(f"{line}\n" for line in lines), field="out")
 
 
 def _anywhere(voice: str) -> str:
@@ -220,17 +216,17 @@ _RATES = {
 }
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: EvaluationReport, path: Path) -> None:
     matrix = report.similarity_matrix if len(report.similarity_matrix) <= _MOST_VOICES else {}
     count = 3 if matrix else 2
-    with picture(path, (5.2 * count, 4.2), count, field="out", other="folder") as axes:
+    with picture(path, (5.2 * count, 4.2), count, field="out") as axes:
         _draw_rates(axes[0], report)
         _draw_durations(axes[1], report)
         if matrix:
             _draw_similarities(axes[2], matrix)
 
 
-def _draw_rates(axes: Axes, report: Report) -> None:
+def _draw_rates(axes: Axes, report: EvaluationReport) -> None:
     columns = dict(report.voices) if len(report.voices) <= _MOST_VOICES else {"all": report.summary}
     rates = [(key, label) for key, label in _RATES.items() if any(key in keys for keys in columns.values())]
     places, width = np.arange(len(columns)), 0.8 / max(len(rates), 1)
@@ -248,7 +244,7 @@ def _draw_rates(axes: Axes, report: Report) -> None:
         axes.legend(fontsize="small")
 
 
-def _draw_durations(axes: Axes, report: Report) -> None:
+def _draw_durations(axes: Axes, report: EvaluationReport) -> None:
     def dots(rows: Sequence[Row], label: str, **style: Any) -> None:
         axes.scatter([row["num_characters"] for row in rows], [row["duration_s"] for row in rows], label=label, **style)
 

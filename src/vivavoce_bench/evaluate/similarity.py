@@ -35,7 +35,6 @@ def embed_with(embed_recording: Callable[[bytes], Any]) -> Embed:
 
 
 def as_vector(embedding: Any) -> NDArray[np.float32]:
-    """[n] float32."""
     return np.asarray(embedding, dtype=np.float32).reshape(-1)
 
 

@@ -98,7 +98,6 @@ def silence(samples: NDArray[np.float32], sample_rate: int) -> tuple[float, floa
 
 
 def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Start and end of each run of true flags."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8))).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 

@@ -26,8 +26,6 @@ UNNAMED = "recordings"
 
 
 class VoiceLike(Protocol):
-    """The part of a `vivavoce.Voice` that is used."""
-
     @property
     def embedding(self) -> Any:
         """[speaker size]."""
@@ -60,7 +58,6 @@ class Clip:
     joins: tuple[int, ...] = ()
     """The first sample of each chunk but the first."""
     whole: Samples | None = None
-    """The same text and seed, not as a stream."""
 
 
 def speak_all(
@@ -71,14 +68,14 @@ def speak_all(
     show: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Clip]:
     """Speak all cases, each on demand: those with a voice of their own, then the others in every voice."""
-    plan = [(place, case, case.voice) for place, case in enumerate(cases) if case.voice is not None]
-    plan += [(place, case, voice) for voice in voices for place, case in enumerate(cases) if case.voice is None]
+    plan = [(index, case, case.voice) for index, case in enumerate(cases) if case.voice is not None]
+    plan += [(index, case, voice) for voice in voices for index, case in enumerate(cases) if case.voice is None]
     began = time.perf_counter()
-    for number, (place, case, voice) in enumerate(plan, start=1):
+    for number, (index, case, voice) in enumerate(plan, start=1):
         left_s = (time.perf_counter() - began) / max(1, number - 1) * (len(plan) - number + 1)
         left = f", about {left_s / 60:.0f} min left" if number > 1 and left_s >= 60 else ""
         show(f"speaking … {number} of {len(plan)}{left}")
-        yield _speak(tts, case, voice, voices[voice], manner, manner.seed + place)
+        yield _speak(tts, case, voice, voices[voice], manner, manner.seed + index)
 
 
 def _speak(tts: Vivavoce, case: Case, name: str, voice: Any, manner: Manner, seed: int) -> Clip:
@@ -122,14 +119,13 @@ _PIECE_S = 0.16
 
 
 class Control(str, Enum):
-    """The part that is spoilt."""
+    """The part of an utterance that is spoilt."""
 
     SHUFFLED = "shuffled"
     """The audio's 160 ms pieces, in another order."""
     WRONG_TEXT = "wrong-text"
     """Each audio is compared with the text of the next."""
     REVERSED = "reversed"
-    """The audio's direction."""
 
 
 def parse_control(name: str) -> Control:
@@ -147,7 +143,7 @@ def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> 
     if control is Control.SHUFFLED and len(samples):
         size = round(_PIECE_S * sample_rate)
         pieces = [samples[start : start + size] for start in range(0, len(samples), size)]
-        return np.concatenate([pieces[place] for place in np.random.default_rng(0).permutation(len(pieces))])
+        return np.concatenate([pieces[index] for index in np.random.default_rng(0).permutation(len(pieces))])
     return samples
 
 
@@ -158,4 +154,4 @@ def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
     if len(set(texts)) < 2:
         raise InvalidRequest("control: wrong-text needs two different sentences or more; give more")
     after = [*texts, *texts]
-    return [next(other for other in after[place + 1 :] if other != text) for place, text in enumerate(texts)]
+    return [next(other for other in after[index + 1 :] if other != text) for index, text in enumerate(texts)]

@@ -30,8 +30,6 @@ class ExportFlags:
 
 
 def exporter(kind: str, what: str) -> Callable[[ExportFlags], None]:
-    """description: the first sentence of the help."""
-
     def export(wanted: ExportFlags) -> None:
         _export(kind, wanted)
 

@@ -182,16 +182,16 @@ def _run(layer: Layer, sizes: QwenSizes, row: Tensor, cached: Change | None) -> 
     cos, sin = rotary_tables(positions, sizes.head_dim, sizes.rope_theta)
     mask = torch.arange(row.shape[1]) <= positions[:, None, :, None]
     kept: Change = cached or (lambda tensor: tensor)
-    made: Tensor = layer(row, cos, sin, mask, lambda key, value: (kept(key), kept(value)))
-    return made
+    output: Tensor = layer(row, cos, sin, mask, lambda key, value: (kept(key), kept(value)))
+    return output
 
 
 def _observe(layer: Layer, prefix: str, observe: Callable[[str, Tensor], None]) -> None:
     for name in LINEARS:
 
-        def see(_: nn.Module, given: tuple[Tensor], made: Tensor, name: str = prefix + name) -> None:
+        def see(_: nn.Module, given: tuple[Tensor], output: Tensor, name: str = prefix + name) -> None:
             observe(f"{name}.x", given[0])
-            observe(f"{name}.y", made)
+            observe(f"{name}.y", output)
 
         layer.get_submodule(_own_name(name)).register_forward_hook(see)
 
@@ -208,7 +208,6 @@ class Calibration:
     recorded: Mapping[str, Tensor] | None = None
 
     def digest(self) -> str:
-        """Tells one calibration from another."""
         mark = hashlib.sha256(json.dumps([prompt.ids for prompt in self.prompts]).encode())
         for name, tensor in sorted((self.recorded or {}).items()):
             mark.update(name.encode())

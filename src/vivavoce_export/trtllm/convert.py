@@ -133,7 +133,6 @@ def _holds(folder: Path, plan: RankPlan, texts: Mapping[str, str], bias: Tensor 
 def _write_ranks(
     folder: Path, plan: RankPlan, source: Source, ranges: Mapping[str, Tensor], workers: int, progress: Progress
 ) -> int:
-    """Returns the bytes of all files."""
     with ExitStack() as open_files:
         files = [
             open_files.enter_context(closing(TensorFile(rank_path(folder, rank), plan.specs(rank))))
@@ -217,8 +216,8 @@ def _write_layer(
     prefix = f"model.layers.{index}."
     of_layer = {name.removeprefix(prefix): ranges[name].float() for name in ranges if name.startswith(prefix)}
     layer = {name: source.reader.read(prefix + name) for name in plan.sizes.layer_shapes}
-    made = convert_layer(layer, of_layer, plan.options, plan.sizes, plan.dtype)
-    for rank, tensors in zip(plan.ranks_of_layer(index), made, strict=True):
+    converted = convert_layer(layer, of_layer, plan.options, plan.sizes, plan.dtype)
+    for rank, tensors in zip(plan.ranks_of_layer(index), converted, strict=True):
         for name, tensor in tensors.items():
             files[rank].write(plan.layer_prefix(index) + name, tensor)
 

@@ -26,9 +26,7 @@ class ConvertOptions:
     dtype: str = AUTO
     """float16, bfloat16, float32, or auto: the source's own, float16 in place of float32."""
     tp: int = 1
-    """GPUs that share every layer."""
     pp: int = 1
-    """GPUs that take turns, each with a share of the layers."""
     cp: int = 1
     weight_only: str | None = None
     """int8 or int4: the large matrices are quantised; when the engine is built, unless `prequantize` is set."""
@@ -42,7 +40,6 @@ class ConvertOptions:
     per_token: bool = False
     """Inputs are scaled row by row while the engine runs; otherwise by what calibration has seen."""
     per_channel: bool = False
-    """Weights have a scale for each output; otherwise one for a matrix."""
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -70,7 +67,6 @@ class ConvertOptions:
 
     @property
     def world(self) -> int:
-        """Number of GPUs and of files."""
         return self.tp * self.pp
 
     @property
@@ -121,7 +117,6 @@ def _why_not_weight_only(tp: int, sizes: QwenSizes) -> str | None:
 
 
 def chosen_dtype(options: ConvertOptions, source: torch.dtype) -> torch.dtype:
-    """source: the model's stored dtype."""
     if options.dtype != AUTO:
         return DTYPES[options.dtype]
     return source if source in (torch.float16, torch.bfloat16) else torch.float16
@@ -144,7 +139,6 @@ SIZES = {
     "max_positions": "max_position_embeddings",
     "tied": "tie_word_embeddings",
 }
-"""The names of `QwenSizes` in `config.json`."""
 
 
 def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dtype) -> dict[str, Any]:
@@ -153,23 +147,14 @@ def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dt
         "architecture": "Qwen2ForCausalLM",
         "dtype": str(dtype).removeprefix("torch."),
         "logits_dtype": "float32",
-        "vocab_size": sizes.vocab_size,
-        "hidden_size": sizes.hidden_size,
-        "intermediate_size": sizes.intermediate_size,
-        "num_hidden_layers": sizes.num_layers,
-        "num_attention_heads": sizes.num_heads,
-        "num_key_value_heads": sizes.num_kv_heads,
+        **{theirs: getattr(sizes, ours) for ours, theirs in SIZES.items()},
         "head_size": sizes.head_dim,
         "hidden_act": "silu",
-        "norm_epsilon": sizes.rms_norm_eps,
-        "max_position_embeddings": sizes.max_positions,
         "position_embedding_type": "rope_gpt_neox",
-        "rotary_base": sizes.rope_theta,
         "rotary_scaling": None,
         "rotary_embedding_dim": sizes.head_dim,
         "seq_length": _SEQUENCE_LENGTH,
         "qwen_type": "qwen2",
-        "tie_word_embeddings": sizes.tied,
         "attn_bias": True,
         "mlp_bias": False,
         "use_parallel_embedding": options.parallel_embedding,

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import qwen2_of
 from vivavoce.checkpoint.folder import read_json
-from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS, MergedVocabulary
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import LM_NAMES
-from vivavoce.errors import CheckpointError
 from vivavoce.files import fresh_folder
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce_export.files import DTYPES, TensorFile, blank, check_target, naming
@@ -71,11 +70,7 @@ class Reread:
         self.sizes, options = read_checkpoint_config(config, record)
         self.plan = RankPlan(self.sizes, options, DTYPES[options.dtype])
         self._ranks = [MappedWeights(rank_path(folder, rank)) for rank in range(options.world)]
-        self._bias = read_bias(folder)
-        if self._bias is not None and self._bias.shape != (self.sizes.vocab_size,):
-            raise CheckpointError(
-                f"{EMBEDDING_BIAS}: is {list(self._bias.shape)} instead of [{self.sizes.vocab_size}]; {_REMEDY}"
-            )
+        self._bias = read_bias(folder, self.sizes.vocab_size)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -173,7 +168,6 @@ class Reread:
 
 
 def _int8(values: Tensor, to_int: Tensor) -> Tensor:
-    """Round to an int8 grid and back."""
     return (values * to_int).round().clamp(-INT8_LIMIT - 1, INT8_LIMIT) / to_int
 
 
@@ -211,7 +205,7 @@ def compare_logits(
         hidden_states(source.sizes, source.reader, prompts, layer_done=layer_done),
         hidden_states(checkpoint.sizes, checkpoint, prompts, effects=checkpoint.effects, layer_done=layer_done),
     )
-    exact, made = (
+    exact, rounded = (
         torch.cat([rows[prompt.spoken_from :] for rows, prompt in zip(hidden, prompts, strict=True)])
         for hidden in models
     )
@@ -224,14 +218,14 @@ def compare_logits(
             continue
         wanted, found = (
             hidden @ reader.read(HEAD, block).float()[choosable].t() + bias[choosable]
-            for hidden, reader in ((exact, source.reader), (made, checkpoint))
+            for hidden, reader in ((exact, source.reader), (rounded, checkpoint))
         )
         error = found - wanted
         squares += error.double().square().sum().item()
         total += wanted.double().square().sum().item()
         largest = max(largest, error.abs().max().item())
-        values, places = torch.stack((wanted, found)).max(dim=-1)
-        best.append((values, torch.arange(block.start, block.stop)[choosable][places]))
+        values, indices = torch.stack((wanted, found)).max(dim=-1)
+        best.append((values, torch.arange(block.start, block.stop)[choosable][indices]))
     values, ids = (torch.stack(column) for column in zip(*best, strict=True))  # [blocks, 2, positions]
     first, second = ids.gather(0, values.argmax(dim=0, keepdim=True))[0]
     agreement = (first == second).double().mean().item()

@@ -106,8 +106,8 @@ def _served(client: httpx.Client, options: HttpOptions) -> ServedModel:
 def _whole(client: httpx.Client, options: HttpOptions, tensors: Sequence[Tensor]) -> Samples:
     inputs: list[dict[str, Any]] = []
     blocks = [tensor.raw() for tensor in tensors] if options.binary else []
-    for place, tensor in enumerate(tensors):
-        content = {"parameters": {"binary_data_size": len(blocks[place])}} if blocks else {"data": tensor.plain()}
+    for index, tensor in enumerate(tensors):
+        content = {"parameters": {"binary_data_size": len(blocks[index])}} if blocks else {"data": tensor.plain()}
         inputs.append({"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, **content})
     outputs = [{"name": WAVEFORM, "parameters": {"binary_data": options.binary}}]
     body = json.dumps({"inputs": inputs, "outputs": outputs}).encode()

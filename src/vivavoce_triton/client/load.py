@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce_bench.load import Ending, Outcome
 from vivavoce_bench.measure import Arrival, make_folder, write_wav
-from vivavoce_triton.client.report import LoadOutcome, Report, difference
+from vivavoce_triton.client.report import Report, difference
 from vivavoce_triton.client.utterance import LoadMode, LoadOptions, Utterance
 from vivavoce_triton.client.wire import Connection, Samples, ServedModel, Tensor, read_reference, request_tensors
 
@@ -23,7 +24,7 @@ _KEPT_REFERENCES = 64
 
 
 async def measure(
-    options: LoadOptions, *, show: Callable[[LoadOutcome], None] = lambda _: None, keep_samples: bool = False
+    options: LoadOptions, *, show: Callable[[Outcome], None] = lambda _: None, keep_samples: bool = False
 ) -> Report:
     """Request every utterance, and count the server's statistics meanwhile.
 
@@ -77,32 +78,29 @@ class _Load:
     model: ServedModel
     keep_samples: bool
 
-    async def run(self, show: Callable[[LoadOutcome], None] = lambda _: None) -> list[LoadOutcome]:
-        """The outcomes, in the order of the requests."""
+    async def run(self, show: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
         total = self.options.total
-        places = iter(range(total))
-        outcomes: dict[int, LoadOutcome] = {}
+        indices = iter(range(total))
+        outcomes: dict[int, Outcome] = {}
         read = lru_cache(maxsize=_KEPT_REFERENCES)(read_reference)
         time, zero_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
 
         async def user() -> None:
-            for place in places:
-                outcomes[place] = await self._ask(place, read, lambda: time() - zero_s)
-                show(outcomes[place])
+            for index in indices:
+                outcomes[index] = await self._ask(index, read, lambda: time() - zero_s)
+                show(outcomes[index])
 
         await asyncio.gather(*(user() for _ in range(min(self.options.num_tasks, total))))
-        return [outcomes[place] for place in range(total)]
+        return [outcomes[index] for index in range(total)]
 
-    async def _ask(
-        self, place: int, read: Callable[[Path | bytes], Samples], clock: Callable[[], float]
-    ) -> LoadOutcome:
-        utterance = self.options.utterance(place)
+    async def _ask(self, index: int, read: Callable[[Path | bytes], Samples], clock: Callable[[], float]) -> Outcome:
+        utterance = self.options.utterance(index)
         start_s, problem, file = clock(), "", None
         arrived: list[tuple[float, Samples]] = []
         try:
             tensors = await asyncio.to_thread(self._tensors, utterance, read)
             start_s = clock()  # reading a recording is the client's time, not the server's
-            name, stream = f"{utterance.name}-{place}", self.options.mode is LoadMode.STREAMING
+            name, stream = f"{utterance.name}-{index}", self.options.mode is LoadMode.STREAMING
             async with aclosing(self.connection.speak(self.model, tensors, name, stream=stream)) as chunks:
                 async for chunk in chunks:
                     arrived.append((clock(), chunk))
@@ -121,16 +119,16 @@ class _Load:
                 await asyncio.to_thread(write_wav, file, samples, self.model.sample_rate)
             except VivavoceError as error:
                 problem, file = str(error), None
-        return LoadOutcome(
+        pieces = np.split(samples, np.cumsum(added)[:-1]) if self.keep_samples and not problem else [None] * len(added)
+        return Outcome(
             start_s,
             end_s,
             self.model.sample_rate,
-            tuple(Arrival(at_s, count) for (at_s, _), count in zip(arrived, added, strict=True)),
-            name=utterance.name,
-            text=utterance.text,
+            tuple(Arrival(at_s, *one) for (at_s, _), *one in zip(arrived, added, pieces, strict=True)),
+            utterance=utterance,
+            ending=Ending.FAILED if problem else Ending.OK,
             problem=problem,
             file=file,
-            samples=samples if self.keep_samples and not problem else None,
         )
 
     def _tensors(self, utterance: Utterance, read: Callable[[Path | bytes], Samples]) -> Sequence[Tensor]:

@@ -9,34 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from vivavoce_bench.load import Outcome
+from vivavoce_bench.measure import make_folder, mean, percentiles, stream_figures, write_text
+from vivavoce_bench.report import NOTHING, number
 
-from vivavoce_bench.measure import PlaybackTrace, make_folder, mean, percentiles, stream_figures, write_text
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LoadOutcome(PlaybackTrace):
-    """A request and its answer; times are seconds after the load's start.
-
-    problem: one sentence, "" if it ended well; samples: the audio [n], kept only where it is to be scored.
-    """
-
-    name: str
-    text: str
-    problem: str = ""
-    file: Path | None = None
-    samples: NDArray[np.float32] | None = None
-
-    @property
-    def ok(self) -> bool:
-        return not self.problem
-
-
-Score = Callable[[Sequence[LoadOutcome]], Mapping[str, Any]]
+Score = Callable[[Sequence[Outcome]], Mapping[str, Any]]
 """(requests that ended well, with their samples) → figures of their audio."""
 PERCENTS = (50, 90, 95, 99)
-_NOTHING = "–"
 _ROWS = (
     ("first chunk (ms)", "first_chunk_ms", 2),
     ("second chunk (ms)", "second_chunk_ms", 2),
@@ -118,11 +97,11 @@ def statistics_text(statistics: Statistics) -> str:
 
 
 def _times(means: Mapping[str, float | None]) -> str:
-    cells = {part.replace("_", " "): _NOTHING if mean is None else f"{mean:.3f} ms" for part, mean in means.items()}
+    cells = {part.replace("_", " "): NOTHING if mean is None else f"{mean:.3f} ms" for part, mean in means.items()}
     return ", ".join(f"{part} {cell}" for part, cell in cells.items())
 
 
-def figures(outcomes: Sequence[LoadOutcome]) -> dict[str, Any]:
+def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The flat keys of docs/triton.md; None where nothing was measured.
 
     Latencies and audio are of requests that ended well; the wall time is of all: from the first call to the last end.
@@ -162,7 +141,7 @@ class Report:
     """
 
     settings: Mapping[str, Any]
-    outcomes: Sequence[LoadOutcome]
+    outcomes: Sequence[Outcome]
     statistics: Statistics
     quality: Mapping[str, Any] | None = None
 
@@ -174,7 +153,7 @@ class Report:
         """The same with the figures of the audio, without its samples; errors are those of `score`."""
         ok = [outcome for outcome in self.outcomes if outcome.ok]
         quality = score(ok) if ok else {}
-        return replace(self, quality=quality, outcomes=[replace(outcome, samples=None) for outcome in self.outcomes])
+        return replace(self, quality=quality, outcomes=[outcome.without_samples() for outcome in self.outcomes])
 
     def problems(self) -> list[str]:
         """The errors, the most frequent first, each as one sentence with the number of requests."""
@@ -184,11 +163,9 @@ class Report:
         ]
 
     def keys(self) -> dict[str, Any]:
-        """The flat keys of docs/triton.md, quality included."""
         return {**figures(self.outcomes), **(self.quality or {})}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything except the single requests."""
         models = [
             {"name": name, "version": version, **_statistics_json(one)}
             for (name, version), one in self.statistics.items()
@@ -198,19 +175,19 @@ class Report:
     def text(self) -> str:
         """The figures in lines and a table; the real-time factor comes first, as the original deployment reports it."""
         keys = self.keys()
-        underruns = f"{_NOTHING} (no answer came in several chunks)"
+        underruns = f"{NOTHING} (no answer came in several chunks)"
         if keys["margin_ms_min"] is not None:
             underruns = (
                 f"{keys['underruns']} in {keys['underrun_requests']} requests, {keys['stall_s']:.3f} s silent, "
                 f"smallest margin {keys['margin_ms_min']:.1f} ms"
             )
         lines = [
-            f"RTF: {_number(keys['rtf'], 4)}",
+            f"RTF: {number(keys['rtf'], 4)}",
             f"total_duration: {keys['audio_s']:.3f} seconds",
             f"processing_time: {keys['wall_s']:.3f} seconds",
             f"requests: {keys['ok']} of {keys['requests']} answered",
-            f"throughput: {_number(keys['throughput_audio_s_per_s'], 3)} seconds of audio per second, "
-            f"{_number(keys['throughput_requests_per_s'], 3)} requests per second",
+            f"throughput: {number(keys['throughput_audio_s_per_s'], 3)} seconds of audio per second, "
+            f"{number(keys['throughput_requests_per_s'], 3)} requests per second",
             f"underruns: {underruns}",
             *(f"{name}: {value}" for name, value in (self.quality or {}).items()),
             "",
@@ -234,10 +211,10 @@ class Report:
         return [folder / name for name in contents]
 
 
-def _request(outcome: LoadOutcome) -> dict[str, Any]:
+def _request(outcome: Outcome) -> dict[str, Any]:
     return {
-        "name": outcome.name,
-        "text": outcome.text,
+        "name": outcome.utterance.name,
+        "text": outcome.utterance.text,
         "start_s": round(outcome.start_s, 6),
         "first_chunk_ms": _milliseconds(outcome.chunk_s(0)),
         "second_chunk_ms": _milliseconds(outcome.chunk_s(1)),
@@ -259,13 +236,9 @@ def _table(keys: Mapping[str, Any]) -> list[str]:
     columns = ("avg", *(f"p{percent}" for percent in PERCENTS))
     rows = [["", *columns, "n"]]
     for label, name, digits in _ROWS:
-        rows.append([label, *(_number(keys[f"{name}_{column}"], digits) for column in columns), str(keys[f"{name}_n"])])
-    first, *others = (max(len(row[place]) for row in rows) for place in range(len(rows[0])))
+        rows.append([label, *(number(keys[f"{name}_{column}"], digits) for column in columns), str(keys[f"{name}_n"])])
+    first, *others = (max(len(row[column]) for row in rows) for column in range(len(rows[0])))
     return [
         "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
         for row in rows
     ]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return _NOTHING if value is None else f"{value:.{digits}f}"

@@ -83,7 +83,6 @@ def check_timeout(timeout_s: float) -> None:
 
 
 def first_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """The first of these fields with a value; else None."""
     return next((fields[name] for name in names if fields.get(name) not in (None, "")), None)
 
 
@@ -211,12 +210,11 @@ class LoadOptions:
 
     @property
     def total(self) -> int:
-        """The number of measured requests."""
         return max(len(self.utterances), self.num_tasks) if self.requests is None else self.requests
 
-    def utterance(self, place: int) -> Utterance:
+    def utterance(self, index: int) -> Utterance:
         """The utterance of request `index` (from 0), under a unique name."""
-        found = self.utterances[place % len(self.utterances)]
+        found = self.utterances[index % len(self.utterances)]
         if self.total <= len(self.utterances):
             return found
-        return replace(found, name=f"{found.name}-{place // len(self.utterances):03d}")
+        return replace(found, name=f"{found.name}-{index // len(self.utterances):03d}")

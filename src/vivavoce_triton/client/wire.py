@@ -48,9 +48,7 @@ DTYPES = {
 }
 """NumPy's names of Triton's data types, little-endian."""
 DEFAULT_SAMPLE_RATE = 24_000
-"""For a model whose configuration has no parameter `sample_rate`."""
 REFERENCE_RATE = 16_000
-"""The rate of a reference recording for Triton."""
 
 _FINAL = "triton_final_response"
 _WANT_FINAL = "triton_enable_empty_final_response"
@@ -64,8 +62,6 @@ class ServerUnreachable(VivavoceError):
 
 
 class ServerRefused(VivavoceError):
-    """The server answered with an error, or with an unreadable answer."""
-
     code = "server_refused"
     http_status = 502
 
@@ -95,7 +91,6 @@ def decoded(raw: bytes, datatype: str) -> Samples:
 
 
 def finite(samples: Samples) -> Samples:
-    """The samples; `ValueError`: one is not finite."""
     if not np.isfinite(samples).all():
         raise ValueError("the audio holds numbers that are not finite")
     return samples
@@ -137,7 +132,6 @@ class Tensor:
         return self.values.tobytes()
 
     def plain(self) -> list[Any]:
-        """For JSON."""
         return [self.values] if isinstance(self.values, str) else list(self.values.tolist())
 
 
@@ -237,7 +231,6 @@ class Connection:
         return served_model(self._to_dict(answer.config, preserving_proto_field_name=True))
 
     async def statistics(self) -> Statistics:
-        """The server's counts of all its models; errors as in `model`."""
         answer = await self._call(self._stub.ModelStatistics, self._messages.ModelStatisticsRequest(), "")
         return parse_statistics(self._to_dict(answer, preserving_proto_field_name=True))
 

@@ -26,7 +26,8 @@ from vivavoce_triton.client.utterance import (
 )
 
 if TYPE_CHECKING:
-    from vivavoce_triton.client.report import LoadOutcome, Report, Score
+    from vivavoce_bench.load import Outcome
+    from vivavoce_triton.client.report import Report, Score
 
 DEFAULT_MODEL = "cosyvoice2"
 _RATES = tuple(f"{unit}_free{bound}" for unit in ("wer", "cer") for bound in ("", "_low", "_high"))
@@ -216,9 +217,9 @@ def grpc_(
         require_tritonclient()
         asked = load.options(Manner(**vars(how)), timeout, kept.log_dir)
         score = _scoring(asked, kept.recogniser or BUILT_IN_RECOGNISER) if kept.compute_wer else None
-    ended: list[LoadOutcome] = []
+    ended: list[Outcome] = []
 
-    def show(outcome: LoadOutcome) -> None:
+    def show(outcome: Outcome) -> None:
         ended.append(outcome)
         done = len(ended)
         working(f"asking … {done} of {asked.total}")
@@ -262,11 +263,10 @@ def _scoring(asked: LoadOptions, recogniser: str) -> Score:
     jobs = recogniser_jobs(asked.total) if recogniser == BUILT_IN_RECOGNISER else 1
     instruments = ready(cases_of(texts), Instruments(recogniser_factory(recogniser), jobs))
 
-    def score(outcomes: Sequence[LoadOutcome]) -> Mapping[str, Any]:
+    def score(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
         clips = (
-            Clip(Case(outcome.name, outcome.text), asked.model, outcome.samples, outcome.sample_rate)
-            for outcome in outcomes
-            if outcome.samples is not None
+            Clip(Case(one.utterance.name, one.utterance.text), asked.model, one.samples, one.sample_rate)
+            for one in outcomes
         )
         summary = assess(clips, {}, instruments).summary
         return {key: summary[key] for key in _QUALITY if key in summary}

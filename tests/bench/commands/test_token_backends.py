@@ -17,7 +17,6 @@ import torch
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
-from vivavoce.cli.model import ModelChoice
 from vivavoce.engine.backends import registry as table
 from vivavoce.engine.backends.streamed_lm import merged_ids
 from vivavoce.engine.engine import Engine
@@ -26,7 +25,8 @@ from vivavoce.engine.settings import EngineSettings, has_language_model
 from vivavoce.errors import CheckpointError, MissingDependency
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import Row, RowKind
-from vivavoce_bench.commands.bench_backends import (
+from vivavoce_bench.halves import BenchModel
+from vivavoce_bench.token_backends import (
     Backend,
     BackendSampling,
     HuggingFaceModel,
@@ -37,7 +37,6 @@ from vivavoce_bench.commands.bench_backends import (
     merged_model,
     open_backend,
 )
-from vivavoce_bench.commands.bench_model import BenchModel
 from vivavoce_triton.client.utterance import Utterance
 
 CPU = torch.device("cpu")
@@ -64,7 +63,7 @@ SEEDED = {
 
 @pytest.fixture(scope="module")
 def studio(babble: Path) -> BenchModel:
-    return BenchModel.load(ModelChoice(str(babble), device="cpu"))
+    return BenchModel.load(str(babble), "cpu")
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 
 @pytest.mark.parametrize("backend", [Backend.HF, Backend.VLLM, Backend.TRTLLM])
 def test_a_missing_package_is_named_with_what_to_do(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivavoce_bench.commands.bench_backends.find_spec", lambda _: None)
+    monkeypatch.setattr("vivavoce_bench.token_backends.find_spec", lambda _: None)
     with pytest.raises(MissingDependency, match=f"backend: {backend.value} needs the package .*; (pip|run)"):
         check_installed(backend)
     check_installed(Backend.TORCH)

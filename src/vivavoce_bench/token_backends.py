@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from importlib import import_module
@@ -26,11 +24,11 @@ from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency
 from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.models.build import LanguageConfig, LanguageModel
 from vivavoce_bench.batches import TokenBackend
-from vivavoce_export.hf_folder import CONFIG, TOKENIZER
+from vivavoce_export.hf_folder import CONFIG, SPEECH_START, added_ids, is_hugging_face
 from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
 
 if TYPE_CHECKING:
-    from vivavoce_bench.commands.bench_model import BenchModel
+    from vivavoce_bench.halves import BenchModel
 
 _MEMORY_SHARE = 0.5
 """Share of the device's memory; the flow and the vocoder need the rest."""
@@ -122,11 +120,11 @@ def merged_model(model: BenchModel, name_or_path: str | None) -> MergedModel:
 
 def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
     """Speech must begin at this model's id: ids of another table would still give some speech."""
-    if not (folder / CONFIG).is_file():
+    if not is_hugging_face(folder):
         raise CheckpointError(
             f"llm_model_name_or_path: {str(folder)!r} has no {CONFIG}; make the folder with `vivavoce export hf`"
         )
-    found = _first_speech_id(folder)
+    found = added_ids(folder).get(SPEECH_START)
     if found is not None and found != vocabulary.speech(0):
         raise CheckpointError(
             f"llm_model_name_or_path: speech begins at id {found} in {str(folder)!r}, in this model at "
@@ -134,21 +132,7 @@ def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
         )
 
 
-def _first_speech_id(folder: Path) -> int | None:
-    """The id in the tokenizer's files, in either of the two that may hold added tokens; None: not found."""
-    first = "<|s_0|>"
-    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
-        added = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))["added_tokens"]
-        return next((int(token["id"]) for token in added if token["content"] == first), None)
-    with suppress(OSError, ValueError, AttributeError, TypeError):
-        found = json.loads((folder / "added_tokens.json").read_text(encoding="utf-8")).get(first)
-        return None if found is None else int(found)
-    return None
-
-
 class OwnModel:
-    """Our engine with the language model alone, on any of its backends."""
-
     sampling = "repetition-aware, as the model's configuration says"
 
     def __init__(self, model: LanguageModel, settings: EngineSettings, batch_size: int) -> None:
@@ -181,7 +165,6 @@ class HuggingFaceModel:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
-        """See `TokenBackend`."""
         ids, mask = self._padded([merged_ids(self._merged.vocabulary, prompt.rows) for prompt in prompts])
         devices = [self._merged.device] if self._merged.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -201,7 +184,6 @@ class HuggingFaceModel:
         return [self._merged.speech(row)[: prompt.max_tokens] for row, prompt in zip(rows, prompts, strict=True)]
 
     def close(self) -> None:
-        """See `TokenBackend`."""
         del self._model
 
     def _padded(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
