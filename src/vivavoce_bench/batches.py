@@ -77,8 +77,11 @@ class BatchFigures:
 
 @dataclass(frozen=True, eq=False)
 class BatchRig:
-    """waves: (jobs, tokens of each) → samples of each, [n] float32 on the host, in one batch; keep: takes the batch
-    size and each job's samples, outside the measured time; clock: seconds."""
+    """One runtime of the language model before token2wav.
+
+    waves: (jobs, tokens of each) → samples of each, [n] float32 on the host, in one batch; keep: takes the batch
+    size and each job's samples, outside the measured time; clock: seconds.
+    """
 
     backend: str
     model: TokenBackend

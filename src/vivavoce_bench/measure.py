@@ -221,8 +221,10 @@ def write_wav(path: Path, samples: NDArray[np.float32], sample_rate: int, *, fie
     """Write a 16-bit WAV file; samples beyond ±1 are clipped. `InvalidRequest` if the place cannot be written."""
     import soundfile
 
-    with writing(path, field), path.open("wb") as file:
-        soundfile.write(file, samples.clip(-1, 1), sample_rate, subtype="PCM_16", format="WAV")
+    try:
+        soundfile.write(str(path), samples.clip(-1, 1), sample_rate, subtype="PCM_16", format="WAV")
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise InvalidRequest(f"{field}: {str(path)!r} cannot be written ({error}); choose another place") from None
 
 
 def check_drawing(field: str = "plot") -> None:

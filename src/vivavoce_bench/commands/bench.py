@@ -71,11 +71,11 @@ class BenchLoad:
     transcript: flags.TranscriptsOption = None
     offline: bool = flag("Ask for whole utterances instead of streams.", default=False)
     policy: str | None = flag(
-        "How streams are cut: official, low_latency (default), equal, exponential or time_based.", "NAME"
+        "Chunk policy of streams: official, low_latency (default), equal, exponential or time_based.", "NAME"
     )
     first_hop: int | None = flag("Speech tokens of the first chunk.", "NUMBER")
     lookahead: int | None = flag("Speech tokens that each chunk waits for beyond its own.", "NUMBER")
-    seed: int = flag("Of texts, arrivals and speech.", "NUMBER", default=0)
+    seed: int = flag("Seed of texts, arrivals and speech.", "NUMBER", default=0)
 
     def load(self) -> Load:
         from vivavoce_bench import ClosedLoop, OpenLoop

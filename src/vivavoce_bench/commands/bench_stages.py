@@ -59,7 +59,7 @@ class TextChoice:
     dataset: str | None = flag(
         "With the columns id, prompt_text, prompt_audio, target_text; needs datasets.", "NAME", "--huggingface-dataset"
     )
-    split: str | None = flag("Of the data set.  [default: train]", "NAME", "--split-name")
+    split: str | None = flag("Part of the data set.  [default: train]", "NAME", "--split-name")
     voice: flags.VoiceOption = None
     transcript: flags.TranscriptOption = ""
 
@@ -103,7 +103,7 @@ class TextChoice:
 @dataclass(frozen=True)
 class StageRun:
     tokens: flags.TokensOption = None
-    seed: int = flag("Of the first text; the others follow.", "NUMBER", default=0)
+    seed: int = flag("Seed of the first text; the others follow.", "NUMBER", default=0)
     output_dir: Path | None = flag("Keep the audio as WAV files here.", "FOLDER")
     json_file: flags.JsonFileOption = None
     kernels: flags.KernelsOption = None
@@ -138,7 +138,7 @@ class Batches:
     backend: list[str] | None = flag("torch, hf, vllm or trtllm; may be repeated.  [default: torch, our own]", "NAME")
     batch_size: list[str] | None = flag("Texts at once, such as 16,4.  [default: 16,8,4,2,1]", "NUMBERS")
     token2wav_batch_size: int | None = flag(
-        "Of the second half, tokens to samples.  [default: the same]", "NUMBER", min=1, max=_LARGEST_BATCH
+        "Texts at once in the second half, tokens to samples.  [default: the same]", "NUMBER", min=1, max=_LARGEST_BATCH
     )
     llm_model: str | None = flag(
         "The merged language model of hf, vllm and trtllm.  [default: made from the model, and kept]",
@@ -179,8 +179,7 @@ class Batches:
                 raise InvalidRequest(
                     f"batch_size: {part!r} is not a number in 1 … {_LARGEST_BATCH}; write some such as 16,8,1"
                 )
-        if num_texts is None:
-            num_texts = _LARGEST_BATCH
+        num_texts = num_texts or _LARGEST_BATCH
         if max(sizes, default=0) > num_texts:
             raise InvalidRequest(
                 f"batch_size: {max(sizes)} is more than the {num_texts} texts; give more, or take it out"

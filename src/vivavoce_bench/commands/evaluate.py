@@ -11,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.cli.console import Reporter, print_table
+from vivavoce.cli.console import Reporter
 from vivavoce.cli.flags import JsonOption, QuietOption, TranscriptsOption, flag
 from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, named_voices, note_if_no_real_model
+from vivavoce.cli.output import STDOUT
 from vivavoce.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.version import __version__
+from vivavoce_bench.commands.figures import print_figures
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce
@@ -54,8 +56,8 @@ class EvaluationFlags:
     )
     transcript: TranscriptsOption = None
     mode: str | None = flag("zero_shot, cross_lingual, instruct or sft.  [default: fullest]", "NAME")
-    instructions: str | None = flag("How to say it.", "TEXT")
-    seed: int = flag("Of the first sentence; the others follow.", "NUMBER", default=0)
+    instructions: str | None = flag("Instructions for the manner of speaking.", "TEXT")
+    seed: int = flag("Seed of the first sentence; the others follow.", "NUMBER", default=0)
     top_p: float | None = flag("0 to 1.", "NUMBER")
     top_k: int | None = flag("1 or more.", "NUMBER")
     stream: bool = flag("Score streams, and compare their joins with whole speech.", default=False)
@@ -200,16 +202,11 @@ def _recordings_folder(out: Path, cases: Sequence[Case], voices: Sequence[str]) 
 
 def _deliver(report: Report, out: Path | None, as_json: bool, reporter: Reporter) -> None:
     from vivavoce_bench.evaluate.report import draw, report_rows
-    from vivavoce_bench.measure import json_text
 
     if out is not None:
         report.save(out / "report.json")
         draw(report, out / "report.png")
-    if as_json:
-        print(json_text(report.to_json()))
-    else:
-        header, rows = report_rows(report)
-        print_table(rows, header)
+    print_figures(report.to_json(), STDOUT if as_json else None, report_rows(report))
     if out is not None:
         reporter.report(f"{out}: {len(report.utterances)} recordings, utterances.tsv, report.json, report.png")
 

@@ -27,7 +27,7 @@ _COLUMNS = ("card", "memory, GB", "audio s per s, offline", "listeners at once")
 def plan(
     model: str = flag("A known model, downloaded or not, or a folder.", "NAME", "-m", default="CosyVoice2-0.5B"),
     memory: MemoryOption = None,
-    gpu: str | None = flag("Of the cards that are listed; all of its memory, unless --memory says less.", "NAME"),
+    gpu: str | None = flag("One of the listed cards, with all of its memory unless --memory says less.", "NAME"),
     dtype: DtypeOption = "auto",
     listeners: Listeners = Listeners(),
     as_json: JsonOption = False,

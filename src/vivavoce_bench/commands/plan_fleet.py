@@ -39,8 +39,8 @@ class Listeners:
     ttfb_p99: float = flag("Time to first audio of 99 in 100.", "TIME", default="1s", parser=_time)
     seconds: float = flag("Mean length of a speech.", "NUMBER", default=10.0, min=1, max=120)
     voices: int = flag("Different voices, which speak in turn.", "NUMBER", default=1, min=1)
-    policy: str = flag("How streams are cut, as of bench.", "NAME", default="low_latency")
-    price: float | None = flag("Of one GPU for an hour, in any currency.", "NUMBER", min=0)
+    policy: str = flag("Chunk policy of streams, as in bench.", "NAME", default="low_latency")
+    price: float | None = flag("Price of one GPU for an hour, in any currency.", "NUMBER", min=0)
 
     def visits(self, gpus: int, rates: Rates) -> list[Visit]:
         """Random visits of one GPU's share of the listeners; text lengths are spread as those of bench."""

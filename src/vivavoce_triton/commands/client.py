@@ -43,7 +43,7 @@ app = group(
 
 _RECORDING = "A recording of the voice: wav, flac, ogg or mp3.  [default: the server's own voice]"
 _ReferenceAudio = Annotated[Path | None, shared(_RECORDING, "FILE", "--reference-audio")]
-_ReferenceText = Annotated[str, shared("What the recording says.", "TEXT", "--reference-text")]
+_ReferenceText = Annotated[str, shared("Transcript of the recording.", "TEXT", "--reference-text")]
 _MODEL = "cosyvoice2, vivavoce or another of that form."
 _ModelName = Annotated[str, shared(_MODEL, "NAME", "--model-name")]
 _Timeout = Annotated[float, shared("The longest wait for an answer.", "SECONDS", "--timeout")]
@@ -54,10 +54,10 @@ class HowToSpeak:
     """Inputs beyond those of the original deployment; None: not sent."""
 
     voice: str | None = flag("A voice that the server keeps by name.", "NAME", "-v")
-    instruct_text: str | None = flag("How to say it.", "TEXT")
+    instruct_text: str | None = flag("Instructions for the manner of speaking.", "TEXT")
     seed: int | None = flag("The same seed gives the same audio.  [default: the server's]", "NUMBER")
     speed: float | None = flag("0.5 to 2.0; the pitch stays.", "NUMBER")
-    reading: str | None = flag("How it reads numbers and signs: natural, official or off.", "RULES")
+    reading: str | None = flag("Rules for numbers and signs: natural, official or off.", "RULES")
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class LoadFlags:
     """The server, the texts (exactly one of text, data set and file), and how much is asked for."""
 
     server_addr: str = flag("Where Triton runs.", "HOST", default="localhost")
-    server_port: int = flag("Of its gRPC interface.", "NUMBER", default=8001, min=1, max=65535)
+    server_port: int = flag("Port of its gRPC interface.", "NUMBER", default=8001, min=1, max=65535)
     reference_audio: _ReferenceAudio = None
     reference_text: _ReferenceText = ""
-    target_text: str | None = flag("What to say, again and again.", "TEXT")
+    target_text: str | None = flag("Text to say, again and again.", "TEXT")
     huggingface_dataset: str | None = flag("Instead: say a data set; needs pip install datasets.", "NAME")
     split_name: str | None = flag("Which part of it.  [default: the only one there is]", "NAME")
     manifest_path: Path | None = flag(
@@ -80,7 +80,7 @@ class LoadFlags:
     warmup: int | None = flag("Requests before those that count.  [default: one per task]", "NUMBER")
     mode: LoadMode = flag("offline is for repositories whose models answer in one piece.", default=LoadMode.STREAMING)
     chunk_overlap_duration: float = flag(
-        "What the server repeats at the start of each chunk; it is cross-faded.", "SECONDS", default=0.0
+        "Audio that the server repeats at the start of each chunk; it is cross-faded.", "SECONDS", default=0.0
     )
     use_spk2info_cache: str = flag("Send no recordings: the server has the voice.", "True|False", default="False")
 
@@ -116,7 +116,7 @@ class LoadFlags:
         return "single"
 
     def options(self, manner: Manner, timeout_s: float, folder: Path | None) -> LoadOptions:
-        """As the client takes them; `InvalidRequest` for what it cannot do."""
+        """Raises InvalidRequest for options that the client cannot use."""
         cached = _TRUTHS.get(self.use_spk2info_cache.lower())
         if cached is None:
             raise InvalidRequest(f"use_spk2info_cache: {self.use_spk2info_cache!r} is neither True nor False; give one")
@@ -138,8 +138,6 @@ class LoadFlags:
 
 @dataclass(frozen=True)
 class ReportFlags:
-    """What is kept and measured of the audio."""
-
     log_interval: int = flag("Say how far it is every so many requests.", "NUMBER", default=5, min=1)
     log_dir: Path | None = flag("Keep the audio and the reports here.", "FOLDER")
     compute_wer: bool = flag("Measure the word error rate too; needs vivavoce[eval].", default=False)
@@ -154,7 +152,7 @@ class ReportFlags:
 )
 def http_(
     *,
-    target_text: str = flag("What to say.", "TEXT", default=REQUIRED),
+    target_text: str = flag("Text to say.", "TEXT", default=REQUIRED),
     server_url: str = flag("Triton's HTTP address, with or without http://.", "URL", default="localhost:8000"),
     reference_audio: _ReferenceAudio = None,
     reference_text: _ReferenceText = "",
