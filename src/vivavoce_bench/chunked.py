@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.evaluate.sound import abruptness, abruptness_everywhere, join_clicks
-from vivavoce_bench.measure import Arrival, PlaybackTrace, spread
+from vivavoce_bench.measure import Arrival, PlaybackTrace, spread, stream_figures
 from vivavoce_bench.report import SPREAD, number, spread_row
 
 SCHEMA = "vivavoce-bench-streaming-1"
@@ -72,18 +72,13 @@ class ChunkedSpeech(PlaybackTrace):
     whole_s: float
 
     @property
-    def joined(self) -> Samples:
-        """The chunks as a listener hears them: [n]."""
-        return np.concatenate([one.samples for one in self.arrivals if one.samples is not None])
-
-    @property
     def joins(self) -> list[int]:
         """The first sample of every chunk but the first."""
         return list(accumulate(one.num_samples for one in self.arrivals))[:-1]
 
     @property
     def chunks_s(self) -> list[float]:
-        return [self.arrivals[0].at_s - self.start_s, *self.gaps_s]
+        return [self.ttfb_s, *self.gaps_s]
 
     @property
     def whole_rtf(self) -> float:
@@ -120,29 +115,25 @@ def speak_chunked(
 
 def chunk_figures(spoken: Sequence[ChunkedSpeech]) -> dict[str, Any]:
     """Flat keys of docs/measuring.md over all speeches; at least one."""
-    margins = [one for speech in spoken for one in speech.margins_s]
+    shared = stream_figures(spoken, spoken)
     chunks_s = [one for speech in spoken for one in speech.chunks_s]
-    audio_s = sum(one.audio_s for one in spoken)
     return {
         "texts": len(spoken),
         "tokens": sum(len(one.speech.tokens) for one in spoken),
-        "chunks": len(chunks_s),
         **spread("first_chunk_ms", [one.chunks_s[0] * _MS for one in spoken]),
         **spread("chunk_ms", [one * _MS for one in chunks_s]),
-        "audio_s": audio_s,
-        "rtf": sum(chunks_s) / audio_s,
+        **{name: shared[name] for name in ("chunks", "audio_s", "underruns", "margin_ms_min")},
+        "rtf": sum(chunks_s) / shared["audio_s"],
         "whole_rtf": sum(one.whole_s for one in spoken) / sum(len(one.whole) / one.sample_rate for one in spoken),
-        "underruns": sum(one < 0 for one in margins),
-        "margin_ms_min": min(margins) * _MS if margins else None,
     }
 
 
 def join_figures(spoken: Sequence[ChunkedSpeech], fade: int) -> dict[str, Any]:
     """The sound of the joins beside whole speech of the same tokens, as flat keys; fade: samples of each join."""
     rate = spoken[0].sample_rate
-    at_joins = np.concatenate([abruptness(one.joined, rate, one.joins) for one in spoken])
+    at_joins = np.concatenate([abruptness(one.samples, rate, one.joins) for one in spoken])
     clicks = join_clicks(at_joins, np.concatenate([abruptness_everywhere(one.whole, rate) for one in spoken]))
-    distances = [spectral_distance(one.joined, one.whole, rate) for one in spoken]
+    distances = [spectral_distance(one.samples, one.whole, rate) for one in spoken]
     near = np.concatenate(
         [near_places(len(frames), rate, one.joins, fade) for frames, one in zip(distances, spoken, strict=True)]
     )

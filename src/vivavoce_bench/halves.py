@@ -215,6 +215,6 @@ def speak_chunks(
         token2wav.hear(speech.voice)
         spoken.append(one := chunked.speak_chunked(token2wav, speech, cut))
         if folder is not None:
-            write_audio(folder / f"{speech.id}.wav", one.joined, one.sample_rate)
+            write_audio(folder / f"{speech.id}.wav", one.samples, one.sample_rate)
             write_audio(folder / f"{speech.id}.whole.wav", one.whole, one.sample_rate)
     return spoken

@@ -84,15 +84,6 @@ class Outcome(PlaybackTrace):
     def ok(self) -> bool:
         return self.ending is Ending.OK
 
-    @property
-    def ttfb_s(self) -> float:
-        return self.arrivals[0].at_s - self.start_s
-
-    @property
-    def samples(self) -> NDArray[np.float32]:
-        """The audio of a request whose target keeps it: [n] float32."""
-        return np.concatenate([arrival.samples for arrival in self.arrivals if arrival.samples is not None])
-
     def without_samples(self) -> Outcome:
         return replace(self, arrivals=tuple(replace(one, samples=None) for one in self.arrivals))
 

@@ -82,6 +82,17 @@ class PlaybackTrace:
         return self.total_s / self.audio_s
 
     @property
+    def ttfb_s(self) -> float:
+        return self.arrivals[0].at_s - self.start_s
+
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """The audio, if it was kept: [n] float32."""
+        import numpy as np
+
+        return np.concatenate([one.samples for one in self.arrivals if one.samples is not None])
+
+    @property
     def gaps_s(self) -> list[float]:
         return [after.at_s - before.at_s for before, after in pairwise(self.arrivals)]
 
