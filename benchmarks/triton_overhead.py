@@ -1,4 +1,4 @@
-"""What Triton adds to the engine: first chunk and whole answer, with 1, 4 and 16 users at a time.
+"""The cost of Triton on top of the engine: first chunk and whole answer, with 1, 4 and 16 users at a time.
 
     python -m benchmarks.triton_overhead --out benchmarks/results/triton --name epyc2-mini
 
@@ -38,7 +38,7 @@ TASKS = (1, 4, 16)
 SEED = 42
 IN_PROCESS = "in process"
 MODELS = {"cosyvoice2": ModelSet.STAGED, "vivavoce": ModelSet.FAST, IN_PROCESS: None}
-"""What speaks, and the models that a server then holds; this process last, which keeps a GPU's memory."""
+"""The speakers, and the models that a server then holds; this process last, which keeps a GPU's memory."""
 Ask = Callable[[LoadOptions], Coroutine[Any, Any, Sequence[Outcome]]]
 KEYS = (
     "ok", "failed", "first_chunk_ms_avg", "first_chunk_ms_p50", "first_chunk_ms_p95", "total_ms_avg", "total_ms_p50",
@@ -123,7 +123,7 @@ async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[Outco
 
 @contextmanager
 def _speaker(model: str, folder: Path, device: str, environment: Path | None) -> Iterator[Ask]:
-    """What speaks: the engine here, or a server of one model set; nothing else runs meanwhile."""
+    """A speaker: the engine here, or a server of one model set; nothing else runs meanwhile."""
     models = MODELS[model]
     if models is not None:
         with _server(models, folder, device, environment) as server:
