@@ -1,7 +1,7 @@
 """Peak GPU memory of an engine with a bound, against the bound and the plan: one process for each bound.
 
 The most is what the driver counts for the device, read all the time from the first allocation to the end of the loads,
-plus the context that was there before; nobody else may use the device.
+plus the context that was there before; the device must be idle otherwise.
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instruments:
+    """The instruments to measure with; None: not measured."""
+
     recogniser: RecogniserFactory | None = None
     jobs: int = 1
     """Processes that listen, each with its own recogniser; 1: this process."""

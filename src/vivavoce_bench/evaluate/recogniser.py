@@ -231,6 +231,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Heard:
+    """A recogniser's results for one utterance; None: it lacks the method. phones: separated by spaces."""
+
     free: str
     closed: str | None
     phones: str | None
