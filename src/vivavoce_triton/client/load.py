@@ -124,7 +124,7 @@ class _Load:
             start_s,
             end_s,
             self.model.sample_rate,
-            tuple(Arrival(at_s, *one) for (at_s, _), *one in zip(arrived, added, pieces, strict=True)),
+            tuple(Arrival(at_s, count, piece) for (at_s, _), count, piece in zip(arrived, added, pieces, strict=True)),
             utterance=utterance,
             ending=Ending.FAILED if problem else Ending.OK,
             problem=problem,
