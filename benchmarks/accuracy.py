@@ -1,4 +1,4 @@
-"""How far each width of numbers is from recorded float32 tensors, on the device at hand.
+"""Errors of each width of numbers against recorded float32 tensors, on the device at hand.
 
     python -m benchmarks.accuracy REFERENCE CHECKPOINT [--json FILE]
 

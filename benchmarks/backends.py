@@ -37,7 +37,7 @@ from vivavoce_bench.measure import save_json
 TOKENS = 125
 """Speech tokens of each request: the same work for every row."""
 PACKAGES = {"vllm": "vllm", "trtllm": "tensorrt_llm", "onnx": "onnxruntime", "tensorrt": "tensorrt"}
-"""What a backend wants besides torch."""
+"""The package that a backend needs besides torch."""
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def _in_a_process(given: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _row(lm: str, flow: str, dtype: str, folder: Path, device: str, together: int, mel_file: Path) -> dict[str, Any]:
-    """Figures of one row; `not_run`: why there are none. The first row leaves its mel for the others."""
+    """Figures of one row; `not_run`: the reason for missing figures. The first row leaves its mel for the others."""
     row: dict[str, Any] = {"lm": lm, "flow": flow, "dtype": dtype}
     try:
         settings = EngineSettings(lm_backend=lm, flow_backend=flow, admission=AdmissionMode.ALL)

@@ -107,7 +107,7 @@ def compared(figures: Mapping[str, Any]) -> list[str]:
 
 
 def unit_of(name: str) -> Unit | None:
-    """What a figure is measured in; None: it is not compared."""
+    """The unit of a figure; None: it is not compared."""
     return next((unit for unit in UNITS if re.search(unit.pattern, name)), None)
 
 

@@ -1,4 +1,4 @@
-"""How many listeners the HTTP door keeps up with by itself: speech that costs nothing to make, at its listeners' pace.
+"""Listeners that the HTTP server alone keeps up with: speech that costs nothing to make, at its listeners' pace.
 
 Each listener is sent half a second of audio every half second. How late a piece leaves the door is how long it waited
 for the others' encoding and sending: `python -m benchmarks.door_listeners --format mp3 --listeners 64 256`.
@@ -47,7 +47,7 @@ class Lateness:
 
 @dataclass
 class PacedStream:
-    """As many half seconds of a hummed vowel as its text has letters, each when its listener needs it."""
+    """Half a second of a hummed vowel for each letter of the text, each when its listener needs it."""
 
     letters: int
     lateness: Lateness
@@ -75,7 +75,7 @@ class PacedStream:
 
 @dataclass
 class PacedSpeaker:
-    """As much of a speaker as speaking asks for."""
+    """The part of a speech backend that speaking needs."""
 
     lateness: Lateness = field(default_factory=Lateness)
     about: ModelInfo = field(default_factory=lambda: ModelInfo("paced", "a hum", RATE, demo=True))
@@ -115,7 +115,7 @@ def serve(control: Connection) -> None:
 
 
 async def listen(port: int, audio_format: AudioFormat, listeners: int, pieces: int) -> None:
-    """All of them; raises where an answer is none, or cut."""
+    """All listeners; raises if an answer is missing or cut."""
     body = json.dumps({"input": "a" * pieces, "response_format": audio_format.value}).encode()
     head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     head += "content-type: application/json\r\nconnection: close\r\n\r\n"
@@ -127,7 +127,7 @@ async def listen(port: int, audio_format: AudioFormat, listeners: int, pieces: i
         answer = await reader.read()
         writer.close()
         if not answer.startswith(b"HTTP/1.1 200") or not answer.endswith(b"0\r\n\r\n"):
-            raise RuntimeError(f"an answer is none or cut: {answer[:100]!r}")
+            raise RuntimeError(f"an answer is missing or cut: {answer[:100]!r}")
 
     await asyncio.gather(*map(one, range(listeners)))
 

@@ -39,7 +39,7 @@ from vivavoce_bench.measure import rounded, save_json
 
 PARTS = ("streams", "kill", "offline")
 RECOVERY_S = 300.0
-"""How long an engine may take to come back."""
+"""Longest restart of an engine."""
 RATE = 24_000
 KEYS = (
     "requests", "ok", "refused", "failed", "ttfb_ms_p50", "ttfb_ms_p99", "gap_ms_p99", "underruns", "underrun_requests",
@@ -87,7 +87,7 @@ class WireTarget:
             writer.close()
 
     async def _within(self, work: Any) -> bytes:
-        """What it reads; TimeoutError: nothing has come for so long that the stream hangs."""
+        """The bytes that it reads; TimeoutError: nothing has come for so long that the stream hangs."""
         read: bytes = await asyncio.wait_for(work, self.patience_s)
         return read
 
@@ -106,7 +106,7 @@ class Crowd:
     options: argparse.Namespace
 
     def load(self, url: str, concurrency: int, requests: int, purpose: str) -> list[Outcome]:
-        """So many users at once."""
+        """Users at once."""
         host, _, port = url.removeprefix("http://").partition(":")
         target = WireTarget(
             host, int(port), self.options.tokens_per_text_token, self.options.voice, self.options.patience_s
@@ -130,7 +130,7 @@ def crowd(options: argparse.Namespace) -> Iterator[Crowd]:
 
 @contextmanager
 def server(options: argparse.Namespace, engines: int, log: Path) -> Iterator[ServeProcess]:
-    """`vivavoce serve` with so many engines, all of which are ready."""
+    """`vivavoce serve` with `engines` engines, all of which are ready."""
     flags = ["--model", str(options.model), "--admission", options.admission, *places(options, engines)]
     variables = {"VIVAVOCE_SERVER_MAX_CONNECTIONS": "8192"}
     with serve_process([*flags, *options.serve_flags], log, variables=variables, patience_s=600.0) as process:
@@ -172,14 +172,14 @@ def streams(process: ServeProcess, crowd: Crowd, engines: int) -> dict[str, Any]
 
 
 def engine_processes(server_process: int) -> list[int]:
-    """Of a server's engines, in the order in which they were started; Linux alone tells them."""
+    """Process ids of a server's engines, in the order in which they were started; Linux only."""
     children = Path(f"/proc/{server_process}/task/{server_process}/children").read_text().split()
     commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
     return [child for child, command in commands.items() if b"engine_process.process" in command]
 
 
 def kill(process: ServeProcess, crowd: Crowd, engines: int, log: Path) -> dict[str, Any]:
-    """What became of each stream when an engine ended by SIGKILL."""
+    """The outcome of each stream when an engine ended by SIGKILL."""
     options = crowd.options
     users, requests = max(options.concurrency) * engines, max(options.requests, 3 * max(options.concurrency)) * engines
     victim, times = engine_processes(process.process_id)[-1], []
@@ -218,7 +218,7 @@ def kill(process: ServeProcess, crowd: Crowd, engines: int, log: Path) -> dict[s
 
 
 def offline(options: argparse.Namespace, engines: int, folder: Path) -> dict[str, Any]:
-    """Whole texts through the Python API with so many engines."""
+    """Whole texts through the Python API with `engines` engines."""
     report, each = folder / f"offline-{engines}.json", options.offline_concurrency
     flags = ["--model", str(options.model), *places(options, engines), "--offline", "--admission", "all"]
     load = ["--concurrency", each * engines, "--requests", 4 * each * engines, "--tokens", options.tokens]
@@ -266,10 +266,10 @@ def ratios(found: dict[str, Any], engines: int) -> dict[str, Any]:
 
 
 def hardware(options: argparse.Namespace) -> str:
-    """What the engines run on."""
+    """The speaker of this load."""
     import torch
 
-    from vivavoce_bench.commands.bench_model import processor
+    from vivavoce_bench.hardware import processor
 
     return torch.cuda.get_device_name(int(options.gpus.split(",")[0])) if options.gpus else processor()
 

@@ -1,4 +1,4 @@
-"""What the planner's simulation says of a load, beside what the engine did under it.
+"""The planner's simulation of a load, beside the engine's figures under it.
 
     python -m benchmarks.planner --loads 64,256,450 --beyond 600,700 --out benchmarks/results/planner/h200.json
     python -m benchmarks.planner --read benchmarks/results/planner/h200.json        # simulate again, measure nothing

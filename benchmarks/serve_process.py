@@ -36,7 +36,7 @@ class ServeProcess:
 
     @property
     def engine_id(self) -> int:
-        """Of the engine's process, the server's only child; Linux alone tells it."""
+        """Process id of the engine, the server's only child; Linux only."""
         (child,) = Path(f"/proc/{self.process_id}/task/{self.process_id}/children").read_text().split()
         return int(child)
 

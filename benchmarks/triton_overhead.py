@@ -1,4 +1,4 @@
-"""What Triton adds to the engine: first chunk and whole answer, with 1, 4 and 16 users at a time.
+"""The cost of Triton on top of the engine: first chunk and whole answer, with 1, 4 and 16 users at a time.
 
     python -m benchmarks.triton_overhead --out benchmarks/results/triton --name epyc2-mini
 
@@ -24,10 +24,11 @@ from vivavoce.frontend.model_choice import choose_device, choose_dtype, model_fo
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.voice import built_in_voices
+from vivavoce_bench.load import Outcome
 from vivavoce_bench.measure import Arrival, rounded, save_json
 from vivavoce_bench.texts import SENTENCES
 from vivavoce_triton.client.load import measure
-from vivavoce_triton.client.report import LoadOutcome, figures
+from vivavoce_triton.client.report import figures
 from vivavoce_triton.client.utterance import LoadOptions, Manner, Utterance
 from vivavoce_triton.model_repository import ModelSet, RepositoryPlan, render_repository
 from vivavoce_triton.server import TritonServer, TritonServerSettings, find_installation
@@ -36,8 +37,8 @@ TASKS = (1, 4, 16)
 SEED = 42
 IN_PROCESS = "in process"
 MODELS = {"cosyvoice2": ModelSet.STAGED, "vivavoce": ModelSet.FAST, IN_PROCESS: None}
-"""What speaks, and the models that a server then holds; this process last, which keeps a GPU's memory."""
-Ask = Callable[[LoadOptions], Coroutine[Any, Any, Sequence[LoadOutcome]]]
+"""The speakers, and the models that a server then holds; this process last, which keeps a GPU's memory."""
+Ask = Callable[[LoadOptions], Coroutine[Any, Any, Sequence[Outcome]]]
 KEYS = (
     "ok", "failed", "first_chunk_ms_avg", "first_chunk_ms_p50", "first_chunk_ms_p95", "total_ms_avg", "total_ms_p50",
     "total_ms_p95", "audio_s", "rtf", "underruns",
@@ -91,11 +92,11 @@ def _load(model: str, tasks: int, requests: int) -> LoadOptions:
     )
 
 
-async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[LoadOutcome]:
+async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[Outcome]:
     """The same load without a server: each request is timed from its text to its chunks."""
     loop, zero_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     voice = next(iter(built_in_voices(synthesizer.front_end.folder).values()))
-    places, outcomes = iter(range(load.total)), list[LoadOutcome]()
+    places, outcomes = iter(range(load.total)), list[Outcome]()
 
     async def user() -> None:
         for place in places:
@@ -106,13 +107,12 @@ async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[LoadO
             async for chunk in handle:
                 arrivals.append(Arrival(loop.time() - zero_s, len(chunk.samples)))
             outcomes.append(
-                LoadOutcome(
+                Outcome(
                     start_s,
                     loop.time() - zero_s,
                     synthesizer.front_end.config.rates.sample_rate,
                     tuple(arrivals),
-                    name=utterance.name,
-                    text=utterance.text,
+                    utterance=utterance,
                 )
             )
 
@@ -122,7 +122,7 @@ async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[LoadO
 
 @contextmanager
 def _speaker(model: str, folder: Path, device: str, environment: Path | None) -> Iterator[Ask]:
-    """What speaks: the engine here, or a server of one model set; nothing else runs meanwhile."""
+    """A speaker: the engine here, or a server of one model set; nothing else runs meanwhile."""
     models = MODELS[model]
     if models is not None:
         with _server(models, folder, device, environment) as server:
@@ -149,11 +149,11 @@ def _server(models: ModelSet, model: Path, device: str, environment: Path | None
             yield server
 
 
-async def _served(load: LoadOptions) -> Sequence[LoadOutcome]:
+async def _served(load: LoadOptions) -> Sequence[Outcome]:
     return (await measure(load)).outcomes
 
 
-async def _warm_and_here(load: LoadOptions, synthesizer: Synthesizer) -> Sequence[LoadOutcome]:
+async def _warm_and_here(load: LoadOptions, synthesizer: Synthesizer) -> Sequence[Outcome]:
     await _in_process(replace(load, requests=load.warmup), synthesizer)
     return await _in_process(load, synthesizer)
 

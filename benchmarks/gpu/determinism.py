@@ -1,4 +1,4 @@
-"""How often a request's tokens and audio differ alone and in company, by default and in the deterministic mode.
+"""Differences of a request's tokens and audio, alone and in company, by default and in the deterministic mode.
 
 python -m benchmarks.gpu.determinism --out benchmarks/results/gpu/determinism.json
 """

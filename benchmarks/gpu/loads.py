@@ -31,11 +31,11 @@ class Load:
 
     @classmethod
     def listeners(cls, count: int, tokens: int = TOKENS) -> Load:
-        """So many at once on average: they come at random and listen for as long as the speech lasts."""
+        """Random users; that many listen at once on average, each as long as the speech lasts."""
         return cls(f"listeners{count}", round(1.8 * count), rate=count / (tokens / 25), tokens=tokens)
 
     def options(self) -> str:
-        """As they are typed."""
+        """The options as they are typed."""
         load = f"--rate {self.rate:g}" if self.rate else f"--concurrency {self.concurrency}"
         return f"{load} --requests {self.requests} --tokens {self.tokens}" + (" --offline" if self.offline else "")
 

@@ -1,7 +1,7 @@
-"""What an engine with a bound takes of a GPU at most, against the bound and the plan: one process for each bound.
+"""Peak GPU memory of an engine with a bound, against the bound and the plan: one process for each bound.
 
 The most is what the driver counts for the device, read all the time from the first allocation to the end of the loads,
-plus the context that was there before; nobody else may use the device.
+plus the context that was there before; the device must be idle otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vivavoce_bench.planning import plan_engine
 
 GIGABYTES = (8, 16, 24)
 CLOSE = 0.97
-"""Of a bound: what a plan should fill at least."""
+"""Share of a bound that a plan should fill at least."""
 LOADS = (loads.Load.listeners(20), loads.Load("offline64", 64, concurrency=64, offline=True))
 TINY_LOADS = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, concurrency=2, offline=True, tokens=25))
 _PERIOD_S = 0.005
@@ -102,9 +102,9 @@ def measure(model: Path, gigabytes: int, tiny: bool) -> dict[str, Any]:
 
 
 def figures(found: dict[str, Any], took: int, reserved: int) -> dict[str, Any]:
-    """What follows of the most that was taken of the device and the most that torch had reserved of it, in bytes.
+    """Figures from the device's peak and the peak that torch had reserved of it, in bytes.
 
-    batches_bytes: what the plan's constants for batches stand for; cuda_bytes: what `CUDA_BYTES` stands for.
+    batches_bytes: measured counterpart of the plan's constants for batches; cuda_bytes: of `CUDA_BYTES`.
     """
     plan, allowed = found["plan"], found["allowed_bytes"]
     return {
@@ -123,7 +123,7 @@ def _device_bytes() -> int:
 
 
 def _host_bytes() -> int:
-    """Where there is no GPU, so that the run shows that it works."""
+    """A stand-in without a GPU, to show that the run works."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 

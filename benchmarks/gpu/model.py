@@ -17,7 +17,7 @@ from vivavoce.checkpoint.folder import SPEAKERS
 from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, NUM_MEL_BINS, SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.engine.request import Conditioning
 from vivavoce.version import __version__
-from vivavoce_bench.commands.bench_model import machine
+from vivavoce_bench.hardware import machine
 from vivavoce_bench.random_checkpoint import (
     NUM_SPEECH_TOKENS,
     RELEASE,

@@ -1,4 +1,4 @@
-"""What was measured: JSON for machines, a table beside the targets, and a picture."""
+"""The results: JSON for machines, a table beside the targets, and a picture."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
 BYTES_PER_S, FLOPS = 4.3e12, 788e12
-"""What one H200 reads and multiplies (bf16, random data) at most, as measured with large copies and products."""
+"""Peak reading and multiplying of one H200 (bf16, random data), measured with large copies and products."""
 TEXT, STEPS, REPEATS, TOGETHER = 40, 40, 3, 8
 
 Figures = dict[str, Any]
@@ -32,7 +32,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class FlowCase:
-    """One shape of a flow batch: so many rows, new frames of each, and frames before them that are read as state."""
+    """One shape of a flow batch: rows, new frames of each, and frames before them that are read as state."""
 
     rows: int
     frames: int
@@ -40,7 +40,7 @@ class FlowCase:
 
     @property
     def name(self) -> str:
-        """As it is called in the figures."""
+        """Its name in the figures."""
         return f"{self.rows}x{self.frames}" + (f"_past{self.past}" if self.past else "")
 
 
@@ -57,7 +57,7 @@ VOCODER_CASES = ((1, 30), (1, 100), (32, 100), (32, 500), (128, 100))
 
 @torch.inference_mode()
 def decode(models: Models, voice: Conditioning, slots: Sequence[int], kernels: bool) -> Iterator[Figures]:
-    """Milliseconds of a decode step with so many slots in use, the sampling included."""
+    """Milliseconds of a decode step for each number of used slots, the sampling included."""
     for count in slots:
         stage = LMStage(models, slots=count, capacity=1024, kernels=kernels)
         _read(stage, models, voice, count)
@@ -83,7 +83,7 @@ def decode(models: Models, voice: Conditioning, slots: Sequence[int], kernels: b
 
 
 def _read(stage: LMStage, models: Models, voice: Conditioning, count: int) -> tuple[float, int]:
-    """Fill so many slots; milliseconds of the first prefill, of several together, and rows of each prompt."""
+    """Fill `count` slots; milliseconds of the first prefill, of several together, and rows of each prompt."""
     sampling = SamplingParams(exact_tokens=400)
     request = SegmentRequest(voice, text=(1,) * TEXT, sampling=sampling)
     run, taken = plain_run(models.config.lm, request, official=False, room=None), []
@@ -162,7 +162,7 @@ def _solve(stage: FlowStage, chunks: Sequence[FlowRow], device: torch.device) ->
 
 @torch.inference_mode()
 def vocoder(models: Models, cases: Sequence[tuple[int, int]], kernels: bool) -> Iterator[Figures]:
-    """Milliseconds of whole utterances of so many rows and frames each, and audio seconds per second."""
+    """Milliseconds of whole utterances, for each case of rows and frames, and audio seconds per second."""
     stage = VocoderStage(models, kernels=kernels)
     config = models.vocoder.config
     for rows, frames in cases:
@@ -190,7 +190,7 @@ def estimator_flops(estimator: UNet | DiT, rows: int, frames: int, past: int = 0
 
     rows: guidance's doubling included; frames: new ones of each row; past: those before them, read as state.
     """
-    # What is made of the time is the same for all requests, and made once.
+    # The time embedding is the same for all requests, and computed once.
     weights = sum(
         parameter.numel()
         for name, parameter in estimator.named_parameters()
@@ -222,7 +222,7 @@ def vocoder_flops(vocoder: HiFT | CausalHiFT, seconds: float) -> float:
     for stage, factor in enumerate(config.upsample_rates):
         kernel, taps = config.upsample_kernels[stage], 1.0
         if isinstance(vocoder, CausalHiFT):
-            # What is drawn out stands several times under a kernel: it is multiplied once, by the sum of its weights.
+            # A repeated input stands several times under a kernel: it is multiplied once, by the sum of its weights.
             taps = factor * (1 + math.ceil((kernel - 1) / factor)) / kernel
         total += rate * taps * vocoder.ups[stage].weight.numel()  # type: ignore[operator]
         rate *= factor

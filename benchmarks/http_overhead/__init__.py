@@ -1,1 +1,1 @@
-"""What HTTP adds to the engine; `python -m benchmarks.http_overhead` measures it."""
+"""The cost of HTTP on top of the engine; `python -m benchmarks.http_overhead` measures it."""

@@ -1,4 +1,4 @@
-"""What HTTP adds to the engine: first byte and whole answer at 1, 4, 16 and 64 streams, beside it in process.
+"""The cost of HTTP on top of the engine: first byte and whole answer at 1, 4, 16 and 64 streams, beside it in process.
 
     python -m benchmarks.http_overhead --output http.json                                  # the mini model
     python -m benchmarks.http_overhead --model /tmp/full --random release --exact-tokens 125 --output http.json
@@ -47,7 +47,7 @@ Found = dict[str, Any]
 def main() -> None:
     """Measure, print as it comes, write JSON."""
     options = _parser().parse_args()
-    # What the command line sets for the server's processes holds for the engine beside it: see cli/main.py.
+    # The engine here gets the same setting as the server's processes: see cli/main.py.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     with tempfile.TemporaryDirectory(prefix="vivavoce-http-") as name:
         found = _measure(options, _settings(options, Path(name) / "voices"), Path(name))
@@ -183,7 +183,7 @@ def _loads(options: argparse.Namespace, engine: Child) -> dict[int, tuple[Load, 
 
 
 def _ratios(tokens: int, text_tokens: dict[str, int]) -> dict[str, float]:
-    """Speech tokens per text token with which each text has so many speech tokens, as far as it can have them."""
+    """Speech tokens per text token that give each text `tokens` speech tokens, where the limits allow it."""
     # Half a token more: the product is rounded down.
     ratios = {text: (tokens + 0.5) / size for text, size in text_tokens.items()}
     kept = {text: ratio for text, ratio in ratios.items() if 1 <= ratio <= 50}
@@ -193,7 +193,6 @@ def _ratios(tokens: int, text_tokens: dict[str, int]) -> dict[str, float]:
 
 
 def _settings(options: argparse.Namespace, voices: Path) -> ServerSettings:
-    """Of the server, and of the engine beside it."""
     model = None if options.model is None else str(options.model)
     if options.random:
         model = _random_model(Path(model or f"/tmp/vivavoce-{options.random}"), options.random)
@@ -207,7 +206,7 @@ def _settings(options: argparse.Namespace, voices: Path) -> ServerSettings:
 
 
 def _memory(device: str) -> float | None:
-    """What each of two engines may take of one GPU, in GB; None: there is none."""
+    """GB of one GPU for each of two engines; None without a GPU."""
     from vivavoce.frontend.model_choice import choose_device
 
     where = choose_device(device)
@@ -258,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--client", nargs="+", choices=KINDS, default=["openai"], help="what asks the server")
     parser.add_argument("--users", type=_counts, default=list(USERS), metavar="N,N", help="streams at the same time")
     parser.add_argument("--rounds", type=int, default=4, help="requests of each user")
-    parser.add_argument("--requests", type=int, default=40, help="at least so many in each load")
+    parser.add_argument("--requests", type=int, default=40, help="smallest number in each load")
     parser.add_argument(
         "--exact-tokens", type=int, metavar="N", help="speech tokens of each request, for random weights"
     )

@@ -16,15 +16,15 @@ from vivavoce_bench.load import ClosedLoop, Ending, Outcome, Piece, Target, Utte
 from vivavoce_bench.measure import Arrival
 
 SAMPLE_RATE = 24_000
-"""Of a server's pcm."""
+"""The sample rate of a server's pcm."""
 TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """So many users, each of whom asks for the next utterance when the last one's audio is whole.
+    """Users, each of whom sends the next utterance when the last one's audio is whole.
 
-    name: of this load, no other has it; ratios: speech tokens per text token of texts whose length is fixed.
+    name: unique among the loads; ratios: speech tokens per text token of texts whose length is fixed.
     """
 
     name: str
@@ -34,22 +34,21 @@ class Load:
     ratios: Mapping[str, float] = field(default_factory=dict)
 
     def sampling(self, text: str) -> dict[str, float]:
-        """What bounds the length of its speech; empty: the model ends it."""
+        """Limits of the speech's length; empty: the model ends it."""
         ratio = self.ratios.get(text)
         return {} if ratio is None else {"min_ratio": ratio, "max_ratio": ratio}
 
     def own_fields(self, utterance: Utterance) -> dict[str, Any]:
-        """What a request says beyond OpenAI's fields."""
+        """Fields of a request beyond OpenAI's."""
         return {"seed": utterance.seed, "chunk_policy": self.policy, "sampling": self.sampling(utterance.text)}
 
     def request_id(self, number: int) -> str:
-        """Of one of its utterances."""
         return f"{self.name}-{number}"
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What became of the utterances; times are of the machine's monotonic clock, which all its processes share.
+    """The outcomes of a load; times are of the machine's monotonic clock, which all its processes share.
 
     accepted_s: where the target tells it, when each number's request was with the engine.
     """
@@ -59,14 +58,14 @@ class Result:
 
 
 class LoadTarget(Protocol):
-    """What a process puts loads on."""
+    """A process's target of loads."""
 
     @property
     def accepted_s(self) -> dict[int, float]:
         """See `Result`; filled while a load runs."""
 
     def target(self, load: Load) -> Target:
-        """What speaks this load's utterances."""
+        """The speaker of this load."""
 
 
 class Child:
@@ -75,7 +74,7 @@ class Child:
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self._name, self._process = name, process
         self.about: dict[str, Any] = self._read()
-        """What it says of itself when it is ready."""
+        """Its own description, once it is ready."""
 
     def run(self, load: Load) -> Result:
         """Put the load on the target, and wait for all of it."""
@@ -151,7 +150,7 @@ def answer_loads(about: Mapping[str, Any], speaker: LoadTarget, close: Callable[
 
 
 def read_load(told: dict[str, Any]) -> Load:
-    """What `asdict` made of a load, and JSON of that."""
+    """The inverse of `asdict` for a load, also after JSON."""
     return Load(**{**told, "utterances": [Utterance(**one) for one in told["utterances"]]})
 
 

@@ -16,7 +16,7 @@ Found = dict[str, Any]
 
 
 def overhead(figure: Found, engine: Found) -> Found:
-    """What a door adds to the engine's latencies: ms, and % of the engine's."""
+    """The cost of a protocol on top of the engine's latencies: ms, and % of the engine's."""
     added: Found = {}
     for name in (f"{latency}_{which}" for latency in LATENCIES for which in ("p50", "p99")):
         more = figure[name] - engine[name]
@@ -31,7 +31,7 @@ def section(found: Found) -> str:
 
 
 def introduction(found: Found) -> str:
-    """What was measured, in two lines."""
+    """The setting, in two lines."""
     tokens = "" if found["exact_tokens"] is None else f", {found['exact_tokens']} speech tokens a request"
     return (
         f"{found['hardware']}, model {found['model']}, {found['dtype']}{tokens}; admission {found['admission']}, "

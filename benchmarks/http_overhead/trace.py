@@ -53,7 +53,7 @@ class TraceLog:
 
 
 def read_traces(folder: Path) -> dict[str, Trace]:
-    """What both processes wrote of each request, by its id."""
+    """The traces of both processes for each request, by its id."""
     engine = {trace["number"]: trace for trace in _lines(folder / "engine.jsonl")}
     return {
         trace["id"]: {**engine[trace["number"]], **trace}

@@ -29,7 +29,7 @@ _visitor: ContextVar[dict[str, Any] | None] = ContextVar("visitor", default=None
 
 
 class TracedHost(EngineClient):
-    """Its messages are noted as they go and come; there is no other place to see them from."""
+    """Notes its messages as they go and come; they cannot be seen from elsewhere."""
 
     def __init__(self, settings: EngineProcessSettings) -> None:
         super().__init__(settings, (sys.executable, "-m", "benchmarks.http_overhead.traced_worker"))

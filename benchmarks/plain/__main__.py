@@ -48,7 +48,7 @@ def _load(request: BenchRequest) -> Vivavoce:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.plain", description=__doc__)
     parser.add_argument("--concurrency", type=int, help="users who ask again when answered (default: 1)")
-    parser.add_argument("--rate", type=float, help="instead: users who come at random, so many per second")
+    parser.add_argument("--rate", type=float, help="instead: users who come at random, per second")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--text-file", type=Path)

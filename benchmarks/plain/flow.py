@@ -112,7 +112,7 @@ class _Nothing:
 
 
 class _CutShort(_Nothing):
-    """As `_Nothing`, and in the one convolution that looks ahead each unit is stopped where its knowledge ends."""
+    """Like `_Nothing`; in the one convolution that looks ahead, each unit is stopped where its knowledge ends."""
 
     tail = HISTORY_KERNEL - 1
 

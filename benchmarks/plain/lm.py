@@ -35,7 +35,7 @@ def plain_tokens(
 def decode(
     models: Models, request: SegmentRequest, official: bool = False, chooser: Chooser | None = None
 ) -> Iterator[int]:
-    """As `plain_tokens`, each token as soon as it is drawn."""
+    """Like `plain_tokens`, each token as soon as it is drawn."""
     if request.speech_tokens is not None:
         yield from request.speech_tokens
         return

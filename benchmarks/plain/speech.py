@@ -70,7 +70,7 @@ def plain_stream(
 
 
 class _Speaker:
-    """How much of one stream was spoken."""
+    """The spoken part of one stream."""
 
     def __init__(self, models: Models, request: SegmentRequest, policy: ChunkPolicy, source_noise: bool) -> None:
         self._models, self._request, self._policy = models, request, policy

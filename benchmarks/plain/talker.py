@@ -64,7 +64,6 @@ class PlainTalker:
 
     @property
     def generation(self) -> Generation:
-        """Of the model."""
         return self._models.config.generation
 
     @property

@@ -68,12 +68,12 @@ def stretched(mel: Tensor, speed: float, final: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class _Rule:
-    """What is carried from piece to piece."""
+    """The state that is carried from piece to piece."""
 
     mel_frames: int
     """Frames seen again, the overlap included."""
     source_frames: int
-    """How many of them keep the source that was made for them."""
+    """Number of those frames that keep their source."""
     window: Tensor
     """Fade in, then fade out: [2 · n], of the overlap's first n samples."""
     continuous: bool

@@ -1,6 +1,6 @@
-"""How fast speech comes under load, in figures that can be compared. See docs/measuring.md.
+"""Speech under load: time to first audio, gaps, underruns, throughput. See docs/measuring.md.
 
-The names below are imported when they are first used: the command line need not wait for numpy.
+Names are imported at their first use: the command line need not wait for numpy.
 """
 
 from __future__ import annotations
@@ -26,21 +26,14 @@ if TYPE_CHECKING:
     from vivavoce_bench.texts import SENTENCES as SENTENCES
 
 _HOMES = {
-    "Arrival": "vivavoce_bench.measure",
-    "ClosedLoop": "vivavoce_bench.load",
-    "Ending": "vivavoce_bench.load",
-    "Load": "vivavoce_bench.load",
-    "OpenLoop": "vivavoce_bench.load",
-    "Outcome": "vivavoce_bench.load",
-    "Piece": "vivavoce_bench.load",
-    "Refused": "vivavoce_bench.load",
-    "Report": "vivavoce_bench.report",
-    "SENTENCES": "vivavoce_bench.texts",
-    "Target": "vivavoce_bench.load",
-    "Utterance": "vivavoce_bench.load",
-    "Workload": "vivavoce_bench.load",
-    "figures": "vivavoce_bench.report",
-    "run_load": "vivavoce_bench.load",
+    name: f"vivavoce_bench.{module}"
+    for module, names in (
+        ("load", "ClosedLoop Ending Load OpenLoop Outcome Piece Refused Target Utterance Workload run_load"),
+        ("measure", "Arrival"),
+        ("report", "Report figures"),
+        ("texts", "SENTENCES"),
+    )
+    for name in names.split()
 }
 
 __all__ = list(_HOMES)

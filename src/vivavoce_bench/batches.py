@@ -1,4 +1,4 @@
-"""Texts in batches through a language model and then through token2wav, by the clock: `vivavoce bench offline`."""
+"""Texts in batches through a language model and then through token2wav, measured: `vivavoce bench offline`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from vivavoce.errors import StageFailed
 from vivavoce_bench.measure import picture, rounded
 
 SCHEMA = "vivavoce-bench-offline-1"
-"""The form of the JSON; the number moves when a key changes its meaning."""
 HEADER = ("backend", "batch", "texts", "tokens", "audio s", "LLM s", "token2wav s", "total s", "RTF", "tokens/s")
 Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One text to be spoken; prompt and voice: what the language model and token2wav know it by; seed: of its draws."""
+    """prompt: the language model's input; voice: token2wav's; seed: of the language model's draws."""
 
     id: str
     prompt: Any
@@ -31,21 +30,17 @@ class Job:
 
 
 class TokenBackend(Protocol):
-    """A runtime of the language model."""
-
     sampling: str
-    """How it draws, in one line."""
 
     def generate(self, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
         """Speech tokens of each prompt on the host, in order: 0 … V − 1, without the id that ended them."""
 
-    def close(self) -> None:
-        """Release what it holds."""
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class BatchFigures:
-    """Figures of one batch size; times in seconds, of all batches together."""
+    """Times are seconds, summed over all batches."""
 
     backend: str
     sampling: str
@@ -53,33 +48,28 @@ class BatchFigures:
     token2wav_batch_size: int
     texts: int
     tokens: int
-    """Speech tokens."""
     audio_s: float
     llm_time_seconds: float
     token2wav_time_seconds: float
 
     @property
     def total_time_seconds(self) -> float:
-        """Both halves; writing files and the warm-up are not in it."""
+        """Without the warm-up and without writing files."""
         return self.llm_time_seconds + self.token2wav_time_seconds
 
     @property
     def rtf(self) -> float:
-        """Seconds of work per second of audio."""
         return self.total_time_seconds / self.audio_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Speech tokens per second of the language model's time."""
         return self.tokens / self.llm_time_seconds if self.llm_time_seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Flat keys."""
         derived = {"total_time_seconds": self.total_time_seconds, "rtf": self.rtf, "tokens_per_s": self.tokens_per_s}
         return {**asdict(self), **derived}
 
     def row(self) -> list[str]:
-        """Cells under `HEADER`."""
         counts = [self.backend, str(self.batch_size), str(self.texts), str(self.tokens), f"{self.audio_s:.1f}"]
         times = (self.llm_time_seconds, self.token2wav_time_seconds, self.total_time_seconds)
         return [*counts, *(f"{seconds:.2f}" for seconds in times), f"{self.rtf:.3f}", f"{self.tokens_per_s:.0f}"]
@@ -87,10 +77,10 @@ class BatchFigures:
 
 @dataclass(frozen=True, eq=False)
 class BatchRig:
-    """What is measured, and where its results go.
+    """One runtime of the language model before token2wav.
 
-    waves: (jobs, tokens of each) → samples of each, [n] float32 on the host, in one batch; keep: takes the batch size
-    and each job's samples, outside the measured time; clock: seconds.
+    waves: (jobs, tokens of each) → samples of each, [n] float32 on the host, in one batch; keep: takes the batch
+    size and each job's samples, outside the measured time; clock: seconds.
     """
 
     backend: str
@@ -131,7 +121,6 @@ class BatchRig:
     def _speak(
         self, batch: Sequence[Job], token2wav_batch_size: int
     ) -> tuple[Sequence[Sequence[int]], list[Samples], float, float]:
-        """(tokens, samples, seconds of the language model, seconds of token2wav)."""
         started = self.clock()
         tokens = self.model.generate([job.prompt for job in batch])
         llm_s = self.clock() - started
@@ -149,12 +138,10 @@ class BatchRig:
 
 
 def batch_report(settings: Mapping[str, Any], runs: Sequence[BatchFigures]) -> dict[str, Any]:
-    """Flat settings, and under `runs` the figures of each batch size."""
     return rounded({"schema": SCHEMA, **settings, "runs": [one.to_json() for one in runs]})
 
 
 def draw_batches(runs: Sequence[BatchFigures], path: Path) -> None:
-    """Draw where the time goes, and the language model's speed, by batch size; errors as in `measure.picture`."""
     with picture(path, (12.0, 4.6), 2) as (times, speeds):
         labels = [f"{one.backend} {one.batch_size}" for one in runs]
         llm = [one.llm_time_seconds / one.audio_s for one in runs]

@@ -1,4 +1,4 @@
-"""Speech tokens that are all there, spoken chunk by chunk and whole, by the clock: `vivavoce bench streaming`."""
+"""Known speech tokens, spoken chunk by chunk and whole, measured: `vivavoce bench streaming`."""
 
 from __future__ import annotations
 
@@ -14,34 +14,27 @@ from numpy.typing import NDArray
 
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.evaluate.sound import abruptness, abruptness_everywhere, join_clicks
-from vivavoce_bench.measure import Arrival, PlaybackTrace, spread
+from vivavoce_bench.measure import Arrival, PlaybackTrace, spread, stream_figures
 from vivavoce_bench.report import SPREAD, number, spread_row
 
 SCHEMA = "vivavoce-bench-streaming-1"
-"""The form of the JSON; the number moves when a key changes its meaning."""
 LEAST_SIZE, GREATEST_SIZE = 5, 1000
 """Speech tokens of a chunk: a vocoder that holds back the end of its first chunk gives nothing for less."""
 Samples = NDArray[np.float32]
 _MS = 1000.0
 _FRAME_S, _HOP_S = 0.025, 0.010
 _DEPTH = 1e-3
-"""Of the loudest bin: what lies 60 dB below it counts as silence."""
+"""Relative to the loudest bin: a level 60 dB below it counts as silence."""
 
 
 class Strategy(str, Enum):
-    """How chunks follow one another."""
-
     EQUAL = "equal"
     EXPONENTIAL = "exponential"
-    """Each twice as long as the one before."""
 
 
 class Cut(NamedTuple):
-    """One chunk; amounts in speech tokens, places from the first one.
-
-    hop: that become audio; seen: the place up to which tokens are given, the lookahead included; final: nothing
-    follows.
-    """
+    """One chunk, in speech tokens. hop: tokens that become audio; seen: end of the tokens given so far, lookahead
+    included."""
 
     hop: int
     seen: int
@@ -49,7 +42,7 @@ class Cut(NamedTuple):
 
 
 def cuts(num_tokens: int, size: int, strategy: Strategy, lookahead: int) -> list[Cut]:
-    """The chunks of that many tokens: one is cut as long as the tokens left are its own and the lookahead at least."""
+    """Split the tokens: a chunk is cut while at least its own tokens and the lookahead are left."""
     if not LEAST_SIZE <= size <= GREATEST_SIZE:
         raise InvalidRequest(f"chunk_size: {size} is outside of {LEAST_SIZE} … {GREATEST_SIZE}; choose a number inside")
     found: list[Cut] = []
@@ -64,8 +57,6 @@ def cuts(num_tokens: int, size: int, strategy: Strategy, lookahead: int) -> list
 
 @dataclass(frozen=True, eq=False)
 class TokenSpeech:
-    """Speech tokens and who says them; voice: whatever token2wav knows a voice by."""
-
     id: str
     tokens: tuple[int, ...]
     voice: Any
@@ -74,16 +65,11 @@ class TokenSpeech:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChunkedSpeech(PlaybackTrace):
-    """One speech both ways: the arrivals are its chunks, each asked for when the one before is there."""
+    """One speech both ways; the arrivals are its chunks, each requested when the one before has come."""
 
     speech: TokenSpeech
     whole: Samples
     whole_s: float
-
-    @property
-    def joined(self) -> Samples:
-        """The chunks as a listener hears them: [n]."""
-        return np.concatenate([one.samples for one in self.arrivals if one.samples is not None])
 
     @property
     def joins(self) -> list[int]:
@@ -92,16 +78,13 @@ class ChunkedSpeech(PlaybackTrace):
 
     @property
     def chunks_s(self) -> list[float]:
-        """How long each took."""
-        return [self.arrivals[0].at_s - self.start_s, *self.gaps_s]
+        return [self.ttfb_s, *self.gaps_s]
 
     @property
     def whole_rtf(self) -> float:
-        """Seconds of the whole synthesis per second of its audio."""
         return self.whole_s * self.sample_rate / len(self.whole)
 
     def to_json(self) -> dict[str, Any]:
-        """Keys of this speech."""
         return {
             "id": self.speech.id,
             "tokens": len(self.speech.tokens),
@@ -131,30 +114,26 @@ def speak_chunked(
 
 
 def chunk_figures(spoken: Sequence[ChunkedSpeech]) -> dict[str, Any]:
-    """Flat keys of docs/measuring.md over all speeches, of which there is one at least."""
-    margins = [one for speech in spoken for one in speech.margins_s]
+    """Flat keys of docs/measuring.md over all speeches; at least one."""
+    shared = stream_figures(spoken, spoken)
     chunks_s = [one for speech in spoken for one in speech.chunks_s]
-    audio_s = sum(one.audio_s for one in spoken)
     return {
         "texts": len(spoken),
         "tokens": sum(len(one.speech.tokens) for one in spoken),
-        "chunks": len(chunks_s),
         **spread("first_chunk_ms", [one.chunks_s[0] * _MS for one in spoken]),
         **spread("chunk_ms", [one * _MS for one in chunks_s]),
-        "audio_s": audio_s,
-        "rtf": sum(chunks_s) / audio_s,
+        **{name: shared[name] for name in ("chunks", "audio_s", "underruns", "margin_ms_min")},
+        "rtf": sum(chunks_s) / shared["audio_s"],
         "whole_rtf": sum(one.whole_s for one in spoken) / sum(len(one.whole) / one.sample_rate for one in spoken),
-        "underruns": sum(one < 0 for one in margins),
-        "margin_ms_min": min(margins) * _MS if margins else None,
     }
 
 
 def join_figures(spoken: Sequence[ChunkedSpeech], fade: int) -> dict[str, Any]:
-    """Flat keys of how the joins sound beside whole speech of the same tokens; fade: samples of each join."""
+    """The sound of the joins beside whole speech of the same tokens, as flat keys; fade: samples of each join."""
     rate = spoken[0].sample_rate
-    at_joins = np.concatenate([abruptness(one.joined, rate, one.joins) for one in spoken])
+    at_joins = np.concatenate([abruptness(one.samples, rate, one.joins) for one in spoken])
     clicks = join_clicks(at_joins, np.concatenate([abruptness_everywhere(one.whole, rate) for one in spoken]))
-    distances = [spectral_distance(one.joined, one.whole, rate) for one in spoken]
+    distances = [spectral_distance(one.samples, one.whole, rate) for one in spoken]
     near = np.concatenate(
         [near_places(len(frames), rate, one.joins, fade) for frames, one in zip(distances, spoken, strict=True)]
     )
@@ -170,7 +149,6 @@ def join_figures(spoken: Sequence[ChunkedSpeech], fade: int) -> dict[str, Any]:
 
 
 def chunk_rows(keys: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(header, rows): distributions first, then single figures in the first column of numbers."""
     rows = [
         spread_row(keys, "first chunk (ms)", "first_chunk_ms", 1, keys["texts"]),
         spread_row(keys, "each chunk (ms)", "chunk_ms", 1, keys["chunks"]),
@@ -193,10 +171,10 @@ def chunk_rows(keys: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def spectral_distance(one: Samples, other: Samples, sample_rate: int) -> NDArray[np.float64]:
-    """The log-spectral distance of each frame of 25 ms, every 10 ms: [frames] dB, 0 where they are equal.
+    """Log-spectral distance of each frame of 25 ms, every 10 ms: [frames] dB, 0 where they are equal.
 
     The root mean square, over the bins of a Hann-windowed spectrum, of the difference of levels. Frame f is centred at
-    10 ms · f; samples that only one of the two has are left out.
+    10 ms · f; samples beyond the shorter of the two are left out.
     """
     frame, hop = round(_FRAME_S * sample_rate), round(_HOP_S * sample_rate)
     size = min(len(one), len(other))
@@ -210,7 +188,7 @@ def spectral_distance(one: Samples, other: Samples, sample_rate: int) -> NDArray
 
 
 def near_places(num_frames: int, sample_rate: int, places: Sequence[int], length: int = 1) -> NDArray[np.bool_]:
-    """Which frames of `spectral_distance` hold one of the `length` samples from these places on: [frames]."""
+    """Frames of `spectral_distance` that hold one of the `length` samples from these places on: [frames]."""
     centres, reach = np.arange(num_frames) * round(_HOP_S * sample_rate), round(_FRAME_S * sample_rate) // 2
     near = np.zeros(num_frames, dtype=bool)
     for place in places:

@@ -1,4 +1,4 @@
-"""A load on anything that speaks piece by piece: requests, users who ask for them, and what became of each.
+"""A load on anything that speaks piece by piece: requests, simulated users, and the outcome of each request.
 
 Time is the running event loop's: `loop.time()` and `asyncio.sleep`, nothing else.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,9 @@ MAX_RATE = 10_000.0
 
 @dataclass(frozen=True)
 class Utterance:
-    """One request: what is said, in which voice (None: the target's default), with which seed."""
+    """One request; voice: None: the target's default."""
 
     number: int
-    """Its place in the load, from 0."""
     text: str
     voice: str | None = None
     seed: int = 0
@@ -37,14 +36,14 @@ class Utterance:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Audio that has arrived; samples: [num_samples] float32 in ±1, where the target keeps them."""
+    """A chunk of audio; samples: [num_samples] float32 in ±1, where the target keeps them."""
 
     num_samples: int
     samples: NDArray[np.float32] | None = None
 
 
 class Refused(Exception):
-    """The target does not take the request now; it may be asked again after `retry_after_s` seconds."""
+    """The target rejects the request for now; try again after `retry_after_s` seconds."""
 
     def __init__(self, retry_after_s: float = 1.0) -> None:
         super().__init__(f"refused; try again after {retry_after_s:g} s")
@@ -52,19 +51,16 @@ class Refused(Exception):
 
 
 class Target(Protocol):
-    """Speaks, in one event loop."""
+    """A speaker under test, in one event loop."""
 
     @property
-    def sample_rate(self) -> int:
-        """Samples per second of all its audio."""
+    def sample_rate(self) -> int: ...
 
     def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
         """The utterance's audio, each piece as soon as it is there; `Refused` or any other error while iterated."""
 
 
 class Ending(str, Enum):
-    """How a request ended."""
-
     OK = "ok"
     REFUSED = "refused"
     FAILED = "failed"
@@ -72,35 +68,33 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outcome(PlaybackTrace):
-    """What became of one request; in an open loop it starts at the planned moment, also if it was begun later.
+    """The result of one request. In an open loop it starts at the planned moment, even if it was begun later.
 
-    problem: why it failed; retry_after_s: how long a refusal told its user to wait.
+    utterance: the request, of the target's own type; problem: the error, "" unless it failed; retry_after_s: the wait
+    that a refusal asked for; file: the audio's, if it was kept.
     """
 
-    utterance: Utterance
+    utterance: Any
     ending: Ending = Ending.OK
     problem: str = ""
     retry_after_s: float = 0.0
+    file: Path | None = None
 
     @property
-    def ttfb_s(self) -> float:
-        """Seconds from the call to the first audio."""
-        return self.arrivals[0].at_s - self.start_s
+    def ok(self) -> bool:
+        return self.ending is Ending.OK
 
-    @property
-    def samples(self) -> NDArray[np.float32]:
-        """The audio of a request whose target keeps it: [n] float32."""
-        return np.concatenate([arrival.samples for arrival in self.arrivals if arrival.samples is not None])
+    def without_samples(self) -> Outcome:
+        return replace(self, arrivals=tuple(replace(one, samples=None) for one in self.arrivals))
 
 
 def with_ending(outcomes: Sequence[Outcome], ending: Ending) -> list[Outcome]:
-    """The requests that ended so."""
     return [outcome for outcome in outcomes if outcome.ending is ending]
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """`concurrency` users, each of whom asks again when the last answer is complete: a slow target is asked less."""
+    """`concurrency` users, each with one request at a time: a slow target gets fewer requests."""
 
     concurrency: int = 1
 
@@ -113,7 +107,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Users who come at random and independently, `rate` of them per second, however the target fares."""
+    """Users who come at random and independently, `rate` of them per second, however slow the target is."""
 
     rate: float
     seed: int = 0
@@ -123,7 +117,7 @@ class OpenLoop:
             raise InvalidRequest(f"rate: {self.rate} is outside of 0 … {MAX_RATE:g} per second; choose one inside")
 
     def arrivals(self, count: int) -> list[float]:
-        """Seconds after the start at which the users come: a Poisson process, whose first one comes at 0."""
+        """Seconds after the start at which the users come: a Poisson process whose first user comes at 0."""
         drawn = random.Random(self.seed)
         times = [0.0]
         while len(times) < count:
@@ -137,37 +131,37 @@ Load = ClosedLoop | OpenLoop
 async def run_load(
     target: Target, utterances: Sequence[Utterance], load: Load, show: Callable[[int], None] = lambda _: None
 ) -> list[Outcome]:
-    """Ask the target, which stays open, for every utterance.
+    """Put the load on a target, which stays open; the outcomes are in the order of `utterances`.
 
-    show: called with the number of requests that have ended  →  what became of each, in the order of `utterances`
+    show: called with the number of requests that have ended.
     """
     loop = asyncio.get_running_loop()
     outcomes: dict[int, Outcome] = {}
 
-    async def ask(place: int, start_s: float) -> float:
-        outcomes[place] = await _ask(target, utterances[place], start_s)
+    async def ask(index: int, start_s: float) -> float:
+        outcomes[index] = await _ask(target, utterances[index], start_s)
         show(len(outcomes))
-        return outcomes[place].retry_after_s
+        return outcomes[index].retry_after_s
 
-    async def user(places: Iterator[int]) -> None:
+    async def user(indices: Iterator[int]) -> None:
         wait_s = 0.0
-        for place in places:
+        for index in indices:
             # A refused user obeys: asking again at once would only count how fast the target can refuse.
             await asyncio.sleep(wait_s)
-            wait_s = await ask(place, loop.time())
+            wait_s = await ask(index, loop.time())
 
-    async def arrive(place: int, at_s: float) -> None:
+    async def arrive(index: int, at_s: float) -> None:
         await asyncio.sleep(at_s - loop.time())
-        await ask(place, at_s)
+        await ask(index, at_s)
 
-    places = iter(range(len(utterances)))
+    indices = iter(range(len(utterances)))
     if isinstance(load, ClosedLoop):
-        await asyncio.gather(*(user(places) for _ in range(min(load.concurrency, len(utterances)))))
+        await asyncio.gather(*(user(indices) for _ in range(min(load.concurrency, len(utterances)))))
     else:
         start_s = loop.time()
         times = load.arrivals(len(utterances))
-        await asyncio.gather(*(arrive(place, start_s + after_s) for place, after_s in enumerate(times)))
-    return [outcomes[place] for place in range(len(utterances))]
+        await asyncio.gather(*(arrive(index, start_s + after_s) for index, after_s in enumerate(times)))
+    return [outcomes[index] for index in range(len(utterances))]
 
 
 async def _ask(target: Target, utterance: Utterance, start_s: float) -> Outcome:
@@ -199,7 +193,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not self.texts:
-            raise InvalidRequest("texts: there are none; give at least one")
+            raise InvalidRequest("texts: the list is empty; give at least one")
 
     def utterances(self, count: int, purpose: str = "load") -> list[Utterance]:
         """`count` requests; those of another purpose (a warm-up) are drawn independently.
@@ -217,7 +211,7 @@ class Workload:
 
 
 def read_texts(path: Path) -> list[str]:
-    """A UTF-8 file with one text per line, empty lines left out; `InvalidRequest`: not to be read, or without text."""
+    """A UTF-8 file with one text per line, empty lines left out; `InvalidRequest`: unreadable, or without text."""
     texts = [line.strip() for line in read_lines(path, "text_file") if line.strip()]
     if not texts:
         raise InvalidRequest(f"text_file: {str(path)!r} holds no text; write one per line")
@@ -225,7 +219,6 @@ def read_texts(path: Path) -> list[str]:
 
 
 def with_words(texts: Sequence[str], fewest: int, most: int) -> list[str]:
-    """The texts of that many words; `InvalidRequest` if there are none."""
     kept = [text for text in texts if fewest <= len(text.split()) <= most]
     if not kept:
         counts = sorted(len(text.split()) for text in texts)

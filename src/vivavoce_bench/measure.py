@@ -1,4 +1,4 @@
-"""What benchmarks, evaluations and clients share: percentiles, playback of a stream, JSON files and pictures."""
+"""Shared by benchmarks, evaluations and clients: percentiles, playback of a stream, JSON files and pictures."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _DIGITS = 6
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest rank: the smallest of the values that at least `percent` of 100 of them do not exceed.
+    """The nearest rank: the smallest value that at least `percent` of 100 values do not exceed.
 
-    Of fewer than 100 values the 99th percentile is the largest. values: not empty; percent: above 0, at most 100.
+    With fewer than 100 values the 99th percentile is the largest. values: not empty; percent: above 0, at most 100.
     """
     return sorted(values)[math.ceil(percent * len(values) / 100) - 1]
 
@@ -39,7 +39,6 @@ def percentiles(name: str, values: Sequence[float], percents: Sequence[int] = PE
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The arithmetic mean; None without values."""
     return sum(values) / len(values) if values else None
 
 
@@ -54,7 +53,7 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A piece of audio and when it came; samples: [num_samples] float32, None where not kept."""
+    """A piece of audio and its time; samples: [num_samples] float32, None where not kept."""
 
     at_s: float
     num_samples: int
@@ -63,7 +62,7 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False)
 class PlaybackTrace:
-    """An answer as it came; times are seconds of one clock; end_s: when it was known to be whole, or failed."""
+    """An answer with its times, seconds of one clock; end_s: when it was known to be whole, or failed."""
 
     start_s: float
     end_s: float
@@ -72,30 +71,36 @@ class PlaybackTrace:
 
     @property
     def total_s(self) -> float:
-        """Seconds from the call to the end."""
         return self.end_s - self.start_s
 
     @property
     def audio_s(self) -> float:
-        """Seconds of audio."""
         return sum(arrival.num_samples for arrival in self.arrivals) / self.sample_rate
 
     @property
     def rtf(self) -> float:
-        """Seconds that the request took per second of its audio."""
         return self.total_s / self.audio_s
 
     @property
+    def ttfb_s(self) -> float:
+        return self.arrivals[0].at_s - self.start_s
+
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """The audio, if it was kept: [n] float32."""
+        import numpy as np
+
+        return np.concatenate([one.samples for one in self.arrivals if one.samples is not None])
+
+    @property
     def gaps_s(self) -> list[float]:
-        """Seconds between neighbouring pieces."""
         return [after.at_s - before.at_s for before, after in pairwise(self.arrivals)]
 
     @property
     def margins_s(self) -> list[float]:
-        """What a listener hears who plays from the first piece on, and late pieces when they come.
+        """Seconds left to play when each piece but the first comes, for a listener who plays from the first piece on.
 
-        For each piece but the first, the seconds of audio that were left to play when it came; below 0, the seconds of
-        silence before it.
+        A negative margin is the silence before that piece.
         """
         margins: list[float] = []
         played_until_s = self.arrivals[0].at_s if self.arrivals else 0.0
@@ -104,13 +109,12 @@ class PlaybackTrace:
             played_until_s = max(played_until_s, one.at_s) + one.num_samples / self.sample_rate
         return margins[1:]
 
-    def chunk_s(self, place: int) -> float | None:
-        """Seconds from the call to the piece at that place (from 0); None: it did not come."""
-        return self.arrivals[place].at_s - self.start_s if place < len(self.arrivals) else None
+    def chunk_s(self, index: int) -> float | None:
+        """Seconds from the call to piece `index` (from 0); None: it did not come."""
+        return self.arrivals[index].at_s - self.start_s if index < len(self.arrivals) else None
 
 
 def window_s(streams: Sequence[PlaybackTrace]) -> float:
-    """Seconds from the first call to the last end."""
     return max((one.end_s for one in streams), default=0.0) - min((one.start_s for one in streams), default=0.0)
 
 
@@ -144,10 +148,10 @@ def read_lines(path: Path, field: str) -> list[str]:
 
 
 def read_records(path: Path, field: str, parse: Callable[[str, int], T]) -> list[T]:
-    """What each line of a UTF-8 file holds; empty lines are skipped.
+    """One record per line of a UTF-8 file; empty lines are skipped.
 
-    parse: (line, its number from 1) → what it holds; `ValueError` says what is wrong with the line. `InvalidRequest`
-    about `field`: the file cannot be read, has no lines, or a bad one.
+    parse: (line, number from 1) → record; its `ValueError` says what is wrong with the line. `InvalidRequest` about
+    `field`: the file cannot be read, is empty, or has a bad line.
     """
     records = []
     for number, line in enumerate(read_lines(path, field), start=1):
@@ -161,7 +165,7 @@ def read_records(path: Path, field: str, parse: Callable[[str, int], T]) -> list
 
 
 def rounded(value: Any) -> Any:
-    """The same value with six digits after the point of every number, however deep it stands."""
+    """All floats, at any depth, with six digits after the point."""
     if isinstance(value, float):
         return round(value, _DIGITS)
     if isinstance(value, dict):
@@ -172,21 +176,27 @@ def rounded(value: Any) -> Any:
 
 
 def json_text(keys: Any) -> str:
-    """JSON that people can read as well."""
     return json.dumps(keys, ensure_ascii=False, indent=2, allow_nan=False)
 
 
-def write_text(path: Path, text: str, *, field: str, other: str = "place") -> None:
-    """Write a UTF-8 file; `InvalidRequest` about `field` if the place cannot be written."""
+@contextmanager
+def writing(path: Path, field: str) -> Iterator[None]:
+    """`InvalidRequest` about `field` if the block cannot write the file."""
     try:
-        path.write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
-        raise _not_written(path, error, field, other) from None
+        raise InvalidRequest(
+            f"{field}: {str(path)!r} cannot be written ({error.strerror}); choose another place"
+        ) from None
 
 
-def save_json(keys: Any, path: Path, *, field: str = "json", other: str = "place") -> None:
-    """Write JSON; errors as in `write_text`."""
-    write_text(path, json_text(keys) + "\n", field=field, other=other)
+def write_text(path: Path, text: str, *, field: str) -> None:
+    with writing(path, field):
+        path.write_text(text, encoding="utf-8")
+
+
+def save_json(keys: Any, path: Path, *, field: str = "json") -> None:
+    write_text(path, json_text(keys) + "\n", field=field)
 
 
 def make_folder(folder: Path, *, field: str) -> None:
@@ -200,9 +210,9 @@ def make_folder(folder: Path, *, field: str) -> None:
 
 
 def read_audio(source: Path | bytes, *, field: str) -> tuple[NDArray[np.float32], int]:
-    """The samples [n] of a recording, its channels averaged, and its sample rate; source: a file, or its content.
+    """A recording's samples [n], its channels averaged, and its sample rate; source: a file, or its content.
 
-    `InvalidAudio` about `field`: it cannot be read, or holds no samples, or some that are not finite.
+    `InvalidAudio` about `field`: it cannot be read, is empty, or has samples that are not finite.
     """
     import numpy as np
     import soundfile
@@ -218,20 +228,17 @@ def read_audio(source: Path | bytes, *, field: str) -> tuple[NDArray[np.float32]
     return samples.mean(axis=1), int(rate)
 
 
-def write_wav(
-    path: Path, samples: NDArray[np.float32], sample_rate: int, *, field: str = "output", other: str = "place"
-) -> None:
+def write_wav(path: Path, samples: NDArray[np.float32], sample_rate: int, *, field: str = "output") -> None:
     """Write a 16-bit WAV file; samples beyond ±1 are clipped. `InvalidRequest` if the place cannot be written."""
     import soundfile
 
     try:
         soundfile.write(str(path), samples.clip(-1, 1), sample_rate, subtype="PCM_16", format="WAV")
     except (soundfile.LibsndfileError, OSError) as error:
-        raise InvalidRequest(f"{field}: {str(path)!r} cannot be written ({error}); choose another {other}") from None
+        raise InvalidRequest(f"{field}: {str(path)!r} cannot be written ({error}); choose another place") from None
 
 
 def check_drawing(field: str = "plot") -> None:
-    """`MissingDependency` if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -241,14 +248,10 @@ def check_drawing(field: str = "plot") -> None:
 
 
 @contextmanager
-def picture(
-    path: Path, size: tuple[float, float], columns: int, *, field: str = "plot", other: str = "place"
-) -> Iterator[Sequence[Axes]]:
+def picture(path: Path, size: tuple[float, float], columns: int, *, field: str = "plot") -> Iterator[Sequence[Axes]]:
     """Axes side by side, saved as a PNG file when the block ends; size: width and height in inches.
 
-    Raises:
-        MissingDependency: matplotlib is not installed.
-        InvalidRequest: the place cannot be written.
+    `MissingDependency`: matplotlib is not installed. `InvalidRequest`: the place cannot be written.
     """
     check_drawing(field)
     from matplotlib.figure import Figure
@@ -256,11 +259,5 @@ def picture(
     # Not pyplot's figure: pyplot keeps every figure and may want a display.
     figure = Figure(figsize=size, layout="constrained")
     yield list(figure.subplots(1, columns))
-    try:
+    with writing(path, field):
         figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise _not_written(path, error, field, other) from None
-
-
-def _not_written(path: Path, error: OSError, field: str, other: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {str(path)!r} cannot be written ({error.strerror}); choose another {other}")

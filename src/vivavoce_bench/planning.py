@@ -1,10 +1,10 @@
-"""What an engine will hold on a GPU, and how many listeners: every planned figure in commands and pages is made here.
+"""An engine's memory and listeners on a GPU: the source of every planned figure in commands and pages.
 
-Neither a device nor weights are needed. Memory is divided as the engine divides it. Time is what admission reckons
-with: the costs of batches, as they were fitted under load on one H200, moved to another card by its maker's data sheet.
-Launches stay as they are, arithmetic takes longer by the ratio of products a second, reading by that of bytes a second.
-So figures of other cards are computed, not measured. A fleet is planned by simulating one of its engines
-(`simulation.py`), with the costs of batches that run alone.
+Neither a device nor weights are needed. Memory is divided as the engine divides it. Times are admission's: the costs of
+batches, fitted under load on one H200, moved to another card by its maker's data sheet. Launches stay unchanged,
+arithmetic scales with products a second, reading with bytes a second. So figures of other cards are computed, not
+measured. A fleet is planned by simulating one of its engines (`simulation.py`), with the costs of batches that run
+alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from vivavoce_bench.simulation import Machine
 
 
 class Card(NamedTuple):
-    """By its maker's data sheet: float16 products with float32 sums, without sparsity; memory in GB and its rate."""
+    """From its maker's data sheet: float16 products with float32 sums, without sparsity; memory in GB and its rate."""
 
     name: str
     tflops: float
@@ -61,7 +61,7 @@ CARDS = (
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """weights: bytes by network; memory_bytes: all that may be taken; state_s: seconds of speech whose past is kept."""
+    """weights: bytes by network; memory_bytes: the whole budget; state_s: seconds of speech whose past is kept."""
 
     models: Models
     memory_bytes: int
@@ -71,13 +71,12 @@ class EnginePlan:
 
     @property
     def num_bytes(self) -> int:
-        """All that is taken."""
         return CUDA_BYTES + sum(self.weights.values()) + self.memory.num_bytes
 
     def listeners(self, card: Card) -> int:
-        """Streams of ten seconds, each in a voice of its own, that admission lets play at once; 0: one alone has gaps.
+        """Streams of ten seconds, each in its own voice, that admission lets play at once; 0: one alone has gaps.
 
-        Memory bounds those at work at one moment: a card that is faster than its listeners is done with each sooner.
+        Memory bounds those at work at one moment: a card that is faster than its listeners finishes each sooner.
         """
         limits, config = AdmissionLimits(), self.models.config
         policy = policy_for(config.generation, None)
@@ -93,7 +92,7 @@ class EnginePlan:
         return low
 
     def offline(self, card: Card) -> float:
-        """Seconds of speech a second where as many utterances of ten seconds as there are slots are spoken whole."""
+        """Seconds of speech a second if every slot speaks an utterance of ten seconds whole."""
         costs, rates = self._costs(card), self.models.config.rates
         slots, tokens = self.memory.slots, round(DURATION_S * rates.tokens_per_second)
         prompt = TEXT_ROWS + round(PROMPT_S * rates.tokens_per_second)
@@ -106,7 +105,7 @@ class EnginePlan:
         return slots * DURATION_S / seconds
 
     def machine(self, card: Card) -> Machine:
-        """What is simulated of such a card; InvalidRequest: an engine that is not simulated."""
+        """Raises InvalidRequest for an engine that cannot be simulated."""
         generation = self.models.config.generation
         if self.memory.batch_frames is None or generation not in ALONE_COSTS:
             raise InvalidRequest("model: only CosyVoice2 and 3 in 16 bit can be simulated; leave --streams out")
@@ -118,7 +117,6 @@ class EnginePlan:
         return CostModel(self._moved(card, measured))
 
     def _moved(self, card: Card, measured: Priors) -> Priors:
-        """What was measured on an H200, for another card."""
         slower, reading = H200.tflops / card.tflops, 1e-9 / card.gb_per_s - 1e-9 / H200.gb_per_s
         # Every batch reads its network's weights, the flow's once a step.
         read = {Stage.FLOW: ("flow", self.models.config.flow.num_steps), Stage.VOCODER: ("vocoder", 1)}
@@ -132,10 +130,9 @@ class EnginePlan:
 
 
 def plan_engine(config: ModelConfig, dtype: torch.dtype, memory_bytes: int, settings: EngineSettings) -> EnginePlan:
-    """An engine on a CUDA device. dtype: of language model and flow; memory_bytes: all that may be taken.
+    """An engine on a CUDA device; InvalidRequest: the memory is too small.
 
-    Raises:
-        InvalidRequest: it is too little.
+    dtype: of language model and flow; memory_bytes: the whole budget.
     """
     models = outline_models(config, dtype)
     weights = {

@@ -33,14 +33,14 @@ from vivavoce_bench.random_encoders import draw, speaker_encoder, speech_tokeniz
 
 SPEAKERS = ("babble-a", "babble-b")
 NUM_SPEECH_TOKENS = 6561
-"""Of CosyVoice2 and 3."""
 _FIRST_SPEECH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the networks: the language model's, the flow's encoder and its U-Net or DiT, the vocoder's; by default tiny
-    ones. A generation takes those of its own networks; CosyVoice 1's text encoder is as wide as its language model.
+    """Sizes of the language model, the flow's encoder and its U-Net or DiT, and the vocoder; tiny by default.
+
+    A generation uses those of its own networks; CosyVoice 1's text encoder is as wide as its language model.
     """
 
     text_vocabulary: int = 288  # 256 bytes, the special tokens of Qwen2 and CosyVoice2, rounded up
@@ -107,7 +107,7 @@ _QWEN2_05B = Sizes(
 _LM_300M = {"text_width": 512, "text_blocks": 6, "lm_width": 1_024, "lm_inner": 4_096, "lm_layers": 14, "lm_heads": 16}
 _CONFORMER_300M = replace(_QWEN2_05B, text_vocabulary=_WHISPER_VOCABULARY, **_LM_300M)
 RELEASE: SizesOf = {Generation.V1: _CONFORMER_300M, Generation.V2: _QWEN2_05B, Generation.V3: _QWEN2_05B}
-"""As CosyVoice-300M, CosyVoice2-0.5B and Fun-CosyVoice3-0.5B were published."""
+"""The published sizes: CosyVoice-300M, CosyVoice2-0.5B and Fun-CosyVoice3-0.5B."""
 
 _CARD_CONTENT = {
     "name": "babble",
@@ -125,7 +125,7 @@ _END_LOGIT = 7.0
 """Close below the best of 6561 random logits: past the minimum length an utterance ends after some ten tokens."""
 _NEVER_LOGIT = -100.0
 _END_GAIN = 3.0
-"""Of the end beside the speech tokens, where the head has no bias: now and then it is above the best."""
+"""Gain of the end's row where the head has no bias: now and then it is above the best speech token."""
 _NORMED = re.compile(r"(conv_pre|conv_post|ups\.|resblocks|source_resblocks|f0_predictor\.condnet).*\.weight")
 """Convolutions of the vocoder that are kept as weight norm's two tensors."""
 _NORMS = r"norm\w*|\.out\.1|\.block\.[12]|length_regulator\.model\.(1|4|7|10)"
@@ -142,7 +142,7 @@ _DISTRIBUTIONS = (
     (r"\.bias$", 0.0, 0.05),
     (r"\.original1$", 0.0, 1.0),
 )
-"""What is no matrix: a pattern of official names, mean and standard deviation; the first row that fits wins."""
+"""Tensors that are not matrices: pattern of official names, mean and standard deviation; the first match wins."""
 _GAINS = (
     ("llm_decoder", 2.0),
     ("source_downs", 2.0),
@@ -151,7 +151,7 @@ _GAINS = (
     ("condnet", 1.5),
     ("classifier", 150.0),  # the pitch in hertz: a random contour of some hundred
 )
-"""Of matrices, by a part of their official names; 1 of all others, but for the vocoder's transposed convolutions."""
+"""Gains of matrices, by a part of their official names; 1 otherwise, except the vocoder's transposed convolutions."""
 
 
 def make_babble_checkpoint(
@@ -159,8 +159,8 @@ def make_babble_checkpoint(
 ) -> Path:
     """Write the checkpoint and return `folder`, which appears complete or not at all.
 
-    The same seed gives the same tensors. A folder that holds this very checkpoint is left as it is; CheckpointError: it
-    holds something else, or the place cannot be written.
+    The same seed gives the same tensors. A folder that holds this very checkpoint is kept; CheckpointError: it holds
+    something else, or the place cannot be written.
     """
     own = {} if sizes == TINY else {"sizes": asdict(sizes[generation])}
     card = _json(_CARD_CONTENT | {"seed": seed} | own)
@@ -183,7 +183,6 @@ def make_babble_checkpoint(
 
 
 def _holds(folder: Path, generation: Generation, card: str) -> bool:
-    """Whether the folder is this very checkpoint, and every file of it is there."""
     try:
         if (folder / CARD).read_text(encoding="utf-8", errors="replace") != card:
             return False
@@ -255,13 +254,12 @@ def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
 
 
 def release_config(generation: Generation) -> ModelConfig:
-    """The sizes of the published model of a generation, as its own settings say them."""
     with tempfile.TemporaryDirectory() as folder:
         return write_settings(Path(folder), generation, RELEASE[generation])
 
 
 def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelConfig:
-    """Write the yaml, and of a Qwen2 language model its settings and a byte-level tokenizer without merges."""
+    """Write the yaml and, for a Qwen2 language model, its settings and a byte-level tokenizer without merges."""
     (folder / YAML_OF[generation]).write_text(_settings(generation, sizes), encoding="utf-8")
     if generation is not Generation.V1:
         _write_backbone(folder / BACKBONE, sizes)
@@ -310,10 +308,7 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
 
 
 def _settings(generation: Generation, sizes: Sizes) -> str:
-    """The yaml."""
     first, causal = generation is Generation.V1, generation is Generation.V3
-    llm = _conformer_lm(sizes) if first else _qwen2_lm(sizes, "CosyVoice3LM" if causal else "Qwen2LM")
-    flow = (_whole_flow if first else _causal_flow if causal else _flow)(sizes)
     vocoder = "CausalHiFTGenerator\n    conv_pre_look_right: 4" if causal else "HiFTGenerator"
     pitch, top = ("CausalConvRNNF0Predictor", "null") if causal else ("ConvRNNF0Predictor", "8000")
     rate, window, hop = (22050, 1024, 256) if first else (24000, 1920, 480)
@@ -321,8 +316,10 @@ def _settings(generation: Generation, sizes: Sizes) -> str:
     mel = f"sampling_rate: {rate}, hop_size: {hop}, win_size: {window}, fmin: 0, fmax: {top}"
     return f"""\
 sample_rate: {rate}
-{llm}    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
-{flow}hift: !new:cosyvoice.hifigan.generator.{vocoder}
+{_lm(generation, sizes)}
+    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
+{_flow(generation, sizes)}
+hift: !new:cosyvoice.hifigan.generator.{vocoder}
     in_channels: {NUM_MEL_BINS}
     base_channels: {sizes.vocoder_width}
     nb_harmonics: 8
@@ -347,19 +344,16 @@ feat_extractor: !name:matcha.utils.audio.mel_spectrogram
 """
 
 
-def _qwen2_lm(sizes: Sizes, kind: str) -> str:
-    return f"""\
-llm: !new:cosyvoice.llm.llm.{kind}
-    llm_input_size: {sizes.lm_width}
-    llm_output_size: {sizes.lm_width}
+def _lm(generation: Generation, sizes: Sizes) -> str:
+    width = sizes.lm_width
+    if generation is not Generation.V1:
+        return f"""\
+llm: !new:cosyvoice.llm.llm.{"CosyVoice3LM" if generation is Generation.V3 else "Qwen2LM"}
+    llm_input_size: {width}
+    llm_output_size: {width}
     speech_token_size: {NUM_SPEECH_TOKENS}
     mix_ratio: [5, 15]
-    llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}
-"""
-
-
-def _conformer_lm(sizes: Sizes) -> str:
-    width = sizes.lm_width
+    llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}"""
     return f"""\
 llm: !new:cosyvoice.llm.llm.TransformerLM
     text_token_size: {sizes.text_vocabulary}
@@ -368,94 +362,61 @@ llm: !new:cosyvoice.llm.llm.TransformerLM
     text_encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
         {_encoder(sizes.text_width, width, sizes.lm_heads, sizes.lm_inner, sizes.text_blocks)}
     llm: !new:cosyvoice.transformer.encoder.TransformerEncoder
-        {_encoder(width, width, sizes.lm_heads, sizes.lm_inner, sizes.lm_layers)}
-"""
+        {_encoder(width, width, sizes.lm_heads, sizes.lm_inner, sizes.lm_layers)}"""
 
 
-def _encoder(inputs: int, outputs: int, heads: int, inner: int, blocks: int) -> str:
+def _encoder(inputs: int, outputs: int, heads: int, inner: int, blocks: int, more: str = "") -> str:
     sizes = f"input_size: {inputs}, output_size: {outputs}, attention_heads: {heads}, linear_units: {inner}"
-    return f"{{{sizes}, num_blocks: {blocks}}}"
+    return f"{{{sizes}, num_blocks: {blocks}{more}}}"
 
 
-def _whole_flow(sizes: Sizes) -> str:
-    width = sizes.encoder_width
+def _flow(generation: Generation, sizes: Sizes) -> str:
+    first, width, bins = generation is Generation.V1, sizes.encoder_width, NUM_MEL_BINS
+    inner = (sizes.encoder_heads, sizes.encoder_inner, sizes.encoder_blocks)
+    ahead = "token_mel_ratio: 2\n    pre_lookahead_len: 3\n    "
+    if first:
+        kind, causal = "MaskedDiffWithXvec", ""
+        front = f"encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder {_encoder(width, width, *inner)}"
+    elif generation is Generation.V2:
+        kind, causal = "CausalMaskedDiffWithXvec", "Causal"
+        encoder = _encoder(width, width, *inner, more=", static_chunk_size: 25")
+        front = f"{ahead}encoder: !new:cosyvoice.transformer.upsample_encoder.UpsampleConformerEncoder {encoder}"
+    else:
+        kind, causal, width = "CausalMaskedDiffWithDiT", "Causal", bins
+        layer = f"{{in_channels: {bins}, channels: {sizes.lookahead_inner}}}"
+        front = f"{ahead}pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer {layer}"
     return f"""\
-flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
+flow: !new:cosyvoice.flow.flow.{kind}
     input_size: {width}
-    output_size: {NUM_MEL_BINS}
+    output_size: {bins}
     spk_embed_dim: {EMBEDDING_SIZE}
-    vocab_size: {_FIRST_SPEECH_TOKENS}
-    input_frame_rate: 50
-    encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
-        {_encoder(width, width, sizes.encoder_heads, sizes.encoder_inner, sizes.encoder_blocks)}
-    decoder: !new:cosyvoice.flow.flow_matching.ConditionalCFM
+    vocab_size: {_FIRST_SPEECH_TOKENS if first else NUM_SPEECH_TOKENS}
+    input_frame_rate: {50 if first else 25}
+    {front}
+    decoder: !new:cosyvoice.flow.flow_matching.{causal}ConditionalCFM
         cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
-        estimator: !new:cosyvoice.flow.decoder.ConditionalDecoder
-            in_channels: {4 * NUM_MEL_BINS}
-            out_channels: {NUM_MEL_BINS}
-            channels: [{sizes.unet_width}, {sizes.unet_width}]
-            attention_head_dim: {sizes.unet_head_dim}
-            num_heads: {sizes.unet_heads}
-            n_blocks: {sizes.unet_blocks}
-            num_mid_blocks: {sizes.unet_mid_blocks}
-"""
+        estimator: !new:cosyvoice.flow.{_estimator(generation, sizes)}"""
 
 
-def _flow(sizes: Sizes) -> str:
-    return f"""\
-flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
-    input_size: {sizes.encoder_width}
-    output_size: {NUM_MEL_BINS}
-    spk_embed_dim: {EMBEDDING_SIZE}
-    vocab_size: {NUM_SPEECH_TOKENS}
-    input_frame_rate: 25
-    token_mel_ratio: 2
-    pre_lookahead_len: 3
-    encoder: !new:cosyvoice.transformer.upsample_encoder.UpsampleConformerEncoder
-        input_size: {sizes.encoder_width}
-        output_size: {sizes.encoder_width}
-        attention_heads: {sizes.encoder_heads}
-        linear_units: {sizes.encoder_inner}
-        num_blocks: {sizes.encoder_blocks}
-        static_chunk_size: 25
-    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
-        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
-        estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder
-            in_channels: {4 * NUM_MEL_BINS}
-            out_channels: {NUM_MEL_BINS}
-            channels: [{sizes.unet_width}]
-            attention_head_dim: {sizes.unet_head_dim}
-            num_heads: {sizes.unet_heads}
-            n_blocks: {sizes.unet_blocks}
-            num_mid_blocks: {sizes.unet_mid_blocks}
-            static_chunk_size: 50
-"""
-
-
-def _causal_flow(sizes: Sizes) -> str:
-    return f"""\
-flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
-    input_size: {NUM_MEL_BINS}
-    output_size: {NUM_MEL_BINS}
-    spk_embed_dim: {EMBEDDING_SIZE}
-    vocab_size: {NUM_SPEECH_TOKENS}
-    input_frame_rate: 25
-    token_mel_ratio: 2
-    pre_lookahead_len: 3
-    pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer
-        in_channels: {NUM_MEL_BINS}
-        channels: {sizes.lookahead_inner}
-    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
-        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
-        estimator: !new:cosyvoice.flow.DiT.dit.DiT
+def _estimator(generation: Generation, sizes: Sizes) -> str:
+    if generation is Generation.V3:
+        return f"""DiT.dit.DiT
             dim: {sizes.dit_width}
             depth: {sizes.dit_blocks}
             heads: {sizes.dit_heads}
             dim_head: {sizes.dit_head_dim}
             ff_mult: 2
             out_channels: {NUM_MEL_BINS}
-            static_chunk_size: 50
-"""
+            static_chunk_size: 50"""
+    width, first, chunks = sizes.unet_width, generation is Generation.V1, f"\n{12 * ' '}static_chunk_size: 50"
+    return f"""decoder.{"" if first else "Causal"}ConditionalDecoder
+            in_channels: {4 * NUM_MEL_BINS}
+            out_channels: {NUM_MEL_BINS}
+            channels: {[width, width] if first else [width]}
+            attention_head_dim: {sizes.unet_head_dim}
+            num_heads: {sizes.unet_heads}
+            n_blocks: {sizes.unet_blocks}
+            num_mid_blocks: {sizes.unet_mid_blocks}{"" if first else chunks}"""
 
 
 def _json(content: Any) -> str:

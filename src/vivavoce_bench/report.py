@@ -8,23 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce_bench.load import Ending, Outcome, with_ending
-from vivavoce_bench.measure import PERCENTS, json_text, picture, rounded, save_json, spread, stream_figures
+from vivavoce_bench.measure import PERCENTS, picture, rounded, save_json, spread, stream_figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCHEMA = "vivavoce-bench-1"
-"""The form of the JSON; the number moves when a key changes its meaning."""
 NOTHING = "–"
 SPREAD = ("mean", *(f"p{percent}" for percent in PERCENTS), "max")
-"""Columns of a distribution."""
 _MS = 1000.0
 _FAINT = 0.35
-"""Opacity of one request's line among many."""
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """All that the outcomes show; None where nothing was measured.
+    """Flat keys of docs/measuring.md; None where nothing was measured.
 
     Latencies, playback and audio are of requests that ended well; the wall time is of all.
     """
@@ -47,10 +44,9 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """One load and what came of it."""
+    """One load and its outcomes; settings: flat keys that describe the measurement."""
 
     settings: Mapping[str, Any]
-    """What was measured and how, flat, as the caller describes it."""
     outcomes: Sequence[Outcome]
     resources: Mapping[str, Any] = field(default_factory=dict)
     """Memory, as far as the target's is known: flat keys with their units."""
@@ -61,27 +57,20 @@ class Report:
         """Flat keys with plain values; None where nothing was measured."""
         return rounded({"schema": SCHEMA, **self.settings, **figures(self.outcomes), **self.resources, **self.quality})
 
-    def text(self) -> str:
-        """The report as JSON text."""
-        return json_text(self.to_json())
-
     def save(self, path: Path) -> None:
-        """Write the report as JSON; `InvalidRequest` if the place cannot be written."""
         save_json(self.to_json(), path)
 
 
 def number(value: Any, digits: int, unit: str = "") -> str:
-    """A figure as a cell of a table."""
     return NOTHING if value is None else f"{value:.{digits}f}{unit}"
 
 
 def spread_row(keys: Mapping[str, Any], label: str, name: str, digits: int, count: int) -> list[str]:
-    """A distribution as a row: label, `SPREAD`, number of values."""
+    """A distribution: label, `SPREAD`, number of values."""
     return [label, *(number(keys[f"{name}_{part}"], digits) for part in SPREAD), str(count)]
 
 
 def latency_rows(keys: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """(header, rows): the distributions, with the number of their values."""
     rows = [
         spread_row(keys, "first audio (ms)", "ttfb_ms", 1, keys["ok"]),
         spread_row(keys, "between chunks (ms)", "gap_ms", 1, keys["chunks"] - keys["ok"]),
@@ -91,7 +80,6 @@ def latency_rows(keys: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def figure_rows(keys: Mapping[str, Any]) -> list[list[str]]:
-    """Label and value of everything else that was measured."""
     others = [f"{keys[name]} {name}" for name in ("refused", "failed") if keys[name]]
     used, held, rss = (keys.get(name) for name in ("gpu_memory_bytes", "gpu_memory_reserved_bytes", "rss_bytes"))
     underruns = NOTHING
@@ -131,7 +119,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 def _draw_first_audio(axes: Axes, ok: Sequence[Outcome]) -> None:
     waits = sorted(outcome.ttfb_s * _MS for outcome in ok)
-    shares = [(place + 1) / len(waits) for place in range(len(waits))]
+    shares = [(index + 1) / len(waits) for index in range(len(waits))]
     axes.step([*waits[:1], *waits], [0.0, *shares] if waits else [], where="post")
     axes.set(title="First audio", xlabel="ms after the call", ylabel="share of requests", ylim=(0, 1.02))
     axes.set_xlim(left=0)
@@ -158,12 +146,12 @@ def _draw_timeline(axes: Axes, outcomes: Sequence[Outcome]) -> None:
 
     colours = {Ending.OK: "tab:blue", Ending.REFUSED: "tab:orange", Ending.FAILED: "tab:red"}
     begin_s = min((outcome.start_s for outcome in outcomes), default=0.0)
-    for place, outcome in enumerate(outcomes):
+    for index, outcome in enumerate(outcomes):
         colour, spans = colours[outcome.ending], [outcome.start_s - begin_s, outcome.end_s - begin_s]
-        axes.plot(spans, [place, place], color=colour, linewidth=0.8, alpha=_FAINT)
+        axes.plot(spans, [index, index], color=colour, linewidth=0.8, alpha=_FAINT)
         times = [arrival.at_s - begin_s for arrival in outcome.arrivals]
-        axes.scatter(times, [place] * len(times), s=5, color=colour)
+        axes.scatter(times, [index] * len(times), s=5, color=colour)
         if not outcome.arrivals:
-            axes.scatter(spans[:1], [place], s=14, marker="x", color=colour)
+            axes.scatter(spans[:1], [index], s=14, marker="x", color=colour)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(title="Chunks of each request", xlabel="s after the first call", ylabel="request")

@@ -1,7 +1,7 @@
-"""An engine on a clock of its own: the real loop, scheduler, admission and bookkeeping; batches only take time.
+"""An engine on a virtual clock: the real loop, scheduler, admission and bookkeeping; batches only take time.
 
-Nothing is computed and nobody waits. A batch of a stage takes the seconds that a cost model says, on a device whose two
-queues run side by side; what plans the batches, lets requests in and keeps the flow's state is the engine's own code.
+Nothing is computed or waited for. A batch of a stage takes the seconds of a cost model, on a device whose two queues
+run side by side; the engine's own code plans the batches, admits requests and keeps the flow's state.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ BESIDE = 0.65
 """Speed of a queue while the other one has work, too, as a share of its speed alone; fitted, like `TURN_S`, to first
 audio of 64 to 600 listeners of CosyVoice2 on one H200 (benchmarks/results/gpu)."""
 TURN_S = 3e-4
-"""What a turn of the loop takes of the host."""
+"""The host's time for one turn of the loop."""
 READ_S = 5e-3
-"""What passes before a request is the engine's: its text is read."""
+"""The time to read a request's text before the engine gets it."""
 PROMPT, PROMPT_TEXT, TEXT = 87, 20, 40
 """Speech tokens and text ids of each voice's reference, and text ids of each request."""
 _TINY_S = 1e-9
@@ -49,7 +49,7 @@ _ZEROS = torch.zeros(1)
 
 
 class Visit(NamedTuple):
-    """A listener who comes at `at_s` to hear so many speech tokens in the voice of this number."""
+    """A listener who comes at `at_s` to hear `tokens` speech tokens in voice number `voice`."""
 
     at_s: float
     tokens: int
@@ -58,7 +58,7 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """What is simulated. models: outlines; costs: of batches that run alone; exclusive: stages share one processor."""
+    """models: outlines; costs: of batches that run alone; exclusive: stages share one processor."""
 
     models: Models
     memory: MemoryPlan
@@ -73,10 +73,9 @@ class Device:
         self.now, self.exclusive = 0.0, exclusive
         self.queues: list[SimulatedQueue] = []
         self.alarms: deque[tuple[float, Callable[[], object]]] = deque()
-        """What to call when the clock gets there, in order of time."""
+        """Calls by their time on the clock, in order."""
 
     def advance(self, until: float, mark: SimulatedMark | None = None) -> None:
-        """Go on until then, or until a mark is reached."""
         while self.now < until and not (mark and mark.passed):
             busy = [one for one in self.queues if one.marks]
             speed = BESIDE if len(busy) > 1 else 1.0
@@ -92,46 +91,41 @@ class Device:
 
 @dataclass(eq=False)
 class SimulatedMark(QueueEvent):
-    """A point in a queue's work, which is that of `work` seconds in all."""
+    """A point in a queue's work, after `work` seconds of it."""
 
     device: Device
     work: float
     passed: bool
 
     def reached(self, wait: bool = False) -> bool:
-        """As of a CUDA device."""
         if wait:
             self.device.advance(inf, self)
         return self.passed
 
 
 class SimulatedQueue(DeviceQueue):
-    """A queue whose launches take what stages `spend` in them."""
+    """A queue whose launches take the time that stages `spend` in them."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(torch.device("cpu"), clock=lambda: device.now)
         self._depth, self._device = 1 if device.exclusive else DEPTH, device
         self._given = self.done = 0.0
         self.marks: deque[SimulatedMark] = deque()
-        """Not reached yet, in their order."""
         device.queues.append(self)
 
     def spend(self, seconds: float) -> None:
-        """More work."""
         if self._device.exclusive:
             self._device.advance(self._device.now + seconds)
         else:
             self._given += seconds
 
     def mark(self) -> SimulatedMark:
-        """As of a CUDA device."""
         made = SimulatedMark(self.clock(), self._device, self._given, self._given <= self.done)
         if not made.passed:
             self.marks.append(made)
         return made
 
     def go_on(self, seconds: float) -> None:
-        """Time passes while it works."""
         self.done += seconds
         while self.marks and self.marks[0].work <= self.done + _TINY_S:
             mark = self.marks.popleft()
@@ -139,14 +133,14 @@ class SimulatedQueue(DeviceQueue):
 
 
 class _LM:
-    """A language model that says as many ids as are wanted; see `LMInterface`."""
+    """An `LMInterface` that gives exactly the requested number of ids."""
 
     self_paced = False
 
     def __init__(self, queue: SimulatedQueue, machine: Machine) -> None:
         self.slots, self._queue, self._costs = machine.memory.slots, queue, machine.costs
         self._free, self._open = list(range(self.slots)), dict[int, list[int]]()
-        """Of each open slot: ids that are still to be launched, and positions."""
+        """Each open slot: ids that are still to be launched, and positions."""
         self._launches: deque[tuple[QueueEvent, int, list[tuple[int, list[int], int]]]] = deque()
 
     free_slots = property(lambda self: len(self._free))
@@ -191,7 +185,7 @@ class _LM:
 
 
 class _Synthesis:
-    """In place of `PackedPath` and `PackedVocoding`, or of the padded ones."""
+    """Replaces `PackedPath` and `PackedVocoding`, or the padded ones."""
 
     def __init__(self, queue: SimulatedQueue, machine: Machine) -> None:
         self._queue, self._costs, self._config = queue, machine.costs, machine.models.config
@@ -228,8 +222,6 @@ class _Synthesis:
 
 
 class Simulation:
-    """One engine of a machine; `run` it once."""
-
     def __init__(self, machine: Machine, settings: EngineSettings, policy: ChunkPolicy) -> None:
         self._machine, self._policy, self._device = machine, policy, Device(machine.exclusive)
         queues = SimulatedQueue(self._device), SimulatedQueue(self._device)

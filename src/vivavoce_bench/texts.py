@@ -1,4 +1,4 @@
-"""The sentences that a load is made of when none are given."""
+"""The default sentences of a load."""
 
 from __future__ import annotations
 

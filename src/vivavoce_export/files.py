@@ -1,7 +1,8 @@
-"""What an export writes: where it may, and safetensors files of any size.
+"""Targets of an export, and safetensors files of any size.
 
 The safetensors library's own writer wants all tensors of a file in memory at once. The format: the length of a JSON
-header as 8 bytes, the header, then the tensors' bytes, little endian (https://github.com/huggingface/safetensors#format).
+header as 8 bytes, the header, then the tensors' bytes, little endian
+(https://github.com/huggingface/safetensors#format).
 """
 
 from __future__ import annotations
@@ -23,35 +24,33 @@ _ALIGNMENT = 8
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 AUTO = "auto"
 BLOCK_VALUES = 4 << 20
-"""Values of a large table that are read at a time."""
 
 
 def check_target(target: Path, source: Path, *, force: bool, mark: str, field: str = "out") -> None:
-    """Refuse a folder where nothing may be written: it has to be absent or empty, and no part of `source`.
+    """Refuse an unsafe target folder: it has to be absent or empty, and outside of `source`.
 
     force: it may also hold an earlier export, which is a folder with the file `mark`. field: for the error.
     """
-    place, origin, here = target.resolve(), source.resolve(), Path.cwd()
-    if place == origin or place in origin.parents or origin in place.parents:
+    resolved, origin, here = target.resolve(), source.resolve(), Path.cwd()
+    if resolved == origin or resolved in origin.parents or origin in resolved.parents:
         raise InvalidRequest(f"{field}: {target} and the model's folder lie within each other; choose another place")
-    if place == here or place in here.parents:
+    if resolved == here or resolved in here.parents:
         raise InvalidRequest(f"{field}: the current folder lies in {target}, which a new one replaces; name another")
     if not os.path.lexists(target):
         return
     if not target.is_dir():
-        raise InvalidRequest(f"{field}: {target} is no folder; choose another place")
+        raise InvalidRequest(f"{field}: {target} is not a folder; choose another place")
     if not any(target.iterdir()):
         return
     if not force:
         raise InvalidRequest(f"{field}: {target} is not empty; add --force to replace it, or choose another place")
     if not (target / mark).is_file():
         raise InvalidRequest(
-            f"{field}: {target} holds no {mark}, so it is no earlier export and is not replaced; choose another place"
+            f"{field}: {target} holds no {mark}, so it is not an earlier export and stays; choose another place"
         )
 
 
 def check_dtype(name: str) -> None:
-    """Refuse what is neither auto nor a dtype that weights can be written in."""
     if name != AUTO and name not in DTYPES:
         raise InvalidRequest(f"dtype: {name!r} is unknown; use {AUTO} or one of {', '.join(DTYPES)}")
 
@@ -68,12 +67,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def blank(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor without values: what `TensorFile` is told of one that will be written."""
+    """A tensor without values, which specifies one in a `TensorFile`."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 class TensorFile:
-    """A safetensors file that several threads fill; what is never written is zero. An OSError names the file."""
+    """A safetensors file that several threads fill; unwritten parts are zero. An OSError names the file."""
 
     def __init__(self, path: Path, specs: Mapping[str, Tensor]) -> None:
         self._path, self._specs = path, specs
@@ -97,7 +96,6 @@ class TensorFile:
                 data, offset = data[written:], offset + written
 
     def close(self) -> None:
-        """Return when everything is on the disk."""
         with naming(self._path):
             try:
                 os.fsync(self._descriptor)
@@ -106,7 +104,7 @@ class TensorFile:
 
 
 def matches(path: Path, specs: Mapping[str, Tensor]) -> bool:
-    """Whether a file has the header and the length of a file of these specs; no tensor is read."""
+    """True if a file has the header and the length of a file of these specs; no tensor is read."""
     header, _, num_bytes = _layout(specs)
     with path.open("rb") as file:
         return file.read(len(header)) == header and path.stat().st_size == num_bytes
@@ -125,12 +123,12 @@ def cast(tensor: Tensor, dtype: torch.dtype, name: str, way_out: str = "choose b
         return narrow
     why = f"has values that {str(dtype).removeprefix('torch.')} cannot hold; {way_out}"
     if not bool(tensor.isfinite().all()):
-        why = "has values that are no finite numbers; download the model again"
+        why = "has values that are not finite numbers; download the model again"
     raise CheckpointError(f"model: {name} {why}")
 
 
 def _layout(specs: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
-    """The file's header, where each tensor's bytes start in the file, and the file's size in bytes."""
+    """(header, first byte of each tensor in the file, size of the file in bytes)."""
     # Transformers refuses a file that does not name its library.
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start: dict[str, int] = {}

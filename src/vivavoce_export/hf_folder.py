@@ -65,9 +65,8 @@ _ADDED_TOKENS = "added_tokens.json"
 _SPOKEN = (SPEECH_START, END)
 _ROPE_GROUPS = ("rope_parameters", "rope_scaling")
 _DEFAULT_ROPE_THETA = 10_000.0
-"""What transformers' Qwen2 has where the folder says nothing."""
 _RELEASE = {"mix_ratio": [5, 15], "sampling": {"top_p": 0.8, "top_k": 25, "win_size": 10, "tau_r": 0.1}}
-"""What `speech_lm.json` would say of the releases of CosyVoice2 and 3, for folders without it."""
+"""The content of `speech_lm.json` for the releases of CosyVoice2 and 3, for folders without it."""
 _FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -75,7 +74,7 @@ CHAT_TEMPLATE = (
     "{%- elif message['role'] == 'assistant' %}{{- message['content'] }}"
     "{%- endif %}{%- endfor %}"
 )
-"""A user says what is to be spoken; an assistant has said speech tokens, `<|s_12|><|s_7|>…`."""
+"""The user's message is the text; the assistant's is speech tokens, `<|s_12|><|s_7|>…`."""
 _PAD = "<|endoftext|>"
 
 
@@ -83,9 +82,9 @@ _PAD = "<|endoftext|>"
 class Source:
     """A merged model.
 
-    reader: its tensors by Hugging Face's names, the head under its own name even if it is tied; dtype: what it is
-    stored in; files: all that it was read from; bias: [vocab] float32, what is added to the head's outputs;
-    vocabulary: None for a model whose ids are not known to be CosyVoice's.
+    reader: its tensors by Hugging Face's names, the head under its own name even if it is tied; dtype: the stored one;
+    files: the ones that it was read from; bias: [vocab] float32, added to the head's outputs; vocabulary: None for a
+    model whose ids may not be CosyVoice's.
     """
 
     sizes: QwenSizes
@@ -96,7 +95,6 @@ class Source:
     vocabulary: MergedVocabulary | None = None
 
     def fingerprint(self) -> str:
-        """Differs when a file of the model was replaced."""
         marks = [(path.name, status.st_size, status.st_mtime_ns) for path in self.files for status in (path.stat(),)]
         return hashlib.sha256(json.dumps(marks).encode()).hexdigest()
 
@@ -109,15 +107,15 @@ def open_official(folder: Path, text_size: int, variant: str | None = None) -> S
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Whether a folder holds a model in Hugging Face's layout: the official one keeps its config.json further down."""
+    """The official layout keeps its config.json further down."""
     return (folder / CONFIG).is_file()
 
 
 def open_hugging_face(folder: Path) -> Source:
     """A Qwen2 folder in Hugging Face's layout, such as `vivavoce export hf` writes.
 
-    CheckpointError: files are missing, corrupt or do not fit config.json. UnsupportedModel: no Qwen2, a quantised one,
-    or one with a feature that CosyVoice's language models lack.
+    CheckpointError: files are missing, corrupt or do not fit config.json. UnsupportedModel: not a Qwen2, a quantised
+    one, or one with a feature that CosyVoice's language models lack.
     """
     config = read_json(folder / CONFIG, REMEDY)
     check_features(config)
@@ -127,11 +125,7 @@ def open_hugging_face(folder: Path) -> Source:
     sizes = settings.read(QwenSizes, rope_theta=rope_theta(config), tied=bool(tied))
     reader = MappedWeights(*paths, same={HEAD: EMBEDDING} if sizes.tied else None)
     _check_weights(sizes, reader)
-    bias = read_bias(folder, reader.read(HEAD_BIAS) if HEAD_BIAS in reader.shapes else None)
-    if bias is not None and bias.shape != (sizes.vocab_size,):
-        raise CheckpointError(
-            f"model: the head's bias is {list(bias.shape)} instead of [{sizes.vocab_size}]; download the folder again"
-        )
+    bias = read_bias(folder, sizes.vocab_size, reader.read(HEAD_BIAS) if HEAD_BIAS in reader.shapes else None)
     vocabulary = _find_vocabulary(folder)
     if vocabulary is not None and vocabulary.size > sizes.vocab_size:
         raise CheckpointError(
@@ -146,7 +140,7 @@ def open_hugging_face(folder: Path) -> Source:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """One file that holds the model, or its shards, as the index says or else by their names."""
+    """The single file, else the shards in the index, else the shards by their names."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / _INDEX).is_file():
@@ -178,7 +172,7 @@ def _check_weights(sizes: QwenSizes, reader: MappedWeights) -> None:
 
 
 def check_features(config: Mapping[str, Any]) -> None:
-    """Refuse what is no Qwen2, is quantised, or computes otherwise than CosyVoice's language models do."""
+    """Refuse a model that is not a Qwen2, is quantised, or has features that CosyVoice's language models lack."""
     for key, found, known in (
         ("model_type", config.get("model_type"), "qwen2"),
         ("hidden_act", config.get("hidden_act", "silu"), "silu"),
@@ -233,7 +227,7 @@ def rope_theta(config: Mapping[str, Any]) -> float:
 
 
 def read_vocabulary(folder: Path) -> MergedVocabulary:
-    """Where speech begins in a merged folder, and how many tokens it has, as the tokenizer's files say."""
+    """The first speech id and the number of speech tokens of a merged folder, from the tokenizer's files."""
     vocabulary = _find_vocabulary(folder)
     if vocabulary is None:
         raise CheckpointError(f"{folder.name}: no tokenizer file has {', '.join(_SPOKEN)}; {REMEDY}")
@@ -241,8 +235,8 @@ def read_vocabulary(folder: Path) -> MergedVocabulary:
 
 
 def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
-    """None for a folder whose tokenizer, if it has one, knows nothing of speech."""
-    ids = _added_ids(folder)
+    """None for a folder whose tokenizer, if it has one, has no speech tokens."""
+    ids = added_ids(folder)
     if not ids.keys() & {*_SPOKEN}:
         return None
     wanted = {generation: (SPEECH_START, *controls) for generation, controls in CONTROLS.items()}
@@ -261,8 +255,8 @@ def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
     return vocabulary
 
 
-def _added_ids(folder: Path) -> dict[str, int]:
-    """Ids by token, from every place in which tokenizers keep added tokens; the last one has the last word."""
+def added_ids(folder: Path) -> dict[str, int]:
+    """Ids by token, from every place in which tokenizers keep added tokens; the last place wins."""
     ids: dict[str, int] = {}
     for name in (TOKENIZER_CONFIG, _ADDED_TOKENS, TOKENIZER):
         if not (folder / name).is_file():
@@ -284,17 +278,17 @@ def _added_ids(folder: Path) -> dict[str, int]:
 
 
 def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
-    """Our configuration of the model; the text vocabulary is what the tokenizer uses, without padding."""
+    """The text vocabulary has the tokenizer's size, without padding."""
     data = read_json(folder / CONFIG, REMEDY)
     speech = read_json(folder / SPEECH, REMEDY) if (folder / SPEECH).is_file() else _RELEASE
     known = {"text_vocab_size": vocabulary.text_size, "rope_theta": rope_theta(data)}
     return lm_config(Section(CONFIG, data), Section(SPEECH, speech), vocabulary.own, **known)
 
 
-def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
-    """The head's bias, [ids] of a float dtype: `embedding_bias.npy`, else what the weights have (`stored`).
+def read_bias(folder: Path, rows: int | None = None, stored: Tensor | None = None) -> Tensor | None:
+    """The head's bias, [rows] of a float dtype: `embedding_bias.npy`, else `stored`, from the weights.
 
-    The file comes first: it is float32, and what runtimes add to the logits.
+    The file comes first: it is float32, and the one that runtimes add to the logits.
     """
     path = folder / EMBEDDING_BIAS
     bias = stored
@@ -310,19 +304,21 @@ def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
             f"{folder.name}: the head's bias is {list(bias.shape)} {dtype} and no list of floating point numbers; "
             f"{REMEDY}"
         )
+    if bias is not None and rows is not None and len(bias) != rows:
+        raise CheckpointError(f"{folder.name}: the head's bias is {list(bias.shape)} instead of [{rows}]; {REMEDY}")
     return bias
 
 
 def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
     """Add the speech and control ids after the text's, in place; CheckpointError if they cannot get their ids.
 
-    Speech tokens are no special tokens: decoding keeps them where it drops what ends speech or frames the text.
+    Speech tokens are not special tokens: decoding keeps them, and drops the ones that end speech or frame the text.
     """
     added = vocabulary.added_tokens()
     tokenizer.add_tokens(
         [
-            AddedToken(token, normalized=False, special=place >= vocabulary.num_speech_tokens)
-            for place, token in enumerate(added)
+            AddedToken(token, normalized=False, special=index >= vocabulary.num_speech_tokens)
+            for index, token in enumerate(added)
         ]
     )
     for expected, token in enumerate(added, start=vocabulary.text_size):
@@ -353,8 +349,6 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HFExport:
-    """What was written: the folder, its vocabulary, the weights' dtype and their file's size."""
-
     folder: Path
     vocabulary: MergedVocabulary
     dtype: torch.dtype
@@ -373,8 +367,8 @@ def export_hf(
     """Write the merged language model of an official folder; the target appears complete or not at all.
 
     tokenizer_json: the source's text tokenizer with the model's special tokens, as a `tokenizer.json`; dtype: one of
-    `DTYPES`, or auto: as the source has them; force: replace an earlier export. Memory holds a few million values at a
-    time. InvalidRequest: the target or the dtype; CheckpointError: the source, or values that the dtype cannot hold.
+    `DTYPES`, or auto: the source's; force: replace an earlier export. Memory holds a few million values at a time.
+    InvalidRequest: the target or the dtype; CheckpointError: the source, or values that the dtype cannot hold.
     """
     check_dtype(dtype)
     check_target(target, source, force=force, mark=SPEECH)
@@ -399,9 +393,7 @@ def export_hf(
 
 
 def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
-    """The folder's settings by file name; `config.json` has the rotary base and the dtype by transformers 5's names and
-    by the old ones.
-    """
+    """The folder's settings by file name; `config.json` has the rotary base and the dtype by old and new names."""
     config, vocabulary, stored = lm.config, lm.vocabulary, str(dtype).removeprefix("torch.")
     of_tokenizer, ends = tokenizer_config(tokenizer, config.max_positions), list(lm.vocabulary.eos_ids)
     return {
@@ -449,10 +441,10 @@ def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, 
 def read_merged(folder: Path) -> tuple[LMConfig, dict[str, Tensor]]:
     """Configuration and weights of `SpeechLM` from a merged folder: by our names, on the CPU in the file's dtype.
 
-    The text embedding has the rows that the tokenizer uses, not the padding that the official file has after them.
-    Sampling is the release's where the folder does not say; a folder without any bias of the head gives zeros, which is
-    what plain Qwen2 runtimes compute with. CheckpointError: files are missing, corrupt or do not fit one another;
-    UnsupportedModel: no Qwen2, or one with a feature that `SpeechLM` lacks.
+    The text embedding has the rows that the tokenizer uses, without the official file's padding. Sampling is the
+    release's where the folder does not say; a folder without any bias of the head gives zeros, as plain Qwen2 runtimes
+    compute. CheckpointError: files are missing, corrupt or do not fit one another; UnsupportedModel: not a Qwen2, or
+    one with a feature that `SpeechLM` lacks.
     """
     vocabulary = read_vocabulary(folder)
     source, config = open_hugging_face(folder), read_lm_config(folder, vocabulary)

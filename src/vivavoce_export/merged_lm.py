@@ -7,7 +7,7 @@ CosyVoice3's control ids are among those of speech. Runtimes that know one table
 - embeddings: the text rows that the tokenizer uses, the speech embedding, CosyVoice2's two control embeddings, then
   zeros;
 - head: the speech head's rows at the speech ids, zeros everywhere else;
-- head's bias: the speech head's (CosyVoice3's has none: zeros), and −∞ at every id that is none of its own, so that no
+- head's bias: the speech head's (CosyVoice3's has none: zeros), and −∞ at every other id, so that no
   text id is ever sampled.
 
 Plain Qwen2 has no place for the bias: each export says what it does with it.
@@ -39,25 +39,23 @@ HEAD_BIAS = "lm_head.bias"
 ALL_ROWS = slice(None)
 
 _OFFICIAL = "llm.model."
-"""Stands before Hugging Face's name of every tensor of the backbone."""
+"""Prefix of the backbone's official names, before Hugging Face's name."""
 _READ_BEFORE_REOPENING = 64 << 20
 
 
 @dataclass(frozen=True)
 class QwenSizes(Qwen2Config):
-    """Of a Hugging Face Qwen2 model; tied: its head is the embedding."""
+    """Sizes of a Hugging Face Qwen2 model; tied: its head is the embedding."""
 
     vocab_size: Annotated[int, FileKey("vocab_size")]
     tied: bool = False
 
     @property
     def qkv_rows(self) -> tuple[int, int, int]:
-        """Outputs of the query, key and value projections."""
         return self.hidden_size, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.head_dim
 
     @cached_property
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors of one layer by Hugging Face's names within it."""
         with torch.device("meta"):
             state = Layer(self).state_dict()
         prefix = f"{_OFFICIAL}model.layers.0."
@@ -66,7 +64,7 @@ class QwenSizes(Qwen2Config):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """All tensors of the model but the head's bias, which Qwen2 has not."""
+        """All tensors of the model except the head's bias, which Qwen2 lacks."""
         table = (self.vocab_size, self.hidden_size)
         layers = {
             f"model.layers.{index}.{name}": shape
@@ -77,7 +75,6 @@ class QwenSizes(Qwen2Config):
 
     @property
     def table_blocks(self) -> list[slice]:
-        """The rows of the embedding and of the head, in blocks of a bounded size."""
         return row_blocks(self.vocab_size, self.hidden_size)
 
 
@@ -85,18 +82,17 @@ class TensorReader(Protocol):
     """Tensors by name, read one at a time; safe to use from several threads."""
 
     @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape by name, without reading it."""
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """A tensor, or some rows of it, on the CPU in the dtype it is stored in; the caller may change it."""
+        """A tensor, or some rows of it, on the CPU in its stored dtype; the caller may change it."""
 
 
 class MappedWeights:
     """The tensors of weight files, mapped into memory and copied on demand.
 
-    A mapping keeps all that was ever read of it in the process's memory; it is opened anew from time to time, so that
-    files of any size are read within a bound. same: names that stand for the tensor of another name.
+    A mapping keeps everything that was read in the process's memory; it is reopened from time to time, so that files of
+    any size are read within a bound. same: names that stand for the tensor of another name.
     """
 
     def __init__(self, *paths: Path, same: Mapping[str, str] | None = None) -> None:
@@ -123,7 +119,7 @@ class MappedWeights:
 
 
 def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str], ...]:
-    """Where the rows of merged tensors come from: (merged name, first row, row after the last, official name)."""
+    """Origins of merged rows: (merged name, first row, row after the last, official name)."""
     speech = vocabulary.head.start, vocabulary.head.stop
     shared = (
         (EMBEDDING, 0, vocabulary.text_size, _OFFICIAL + EMBEDDING),
@@ -137,10 +133,10 @@ def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str]
 
 
 def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iterator[tuple[str, int, Tensor]]:
-    """A merged model's tensors as an official file has them: (official name, first row, rows), tables in blocks.
+    """A merged model's tensors in the official form: (official name, first row, rows), tables in blocks.
 
-    Rows of the text embedding that no id of the tokenizer uses are left out, and a bias that the reader or the official
-    model has not.
+    Rows of the text embedding beyond the tokenizer's ids are left out, and a bias that the reader or the official model
+    lacks.
     """
     width = reader.shapes[EMBEDDING][1]
     for name, first, end, official in merged_rows(vocabulary):
@@ -152,7 +148,7 @@ def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iter
 
 
 def no_bias(vocabulary: MergedVocabulary, rows: int) -> Tensor:
-    """The merged bias of a head that has none: [rows] float32, zero where it has rows, and −∞ at all other ids."""
+    """The merged bias of a head without one: [rows] float32, zero at the head's rows, and −∞ at all other ids."""
     bias = torch.full((rows,), -torch.inf)
     bias[vocabulary.head.start : vocabulary.head.stop] = 0
     return bias
@@ -162,7 +158,7 @@ def no_bias(vocabulary: MergedVocabulary, rows: int) -> Tensor:
 class MergedLM:
     """A CosyVoice2 or 3 language model as a reader of the merged one's tensors.
 
-    official: what llm.pt holds, by its names. All tensors are in the file's dtype, the head's bias in float32.
+    official: the content of llm.pt, by its names. All tensors are in the file's dtype, the head's bias in float32.
     """
 
     config: LMConfig
@@ -171,13 +167,11 @@ class MergedLM:
 
     @cached_property
     def sizes(self) -> QwenSizes:
-        """Of the merged model."""
         backbone = {field.name: getattr(self.config, field.name) for field in fields(Qwen2Config)}
         return QwenSizes(**backbone, vocab_size=self.vocabulary.padded_size)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every merged tensor's shape by name."""
         return self.sizes.shapes | {HEAD_BIAS: (self.vocabulary.padded_size,)}
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
@@ -201,7 +195,7 @@ class MergedLM:
 def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> MergedLM:
     """The merged language model of an official CosyVoice2 or 3 folder; text_size: entries of its text tokenizer.
 
-    CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer. UnsupportedModel: of
+    CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer. UnsupportedModel:
     another generation.
     """
     whole = read_config(folder, ())

@@ -1,4 +1,4 @@
-"""Networks as files: ONNX, TorchScript, packages of AOTInductor. Each is tried before it takes its place."""
+"""Networks as files: ONNX, TorchScript, packages of AOTInductor. Each is compared with PyTorch before it is kept."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from vivavoce_runtimes.files import PRECISIONS, file_name
 
 OPSET = 20
 ONNX_BYTES = 2_000_000_000
-"""What a file without external data holds: protobuf's limit, with room for the graph."""
+"""Limit of a file without external data: protobuf's, with room for the graph."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2}
-"""Largest error beside the largest value."""
+"""Largest error relative to the largest value."""
 
 Run = Callable[..., Any]
 
@@ -36,15 +36,15 @@ Run = Callable[..., Any]
 def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
     """Write a part's file into the model's folder, and remember it where it holds code.
 
-    kind: onnx, jit, aoti, or tensorrt, of the ONNX file there. Gives its path and its largest error beside PyTorch's.
-    CheckpointError: it differs too much; StageFailed: torch cannot export it. Nothing is left then.
+    kind: onnx, jit, aoti, or tensorrt, made from the ONNX file there. Returns the path and the largest error against
+    PyTorch. CheckpointError: it differs too much; StageFailed: torch cannot export it. Nothing is left then.
     """
     if kind == "tensorrt":
         return _export_engine(part, folder)
     precision = next(name for name, dtype in PRECISIONS.items() if dtype == part.dtype)
-    place = folder / file_name(part.stem, precision, kind, part.device)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{place.name}.") as workshop:
-        path = Path(workshop) / place.name
+    target = folder / file_name(part.stem, precision, kind, part.device)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{target.name}.") as workshop:
+        path = Path(workshop) / target.name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's exporters, about themselves
             try:
@@ -54,14 +54,14 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
             except Exception as error:  # torch's exporters have no errors of one kind
                 reason = " ".join(str(error).split())[:200]
                 raise StageFailed(
-                    f"export: torch {torch.__version__} cannot write {place.name} ({reason}); try another --dtype or "
+                    f"export: torch {torch.__version__} cannot write {target.name} ({reason}); try another --dtype or "
                     "--device, or another release of torch"
                 ) from error
-            worst = check_run(part, _opened(part, kind, path), place.name)
+            worst = check_run(part, _opened(part, kind, path), target.name)
         if kind != "onnx":
             remember_code(path)
-        path.replace(place)
-    return place, worst
+        path.replace(target)
+    return target, worst
 
 
 def _export_engine(part: Part, folder: Path) -> tuple[Path, float]:
@@ -76,7 +76,7 @@ def _export_engine(part: Part, folder: Path) -> tuple[Path, float]:
 
 
 def check_parts(kind: str, parts: str) -> list[str]:
-    """The names of parts between commas; InvalidRequest: one is unknown, or not for files of this kind."""
+    """Split the parts at commas; InvalidRequest: one is unknown, or cannot be exported as this kind."""
     names = [name.strip() for name in parts.split(",")]
     known = {"onnx": tuple(PARTS), "jit": ("estimator", "encoder")}.get(kind, ("estimator",))
     if wrong := next((name for name in names if name not in known), None):
@@ -85,10 +85,7 @@ def check_parts(kind: str, parts: str) -> list[str]:
 
 
 def check_run(part: Part, run: Run, name: str) -> float:
-    """The largest error of what runs a part's file beside PyTorch's, on random shapes.
-
-    CheckpointError: it is too large.
-    """
+    """The largest error against PyTorch of the exported file, on random shapes; CheckpointError: it is too large."""
     worst, tolerance = 0.0, TOLERANCE[part.dtype]
     for rows, length in part.shapes:
         given = part.inputs(rows, length)
@@ -96,7 +93,7 @@ def check_run(part: Part, run: Run, name: str) -> float:
             wanted, found = _tensors(part.network(*given)), _tensors(run(*given))
         for one, other in zip(wanted, found, strict=True):
             error = float((one.float() - other.float()).abs().max() / one.float().abs().max())
-            if not error <= tolerance:  # nor if it is no number
+            if not error <= tolerance:  # NaN fails, too
                 raise CheckpointError(
                     f"{name}: differs from PyTorch by {error:.2g} of the largest value at {rows} × {length}, allowed "
                     f"is {tolerance:g}; nothing was written: try another --dtype, or other versions of its packages"
@@ -110,7 +107,6 @@ def _tensors(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _opened(part: Part, kind: str, path: Path) -> Run:
-    """What runs the file, the way that the engine does where it can."""
     if kind == "onnx" and part.name != "estimator":
         return partial(_run_onnx, open_onnx(path, num_inputs=len(part.dynamic), remedy="export it again"))
     if kind == "onnx":

@@ -1,4 +1,4 @@
-"""What can be exported of a model: networks with inputs and outputs of their files, and what they are tried with."""
+"""The networks that can be exported, with inputs and outputs of their files and test inputs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from vivavoce_runtimes.files import ENCODER, ESTIMATOR, LM, VOCODER
 
 ROWS, LENGTH = Dim("rows", min=2, max=512), Dim("length", min=2, max=15_000)
 EXAMPLE = (2, 37)
-"""Rows and length that tell nothing of those that may be."""
+"""Rows and length that exporters cannot mistake for fixed sizes."""
 CHUNK = 7
-"""Frames of what attention is cut into where it is tried."""
+"""Frames of an attention chunk in test inputs."""
 
 
 @dataclass(frozen=True)
 class Part:
     """One network of a model.
 
-    dynamic: by the inputs' names, in their order, dimensions that may be any; outputs: their names; draw: rows, length
-    → random inputs; official: sizes of an encoder that official tools call, see `ScriptedEncoder`; shapes: rows and
-    lengths that a file is tried with.
+    dynamic: by the inputs' names, in their order, dimensions of any size; outputs: their names; draw: rows, length →
+    random inputs; official: sizes of an encoder that official tools call, see `ScriptedEncoder`; shapes: test rows and
+    lengths.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Part:
     shapes: tuple[tuple[int, int], ...] = ((1, 4), (1, 61), (2, 37), (3, 111))
 
     def inputs(self, rows: int, length: int) -> tuple[Tensor, ...]:
-        """The same random inputs each time, on the device, those but `t` that are no whole numbers in `dtype`."""
+        """The same random inputs each time, on the device; floats in `dtype`, except `t`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rows * 15_000 + length)
             drawn = dict(zip(self.dynamic, self.draw(rows, length), strict=True))
@@ -70,7 +70,7 @@ class Estimator(_Around):
     def forward(
         self, x: Tensor, mask: Tensor, mu: Tensor, t: Tensor, spks: Tensor, cond: Tensor, attention_ends: Tensor
     ) -> Tensor:
-        """Shapes as of `EstimatorInputs`  →  [rows, bins, frames], 0 where `mask` is."""
+        """Inputs have the shapes of `EstimatorInputs` → [rows, bins, frames], 0 where `mask` is."""
         speaker = spks[:, :, None].expand_as(mu)
         features = torch.cat((x, mu, speaker, cond), dim=1).transpose(1, 2)
         frame = torch.arange(x.shape[2], device=x.device, dtype=torch.int32)
@@ -99,7 +99,7 @@ def _estimator(models: Models) -> Part:
 
 
 class EncoderCore(nn.Module):
-    """CosyVoice2's encoder up to its last norm: what the official flow projects to mu by itself."""
+    """CosyVoice2's encoder up to its last norm; the official flow projects its output to mu."""
 
     def __init__(self, network: TokenEncoder) -> None:
         super().__init__()
@@ -107,10 +107,9 @@ class EncoderCore(nn.Module):
         self.network._modules = {**network._modules, "mu_projection": nn.Identity()}
 
     def forward(self, xs: Tensor, heard: Tensor, attention_ends: Tensor, lookahead_ends: Tensor) -> Tensor:
-        """xs: [rows, tokens + lookahead, size] embedded tokens; heard: [rows] int64, how many of them there are;
-        attention_ends: [rows, tokens] int32, how many tokens each one sees; lookahead_ends: [rows, tokens] int64, as of
-        `TokenEncoder.encode`  →  [rows, frames, size]
-        """
+        """xs: [rows, tokens + lookahead, size] embedded tokens; heard: [rows] int64, their number; attention_ends:
+        [rows, tokens] int32, tokens that each one sees; lookahead_ends: [rows, tokens] int64, see `TokenEncoder.encode`
+        → [rows, frames, size]"""
         widened = (attention_ends * self.up).repeat_interleave(self.up, dim=1)
         of_tokens, of_frames = (
             torch.arange(ends.shape[1], device=xs.device, dtype=torch.int32) < ends[..., None]
@@ -136,9 +135,8 @@ class ScriptedEncoder(nn.Module):
         num_decoding_left_chunks: int = -1,
         streaming: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """xs: [rows, tokens, size]; context: [rows, lookahead, size], of what follows, or nothing; streaming: attend
-        chunk by chunk  →  [rows, frames, size], and [rows, 1, frames], True where a frame is a row's own
-        """
+        """xs: [rows, tokens, size]; context: [rows, lookahead, size], the following tokens, or empty; streaming: attend
+        chunk by chunk → [rows, frames, size], and [rows, 1, frames], True at a row's own frames"""
         size, heard = xs.size(1), xs_lens
         if context.size(1) > 0:
             xs, heard = torch.cat((xs, context), dim=1), xs_lens + context.size(1)
@@ -151,7 +149,6 @@ class ScriptedEncoder(nn.Module):
 
     @torch.jit.export
     def encode(self, xs: Tensor, heard: Tensor, attention_ends: Tensor, lookahead_ends: Tensor) -> Tensor:
-        """See `EncoderCore.forward`."""
         return self.core(xs, heard, attention_ends, lookahead_ends)
 
 
@@ -172,10 +169,8 @@ def _encoder(models: Models) -> Part:
 
 
 class VocoderDecode(_Around):
-    """The vocoder after its source."""
-
     def forward(self, mel: Tensor, source: Tensor) -> Tensor:
-        """mel: [1, bins, frames]; source: [1, 1, samples]  →  [1, samples]."""
+        """mel: [1, bins, frames]; source: [1, 1, samples] → [1, samples]."""
         return self.network.decode(mel, source)
 
 
@@ -190,12 +185,9 @@ def _vocoder(models: Models) -> Part:
 
 
 class DecodeStep(_Around):
-    """One decode step of the language model."""
-
     def forward(self, ids: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """ids: [rows] int64 speech tokens; keys, values: [layers, rows, heads, positions, size]  →  logits [rows, ids]
-        float32, and keys and values with one position more
-        """
+        """ids: [rows] int64 speech tokens; keys, values: [layers, rows, heads, positions, size] → logits [rows, ids]
+        float32, and keys and values with one position more"""
         past = list(zip(keys.unbind(0), values.unbind(0), strict=True))
         hidden = self.network(self.network.speech_embedding(ids)[:, None], past)
         new_keys, new_values = (torch.stack(one) for one in zip(*past, strict=True))
@@ -216,7 +208,6 @@ def _lm(models: Models) -> Part:
 
 
 def _chunked(length: int) -> Tensor:
-    """Where each position's chunk ends."""
     return ((torch.arange(length) // CHUNK + 1) * CHUNK).clamp(max=length)
 
 
@@ -226,7 +217,7 @@ PARTS: Mapping[str, Callable[[Models], Part]] = {
 
 
 def part_of(models: Models, name: str) -> Part:
-    """The part of the name; InvalidRequest: this generation has it not."""
+    """InvalidRequest: this generation lacks the part."""
     if models.config.generation is Generation.V1:
         raise InvalidRequest("model: CosyVoice 1's networks are not exported; use CosyVoice2 or 3")
     return PARTS[name](models)

@@ -30,7 +30,7 @@ DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text(
 
 
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENTATION, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", DOCUMENTATION, re.DOTALL)
     exec(compile(code, "benchmark.md", "exec"), {})
     assert capsys.readouterr().out == "8 0\n"
 

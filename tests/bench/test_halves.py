@@ -188,7 +188,7 @@ def test_chunks_and_the_whole_are_timed() -> None:
     assert (one.whole_s, one.audio_s) == (1.0, 3.0)
     assert one.rtf == pytest.approx(1 / 3)
     assert one.joins == [24_000, 48_000]
-    assert len(one.joined) == len(one.whole) == 72_000
+    assert len(one.samples) == len(one.whole) == 72_000
     assert one.margins_s == pytest.approx([0.75, 1.5])
 
 

@@ -56,8 +56,8 @@ def test_an_earlier_export_is_replaced_by_force_alone(tmp_path: Path, source: Pa
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("letters", "back: .* holds no mark, so it is no earlier export"),
-        ("letters/dear.txt", "is no folder"),
+        ("letters", "back: .* holds no mark, so it is not an earlier export"),
+        ("letters/dear.txt", "is not a folder"),
         ("source", "lie within each other"),
         ("source/inside", "lie within each other"),
         (".", "lie within each other"),
@@ -109,7 +109,7 @@ def test_tensors_are_written_in_blocks_of_any_number(
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(1e6, "x has values that float16 cannot hold; choose bfloat16"), (math.nan, "x has values that are no finite")],
+    [(1e6, "x has values that float16 cannot hold; choose bfloat16"), (math.nan, "x has values that are not finite")],
 )
 def test_values_that_the_dtype_cannot_hold_are_refused(value: float, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):

@@ -60,8 +60,8 @@ def test_ranges_in_16_bit_are_told_apart(source: Source, recorded: dict[str, Ten
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        (OUTPUTS, torch.full((64,), math.nan), "no finite numbers from 0 on"),
-        (OUTPUTS, torch.full((64,), -1.0), "no finite numbers from 0 on"),
+        (OUTPUTS, torch.full((64,), math.nan), "not finite numbers from 0 on"),
+        (OUTPUTS, torch.full((64,), -1.0), "not finite numbers from 0 on"),
         (OUTPUTS, torch.ones(63), r"q_proj\.y is \[63\] instead of \[64\]"),
         ("model.layers.0.mlp.up_proj.x", torch.ones(128), r"up_proj\.x is \[128\] instead of \[64\]"),
         ("calibration_ids", torch.ones(5, dtype=torch.int64), r"calibration_ids of .* are \[5\] int64, not"),
@@ -126,10 +126,10 @@ def test_recorded_prompts(mini: Source, tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("[]", "holds no prompts of speech"),
-        ("{}", "is no list of prompts"),
-        ("[", "is no JSON that can be read"),
-        ('[{"text_ids": [1]}]', "speech_ids of a prompt is no list of ids"),
-        ('[{"ids": [1.5]}]', "ids of a prompt is no list of ids"),
+        ("{}", "is not a list of prompts"),
+        ("[", "is not readable JSON"),
+        ('[{"text_ids": [1]}]', "speech_ids of a prompt is not a list of ids"),
+        ('[{"ids": [1.5]}]', "ids of a prompt is not a list of ids"),
         ('[{"ids": [7168]}]', r"ids of prompts.json has the id 7168, the model has 0 … 7167"),
         ('[{"ids": [-1]}]', r"ids of prompts.json has the id -1, the model has 0 … 7167"),
         ('[{"text_ids": [532], "speech_ids": [0]}]', r"text_ids of prompts.json has the id 532, the model has 0 … 531"),

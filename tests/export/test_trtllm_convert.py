@@ -393,7 +393,7 @@ def test_a_checkpoint_with_a_damaged_bias_is_refused(biased: Source, tmp_path: P
     out = tmp_path / "out"
     convert(biased, out, OPTIONS)
     np.save(out / "embedding_bias.npy", np.zeros(7, np.float32))
-    with pytest.raises(CheckpointError, match=r"embedding_bias\.npy: is \[7\] instead of \[101\]"):
+    with pytest.raises(CheckpointError, match=r"the head's bias is \[7\] instead of \[101\]"):
         Reread(out)
     cut(out / "embedding_bias.npy")
     with pytest.raises(CheckpointError, match=r"embedding_bias\.npy: cannot be read"):

@@ -1,4 +1,4 @@
-"""`vivavoce bench`: how fast speech comes under load; its commands measure the halves of a model one by one."""
+"""`vivavoce bench`: speed under load; its subcommands measure the halves of a model one by one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import re
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from vivavoce.cli.model import (
     named_voices,
     note_if_no_real_model,
 )
-from vivavoce.errors import InvalidRequest, Overloaded
+from vivavoce.errors import InvalidRequest
 from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.evaluate import recogniser_jobs
 from vivavoce_bench.commands.figures import check_report_places, print_figures
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from vivavoce.engine.chunk_policy import ChunkPolicy
     from vivavoce.engine.request import SamplingParams
     from vivavoce.frontend.voices.voice import Voice
-    from vivavoce_bench import Load, Outcome, Piece, Report, Utterance, Workload
-    from vivavoce_bench.evaluate import Instruments
+    from vivavoce_bench import Load, Outcome, Report, Workload
 
 EXAMPLES = (
     "vivavoce bench --concurrency 8 --requests 64",
@@ -54,15 +53,11 @@ command(app, *bench_stages.STREAMING_EXAMPLES, short_help="Speech tokens to soun
     bench_stages.streaming
 )
 DEFAULT_POLICY = "low_latency"
-QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per", "speaker_similarity", "runaways")
-"""Keys of an evaluation's summary that stand beside the latencies."""
 _DEFAULT_WARMUP = 4
 
 
 @dataclass(frozen=True)
 class BenchLoad:
-    """What is asked for, by how many users, and how streams are cut."""
-
     concurrency: int | None = flag("Users who ask again when answered.  [default: 1]", "NUMBER", "-c")
     rate: float | None = flag("Instead: users who come at random, so many per second.", "NUMBER")
     requests: int = flag("Requests that are measured.", "NUMBER", "-n", default=32, min=1)
@@ -76,14 +71,13 @@ class BenchLoad:
     transcript: flags.TranscriptsOption = None
     offline: bool = flag("Ask for whole utterances instead of streams.", default=False)
     policy: str | None = flag(
-        "How streams are cut: official, low_latency (default), equal, exponential or time_based.", "NAME"
+        "Chunk policy of streams: official, low_latency (default), equal, exponential or time_based.", "NAME"
     )
     first_hop: int | None = flag("Speech tokens of the first chunk.", "NUMBER")
     lookahead: int | None = flag("Speech tokens that each chunk waits for beyond its own.", "NUMBER")
-    seed: int = flag("Of texts, arrivals and speech.", "NUMBER", default=0)
+    seed: int = flag("Seed of texts, arrivals and speech.", "NUMBER", default=0)
 
     def load(self) -> Load:
-        """The users; `InvalidRequest` if there are too many or none."""
         from vivavoce_bench import ClosedLoop, OpenLoop
 
         if self.rate is None:
@@ -95,13 +89,12 @@ class BenchLoad:
         return OpenLoop(self.rate, self.seed)
 
     def num_warmup(self) -> int:
-        """Requests before the measured ones."""
         if self.warmup is not None:
             return self.warmup
         return min(self.concurrency or 1, self.requests) if self.rate is None else _DEFAULT_WARMUP
 
     def workload(self, voices: Sequence[str | None] = (None,)) -> Workload:
-        """The requests; `InvalidRequest` if the texts cannot be read or none has that many words."""
+        """Raises InvalidRequest for unreadable texts, or if all texts are too long or too short."""
         from vivavoce_bench import SENTENCES, Workload
         from vivavoce_bench.load import read_texts, with_words
 
@@ -109,12 +102,14 @@ class BenchLoad:
         if self.words is not None:
             found = re.fullmatch(r"(\d+)-(\d+)", self.words)
             if found is None or int(found[1]) > int(found[2]):
-                raise InvalidRequest(f"words: {self.words!r} is no range; write the fewest and the most, such as 5-15")
+                raise InvalidRequest(
+                    f"words: {self.words!r} is not a range; write the fewest and the most, such as 5-15"
+                )
             texts = with_words(texts, int(found[1]), int(found[2]))
         return Workload(texts, voices, self.seed)
 
     def chunk_policy(self, generation: Generation | None = None) -> ChunkPolicy | None:
-        """How streams of a generation's model are cut; None for whole utterances, and as long as no model is known."""
+        """None for whole utterances, and while no model is known."""
         from vivavoce.engine.chunk_policy import ChunkPolicy, Schedule, policy_for
 
         given = {"--policy": self.policy, "--first-hop": self.first_hop, "--lookahead": self.lookahead}
@@ -134,7 +129,6 @@ class BenchLoad:
         return policy if generation is None else policy_for(generation, policy)
 
     def sampling(self) -> SamplingParams:
-        """Forced lengths, if any; `InvalidRequest` if out of limits."""
         from vivavoce.engine.request import SamplingParams
 
         return SamplingParams(exact_tokens=self.tokens)
@@ -142,8 +136,6 @@ class BenchLoad:
 
 @dataclass(frozen=True)
 class BenchOutput:
-    """What is written besides the tables."""
-
     quality: bool = flag("Measure errors and similarity of the same audio; needs vivavoce[eval].", default=False)
     json_file: flags.JsonFileOption = None
     plot: flags.PlotOption = None
@@ -151,8 +143,6 @@ class BenchOutput:
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Everything that `vivavoce bench` was asked for; command: as a shell would read it."""
-
     load: BenchLoad
     engine: EngineChoice
     output: BenchOutput
@@ -162,7 +152,6 @@ class BenchRequest:
     spread: Spread = field(default_factory=Spread)
 
     def check(self) -> None:
-        """Refuse mistakes before a model loads."""
         from vivavoce.frontend.speech import check_seed
 
         check_seed(self.load.seed)
@@ -204,7 +193,7 @@ def bench(
 
 
 def _refuse_lost_options(context: typer.Context) -> None:
-    """Options before the command belong to the load alone: without this they would silently do nothing."""
+    """Options before the subcommand belong to the load alone: without this check they would be ignored silently."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -215,7 +204,7 @@ def _refuse_lost_options(context: typer.Context) -> None:
 def run_bench(
     request: BenchRequest, reporter: Reporter, load: Callable[[BenchRequest], Vivavoce] | None = None
 ) -> bool:
-    """Put the load on and print the figures; whether any request failed. load: gives what is measured."""
+    """Put the load on, print the figures, and return True if a request failed. load: gives the model to be measured."""
     with reporter.working("starting …"):
         request.check()
     if load is None:
@@ -234,7 +223,8 @@ def run_bench(
 def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report:
     """Put the load on a loaded model, which stays open."""
     from vivavoce_bench import Ending, Report, run_load
-    from vivavoce_bench.commands.bench_model import machine, reset_peaks, resources
+    from vivavoce_bench.engine_target import EngineTarget, instruments_for, quality
+    from vivavoce_bench.hardware import reset_peaks, resources
     from vivavoce_bench.load import with_ending
 
     load = request.load
@@ -242,7 +232,9 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
         voices = _voices(request, tts)
         workload = load.workload(list(voices))
         utterances, warmup = workload.utterances(load.requests), workload.utterances(load.num_warmup(), "warm-up")
-        instruments = _instruments(tts, utterances) if request.output.quality else None
+        instruments = (
+            instruments_for(tts, utterances, recogniser_jobs(len(utterances))) if request.output.quality else None
+        )
         if warmup:
             tts.warm_up()
     target = EngineTarget(tts, voices, load.chunk_policy(tts.generation), load.sampling(), request.output.quality)
@@ -259,91 +251,26 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
 
     with progress(reporter, transient=True) as bar:
         outcomes = asyncio.run(drive())
-    report = Report({**_settings(request, tts), **machine(tts.device)}, outcomes, resources(own))
+    report = Report(_settings(request, tts), outcomes, resources(own))
     if instruments is None:
         return report
     with reporter.working("listening …") as say:
         return replace(report, quality=quality(with_ending(outcomes, Ending.OK), voices, instruments, say))
 
 
-@dataclass(frozen=True, eq=False)
-class EngineTarget:
-    """A loaded model as the target of a load; see `bench.Target`.
-
-    voices: by the names that utterances use; policy: None for whole utterances; keep: the samples, too.
-    """
-
-    tts: Vivavoce
-    voices: Mapping[str, Voice]
-    policy: ChunkPolicy | None
-    sampling: SamplingParams
-    keep: bool
-
-    @property
-    def sample_rate(self) -> int:
-        """See `bench.Target`."""
-        return self.tts.sample_rate
-
-    async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        """See `bench.Target`."""
-        from vivavoce_bench import Piece, Refused
-
-        voice = None if utterance.voice is None else self.voices[utterance.voice]
-        keywords: dict[str, Any] = {"seed": utterance.seed, "sampling": self.sampling}
-        try:
-            if self.policy is None:
-                samples = (await self.tts.aspeak(utterance.text, voice, **keywords)).samples
-                yield Piece(len(samples), samples if self.keep else None)
-                return
-            async for chunk in self.tts.astream(utterance.text, voice, policy=self.policy, **keywords):
-                yield Piece(len(chunk.samples), chunk.samples if self.keep else None)
-        except Overloaded as error:
-            raise Refused(error.retry_after_s) from error
-
-
 def _voices(request: BenchRequest, tts: Vivavoce) -> Mapping[str, Voice]:
-    """The voices by the names that utterances use, extracted before anything is measured."""
     if not request.load.voice:
         voice = tts.voice()
         return {voice.name or "default": voice}
     return named_voices(request.load.voice, request.load.transcript or (), tts.voices(), tts.voice)
 
 
-def _instruments(tts: Vivavoce, utterances: Sequence[Utterance]) -> Instruments:
-    """A recogniser and a speaker encoder, tried out before the load is put on; errors as in `evaluate.ready`."""
-    from vivavoce_bench.evaluate import Instruments, PocketSphinx
-    from vivavoce_bench.evaluate.assessment import ready
-    from vivavoce_bench.evaluate.cases import cases_of
-    from vivavoce_bench.evaluate.similarity import embed_with
-
-    jobs = recogniser_jobs(len(utterances))
-    texts = dict.fromkeys(utterance.text for utterance in utterances)
-    return ready(cases_of(texts), Instruments(PocketSphinx, jobs, tts.normalize, embed_with(tts.embed)), None)
-
-
-def quality(
-    ok: Sequence[Outcome], voices: Mapping[str, Voice], instruments: Instruments, show: Callable[[str], None]
-) -> dict[str, Any]:
-    """Flat keys; None where nothing could be measured. ok: requests with their samples."""
-    from vivavoce_bench.evaluate import Case, Clip, assess
-
-    if not ok:
-        return dict.fromkeys(QUALITY_KEYS)
-    clips = (
-        Clip(Case(f"{one.number:04d}", one.text), one.voice or "", outcome.samples, outcome.sample_rate, one.seed)
-        for outcome in ok
-        for one in [outcome.utterance]
-    )
-    summary = assess(clips, voices, instruments, show=show).summary
-    return {key: summary.get(key) for key in QUALITY_KEYS}
-
-
 def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
-    from vivavoce_bench.commands.bench_model import model_keys
+    from vivavoce_bench.hardware import run_keys
 
     load, engine, policy = request.load, request.engine, request.load.chunk_policy(tts.generation)
     return {
-        **model_keys(request.command, tts.card, tts.dtype),
+        **run_keys(request.command, tts.card, tts.dtype, tts.device),
         "concurrency": (load.concurrency or 1) if load.rate is None else None,
         **{name: getattr(load, name) for name in ("rate", "seed", "tokens", "words", "offline")},
         "warmup": load.num_warmup(),

@@ -1,4 +1,4 @@
-"""`vivavoce eval`: how intelligible, similar and clean a model's speech is."""
+"""`vivavoce eval`: word errors, similarity and sound of a model's speech."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.cli.console import Reporter, print_table
+from vivavoce.cli.console import Reporter
 from vivavoce.cli.flags import JsonOption, QuietOption, TranscriptsOption, flag
 from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, named_voices, note_if_no_real_model
+from vivavoce.cli.output import STDOUT
 from vivavoce.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.version import __version__
+from vivavoce_bench.commands.figures import print_figures
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce
@@ -36,16 +38,13 @@ EXAMPLES = (
 )
 BUILT_IN_RECOGNISER = "pocketsphinx"
 Say = Callable[[str], None]
-"""Takes a few words on what is being done."""
 _MOST_JOBS = 8
 _UTTERANCES_PER_JOB = 8
-"""A recogniser of its own takes longer to start than to hear a few utterances."""
+"""A further recogniser takes longer to start than to hear a few utterances."""
 
 
 @dataclass(frozen=True)
 class EvaluationFlags:
-    """What is spoken or scored, by whom, how, and what listens."""
-
     sentences: Path | None = flag("One sentence per line.  [default: 20 English sentences]", "FILE")
     list_: Path | None = flag("Lines as in seed-tts-eval: id|prompt text|prompt wav|text.", "FILE", "--list")
     audio: Path | None = flag(
@@ -57,8 +56,8 @@ class EvaluationFlags:
     )
     transcript: TranscriptsOption = None
     mode: str | None = flag("zero_shot, cross_lingual, instruct or sft.  [default: fullest]", "NAME")
-    instructions: str | None = flag("How to say it.", "TEXT")
-    seed: int = flag("Of the first sentence; the others follow.", "NUMBER", default=0)
+    instructions: str | None = flag("Instructions for the manner of speaking.", "TEXT")
+    seed: int = flag("Seed of the first sentence; the others follow.", "NUMBER", default=0)
     top_p: float | None = flag("0 to 1.", "NUMBER")
     top_k: int | None = flag("1 or more.", "NUMBER")
     stream: bool = flag("Score streams, and compare their joins with whole speech.", default=False)
@@ -71,7 +70,6 @@ class EvaluationFlags:
     jobs: int | None = flag("Recogniser processes.  [default: by cores; 1 for your own]", "NUMBER", min=1)
 
     def check(self) -> None:
-        """`InvalidRequest` for options that recordings or a list leave no room for."""
         if self.audio is not None:
             for name in ("mode", "instructions", "stream", "transcript"):
                 if getattr(self, name):
@@ -85,7 +83,6 @@ class EvaluationFlags:
             raise InvalidRequest("voice: a list names the voice of each line itself; leave --voice out")
 
     def read(self) -> tuple[str, list[Case]]:
-        """(where the cases are from, they themselves); `InvalidRequest` if that is no file or is given twice."""
         from vivavoce_bench.evaluate import cases as reading
 
         folder = self.audio if self.audio is not None and self.audio.is_dir() else None
@@ -99,14 +96,13 @@ class EvaluationFlags:
             raise InvalidRequest(
                 "sentences: are given twice, by --sentences, --list or a table of --audio; leave one out"
             )
-        place, cases = "built in", reading.cases_of(reading.SENTENCES)
+        source, cases = "built in", reading.cases_of(reading.SENTENCES)
         for path, read in given:
-            place, cases = str(path), read(path)
+            source, cases = str(path), read(path)
         cases = cases[: self.limit]
-        return (place, cases) if folder is None else (str(folder), reading.with_audio(cases, folder))
+        return (source, cases) if folder is None else (str(folder), reading.with_audio(cases, folder))
 
     def manner(self) -> Manner:
-        """As the evaluation takes it; `InvalidRequest` if something is out of its limits."""
         from vivavoce_bench.evaluate import Manner
 
         checked = SpeechManner(
@@ -116,7 +112,6 @@ class EvaluationFlags:
 
 
 def recogniser_jobs(num_utterances: int) -> int:
-    """Processes of the built-in recogniser for this many utterances."""
     return min(os.cpu_count() or 1, _MOST_JOBS, max(1, num_utterances // _UTTERANCES_PER_JOB))
 
 
@@ -161,9 +156,9 @@ def evaluate(
         control = parse_control(flags.control) if flags.control else None
         folder = None if out is None else _recordings_folder(out, cases, flags.voice or ())
         manner = flags.manner()
-        place = model_folder(model.model)
-        text = TextFrontEnd(TextTokenizer.from_folder(place / BACKBONE), scripts=read_card(place).scripts)
-        # What cannot be scored is refused before the networks load.
+        model_path = model_folder(model.model)
+        text = TextFrontEnd(TextTokenizer.from_folder(model_path / BACKBONE), scripts=read_card(model_path).scripts)
+        # Refuse unscorable sentences before the networks load.
         factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser)
         jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
         spelled = Instruments(factory, flags.jobs or jobs, lambda said: text.explain(said).spoken)
@@ -171,11 +166,11 @@ def evaluate(
     tts = load_model(model, reporter, backends=backends)[0] if flags.audio is None else None
     with reporter.working("preparing …") as show:
         if tts is None:
-            clips, references, embed, settings = _recorded(flags, cases, place, model, show)
+            clips, references, embed, settings = _recorded(flags, cases, model_path, model, show)
             instruments = replace(instruments, embed=embed)
         else:
-            clips, references, settings = _spoken(flags, cases, place, tts, manner, show)
-            longest_s = _longest_speech(place, text, manner.sampling.max_ratio)
+            clips, references, settings = _spoken(flags, cases, model_path, tts, manner, show)
+            longest_s = _longest_speech(model_path, text, manner.sampling.max_ratio)
             instruments = replace(instruments, embed=embed_with(tts.embed), longest_s=longest_s)
         settings = {
             "vivavoce": __version__,
@@ -207,16 +202,11 @@ def _recordings_folder(out: Path, cases: Sequence[Case], voices: Sequence[str]) 
 
 def _deliver(report: Report, out: Path | None, as_json: bool, reporter: Reporter) -> None:
     from vivavoce_bench.evaluate.report import draw, report_rows
-    from vivavoce_bench.measure import json_text
 
     if out is not None:
         report.save(out / "report.json")
         draw(report, out / "report.png")
-    if as_json:
-        print(json_text(report.to_json()))
-    else:
-        header, rows = report_rows(report)
-        print_table(rows, header)
+    print_figures(report.to_json(), STDOUT if as_json else None, report_rows(report))
     if out is not None:
         reporter.report(f"{out}: {len(report.utterances)} recordings, utterances.tsv, report.json, report.png")
 
@@ -224,7 +214,6 @@ def _deliver(report: Report, out: Path | None, as_json: bool, reporter: Reporter
 def _spoken(
     flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce, manner: Manner, show: Say
 ) -> tuple[Iterator[Clip], Mapping[str, VoiceLike], dict[str, Any]]:
-    """Clips, the speakers that they are compared with, and what the report says of the model."""
     from vivavoce_bench.evaluate.speaking import speak_all
 
     voices = _voices_to_speak(flags, cases, folder, tts)
@@ -250,7 +239,7 @@ class _PromptVoices(dict[str, "Voice"]):
 
 
 def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce) -> dict[str, Voice]:
-    """A list's; else those asked for; else the model's built-in ones; else the stored ones that were made for it."""
+    """A list's; else the requested ones; else the model's built-in ones; else stored ones that fit the model."""
     from vivavoce.frontend.voices.voice import built_in_voices
 
     if flags.list_ is not None:
@@ -308,7 +297,7 @@ def _prompt_speakers(cases: Sequence[Case], embed: Callable[[Path], Any], show: 
 
 
 def _longest_speech(folder: Path, text: TextFrontEnd, max_ratio: float) -> Callable[[str], float]:
-    """The seconds after which the model is stopped in a text: `max_ratio` speech tokens per text token."""
+    """The model is stopped in a text after these seconds: `max_ratio` speech tokens per text token."""
     from vivavoce.checkpoint.settings import read_config
     from vivavoce.checkpoint.weights import find_part, read_tensors
 

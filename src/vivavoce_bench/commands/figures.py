@@ -1,4 +1,4 @@
-"""Figures on stdout as tables or JSON, and the places where they and their audio go."""
+"""Figures on stdout as tables or JSON, and checks of the places where reports and audio go."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vivavoce_bench.measure import check_drawing, json_text, make_folder, save_j
 def print_figures(
     keys: dict[str, Any], json_file: str | None, *tables: tuple[Sequence[str] | None, Sequence[Sequence[str]]]
 ) -> None:
-    """Tables, each with its header, on stdout, or JSON in their place; JSON in a file besides if one was named."""
+    """Print tables, each with its header, or JSON in their place; also write JSON to a file if one was named."""
     if json_file == STDOUT:
         print(json_text(keys))
         return
-    for place, (header, rows) in enumerate(tables):
-        if place:
+    for index, (header, rows) in enumerate(tables):
+        if index:
             print()
         print_table(rows, header)
     if json_file is not None:
@@ -27,7 +27,7 @@ def print_figures(
 
 
 def check_report_places(json_file: str | None, plot: Path | None = None, folder: Path | None = None) -> None:
-    """Refuse places for figures and audio that cannot be written, or drawn without matplotlib; make the folder."""
+    """Refuse places that cannot be written, and pictures without matplotlib; make the folder."""
     if json_file not in (None, STDOUT):
         check_writable(Path(str(json_file)), field="json")
     if plot is not None:

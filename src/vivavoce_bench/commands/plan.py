@@ -1,4 +1,4 @@
-"""`vivavoce plan`: what an engine will hold on a GPU, and how many GPUs listeners need; without GPU and weights."""
+"""`vivavoce plan`: an engine's memory on a GPU, and the GPUs that listeners need, without a GPU or weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS = ("card", "memory, GB", "audio s per s, offline", "listeners at once")
 def plan(
     model: str = flag("A known model, downloaded or not, or a folder.", "NAME", "-m", default="CosyVoice2-0.5B"),
     memory: MemoryOption = None,
-    gpu: str | None = flag("Of the cards that are listed; all of its memory, unless --memory says less.", "NAME"),
+    gpu: str | None = flag("One of the listed cards, with all of its memory unless --memory says less.", "NAME"),
     dtype: DtypeOption = "auto",
     listeners: Listeners = Listeners(),
     as_json: JsonOption = False,
@@ -78,8 +78,10 @@ def _print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
 
 
 def card_rows(config: ModelConfig, dtype: str, cards: list[Card], memory: float | None = None) -> list[dict[str, Any]]:
-    """Of each card: its name, GB that are used (`memory`, None: all of it), and speeds, None where the size of the
-    model was not measured; they are rounded to two digits, since they are no measurement.
+    """One row per card. Speeds are None where the model's size was not measured, and rounded to two digits: they are
+    computed.
+
+    memory: GB that are used, None: all of the card's.
     """
     from vivavoce_bench.random_checkpoint import release_config
 
@@ -100,7 +102,6 @@ def _rounded(value: float) -> int:
 
 
 def planned_engine(config: ModelConfig, dtype: str, memory_gb: float) -> EnginePlan:
-    """As the command's flags say; errors as `EngineChoice.settings` and `plan_engine`."""
     import torch
 
     from vivavoce.cli.model import EngineChoice
@@ -113,7 +114,6 @@ def planned_engine(config: ModelConfig, dtype: str, memory_gb: float) -> EngineP
 
 
 def _division(planned: EnginePlan) -> dict[str, Any]:
-    """As plain JSON values."""
     from vivavoce.engine.settings import CUDA_BYTES
 
     memory = planned.memory
@@ -136,7 +136,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _config(model: str) -> ModelConfig:
-    """The sizes of a folder, or of a known model, which need not be here."""
+    """The sizes of a folder, or of a known model, which need not be downloaded."""
     from vivavoce.checkpoint.known_models import known_model
     from vivavoce.checkpoint.settings import read_config
     from vivavoce.checkpoint.weights import find_part, read_tensors

@@ -1,4 +1,4 @@
-"""How many GPUs a number of listeners needs: one of them is simulated, with its share of the listeners."""
+"""The number of GPUs that listeners need: one GPU is simulated with its share of the listeners."""
 
 from __future__ import annotations
 
@@ -21,32 +21,29 @@ if TYPE_CHECKING:
     from vivavoce_bench.simulation import Visit
 
 GAPS_ALLOWED = 1e-3
-"""Share of streams that may have gaps."""
 SIMULATED_S, FEWEST = 30.0, 200
-"""Seconds in which simulated listeners come, and how many of them there are at least."""
+"""Seconds in which simulated listeners come, and the smallest number of them."""
 COLUMNS = ("GPUs", "listeners each", "TTFB p50, ms", "TTFB p99, ms", "with gaps, %", "refused, %", "per hour of audio")
 
 
 def _time(given: str) -> float:
     found = re.fullmatch(r"(\d+\.?\d*) *(ms|s|)", given.casefold())
     if found is None:
-        raise typer.BadParameter(f"{given!r} is no time; give one, such as 300ms")
+        raise typer.BadParameter(f"{given!r} is not a time; give one, such as 300ms")
     return float(found[1]) / (1000 if found[2] == "ms" else 1)
 
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who will listen, and what they may expect."""
-
     streams: int | None = flag("Listeners at once: how many GPUs do they need?", "NUMBER", min=1, max=1_000_000)
     ttfb_p99: float = flag("Time to first audio of 99 in 100.", "TIME", default="1s", parser=_time)
     seconds: float = flag("Mean length of a speech.", "NUMBER", default=10.0, min=1, max=120)
     voices: int = flag("Different voices, which speak in turn.", "NUMBER", default=1, min=1)
-    policy: str = flag("How streams are cut, as of bench.", "NAME", default="low_latency")
-    price: float | None = flag("Of one GPU for an hour, in any currency.", "NUMBER", min=0)
+    policy: str = flag("Chunk policy of streams, as in bench.", "NAME", default="low_latency")
+    price: float | None = flag("Price of one GPU for an hour, in any currency.", "NUMBER", min=0)
 
     def visits(self, gpus: int, rates: Rates) -> list[Visit]:
-        """Those of one of so many GPUs: they come at random, for texts whose lengths are spread as those of bench."""
+        """Random visits of one GPU's share of the listeners; text lengths are spread as those of bench."""
         from vivavoce_bench import OpenLoop, Workload
         from vivavoce_bench.simulation import Visit
 
@@ -61,7 +58,7 @@ class Listeners:
 
 @dataclass(frozen=True)
 class Expected:
-    """What listeners will hear; ttfb_*: seconds, ∞: nobody is served; gaps, refused: shares of them."""
+    """ttfb_*: seconds, ∞: nothing is served; gaps, refused: shares of the visits."""
 
     ttfb_p50_s: float = inf
     ttfb_p99_s: float = inf
@@ -70,20 +67,20 @@ class Expected:
 
     @classmethod
     def of(cls, heard: Sequence[RequestTimings | None]) -> Expected:
-        """The figures of simulated visits."""
         served = [one for one in heard if one is not None]
         gaps = sum(one.underruns > 0 for one in served) / max(1, len(served))
         p50, p99 = (percentile([one.first_chunk_s or inf for one in served] or [inf], percent) for percent in (50, 99))
         return cls(p50, p99, gaps, 1 - len(served) / len(heard))
 
     def within(self, ttfb_p99_s: float) -> bool:
-        """Whether first audio comes in time, next to no stream has a gap, and none is refused."""
+        """First audio comes in time, almost all streams are without gaps, all requests are accepted."""
         return self.ttfb_p99_s <= ttfb_p99_s and self.gaps <= GAPS_ALLOWED and not self.refused
 
 
 def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, most: int) -> int:
-    """GPUs that are needed; expected: what so many give, more of them no less; most: each has one listener.
+    """The smallest sufficient number of GPUs.
 
+    expected: figures for a number of GPUs, never worse with more; most: GPUs at which each has one listener.
     InvalidRequest: more GPUs would not help.
     """
     low, high = 0, max(1, min(guess, most))
@@ -99,7 +96,7 @@ def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, m
 
 
 def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
-    """As plain JSON values: GPUs needed, and what to expect if one of them fails, of them all, and of one more."""
+    """Plain JSON values: the GPUs needed, and the figures with one GPU fewer, with all of them, and with one more."""
     from vivavoce.engine.admission import AdmissionMode
     from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
     from vivavoce.engine.settings import EngineSettings

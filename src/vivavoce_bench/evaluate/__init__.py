@@ -1,4 +1,4 @@
-"""How intelligible, similar and clean speech is, in numbers that can be compared. See docs/measuring.md."""
+"""Intelligibility, speaker similarity and sound of speech, in figures. See docs/measuring.md."""
 
 from vivavoce_bench.evaluate.assessment import Instruments as Instruments
 from vivavoce_bench.evaluate.assessment import assess as assess
@@ -10,7 +10,9 @@ from vivavoce_bench.evaluate.error_rate import character_errors as character_err
 from vivavoce_bench.evaluate.error_rate import word_errors as word_errors
 from vivavoce_bench.evaluate.recogniser import PocketSphinx as PocketSphinx
 from vivavoce_bench.evaluate.recogniser import Recogniser as Recogniser
-from vivavoce_bench.evaluate.report import Report as Report
+from vivavoce_bench.evaluate.report import EvaluationReport as EvaluationReport
 from vivavoce_bench.evaluate.speaking import Clip as Clip
 from vivavoce_bench.evaluate.speaking import Control as Control
 from vivavoce_bench.evaluate.speaking import Manner as Manner
+
+Report = EvaluationReport

@@ -22,7 +22,7 @@ from vivavoce_bench.evaluate.recogniser import (
     prepare,
     unknown_words,
 )
-from vivavoce_bench.evaluate.report import MOST_REFERENCES, RecordingsFolder, Report, Row, summarise
+from vivavoce_bench.evaluate.report import MOST_REFERENCES, EvaluationReport, RecordingsFolder, Row, summarise
 from vivavoce_bench.evaluate.similarity import Embed, as_vector, cosines, embed_with
 from vivavoce_bench.evaluate.sound import abruptness, abruptness_everywhere, clipping_share, join_clicks, pitch, silence
 from vivavoce_bench.evaluate.speaking import (
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instruments:
-    """Whatever is None is not measured."""
+    """The instruments to measure with; None: not measured."""
 
     recogniser: RecogniserFactory | None = None
     jobs: int = 1
-    """Processes that listen, each with a recogniser of its own; one: this process."""
+    """Processes that listen, each with its own recogniser; 1: this process."""
     spell: Spell = as_written
     """Applied to texts and transcripts alike before they are compared."""
     embed: Embed | None = None
     longest_s: Callable[[str], float] | None = None
-    """The seconds of speech after which the model is stopped in a text."""
+    """Seconds of speech after which the model is stopped in a text."""
 
 
 def evaluate(
@@ -65,7 +65,7 @@ def evaluate(
     control: Control | None = None,
     jobs: int = 1,
     show: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> EvaluationReport:
     """Let a model speak every sentence in every voice, and measure what comes out; see docs/measuring.md.
 
     voices: by any name, as in `{"me": tts.voice("me.wav", "What I say.")}`; sentences: texts, or cases that know more;
@@ -82,7 +82,7 @@ def evaluate(
 
 
 def ready(cases: Sequence[Case], instruments: Instruments, control: Control | None = None) -> Instruments:
-    """Refuse, before anything is spoken, what could not be scored afterwards; the recogniser is tried out.
+    """Refuse unscorable sentences before anything is spoken, and try the recogniser out.
 
     The same instruments come back; a recogniser for this process is made now and not again. `InvalidText`,
     `InvalidRequest` or `MissingDependency` for a text without spelling or known word, or a recogniser that fails.
@@ -109,7 +109,7 @@ def ready(cases: Sequence[Case], instruments: Instruments, control: Control | No
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """An utterance before it is listened to, and what later steps need of its audio."""
+    """An utterance before it is listened to, and the parts of its audio that later steps need."""
 
     row: Row
     wave: NDArray[np.int16]
@@ -127,7 +127,7 @@ def assess(
     folder: RecordingsFolder | None = None,
     settings: Mapping[str, Any] | None = None,
     show: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> EvaluationReport:
     """Measure clips, one by one as they come, then listen to all of them; clips' samples are not kept.
 
     voices: references for similarity, by name; folder: keeps the audio in files; settings: for the report.
@@ -136,7 +136,7 @@ def assess(
     references = {name: as_vector(voice.embedding) for name, voice in voices.items()}
     measured = [_measure(clip, references, instruments, control, folder) for clip in clips]
     if not measured:
-        raise InvalidRequest("sentences: there are none; give at least one")
+        raise InvalidRequest("sentences: the list is empty; give at least one")
     rows = [one.row for one in measured]
     usual = np.concatenate([one.usual for one in measured])
 
@@ -157,7 +157,7 @@ def assess(
         if compared and len(references) <= MOST_REFERENCES:
             matrix[voice] = {name: float(np.mean([each[name] for each in compared])) for name in references}
     summary = summarise(rows, len(references), clicks(measured))
-    return Report(settings or {}, summary, by_voice, matrix, tuple(rows))
+    return EvaluationReport(settings or {}, summary, by_voice, matrix, tuple(rows))
 
 
 def _measure(
@@ -208,15 +208,15 @@ def _measure(
 
 _TIMES = 2.0
 _SLACK_S = 1.0
-"""Short texts take longer per character; this much more than expected is never a runaway."""
+"""Short texts take longer per character: this much more than expected is always allowed."""
 _AT_LIMIT = 0.98
 
 
 def _mark_runaways(rows: Sequence[Row], longest_s: Callable[[str], float] | None) -> None:
-    """Say of each row why it is a runaway, or None.
+    """Set each row's `runaway` to the reason, or None.
 
-    It lasts more than twice (and a second more than) what its characters take at the voice's median pace, or it has
-    reached the length at which the model is stopped.
+    A runaway lasts more than twice (and a second more than) its expected time at the voice's median pace, or reaches
+    the length at which the model is stopped.
     """
     paces: dict[str, list[float]] = {}
     for row in rows:
@@ -240,7 +240,7 @@ def _recognise(
     control: Control | None,
     show: Callable[[str], None],
 ) -> None:
-    """Add to each row what the recogniser makes of its audio, which is as `prepare` makes it; errors as in `listen`."""
+    """Add the recogniser's figures to each row; waves: as `prepare` gives them; errors as in `listen`."""
     if instruments.recogniser is None:
         return
     said = spoil_texts([row["text"] for row in rows], control)
@@ -255,7 +255,7 @@ def _recognise(
 
 
 def _spelled(text: str, spell: Spell) -> str:
-    """The text as it is spoken; as it is where the model cannot read it, as may happen with a transcript."""
+    """The text as it is spoken; unchanged where the model cannot read it, as may happen with a transcript."""
     try:
         return spell(text) if text.strip() else ""
     except InvalidText:

@@ -1,4 +1,4 @@
-"""What is to be spoken or scored: from text files, seed-tts-eval lists, and recordings with their texts."""
+"""Sentences to speak or score: text files, seed-tts-eval lists, recordings with their texts."""
 
 from __future__ import annotations
 
@@ -39,29 +39,26 @@ _AUDIO_SUFFIXES = frozenset({".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", "
 
 @dataclass(frozen=True)
 class Case:
-    """One text, with what is known of how it is, or was, spoken."""
+    """One text, with the voice that speaks it and the recordings of it."""
 
     id: str
     text: str
     voice: str | None = None
     """A voice's name or a reference recording's path; None: every voice that is evaluated."""
     prompt_text: str = ""
-    """What the reference recording says."""
     audio: Path | None = None
     """A recording of the text that is scored as it is; None: the text is spoken."""
     truth: Path | None = None
-    """A person's recording of the same text, for comparison of length."""
     truth_s: float | None = None
-    """Its length, where that is all there is."""
+    """Its length, if the recording itself is missing."""
 
 
 def cases_of(sentences: Iterable[str]) -> list[Case]:
-    """Cases of plain sentences, numbered from 1."""
     return [Case(f"{number:04d}", sentence) for number, sentence in enumerate(sentences, start=1)]
 
 
 def read_sentences(path: Path) -> list[Case]:
-    """A UTF-8 file with one sentence per line and, after a tab, maybe the seconds a person takes for it."""
+    """A UTF-8 file with one sentence per line and, optionally, a tab and the seconds that a person takes for it."""
 
     def parse(line: str, number: int) -> Case:
         fields = _fields(line, "\t")
@@ -81,7 +78,8 @@ def read_sentences(path: Path) -> list[Case]:
 
 
 def read_seed_tts_list(path: Path) -> list[Case]:
-    """A list as in seed-tts-eval, paths relative: id|prompt text|prompt recording|text, maybe |a person's recording."""
+    """A list as in seed-tts-eval, paths relative: id|prompt text|prompt recording|text, optionally |a person's
+    recording."""
 
     def parse(line: str, _: int) -> Case:
         fields = _fields(line, "|")
@@ -106,7 +104,7 @@ def read_seed_tts_list(path: Path) -> list[Case]:
 
 
 def read_audio_table(path: Path) -> list[Case]:
-    """Recordings with their texts, one per line, paths relative: path, tab, text, and maybe a tab and a voice."""
+    """Recordings with their texts, one per line, paths relative: path, tab, text, optionally a tab and a voice."""
 
     def parse(line: str, number: int) -> Case:
         fields = _fields(line, "\t")
@@ -121,7 +119,7 @@ def read_audio_table(path: Path) -> list[Case]:
 
 
 def with_audio(cases: Sequence[Case], folder: Path) -> list[Case]:
-    """The same cases with a folder's recordings: by id where all are there, else in the order of their names."""
+    """The same cases with a folder's recordings: by id if all are there, else in the order of their names."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _AUDIO_SUFFIXES)
     by_stem = {file.stem: file for file in files}
     if all(case.id in by_stem for case in cases):
@@ -142,5 +140,5 @@ def _existing(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.is_file():
         shown = name if len(name) <= 60 else name[:59] + "…"
-        raise ValueError(f"names {shown!r}, which is no file in {str(folder)!r}; check the path")
+        raise ValueError(f"names {shown!r}, which is not a file in {str(folder)!r}; check the path")
     return path

@@ -1,4 +1,4 @@
-"""Edits between what was to be said and what was heard, and error rates with their 95 % intervals."""
+"""Edits between texts and transcripts, and error rates with their 95 % intervals."""
 
 from __future__ import annotations
 
@@ -20,44 +20,41 @@ _APOSTROPHES = str.maketrans("’‘ʼ", "'''")
 
 
 def as_written(text: str) -> str:
-    """The `Spell` that changes nothing."""
     return text
 
 
 def is_unspaced(text: str) -> bool:
-    """Whether a text holds Chinese or Japanese characters; such a text is scored by characters."""
     return _UNSPACED.search(text) is not None
 
 
 def words(text: str) -> list[str]:
-    """The words in lower case. Hyphens separate; other punctuation falls away, but for apostrophes inside a word."""
+    """The words in lower case. Hyphens separate; other punctuation is dropped, except apostrophes inside a word."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower())
 
 
 def characters(text: str) -> list[str]:
-    """As `words`, and every Chinese or Japanese character for itself; a Latin word between them stays whole."""
+    """Words, with every Chinese or Japanese character on its own; a Latin word between them stays whole."""
     return words(_UNSPACED.sub(r" \g<0> ", unicodedata.normalize("NFKC", text)))
 
 
 def split_like(text: str) -> Callable[[str], list[str]]:
-    """What splits a text, and what was heard of it, into what is compared: `characters` if it `is_unspaced`."""
+    """The function that splits a text and its transcript into units: `characters` or `words`."""
     return characters if is_unspaced(text) else words
 
 
 def num_characters(text: str) -> int:
-    """Letters, digits and Chinese characters of a text; white space and punctuation take no time to say."""
+    """Letters, digits and Chinese characters; white space and punctuation take no time to say."""
     return sum(len(word) for word in words(text))
 
 
 class Edits(NamedTuple):
-    """The edits of one utterance against `total` units that were to be said; the names are those of a report's keys."""
+    """The edits of one utterance against `total` expected units, under a report's keys."""
 
     substitutions: int
     deletions: int
     insertions: int
     total: int
     errors: int
-    """All edits; more than `total` if much was heard that was not to be said."""
 
 
 def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
@@ -81,9 +78,9 @@ def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
 
 
 def phone_errors(pronunciations: Sequence[Sequence[Sequence[str]]], heard: Sequence[str]) -> tuple[int, int]:
-    """(errors, phones to be said): the fewest edits from any pronunciation of the words to the phones heard.
+    """(errors, expected phones): the fewest edits from any pronunciation of the words to the phones heard.
 
-    pronunciations: for each word in order, one or more; the phones to be said are those of each word's shortest.
+    pronunciations: for each word in order, one or more; the expected phones are those of each word's shortest.
     """
     row = np.arange(len(heard) + 1)
     for ways in pronunciations:
@@ -112,12 +109,12 @@ class ErrorRate:
 
     @property
     def rate(self) -> float:
-        """Errors per unit that was to be said: 0 is perfect, and what was never said can take it above 1."""
+        """Errors per expected unit: 0 is perfect, and insertions can take it above 1."""
         return self.errors / self.total
 
 
 def word_errors(pairs: Iterable[tuple[str, str]]) -> ErrorRate:
-    """The word error rate of (to be said, heard), compared by `words`; `ValueError` if no word was to be said."""
+    """The word error rate of (text, transcript) pairs, compared by `words`; `ValueError` if the texts have no words."""
     return _errors(pairs, words)
 
 
@@ -140,8 +137,8 @@ _TAIL = 0.025
 def pooled(counts: Sequence[tuple[int, int]]) -> ErrorRate:
     """One rate of the (errors, units) of all utterances, its interval by bootstrap over the utterances.
 
-    Utterances and not words are drawn anew because errors come in company. If there is no error at all, drawing shows
-    none either: the upper bound is then the exact one for `total` independent units, 1 − 0.025^(1/total).
+    Utterances and not words are drawn anew because errors come in company. Without errors the bootstrap gives an empty
+    interval: the upper bound is then the exact one for `total` independent units, 1 − 0.025^(1/total).
     """
     errors, totals = np.array(counts, dtype=float).reshape(-1, 2).T
     if not totals.sum():

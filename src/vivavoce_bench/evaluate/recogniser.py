@@ -1,4 +1,4 @@
-"""Speech recognisers: what they have to offer, the built-in PocketSphinx, and listening in several processes."""
+"""Speech recognisers: their interface, the built-in PocketSphinx, and listening in several processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pocketsphinx import Decoder
 
 SAMPLE_RATE = 16_000
-"""Of all audio that a recogniser is given."""
 
 
 class Recogniser(Protocol):
@@ -41,17 +40,17 @@ class Recogniser(Protocol):
     """
 
     def transcribe(self, samples: Samples) -> str:
-        """The words that are heard; samples: [n] float32 in ±1 at 16 kHz. What it was given before must not matter."""
+        """The recognised words; samples: [n] float32 in ±1 at 16 kHz. Earlier audio must not change the result."""
         ...
 
 
 RecogniserFactory = Callable[[], Recogniser]
-"""Makes a recogniser; each process that listens calls it once. Where there are several, it must be picklable, and of a
-module that they can import: not of the program's own script."""
+"""Makes a recogniser, once in each process that listens. With several processes it must be picklable, from a module
+that they can import, not from the program's own script."""
 
 
 def recogniser_named(name: str) -> RecogniserFactory:
-    """A factory of the user's own, as "module:callable"; it is imported where it is called."""
+    """A factory of the user's own, as "module:callable"; the module is imported at the first call."""
     return partial(_named, name)
 
 
@@ -79,7 +78,7 @@ def _named(name: str) -> Recogniser:
 
 
 def _guarded(name: str, call: Callable[[], Any]) -> Any:
-    """What the user's own code gives; its failure is the user's to mend."""
+    """Errors of the user's own code become InvalidRequest."""
     try:
         return call()
     except VivavoceError:
@@ -109,14 +108,14 @@ def prepare(samples: Samples, sample_rate: int) -> NDArray[np.int16]:
 
 
 def as_floats(prepared: NDArray[np.int16]) -> Samples:
-    """Prepared audio as `Recogniser.transcribe` takes it."""
+    """[n] float32 in ±1."""
     return prepared.astype(np.float32) / np.float32(32768)
 
 
 _NO_PHONES = frozenset({"SIL", "+BREATH+", "+COUGH+", "+NOISE+", "+NSN+", "+SMACK+", "+SPN+", "+UH+"})
 _PHONE_BEAM = 1e-20
 _PHONE_WEIGHT = 2.0
-"""What PocketSphinx's documentation advises for loops of phones."""
+"""The value in PocketSphinx's documentation for loops of phones."""
 
 
 class _Sphinx:
@@ -124,7 +123,6 @@ class _Sphinx:
         self._decoder = _decoder(dict="cmudict-en-us.dict", lm=vocabulary)
 
     def transcribe(self, samples: Samples) -> str:
-        """See `Recogniser`."""
         _decode(self._decoder, samples)
         best = self._decoder.hyp()
         return " ".join(words(best.hypstr)) if best else ""
@@ -138,7 +136,7 @@ class PocketSphinx(_Sphinx):
         super().__init__("en-us.lm.bin")
 
     def closed(self, sentences: Sequence[Sequence[str]]) -> Recogniser:
-        """One that knows these sentences only, by a bigram of those of their words that are in its dictionary."""
+        """A recogniser of these sentences only, by a bigram of those of their words that are in its dictionary."""
         known = [[word for word in one if self._decoder.lookup_word(word)] for one in sentences]
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "closed.lm")
@@ -147,12 +145,11 @@ class PocketSphinx(_Sphinx):
             return _Sphinx(path)
 
     def phones(self, samples: Samples) -> list[str]:
-        """The phones of the CMU dictionary (39) that are heard, without silence and noise."""
         _decode(self._phone_loop, samples)
         return [segment.word for segment in self._phone_loop.seg() or () if segment.word not in _NO_PHONES]
 
     def pronunciations(self, word: str) -> list[list[str]]:
-        """The ways to pronounce a word in lower case; none if it is not in the dictionary."""
+        """The ways to pronounce a word in lower case; empty if it is not in the dictionary."""
         ways, written = [], word
         while (way := self._decoder.lookup_word(written)) is not None:
             ways.append(way.split())
@@ -167,8 +164,8 @@ class PocketSphinx(_Sphinx):
 def _decoder(**settings: Any) -> Decoder:
     """A decoder; file names are those of the wheel's model folder, or absolute.
 
-    `cmn=batch` normalises each utterance by itself: by default the decoder carries a running mean over from what it
-    heard before, and figures would depend on the order of the utterances.
+    `cmn=batch` normalises each utterance by itself: by default the decoder carries a running mean over from earlier
+    audio, and figures would depend on the order of the utterances.
     """
     try:
         import pocketsphinx
@@ -197,7 +194,7 @@ _DISCOUNT = 0.3
 _NEVER = -99.0
 """ARPA's logarithm of zero."""
 _ROUNDING = 1e-9
-"""A word that all words follow leaves nothing to back off to; this much may remain of sums of fractions."""
+"""If all words follow a word, its back-off mass is zero up to rounding; this much counts as zero."""
 
 
 def bigram_arpa(sentences: Iterable[Sequence[str]]) -> str:
@@ -226,7 +223,7 @@ def bigram_arpa(sentences: Iterable[Sequence[str]]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One utterance for a recogniser: audio as `prepare` makes it, and the words or characters to be said."""
+    """One utterance: audio from `prepare`, and the expected words or characters."""
 
     wave: NDArray[np.int16]
     said: tuple[str, ...]
@@ -234,21 +231,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a recogniser made of one utterance; None for what it cannot do."""
+    """A recogniser's results for one utterance; None: it lacks the method. phones: separated by spaces."""
 
     free: str
     closed: str | None
     phones: str | None
-    """With spaces between."""
     phone_errors: int = 0
     num_phones: int = 0
-    """Of the words to be said."""
     unknown: frozenset[str] = frozenset()
-    """Of what was to be said, what the recogniser can never write."""
+    """Expected words that the recogniser can never write."""
 
 
 def unknown_words(recogniser: Recogniser, sentence: Iterable[str]) -> list[str]:
-    """Those words of a sentence that the recogniser can never write; none if it does not tell."""
+    """Words of a sentence that the recogniser can never write; empty if it does not tell."""
     if not hasattr(recogniser, "pronunciations"):
         return []
     return [word for word in sentence if not recogniser.pronunciations(word)]
@@ -257,9 +252,9 @@ def unknown_words(recogniser: Recogniser, sentence: Iterable[str]) -> list[str]:
 def listen(
     tasks: Sequence[Task], factory: RecogniserFactory, jobs: int = 1, show: Callable[[int], None] = lambda _: None
 ) -> list[Heard]:
-    """Transcribe all utterances in every way that the recogniser has; what they say is the closed vocabulary.
+    """Transcribe all utterances in every way that the recogniser has; the closed vocabulary is that of the tasks.
 
-    jobs: processes, each with a recogniser of its own (one: this process); show: called with how many are done.
+    jobs: processes, each with its own recogniser (1: this process); show: called with the number of finished tasks.
     `InvalidRequest` if the recogniser fails, or one of its processes dies.
     """
     sentences = sorted({task.said for task in tasks})
@@ -276,7 +271,7 @@ def listen(
 
 
 def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: Sequence[Sequence[str]]) -> list[Heard]:
-    """`_listen_to` in a process of its own, started as a program: a forked one would inherit the threads' locks of the
+    """`_listen_to` in a new process, started as a program: a forked one would inherit the threads' locks of the
     networks that have just spoken, and one of `multiprocessing` takes modules from the current folder."""
     # The path comes first: what follows may be of modules that are found there.
     question = pickle.dumps(sys.path) + pickle.dumps((tasks, factory, sentences))
@@ -290,11 +285,10 @@ def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: 
 
 
 def main() -> None:
-    """Answer one `_listen_apart`."""
     # Ctrl-C reaches all processes of a terminal and ends these without a word: the first one answers.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what a recogniser prints is no answer
+        os.dup2(2, 1)  # output that a recogniser prints is not part of the answer
         sys.path[:] = pickle.load(sys.stdin.buffer)
         answer: list[Heard] | Exception
         try:

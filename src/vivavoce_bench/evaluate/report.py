@@ -18,35 +18,31 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCHEMA = "vivavoce-evaluation-1"
-"""The form of report.json; the number moves when a key changes its meaning."""
 MOST_REFERENCES = 32
-"""Of more, no matrix of similarities is kept."""
 
 Row = dict[str, Any]
-"""The figures of one utterance, or of several together, by the keys of docs/measuring.md."""
 
 
 @dataclass(frozen=True, eq=False)
-class Report:
+class EvaluationReport:
     """All figures of one run, under the names of report.json."""
 
     settings: Mapping[str, Any]
-    """What was evaluated and how, as the caller describes it."""
     summary: Mapping[str, Any]
     voices: Mapping[str, Mapping[str, Any]]
-    """As `summary`, for each voice alone."""
+    """Like `summary`, for each voice alone."""
     similarity_matrix: Mapping[str, Mapping[str, float]]
-    """Mean cosine of each voice's audio (rows) with each voice's reference; {} for none, or more than 32."""
+    """Mean cosine of each voice's audio (rows) with each voice's reference; {} without references, or with more than
+    32."""
     utterances: tuple[Row, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: flat keys for the run and each voice, one row per utterance; fractions are of 1."""
+        """Flat keys for the run and each voice, one row per utterance; fractions are of 1."""
         found: dict[str, Any] = rounded({"schema": SCHEMA, **vars(self)})
         return found
 
     def save(self, path: Path) -> None:
-        """Write the report as JSON; `InvalidRequest` if the place cannot be written."""
-        save_json(self.to_json(), path, field="out", other="folder")
+        save_json(self.to_json(), path, field="out")
 
 
 _OVER_UTTERANCES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
@@ -63,7 +59,7 @@ _OVER_UTTERANCES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
     "rtf": ("rtf", np.median),
     "first_audio_s": ("first_audio_s", np.median),
 }
-"""Key of a row → key of a summary, and what makes one of many."""
+"""Key of a row → key of a summary, and the function that combines the values."""
 
 
 def summarise(rows: Sequence[Row], num_references: int, clicks: Row) -> Row:
@@ -157,11 +153,10 @@ _LINES = (
     ("worst join", "join_worst_ratio", "{join_worst_ratio:.2f} × limit"),
     ("median join", "join_median_ratio", "{join_median_ratio:.2f} × usual"),
 )
-"""Label, key and text of each figure; docs/measuring.md says what they mean."""
 
 
-def report_rows(report: Report) -> tuple[list[str], list[list[str]]]:
-    """(header, rows): a row per figure that was measured, columns for the run and each of a few voices."""
+def report_rows(report: EvaluationReport) -> tuple[list[str], list[list[str]]]:
+    """A row per measured figure; columns for the run and each of a few voices."""
     columns = {"all": report.summary}
     if 1 < len(report.voices) <= _MOST_COLUMNS:
         columns |= report.voices
@@ -182,33 +177,30 @@ _LONGEST_FILE_NAME = 40
 
 
 class RecordingsFolder:
-    """Writes one WAV file per utterance and, at the end, `utterances.tsv`."""
-
     def __init__(self, folder: Path, *, by_voice: bool) -> None:
-        """Make the folder, which may exist; by_voice: the files' names hold the voice, as several say the same."""
+        """by_voice: file names hold the voice, because several voices say the same sentence."""
         self.folder, self._by_voice = folder, by_voice
         self._taken: set[str] = set()
         make_folder(folder, field="out")
 
     def write(self, clip: Clip) -> str:
-        """Write a clip and return its file's name."""
         voice = re.sub(r"[^\w-]+", "_", Path(clip.voice).stem)[:_LONGEST_FILE_NAME]
         stem = f"{clip.case.id}-{voice}" if self._by_voice else clip.case.id
         name, number = f"{stem}.wav", 2
         while name in self._taken:
             name, number = f"{stem}-{number}.wav", number + 1
         self._taken.add(name)
-        write_wav(self.folder / name, clip.samples, clip.sample_rate, field="out", other="folder")
+        write_wav(self.folder / name, clip.samples, clip.sample_rate, field="out")
         return name
 
     def write_table(self, rows: Sequence[Row]) -> None:
-        """Write file name, text and voice of each utterance: what `read_audio_table` reads."""
+        """Write file name, text and voice of each utterance, the format of `read_audio_table`."""
         lines = ("\t".join((row["audio"], " ".join(row["text"].split()), _anywhere(row["voice"]))) for row in rows)
-        write_text(self.folder / TABLE, "".join(f"{line}\n" for line in lines), field="out", other="folder")
+        write_text(self.folder / TABLE, "".join(f"{line}\n" for line in lines), field="out")
 
 
 def _anywhere(voice: str) -> str:
-    """A reference recording's path from the root, so that it holds from the table's folder too; a name as it is."""
+    """A recording's absolute path, valid from the table's folder too; a name stays unchanged."""
     if voice == UNNAMED:
         return ""
     return str(Path(voice).resolve()) if Path(voice).is_file() else voice
@@ -224,18 +216,17 @@ _RATES = {
 }
 
 
-def draw(report: Report, path: Path) -> None:
-    """Draw error rates, durations and similarities; errors as in `measure.picture`."""
+def draw(report: EvaluationReport, path: Path) -> None:
     matrix = report.similarity_matrix if len(report.similarity_matrix) <= _MOST_VOICES else {}
     count = 3 if matrix else 2
-    with picture(path, (5.2 * count, 4.2), count, field="out", other="folder") as axes:
+    with picture(path, (5.2 * count, 4.2), count, field="out") as axes:
         _draw_rates(axes[0], report)
         _draw_durations(axes[1], report)
         if matrix:
             _draw_similarities(axes[2], matrix)
 
 
-def _draw_rates(axes: Axes, report: Report) -> None:
+def _draw_rates(axes: Axes, report: EvaluationReport) -> None:
     columns = dict(report.voices) if len(report.voices) <= _MOST_VOICES else {"all": report.summary}
     rates = [(key, label) for key, label in _RATES.items() if any(key in keys for keys in columns.values())]
     places, width = np.arange(len(columns)), 0.8 / max(len(rates), 1)
@@ -253,7 +244,7 @@ def _draw_rates(axes: Axes, report: Report) -> None:
         axes.legend(fontsize="small")
 
 
-def _draw_durations(axes: Axes, report: Report) -> None:
+def _draw_durations(axes: Axes, report: EvaluationReport) -> None:
     def dots(rows: Sequence[Row], label: str, **style: Any) -> None:
         axes.scatter([row["num_characters"] for row in rows], [row["duration_s"] for row in rows], label=label, **style)
 

@@ -1,4 +1,4 @@
-"""How alike two voices are to a model's own speaker encoder."""
+"""Speaker similarity of two voices by a model's own speaker encoder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vivavoce.errors import InvalidAudio
 from vivavoce_bench.evaluate.speaking import Samples
 
 Embed = Callable[[Samples, int], NDArray[np.float32] | None]
-"""(samples, sample rate) → speaker embedding [n]; None for audio that has none (too short, silent)."""
+"""(samples, sample rate) → speaker embedding [n]; None for audio without one (too short, silent)."""
 
 _LONGEST_S = 30.0
-"""Of an utterance, the part that is embedded: recordings for voices may be no longer."""
+"""Longest part of an utterance that is embedded: the limit of voice recordings."""
 
 
 def embed_with(embed_recording: Callable[[bytes], Any]) -> Embed:
-    """The `Embed` of a loaded model's `embed`, which is given WAV files."""
+    """The `Embed` of a loaded model's `embed`, which takes WAV files."""
 
     def embed(samples: Samples, sample_rate: int) -> NDArray[np.float32] | None:
         file = io.BytesIO()
@@ -35,7 +35,6 @@ def embed_with(embed_recording: Callable[[bytes], Any]) -> Embed:
 
 
 def as_vector(embedding: Any) -> NDArray[np.float32]:
-    """A speaker embedding of any kind as [n] float32."""
     return np.asarray(embedding, dtype=np.float32).reshape(-1)
 
 

@@ -1,4 +1,4 @@
-"""What the waveform shows: clicks at the joins of streams, silence, clipping and pitch."""
+"""Figures of the waveform: clicks at the joins of streams, silence, clipping and pitch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _HOP_S = 0.005
 _STRONG = 0.9
 """Quantile of the bends on one side that stands for its strong ones: pulses of the voice, or hiss."""
 _FLOOR = 1e-4
-"""Of second differences: rounding to 16 bits makes as much, so that nothing stands out in digital silence."""
+"""Added to second differences: as large as rounding to 16 bits, so that digital silence has no clicks."""
 _QUANTILE = 0.999
 _BLOCK = 1000
-"""Places or frames that are looked at together; bounds the memory for long speech."""
+"""Places or frames in one pass; bounds the memory for long speech."""
 
 
 class JoinClicks(NamedTuple):
-    """How abrupt a stream is at its joins, beside whole speech of the same texts and seeds, as a report's keys."""
+    """Abruptness of a stream at its joins, beside whole speech of the same texts and seeds, under a report's keys."""
 
     joins: int
     joins_over: int
-    """Joins more abrupt than 99.9 % of all places in whole speech; about 0.1 % of clean joins are."""
+    """Joins more abrupt than 99.9 % of all places in whole speech; expect about 0.1 % of clean joins."""
     join_worst_ratio: float | None
     """The most abrupt join over that 99.9th percentile; None: no joins, or only silence to compare with."""
     join_median_ratio: float | None
@@ -33,11 +33,11 @@ class JoinClicks(NamedTuple):
 
 
 def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[int]) -> NDArray[np.float64]:
-    """How much the sharpest bend within 2 ms of each place stands out of the 25 ms before and after: [places].
+    """Sharpest bend within 2 ms of each place, relative to the 25 ms before and after: [places].
 
-    A bend is the second difference |x₊ − 2x + x₋|: a step or a spike shows in it, speech's own slow waves hardly.
-    The sharpest is divided by the strong bends (90th percentile, plus 1e-4) of the side that has the stronger ones, so
-    that neither a hissing sound nor the start of a sound after silence counts as a click.
+    A bend is the second difference |x₊ − 2x + x₋|: a step or a spike shows in it, speech's own slow waves hardly. The
+    sharpest is divided by the strong bends (90th percentile, plus 1e-4) of the side that has the stronger ones, so that
+    neither a hissing sound nor the start of a sound after silence counts as a click.
     """
     near, around = round(_NEAR_S * sample_rate), round(_AROUND_S * sample_rate)
     bends = np.abs(np.diff(samples.astype(np.float64), n=2))
@@ -55,7 +55,7 @@ def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[
 
 
 def abruptness_everywhere(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """The same at a place every 5 ms: what is usual in this audio."""
+    """The same at a place every 5 ms: the usual values of this audio."""
     return abruptness(samples, sample_rate, range(0, len(samples), round(_HOP_S * sample_rate)))
 
 
@@ -78,15 +78,14 @@ _LOUD = 0.95
 _SILENT_DB = -45.0
 _CLIPPING_FROM = 0.95
 _FLAT = 1.5 / 32768
-"""Neighbours that differ by no more than 16-bit rounding."""
+"""Neighbours within 16-bit rounding are equal."""
 
 
 def silence(samples: NDArray[np.float32], sample_rate: int) -> tuple[float, float]:
     """(share of silent 20 ms frames, seconds of the longest run of them).
 
-    Silent frames are 45 dB or more below the loud level: the 95th percentile of the frames' root mean squares.
-
-    samples: [n] in ±1. Audio that is nothing but zeros, or shorter than one frame, is silent as a whole.
+    Silent frames are 45 dB or more below the loud level: the 95th percentile of the frames' root mean squares. samples:
+    [n] in ±1. Audio of zeros, or shorter than one frame, is silent as a whole.
     """
     size = round(_FRAME_S * sample_rate)
     frames = samples[: len(samples) // size * size].reshape(-1, size).astype(np.float64)
@@ -99,15 +98,14 @@ def silence(samples: NDArray[np.float32], sample_rate: int) -> tuple[float, floa
 
 
 def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Start and end of each run of true flags."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8))).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def clipping_share(samples: NDArray[np.float32]) -> float:
-    """Share of samples in flat tops: three or more neighbours alike, at 0.95 of full scale or beyond.
+    """Share of samples in flat tops: three or more equal neighbours at 0.95 of full scale or beyond.
 
-    A ceiling just below full scale, as some vocoders have one, is found as well; a loud peak that is round is none.
+    A ceiling just below full scale, as some vocoders have one, is found as well; a round peak does not count.
     """
     if len(samples) < 3:
         return 0.0
@@ -126,14 +124,14 @@ _VOICED_FROM = 0.5
 _OCTAVE_COST = 0.02
 """Per octave downwards: of two lags that fit equally well the shorter is the period."""
 _SILENT = 0.03
-"""Share of the loudest frame's level below which no voice is sought."""
+"""Share of the loudest frame's level below which a frame is unvoiced."""
 _SHORTEST_RUN = 3
 """Frames; noise looks periodic for one or two."""
 _FEWEST_FRAMES = 10
 
 
 def pitch(samples: NDArray[np.float32], sample_rate: int) -> dict[str, float | None]:
-    """Percentiles of the fundamental frequency of samples [n], and the share of frames that have one, by report keys.
+    """Percentiles of the fundamental frequency of samples [n], and the share of voiced frames, by report keys.
 
     The percentiles are None where fewer than ten frames of 10 ms are voiced.
     """

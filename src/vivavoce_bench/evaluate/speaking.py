@@ -1,4 +1,4 @@
-"""Speech to be measured: spoken now by a model or read from recordings, or made wrong on purpose."""
+"""Speech to be measured: spoken by a model, read from recordings, or spoilt on purpose."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 Samples = NDArray[np.float32]
 
 UNNAMED = "recordings"
-"""The voice of recordings that come with none."""
+"""The voice of recordings without one."""
 
 
 class VoiceLike(Protocol):
-    """What is used of a `vivavoce.Voice`."""
-
     @property
     def embedding(self) -> Any:
         """[speaker size]."""
@@ -36,19 +34,19 @@ class VoiceLike(Protocol):
 
 @dataclass(frozen=True)
 class Manner:
-    """How sentences are spoken, as `vivavoce.Vivavoce.speak` takes it; sentence i (from 0) has the seed `seed` + i."""
+    """Options of `vivavoce.Vivavoce.speak`; sentence i (from 0) has the seed `seed` + i."""
 
     mode: Any = None
     instructions: str | None = None
     seed: int = 0
     sampling: Any = None
     stream: bool = False
-    """Speak each sentence as a stream, which is what is scored, and whole with the same seed, for comparison."""
+    """Score each sentence as a stream; it is also spoken whole with the same seed, for comparison."""
 
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """One utterance; samples: [n] float32 in ±1. What follows `sample_rate` is known of what was spoken now."""
+    """One utterance; samples: [n] float32 in ±1. The fields after `sample_rate` are of speech spoken now."""
 
     case: Case
     voice: str
@@ -57,11 +55,9 @@ class Clip:
     seed: int | None = None
     work_s: float | None = None
     first_audio_s: float | None = None
-    """Seconds to a stream's first chunk."""
     joins: tuple[int, ...] = ()
-    """Where a stream's chunks meet: the first sample of each but the first."""
+    """The first sample of each chunk but the first."""
     whole: Samples | None = None
-    """The same text and seed, not as a stream."""
 
 
 def speak_all(
@@ -71,15 +67,15 @@ def speak_all(
     manner: Manner = Manner(),
     show: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Clip]:
-    """Speak all cases, each when it is asked for: those with a voice of their own, then the others in every voice."""
-    plan = [(place, case, case.voice) for place, case in enumerate(cases) if case.voice is not None]
-    plan += [(place, case, voice) for voice in voices for place, case in enumerate(cases) if case.voice is None]
+    """Speak all cases, each on demand: those with a voice of their own, then the others in every voice."""
+    plan = [(index, case, case.voice) for index, case in enumerate(cases) if case.voice is not None]
+    plan += [(index, case, voice) for voice in voices for index, case in enumerate(cases) if case.voice is None]
     began = time.perf_counter()
-    for number, (place, case, voice) in enumerate(plan, start=1):
+    for number, (index, case, voice) in enumerate(plan, start=1):
         left_s = (time.perf_counter() - began) / max(1, number - 1) * (len(plan) - number + 1)
         left = f", about {left_s / 60:.0f} min left" if number > 1 and left_s >= 60 else ""
         show(f"speaking … {number} of {len(plan)}{left}")
-        yield _speak(tts, case, voice, voices[voice], manner, manner.seed + place)
+        yield _speak(tts, case, voice, voices[voice], manner, manner.seed + index)
 
 
 def _speak(tts: Vivavoce, case: Case, name: str, voice: Any, manner: Manner, seed: int) -> Clip:
@@ -101,7 +97,7 @@ def _speak(tts: Vivavoce, case: Case, name: str, voice: Any, manner: Manner, see
 def read_all(
     cases: Sequence[Case], voice: str = UNNAMED, show: Callable[[str], None] = lambda _: None
 ) -> Iterator[Clip]:
-    """Read the recordings of cases, each when it is asked for; voice: of those that name none."""
+    """Read the recordings of cases, each on demand; voice: for cases without one."""
     for number, case in enumerate(cases, start=1):
         show(f"measuring … {number} of {len(cases)}")
         if case.audio is None:
@@ -110,7 +106,7 @@ def read_all(
 
 
 def truth_seconds(case: Case) -> float | None:
-    """How long a person takes for the text, if that is known; `InvalidAudio`: the recording cannot be read."""
+    """A person's seconds for the text, if known; `InvalidAudio`: the recording cannot be read."""
     if (path := case.truth) is None:
         return case.truth_s
     try:
@@ -123,18 +119,16 @@ _PIECE_S = 0.16
 
 
 class Control(str, Enum):
-    """What is made wrong."""
+    """The part of an utterance that is spoilt."""
 
     SHUFFLED = "shuffled"
     """The audio's 160 ms pieces, in another order."""
     WRONG_TEXT = "wrong-text"
-    """The text: each audio is held against the text of the next."""
+    """Each audio is compared with the text of the next."""
     REVERSED = "reversed"
-    """The audio's direction."""
 
 
 def parse_control(name: str) -> Control:
-    """The control of that name; `InvalidRequest` if there is none."""
     try:
         return Control(name.replace("_", "-"))
     except ValueError:
@@ -149,15 +143,15 @@ def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> 
     if control is Control.SHUFFLED and len(samples):
         size = round(_PIECE_S * sample_rate)
         pieces = [samples[start : start + size] for start in range(0, len(samples), size)]
-        return np.concatenate([pieces[place] for place in np.random.default_rng(0).permutation(len(pieces))])
+        return np.concatenate([pieces[index] for index in np.random.default_rng(0).permutation(len(pieces))])
     return samples
 
 
 def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
-    """The texts that audio is held against: for a control with wrong ones, the next that is another."""
+    """The texts to compare with; for `WRONG_TEXT` the next one that differs."""
     if control is not Control.WRONG_TEXT:
         return list(texts)
     if len(set(texts)) < 2:
         raise InvalidRequest("control: wrong-text needs two different sentences or more; give more")
     after = [*texts, *texts]
-    return [next(other for other in after[place + 1 :] if other != text) for place, text in enumerate(texts)]
+    return [next(other for other in after[index + 1 :] if other != text) for index, text in enumerate(texts)]

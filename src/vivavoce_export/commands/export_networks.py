@@ -21,8 +21,6 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class ExportFlags:
-    """What is exported, and for what."""
-
     model: flags.ModelOption = None
     parts: str = flag("Some of estimator, encoder, vocoder and lm; see docs.", "A,B", default="estimator")
     dtype: str = flag("fp32 or fp16.", "NAME", default="fp32")
@@ -32,8 +30,6 @@ class ExportFlags:
 
 
 def exporter(kind: str, what: str) -> Callable[[ExportFlags], None]:
-    """The command that writes files of a kind; what: its help's first sentence."""
-
     def export(wanted: ExportFlags) -> None:
         _export(kind, wanted)
 
@@ -60,7 +56,7 @@ def _export(kind: str, wanted: ExportFlags) -> None:
 
         names = check_parts(kind, wanted.parts)
         if out is not None and not out.is_dir():
-            raise InvalidRequest(f"out: {out} is no folder; make it, or leave it out")
+            raise InvalidRequest(f"out: {out} is not a folder; make it, or leave it out")
         if wanted.dtype not in PRECISIONS:
             raise InvalidRequest(f"dtype: {wanted.dtype!r} is unknown; use {' or '.join(PRECISIONS)}")
         device = choose_device("cuda" if kind == "tensorrt" else wanted.device)

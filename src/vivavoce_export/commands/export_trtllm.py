@@ -30,8 +30,6 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrtllmFlags:
-    """The language model, the checkpoint's numbers and how they are shared out, and what is done besides."""
-
     model: str | None = flag(
         "A downloaded model, a model folder, or a merged Qwen2 folder.  [default: mini]",
         "NAME|FOLDER",
@@ -71,7 +69,7 @@ class TrtllmFlags:
     force: bool = flag("Take the place of an earlier conversion.", default=False)
 
     def chosen(self) -> ConvertOptions:
-        """As the conversion takes them; `InvalidRequest` for what it cannot do."""
+        """Raises InvalidRequest for options that contradict one another."""
         from vivavoce_export.trtllm.options import ConvertOptions
 
         if self.weight_only_precision is not None and not self.use_weight_only:
@@ -92,7 +90,6 @@ class TrtllmFlags:
         return chosen
 
     def open(self) -> tuple[Source, Path]:
-        """A merged Qwen2 folder, or any model that the other commands take; and its folder."""
         from vivavoce.checkpoint.folder import BACKBONE
         from vivavoce.frontend.model_choice import model_folder
         from vivavoce.frontend.text.tokenizer import TextTokenizer
@@ -134,30 +131,30 @@ def trtllm(flags: TrtllmFlags, quiet: QuietOption = False) -> None:
         def step(what: str, done: int, total: int) -> None:
             show(what, done, total, f"{what}: {total} layers and blocks")
 
-        made = convert(
+        conversion = convert(
             source, flags.out, chosen, calibration=calibration, workers=flags.workers, force=flags.force, progress=step
         )
         seconds = time.perf_counter() - started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        checked = _check(source, made, prompts, reporter, step) if flags.check else []
+        checked = _check(source, conversion, prompts, reporter, step) if flags.check else []
     if flags.write_back is not None and source.vocabulary is not None:
         with reporter.working("writing the model back …"):
-            write_back(Reread(made.folder), folder, flags.write_back, source.vocabulary, force=flags.force)
+            write_back(Reread(conversion.folder), folder, flags.write_back, source.vocabulary, force=flags.force)
         reporter.report(f"{flags.write_back} speaks with the checkpoint's weights; its activations are not rounded")
     if quiet:
         return
     rows = [
-        ("checkpoint", str(made.folder)),
-        ("options", _described(chosen, made)),
+        ("checkpoint", str(conversion.folder)),
+        ("options", _described(chosen, conversion)),
         ("ranks", str(chosen.world)),
-        ("size", size_text(made.num_bytes)),
-        ("time", "was there already" if made.was_there else f"{seconds:.1f} s"),
+        ("size", size_text(conversion.num_bytes)),
+        ("time", "was there already" if conversion.was_there else f"{seconds:.1f} s"),
         ("peak memory", size_text(peak)),
     ]
     print_table([*rows, *checked])
     out = flags.out if flags.out.name not in ("", "..") else flags.out.resolve()  # "." has no name to add to
     engine = str(out.with_name(f"{out.name}-engine"))
-    print(f"\nnext: {shlex.join(build_command(str(flags.out), engine, made.dtype))}")
+    print(f"\nnext: {shlex.join(build_command(str(flags.out), engine, conversion.dtype))}")
     if source.bias is None:
         reporter.note("the model has no bias of its head: nothing forbids text ids, so an engine may choose them")
     else:
@@ -182,7 +179,7 @@ def _check_write_back(target: Path, flags: TrtllmFlags, folder: Path) -> None:
 def _calibration(
     flags: TrtllmFlags, chosen: ConvertOptions, source: Source, folder: Path
 ) -> tuple[Calibration, tuple[Prompt, ...]]:
-    """(what to calibrate with, the prompts of `--check`); without a file, the prompts of the model's own voices."""
+    """(calibration, prompts of `--check`); without a file, the prompts of the model's own voices."""
     from vivavoce.checkpoint.folder import SPEAKERS
     from vivavoce_export.trtllm.calibration import Calibration, read_calibration, voices_prompts
 
@@ -200,7 +197,7 @@ def _calibration(
 
 
 def _check(
-    source: Source, made: Conversion, prompts: tuple[Prompt, ...], reporter: Reporter, step: Progress
+    source: Source, conversion: Conversion, prompts: tuple[Prompt, ...], reporter: Reporter, step: Progress
 ) -> list[tuple[str, str]]:
     from vivavoce_export.trtllm.calibration import random_prompts
     from vivavoce_export.trtllm.reread import Reread, compare_logits
@@ -210,7 +207,7 @@ def _check(
         prompts = random_prompts(source)
     layers = itertools.count(1)
     checked = compare_logits(
-        source, Reread(made.folder), prompts, lambda: step("comparing", next(layers), 2 * source.sizes.num_layers)
+        source, Reread(conversion.folder), prompts, lambda: step("comparing", next(layers), 2 * source.sizes.num_layers)
     )
     return [
         ("logits' relative error", f"{checked.relative_error:.2e}"),
@@ -219,8 +216,8 @@ def _check(
     ]
 
 
-def _described(chosen: ConvertOptions, made: Conversion) -> str:
-    words = [str(made.dtype).removeprefix("torch.")]
+def _described(chosen: ConvertOptions, conversion: Conversion) -> str:
+    words = [str(conversion.dtype).removeprefix("torch.")]
     words += [f"{name} {size}" for name, size in (("tp", chosen.tp), ("pp", chosen.pp)) if size > 1]
     if chosen.weight_only is not None:
         when = f"laid out for {chosen.prequantize}" if chosen.prequantize else "quantised by trtllm-build"

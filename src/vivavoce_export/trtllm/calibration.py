@@ -24,9 +24,9 @@ from vivavoce_export.merged_lm import EMBEDDING, FINAL_NORM, QwenSizes, TensorRe
 from vivavoce_export.trtllm.layers import LINEARS
 
 Change = Callable[[Tensor], Tensor]
-"""What an engine's whole numbers make of a tensor: the same shape, other values."""
+"""The rounding of an engine's whole numbers: the same shape, other values."""
 LayerEffects = tuple[Mapping[str, Change], Change | None]
-"""What an engine rounds in a layer beside the weights: inputs [..., inputs] by a matrix's Hugging Face name within the
+"""An engine's rounding in a layer beside the weights: inputs [..., inputs] by a matrix's Hugging Face name within the
 layer; keys and values [..., head_dim]."""
 _TEXT, _SPEECH, _IDS = "text_ids", "speech_ids", "ids"
 _RANDOM_PROMPTS, _RANDOM_LENGTH = 4, 64
@@ -43,7 +43,7 @@ class Prompt:
 
 
 def _check_ids(field: str, ids: Sequence[int], limit: int) -> None:
-    """As merged ids, those beyond the limit would stand for something else."""
+    """Ids beyond the limit would stand for something else in the merged vocabulary."""
     strange = [one for one in (min(ids, default=0), max(ids, default=0)) if not 0 <= one < limit]
     if strange:
         raise InvalidRequest(
@@ -53,7 +53,7 @@ def _check_ids(field: str, ids: Sequence[int], limit: int) -> None:
 
 
 def _speech_prompt(vocabulary: MergedVocabulary, text: Sequence[int], speech: Sequence[int], origin: str) -> Prompt:
-    """What the model reads of an utterance: `<|sos|>`, text ids, `<|task_id|>`, speech tokens 0 … V − 1."""
+    """The model's input for an utterance: `<|sos|>`, text ids, `<|task_id|>`, speech tokens 0 … V − 1."""
     _check_ids(f"{_TEXT} of {origin}", text, vocabulary.text_size)
     _check_ids(f"{_SPEECH} of {origin}", speech, vocabulary.num_speech_tokens)
     ids = (vocabulary.sos, *text, vocabulary.task, *(vocabulary.speech(token) for token in speech))
@@ -75,8 +75,8 @@ def voices_prompts(path: Path, vocabulary: MergedVocabulary) -> tuple[Prompt, ..
 def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
     """Recorded prompts: a spk2info.pt, or a JSON list of objects.
 
-    Each is {"text_ids": […], "speech_ids": […]} with text ids and speech tokens, or {"ids": […]} with
-    ids of the merged model. CheckpointError: no such file; InvalidRequest: no prompts, or ids that the model has not.
+    Each is {"text_ids": […], "speech_ids": […]} with text ids and speech tokens, or {"ids": […]} with ids of the merged
+    model. CheckpointError: the file is missing; InvalidRequest: without prompts, or with unknown ids.
     """
     if path.suffix == ".pt":
         prompts = voices_prompts(path, _known_vocabulary(path, source))
@@ -84,9 +84,9 @@ def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise CheckpointError(f"calibration: {path.name} is no JSON that can be read; check the path") from None
+            raise CheckpointError(f"calibration: {path.name} is not readable JSON; check the path") from None
         if not isinstance(data, list) or not all(isinstance(entry, Mapping) for entry in data):
-            raise InvalidRequest(f"calibration: {path.name} is no list of prompts; see `export trtllm --help`")
+            raise InvalidRequest(f"calibration: {path.name} is not a list of prompts; see `export trtllm --help`")
         prompts = tuple(_prompt(entry, path, source) for entry in data)
     if not prompts:
         raise InvalidRequest(f"calibration: {path.name} holds no prompts of speech; give one with text and tokens")
@@ -94,7 +94,7 @@ def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
 
 
 def random_prompts(source: Source) -> tuple[Prompt, ...]:
-    """Ids by chance, the same ones every time: they show that two models are the same, not how good one is."""
+    """Random ids, the same ones every time: they show that two models are the same, not how good one is."""
     generator, vocabulary = torch.Generator().manual_seed(0), source.vocabulary
 
     def draw(below: int) -> list[int]:
@@ -123,7 +123,7 @@ def _prompt(entry: Mapping[str, Any], path: Path, source: Source) -> Prompt:
     rows = {name: entry.get(name) for name in ((_IDS,) if _IDS in entry else (_TEXT, _SPEECH))}
     for name, ids in rows.items():
         if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
-            raise InvalidRequest(f"calibration: {path.name}: {name} of a prompt is no list of ids; record it again")
+            raise InvalidRequest(f"calibration: {path.name}: {name} of a prompt is not a list of ids; record it again")
     if _IDS not in entry:
         return _speech_prompt(_known_vocabulary(path, source), entry[_TEXT], entry[_SPEECH], path.name)
     _check_ids(f"{_IDS} of {path.name}", entry[_IDS], source.sizes.vocab_size)
@@ -141,7 +141,7 @@ def hidden_states(
     observe: Callable[[str, Tensor], None] | None = None,
     layer_done: Callable[[], None] = lambda: None,
 ) -> list[Tensor]:
-    """What a model's head is given: [time, hidden] float32 for each prompt, each run on its own, layer by layer.
+    """The head's inputs: [time, hidden] float32 for each prompt, each run on its own, layer by layer.
 
     rounded_to: weights are rounded to it, products are float32; effects: of each layer's engine; observe: is given all
     inputs and outputs of matrices, [1, time, …], by the names of `measure`.
@@ -182,16 +182,16 @@ def _run(layer: Layer, sizes: QwenSizes, row: Tensor, cached: Change | None) -> 
     cos, sin = rotary_tables(positions, sizes.head_dim, sizes.rope_theta)
     mask = torch.arange(row.shape[1]) <= positions[:, None, :, None]
     kept: Change = cached or (lambda tensor: tensor)
-    made: Tensor = layer(row, cos, sin, mask, lambda key, value: (kept(key), kept(value)))
-    return made
+    output: Tensor = layer(row, cos, sin, mask, lambda key, value: (kept(key), kept(value)))
+    return output
 
 
 def _observe(layer: Layer, prefix: str, observe: Callable[[str, Tensor], None]) -> None:
     for name in LINEARS:
 
-        def see(_: nn.Module, given: tuple[Tensor], made: Tensor, name: str = prefix + name) -> None:
+        def see(_: nn.Module, given: tuple[Tensor], output: Tensor, name: str = prefix + name) -> None:
             observe(f"{name}.x", given[0])
-            observe(f"{name}.y", made)
+            observe(f"{name}.y", output)
 
         layer.get_submodule(_own_name(name)).register_forward_hook(see)
 
@@ -202,13 +202,12 @@ def _own_name(name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Prompts to measure on, or what was measured on some before (`measure`)."""
+    """Prompts to measure on, or ranges that were recorded before (`measure`)."""
 
     prompts: tuple[Prompt, ...] = ()
     recorded: Mapping[str, Tensor] | None = None
 
     def digest(self) -> str:
-        """Tells one calibration from another."""
         mark = hashlib.sha256(json.dumps([prompt.ids for prompt in self.prompts]).encode())
         for name, tensor in sorted((self.recorded or {}).items()):
             mark.update(name.encode())
@@ -217,7 +216,7 @@ class Calibration:
         return mark.hexdigest()
 
     def check_fits(self, sizes: QwenSizes) -> None:
-        """Refuse what a conversion that needs ranges cannot use: nothing at all, or ranges of another model."""
+        """Refuse a calibration without prompts and ranges, or with ranges of another model."""
         if self.recorded is not None:
             _check_ranges(self.recorded, sizes, "what was recorded")
         elif not self.prompts:
@@ -228,8 +227,7 @@ class Calibration:
 
 def read_calibration(path: Path, source: Source) -> Calibration:
     """A file of prompts (`read_prompts`), or of recorded ranges (safetensors), with their prompts if it has
-    `calibration_ids` [prompts, time]. InvalidRequest, CheckpointError: it cannot be used with this model.
-    """
+    `calibration_ids` [prompts, time]. InvalidRequest, CheckpointError: it does not fit this model."""
     if path.suffix != ".safetensors":
         return Calibration(read_prompts(path, source))
     tensors = {name: tensor.clone() for name, tensor in read_tensors(path).items()}
@@ -251,7 +249,7 @@ def measure(source: Source, prompts: tuple[Prompt, ...], layer_done: Callable[[]
     """Run the model with float16 weights on the prompts; `layer_done` is called after each layer.
 
     Returns the largest sizes, float32, of every matrix's inputs `model.layers.N.NAME.x` and outputs `….y` by channel.
-    CheckpointError: float16 cannot hold a weight, or what the model computes is not finite.
+    CheckpointError: float16 cannot hold a weight, or a result is not finite.
     """
     ranges: dict[str, Tensor] = {}
 
@@ -282,6 +280,6 @@ def _check_ranges(ranges: Mapping[str, Tensor], sizes: QwenSizes, origin: str) -
             )
         if not bool((largest.isfinite() & (largest >= 0)).all()):
             raise CheckpointError(
-                f"calibration: {name} of {origin} has values that are no finite numbers from 0 on; record the ranges "
+                f"calibration: {name} of {origin} has values that are not finite numbers from 0 on; record the ranges "
                 "again"
             )

@@ -28,7 +28,8 @@ from vivavoce_export.trtllm.layers import LINEARS, convert_layer
 from vivavoce_export.trtllm.options import SIZES, ConvertOptions, checkpoint_config, chosen_dtype
 
 RECORD = "conversion.json"
-"""The options of the conversion. TensorRT-LLM does not read it; the next conversion and the comparison of logits do."""
+"""The options of the conversion, for the next conversion and the comparison of logits. TensorRT-LLM does not read it.
+"""
 RANGES = "calibration.safetensors"
 """The measured ranges; another conversion can take the file as its calibration."""
 TABLES = {
@@ -36,10 +37,10 @@ TABLES = {
     FINAL_NORM: "transformer.ln_f.weight",
     HEAD: "lm_head.weight",
 }
-"""What is in no layer, by Hugging Face's names and by TensorRT-LLM's."""
+"""The tensors outside of layers, by Hugging Face's names and by TensorRT-LLM's."""
 _FORMAT = 1
 Progress = Callable[[str, int, int], None]
-"""Is told what is done, "calibrating" or "converting", and how many of how many layers and blocks."""
+"""Called with the activity, "calibrating" or "converting", and the done and total numbers of layers and blocks."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def convert(
 ) -> Conversion:
     """Write the checkpoint: `config.json`, a file for each rank, the head's bias if the source has one.
 
-    Each of the `workers` (threads) holds one layer in memory, and any number of them writes the same bytes. The folder
-    appears complete or not at all; one that the same call has made stays, if it is undamaged and nothing is forced.
+    Each of the `workers` (threads) holds one layer in memory; the written bytes do not depend on their number. The
+    folder appears complete or not at all; one from an identical call stays, if it is undamaged and `force` is off.
     InvalidRequest: an option does not fit the model, the target holds something else, or the calibration is missing;
     CheckpointError: the source or the calibration is damaged, or the dtype cannot hold its values.
     """
@@ -100,7 +101,6 @@ def convert(
 
 
 def rank_path(folder: Path, rank: int) -> Path:
-    """A rank's file."""
     return folder / f"rank{rank}.safetensors"
 
 
@@ -118,7 +118,7 @@ def _record(source: Source, plan: RankPlan, calibration: Calibration) -> str:
 
 
 def _holds(folder: Path, plan: RankPlan, texts: Mapping[str, str], bias: Tensor | None) -> bool:
-    """Whether all files are there and undamaged, as far as that shows without reading a rank's tensors."""
+    """True if all files are there and undamaged, as far as that shows without reading a rank's tensors."""
     try:
         found = read_bias(folder)
         same_texts = all((folder / name).read_text(encoding="utf-8") == text for name, text in texts.items())
@@ -133,7 +133,6 @@ def _holds(folder: Path, plan: RankPlan, texts: Mapping[str, str], bias: Tensor 
 def _write_ranks(
     folder: Path, plan: RankPlan, source: Source, ranges: Mapping[str, Tensor], workers: int, progress: Progress
 ) -> int:
-    """Write every rank's file; returns the bytes of all files."""
     with ExitStack() as open_files:
         files = [
             open_files.enter_context(closing(TensorFile(rank_path(folder, rank), plan.specs(rank))))
@@ -172,29 +171,27 @@ class RankPlan:
 
     @property
     def layers_per_stage(self) -> int:
-        """Layers of each GPU that takes turns."""
         return self.sizes.num_layers // self.options.pp
 
     def ranks_of_layer(self, layer: int) -> range:
-        """The files that a layer is in."""
         first = layer // self.layers_per_stage * self.options.tp
         return range(first, first + self.options.tp)
 
     def ranks_of_table(self, name: str) -> range:
-        """The files that one of `TABLES` is in: the embedding in the first stage's, the others in the last one's."""
+        """Ranks that hold one of `TABLES`: the embedding is in the first stage, the others are in the last one."""
         return self.ranks_of_layer(0 if name == EMBEDDING else self.sizes.num_layers - 1)
 
     def layer_prefix(self, layer: int) -> str:
-        """What stands before the names of a layer's tensors: stages count their own layers."""
+        """Prefix of a layer's tensors: each stage counts its own layers from 0."""
         return f"transformer.layers.{layer % self.layers_per_stage}."
 
     def rows_per_gpu(self, name: str) -> int | None:
-        """Rows of a table that is divided among the GPUs that share a layer; zeros fill the last one up."""
+        """Rows per GPU of a table that is divided among the GPUs that share a layer; zeros fill the last one up."""
         shared = name == HEAD or (name == EMBEDDING and self.options.parallel_embedding)
         return -(-self.sizes.vocab_size // self.options.tp) if shared else None
 
     def specs(self, rank: int) -> dict[str, Tensor]:
-        """All tensors of a rank's file by name, without values: those of a layer by converting one without values."""
+        """All tensors of a rank's file by name, without values: a layer's by converting one without values."""
         weights = {name: blank(shape, torch.float32) for name, shape in self.sizes.layer_shapes.items()}
         ranges = {}
         for name in LINEARS:
@@ -219,8 +216,8 @@ def _write_layer(
     prefix = f"model.layers.{index}."
     of_layer = {name.removeprefix(prefix): ranges[name].float() for name in ranges if name.startswith(prefix)}
     layer = {name: source.reader.read(prefix + name) for name in plan.sizes.layer_shapes}
-    made = convert_layer(layer, of_layer, plan.options, plan.sizes, plan.dtype)
-    for rank, tensors in zip(plan.ranks_of_layer(index), made, strict=True):
+    converted = convert_layer(layer, of_layer, plan.options, plan.sizes, plan.dtype)
+    for rank, tensors in zip(plan.ranks_of_layer(index), converted, strict=True):
         for name, tensor in tensors.items():
             files[rank].write(plan.layer_prefix(index) + name, tensor)
 

@@ -30,14 +30,12 @@ INT8_LIMIT = 127
 _TILE = 64
 _OCTET = 8
 _PERMUTED_BITS = 128
-"""Of rows that are permuted among themselves: 16 of int8, 32 of int4."""
+"""Bits of rows that are permuted among themselves: 16 rows of int8, 32 of int4."""
 _LEAST = 1e-5
 _LEAST_HALF = 2.0**-24
 
 
 class ShardCut(Enum):
-    """Along which of a matrix's sides it is divided."""
-
     ROWS = "rows"
     COLUMNS = "columns"
     QKV = "qkv"
@@ -45,7 +43,7 @@ class ShardCut(Enum):
 
 @dataclass(frozen=True)
 class LayerMatrix:
-    """parts: Hugging Face's names of what it is made of; input_scale: where the scale of its inputs stands."""
+    """parts: Hugging Face's names of its parts; input_scale: the name of its inputs' scale."""
 
     cut: ShardCut
     parts: tuple[str, ...]
@@ -83,7 +81,6 @@ def shards(tensor: Tensor, cut: ShardCut, tp: int, sizes: QwenSizes) -> list[Ten
 
 
 def joined(pieces: Sequence[Tensor], cut: ShardCut, sizes: QwenSizes) -> Tensor:
-    """The reverse of `shards`."""
     if cut is not ShardCut.QKV:
         return torch.cat(list(pieces), dim=1 if cut is ShardCut.COLUMNS else 0)
     tp = len(pieces)
@@ -108,10 +105,10 @@ def convert_layer(
     `options.needs_calibration`; dtype: of everything that is not quantised. CheckpointError: it cannot hold a value.
     """
     tp, alpha = options.tp, options.smoothquant
-    made: list[dict[str, Tensor]] = [{} for _ in range(tp)]
+    tensors_by_rank: list[dict[str, Tensor]] = [{} for _ in range(tp)]
 
     def put(name: str, pieces: Sequence[Tensor]) -> None:
-        for tensors, piece in zip(made, pieces, strict=True):
+        for tensors, piece in zip(tensors_by_rank, pieces, strict=True):
             tensors.setdefault(name, piece)  # `mlp.gate` reads what `mlp.fc` reads, and has no input scale of its own
 
     smoothing: dict[str, Tensor] = {}
@@ -140,7 +137,7 @@ def convert_layer(
         put(f"{name}.weight", pieces)
     if options.int8_kv_cache:
         put(CACHE_SCALE, [(_largest_output("attention.qkv", ranges) / INT8_LIMIT).reshape(1)] * tp)
-    return made
+    return tensors_by_rank
 
 
 def _smoothing(layer: Mapping[str, Tensor], ranges: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
@@ -166,7 +163,7 @@ def _int8(
     options: ConvertOptions,
     sizes: QwenSizes,
 ) -> dict[str, Sequence[Tensor]]:
-    """A smoothed matrix, [outputs, inputs] float16, as an int8 product's tensors for each GPU; smooth: [inputs]."""
+    """The tensors for each GPU of an int8 product by a smoothed matrix, [outputs, inputs] float16; smooth: [inputs]."""
     matrix, tp = MATRICES[name], options.tp
     if not weight.is_meta and not bool(weight.isfinite().all()):
         raise CheckpointError(
@@ -174,19 +171,19 @@ def _int8(
         )
     rows = sizes.qkv_rows if matrix.cut is ShardCut.QKV else (len(weight),)
     whole, to_int, scale = to_int8(weight, rows, per_channel=options.per_channel)
-    made: dict[str, Sequence[Tensor]] = {f"{name}.weight": shards(whole, matrix.cut, tp, sizes)}
+    tensors: dict[str, Sequence[Tensor]] = {f"{name}.weight": shards(whole, matrix.cut, tp, sizes)}
     if not options.per_token:
         inputs = ranges[f"{matrix.parts[0]}.x"] / smooth
         scale, of_output, of_input = static_scales(inputs, _largest_output(name, ranges), to_int)
-        made |= {f"{name}.act_scale": [of_output] * tp, matrix.input_scale: [of_input] * tp}
+        tensors |= {f"{name}.act_scale": [of_output] * tp, matrix.input_scale: [of_input] * tp}
     elif matrix.cut is not ShardCut.COLUMNS:
-        made[matrix.input_scale] = [torch.ones(1, device=scale.device)] * tp
+        tensors[matrix.input_scale] = [torch.ones(1, device=scale.device)] * tp
     shared = matrix.cut is ShardCut.COLUMNS or len(scale) == 1
     scales = [scale] * tp if shared else shards(scale, matrix.cut, tp, sizes)
-    made[f"{name}.per_channel_scale"] = [one.reshape(1, -1) for one in scales]
+    tensors[f"{name}.per_channel_scale"] = [one.reshape(1, -1) for one in scales]
     if matrix.cut is ShardCut.COLUMNS:
-        made[f"{name}.smoother"] = [one.reshape(1, -1) for one in smooth.float().chunk(tp)]
-    return made
+        tensors[f"{name}.smoother"] = [one.reshape(1, -1) for one in smooth.float().chunk(tp)]
+    return tensors
 
 
 def quantise(weight: Tensor, bits: int, layout: str) -> tuple[Tensor, Tensor]:
@@ -200,12 +197,12 @@ def quantise(weight: Tensor, bits: int, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def dequantise(stored: Tensor, scale: Tensor, bits: int, layout: str) -> Tensor:
-    """The matrix that is meant, [outputs, inputs] float32."""
+    """Returns [outputs, inputs] float32."""
     return (_values(stored, bits, layout).float() * scale.float()).t()
 
 
 def round_trip(weight: Tensor, bits: int) -> Tensor:
-    """What remains of a matrix that is quantised while an engine is built: [outputs, inputs] → the same, float32."""
+    """The matrix after quantisation in trtllm-build: [outputs, inputs] → the same, float32."""
     values, scale = whole_numbers(weight, bits)
     return (values.float() * scale.to(weight.dtype).float()).t()
 
@@ -236,7 +233,6 @@ def _store(values: Tensor, bits: int, layout: str) -> Tensor:
 
 
 def _values(stored: Tensor, bits: int, layout: str) -> Tensor:
-    """The reverse of `_store`."""
     num_in, num_out = stored.shape[0], stored.shape[1] * 8 // bits
     if layout == "sm90":
         return _from_bytes(stored.reshape(-1), bits, signed=True).view(num_out, num_in).t()
@@ -249,7 +245,6 @@ def _values(stored: Tensor, bits: int, layout: str) -> Tensor:
 
 
 def _to_bytes(numbers: Tensor, bits: int) -> Tensor:
-    """Whole numbers in a row → int8, the low half of a byte first."""
     if bits == 8:
         return numbers.to(torch.uint8).view(torch.int8)
     pairs = numbers.to(torch.uint8).view(-1, 2) & 15
@@ -257,7 +252,6 @@ def _to_bytes(numbers: Tensor, bits: int) -> Tensor:
 
 
 def _from_bytes(stored: Tensor, bits: int, *, signed: bool) -> Tensor:
-    """int8 → whole numbers in a row, int16."""
     numbers = stored.view(torch.uint8).to(torch.int16)
     if bits == 4:
         numbers = torch.stack((numbers & 15, numbers >> 4), dim=1).reshape(-1)

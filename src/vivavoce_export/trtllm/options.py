@@ -1,4 +1,4 @@
-"""The options of a conversion, and the checkpoint's `config.json` that follows from them and from a model's sizes."""
+"""The options of a conversion, and the checkpoint's `config.json` made from them and a model's sizes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ WEIGHT_ONLY_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """One conversion. Raises `InvalidRequest` if a value is out of its range or two contradict each other."""
+    """Raises `InvalidRequest` if a value is out of its range or two contradict each other."""
 
     dtype: str = AUTO
     """float16, bfloat16, float32, or auto: the source's own, float16 in place of float32."""
     tp: int = 1
-    """GPUs that share every layer."""
     pp: int = 1
-    """GPUs that take turns, each with a share of the layers."""
     cp: int = 1
     weight_only: str | None = None
     """int8 or int4: the large matrices are quantised; when the engine is built, unless `prequantize` is set."""
@@ -42,7 +40,6 @@ class ConvertOptions:
     per_token: bool = False
     """Inputs are scaled row by row while the engine runs; otherwise by what calibration has seen."""
     per_channel: bool = False
-    """Weights have a scale for each output; otherwise one for a matrix."""
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
@@ -70,16 +67,14 @@ class ConvertOptions:
 
     @property
     def world(self) -> int:
-        """GPUs, hence files, in all."""
         return self.tp * self.pp
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the ranges of activations have to be known."""
         return self.smoothquant is not None or self.int8_kv_cache
 
     def check_fits(self, sizes: QwenSizes) -> None:
-        """Refuse a split that this model cannot be cut into; the error has the reason and the splits that can be."""
+        """Refuse a split that does not fit this model; the error has the reason and the possible splits."""
         if reason := _why_not_split(self.tp, sizes):
             fitting = [str(tp) for tp in range(1, sizes.num_heads + 1) if _why_not_split(tp, sizes) is None]
             raise InvalidRequest(f"tp-size: {self.tp} {reason}; use {' or '.join(fitting)}")
@@ -122,7 +117,6 @@ def _why_not_weight_only(tp: int, sizes: QwenSizes) -> str | None:
 
 
 def chosen_dtype(options: ConvertOptions, source: torch.dtype) -> torch.dtype:
-    """The dtype of everything that is not quantised; source: what the model is stored in."""
     if options.dtype != AUTO:
         return DTYPES[options.dtype]
     return source if source in (torch.float16, torch.bfloat16) else torch.float16
@@ -145,32 +139,22 @@ SIZES = {
     "max_positions": "max_position_embeddings",
     "tied": "tie_word_embeddings",
 }
-"""Where `config.json` has the fields of `QwenSizes`."""
 
 
 def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dtype) -> dict[str, Any]:
-    """`config.json`; the loader takes `mapping` and `quantization` as keyword arguments, and no key that it lacks."""
+    """The loader takes `mapping` and `quantization` as keyword arguments, and fails on an unknown key."""
     return {
         "architecture": "Qwen2ForCausalLM",
         "dtype": str(dtype).removeprefix("torch."),
         "logits_dtype": "float32",
-        "vocab_size": sizes.vocab_size,
-        "hidden_size": sizes.hidden_size,
-        "intermediate_size": sizes.intermediate_size,
-        "num_hidden_layers": sizes.num_layers,
-        "num_attention_heads": sizes.num_heads,
-        "num_key_value_heads": sizes.num_kv_heads,
+        **{theirs: getattr(sizes, ours) for ours, theirs in SIZES.items()},
         "head_size": sizes.head_dim,
         "hidden_act": "silu",
-        "norm_epsilon": sizes.rms_norm_eps,
-        "max_position_embeddings": sizes.max_positions,
         "position_embedding_type": "rope_gpt_neox",
-        "rotary_base": sizes.rope_theta,
         "rotary_scaling": None,
         "rotary_embedding_dim": sizes.head_dim,
         "seq_length": _SEQUENCE_LENGTH,
         "qwen_type": "qwen2",
-        "tie_word_embeddings": sizes.tied,
         "attn_bias": True,
         "mlp_bias": False,
         "use_parallel_embedding": options.parallel_embedding,
@@ -199,7 +183,7 @@ def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dt
 
 
 def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[QwenSizes, ConvertOptions]:
-    """What a `config.json` was made of; record: the options of the conversion, for what the settings do not say."""
+    """The sizes and options that a `config.json` was made from; record: options that it does not hold."""
     try:
         mapping, quantization = config["mapping"], config["quantization"]
         algorithm = quantization["quant_algo"] or ""
@@ -221,7 +205,7 @@ def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any])
 
 
 def build_command(checkpoint: str, engine: str, dtype: torch.dtype) -> tuple[str, ...]:
-    """What turns a checkpoint into an engine, where TensorRT-LLM is installed: program and arguments."""
+    """The program and arguments that turn a checkpoint into an engine, where TensorRT-LLM is installed."""
     limits = ("--max_batch_size", "16", "--max_num_tokens", "32768")
     plugin = ("--gemm_plugin", str(dtype).removeprefix("torch."))
     return "trtllm-build", "--checkpoint_dir", checkpoint, "--output_dir", engine, *limits, *plugin

@@ -1,8 +1,8 @@
 """A TensorRT-LLM checkpoint → the Qwen2 model that its engine would compute: its tensors by Hugging Face's names, its
 logits beside the source's, and a folder that speaks with it.
 
-Shards are put together. A quantised matrix is what the engine makes of its whole numbers. SmoothQuant's division of
-inputs stays where a norm does it, and is undone in the other weights. `Reread.effects` tells what an engine rounds
+Shards are joined. A quantised matrix is the engine's product of whole numbers and scales. SmoothQuant's division of
+inputs stays where a norm does it, and is undone in the other weights. `Reread.effects` gives an engine's rounding
 beside the weights: inputs of int8 products, and the int8 cache.
 """
 
@@ -21,10 +21,9 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import qwen2_of
 from vivavoce.checkpoint.folder import read_json
-from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS, MergedVocabulary
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import LM_NAMES
-from vivavoce.errors import CheckpointError
 from vivavoce.files import fresh_folder
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce_export.files import DTYPES, TensorFile, blank, check_target, naming
@@ -55,7 +54,7 @@ from vivavoce_export.trtllm.layers import (
 from vivavoce_export.trtllm.options import BITS, read_checkpoint_config
 
 WRITTEN_BACK = "written_back.json"
-"""Says that `write_back` made the folder; models from elsewhere may have the same weight files."""
+"""Marks a folder made by `write_back`; models from elsewhere may have the same weight files."""
 _WEIGHTS = "llm.safetensors"
 _LM_FILES = "llm*"
 _REMEDY = "convert the model again"
@@ -65,25 +64,20 @@ class Reread:
     """A checkpoint as a reader of the merged model's tensors; one tensor is put together at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Open what `convert` wrote; CheckpointError: files are missing or corrupt."""
+        """Open a folder made by `convert`; CheckpointError: files are missing or corrupt."""
         config = read_json(folder / CONFIG, _REMEDY)
         record = read_json(folder / RECORD, _REMEDY) if (folder / RECORD).is_file() else {}
         self.sizes, options = read_checkpoint_config(config, record)
         self.plan = RankPlan(self.sizes, options, DTYPES[options.dtype])
         self._ranks = [MappedWeights(rank_path(folder, rank)) for rank in range(options.world)]
-        self._bias = read_bias(folder)
-        if self._bias is not None and self._bias.shape != (self.sizes.vocab_size,):
-            raise CheckpointError(
-                f"{EMBEDDING_BIAS}: is {list(self._bias.shape)} instead of [{self.sizes.vocab_size}]; {_REMEDY}"
-            )
+        self._bias = read_bias(folder, self.sizes.vocab_size)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape by Hugging Face's name."""
         return self.sizes.shapes | ({} if self._bias is None else {HEAD_BIAS: (self.sizes.vocab_size,)})
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """One tensor, or some rows of it: float32 if it was quantised, else as it is stored."""
+        """One tensor, or some rows of it: float32 if it was quantised, else the stored dtype."""
         if name == HEAD_BIAS and self._bias is not None:
             return self._bias[rows].clone()
         if name in (EMBEDDING, FINAL_NORM, HEAD):
@@ -92,7 +86,7 @@ class Reread:
         return self._layer_tensor(int(index), inner)[rows]
 
     def effects(self, layer: int) -> LayerEffects:
-        """What the engine rounds in a layer beside the weights."""
+        """The engine's rounding in a layer beside the weights."""
         options = self.plan.options
         changes: dict[str, Change] = {}
         for name, matrix in MATRICES.items() if options.smoothquant is not None else ():
@@ -174,7 +168,6 @@ class Reread:
 
 
 def _int8(values: Tensor, to_int: Tensor) -> Tensor:
-    """What is left of numbers that were whole ones for a while."""
     return (values * to_int).round().clamp(-INT8_LIMIT - 1, INT8_LIMIT) / to_int
 
 
@@ -205,14 +198,14 @@ def compare_logits(
 ) -> LogitsCheck:
     """Run both models, one layer and one block of the head at a time; `layer_done` is called for each layer of each.
 
-    The source runs in float32. The checkpoint runs with the weights that its engine would use and with what that
-    engine rounds; its float products are float32 as well.
+    The source runs in float32. The checkpoint runs with its engine's weights and rounding; its float products are
+    float32 as well.
     """
     models = (
         hidden_states(source.sizes, source.reader, prompts, layer_done=layer_done),
         hidden_states(checkpoint.sizes, checkpoint, prompts, effects=checkpoint.effects, layer_done=layer_done),
     )
-    exact, made = (
+    exact, rounded = (
         torch.cat([rows[prompt.spoken_from :] for rows, prompt in zip(hidden, prompts, strict=True)])
         for hidden in models
     )
@@ -225,14 +218,14 @@ def compare_logits(
             continue
         wanted, found = (
             hidden @ reader.read(HEAD, block).float()[choosable].t() + bias[choosable]
-            for hidden, reader in ((exact, source.reader), (made, checkpoint))
+            for hidden, reader in ((exact, source.reader), (rounded, checkpoint))
         )
         error = found - wanted
         squares += error.double().square().sum().item()
         total += wanted.double().square().sum().item()
         largest = max(largest, error.abs().max().item())
-        values, places = torch.stack((wanted, found)).max(dim=-1)
-        best.append((values, torch.arange(block.start, block.stop)[choosable][places]))
+        values, indices = torch.stack((wanted, found)).max(dim=-1)
+        best.append((values, torch.arange(block.start, block.stop)[choosable][indices]))
     values, ids = (torch.stack(column) for column in zip(*best, strict=True))  # [blocks, 2, positions]
     first, second = ids.gather(0, values.argmax(dim=0, keepdim=True))[0]
     agreement = (first == second).double().mean().item()
@@ -245,7 +238,7 @@ def write_back(
     """Write a model folder in the official layout that speaks with the merged model, a bounded part at a time.
 
     official: the folder that it came from, whose other parts are copied; vocabulary: of the merged model; force:
-    replace what an earlier call has made. InvalidRequest: the target holds something else.
+    replace an earlier result. InvalidRequest: the target holds something else.
     """
     check_target(target, official, force=force, mark=WRITTEN_BACK, field="write-back")
     with torch.device("meta"):

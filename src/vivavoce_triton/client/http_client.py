@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     import httpx
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-"""The HTTP header that tells how many bytes of a body are JSON; tensors in binary follow."""
+"""The HTTP header with the length of a body's JSON; binary tensors follow it."""
 _NOT_FOUND = 404
 _NO_SUCH_PLACE = (_NOT_FOUND, 405)
-"""What a server without an interface answers there, in words that are not Triton's; 405: it knows no POST there."""
+"""Answers of a server that lacks the interface, without Triton's own words; 405: the path takes no POST."""
 _LONGEST_WORDS = 200
 _DATA = "data:"
 
@@ -74,8 +74,8 @@ class SpokenAudio(NamedTuple):
 def speak_http(options: HttpOptions) -> SpokenAudio:
     """Ask for one utterance and wait for all of it.
 
-    `InvalidRequest`: the model lacks an input, or answers in chunks that cannot be had this way; `ModelNotFound`,
-    `ServerUnreachable`, `ServerRefused` (an error, or what is no audio): the server's.
+    `InvalidRequest`: the model lacks an input, or its chunks cannot be had this way; `ModelNotFound`,
+    `ServerUnreachable`, `ServerRefused` (an error, or an answer without audio): the server's.
     """
     import httpx
 
@@ -106,8 +106,8 @@ def _served(client: httpx.Client, options: HttpOptions) -> ServedModel:
 def _whole(client: httpx.Client, options: HttpOptions, tensors: Sequence[Tensor]) -> Samples:
     inputs: list[dict[str, Any]] = []
     blocks = [tensor.raw() for tensor in tensors] if options.binary else []
-    for place, tensor in enumerate(tensors):
-        content = {"parameters": {"binary_data_size": len(blocks[place])}} if blocks else {"data": tensor.plain()}
+    for index, tensor in enumerate(tensors):
+        content = {"parameters": {"binary_data_size": len(blocks[index])}} if blocks else {"data": tensor.plain()}
         inputs.append({"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, **content})
     outputs = [{"name": WAVEFORM, "parameters": {"binary_data": options.binary}}]
     body = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
@@ -208,6 +208,6 @@ def _explained(options: HttpOptions) -> Iterator[None]:
     except httpx.ConnectError as error:
         raise unreachable(options.url, str(error)) from None
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise InvalidRequest(f"server_url: {options.url!r} is no address ({error}); write host:port") from None
+        raise InvalidRequest(f"server_url: {options.url!r} is not an address ({error}); write host:port") from None
     except httpx.HTTPError as error:
         raise refused(f"the connection broke off ({type(error).__name__}: {error})") from None

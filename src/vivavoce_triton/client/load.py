@@ -1,4 +1,4 @@
-"""Putting a load on a Triton server over gRPC: `await measure(LoadOptions, show=…, keep_samples=…) -> Report`."""
+"""A load on a Triton server over gRPC: `await measure(LoadOptions, show=…, keep_samples=…) -> Report`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from typing import Any
 import numpy as np
 
 from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce_bench.load import Ending, Outcome
 from vivavoce_bench.measure import Arrival, make_folder, write_wav
-from vivavoce_triton.client.report import LoadOutcome, Report, difference
+from vivavoce_triton.client.report import Report, difference
 from vivavoce_triton.client.utterance import LoadMode, LoadOptions, Utterance
 from vivavoce_triton.client.wire import Connection, Samples, ServedModel, Tensor, read_reference, request_tensors
 
 _KEPT_REFERENCES = 64
-"""Recordings that stay decoded; 64 of 30 s take 123 MB."""
+"""Number of decoded recordings in memory; 64 of 30 s take 123 MB."""
 
 
 async def measure(
-    options: LoadOptions, *, show: Callable[[LoadOutcome], None] = lambda _: None, keep_samples: bool = False
+    options: LoadOptions, *, show: Callable[[Outcome], None] = lambda _: None, keep_samples: bool = False
 ) -> Report:
-    """Ask for every utterance, and count what the server adds to its statistics meanwhile.
+    """Request every utterance, and count the server's statistics meanwhile.
 
-    A request that fails is a figure and ends no other. Cancelling ends all requests on the server. show: called with
-    each measured request when it has ended; keep_samples: keep the audio in the outcomes, for `Report.scored` (96 kB
-    per second of it at 24 kHz). `VivavoceError`: the server cannot be asked at all, or has no such model or input.
+    A failed request is a figure and ends no other. Cancelling ends all requests on the server. show: called with each
+    measured request when it has ended; keep_samples: keep the audio in the outcomes, for `Report.scored` (96 kB per
+    second of it at 24 kHz). `VivavoceError`: the server cannot be asked at all, or lacks the model or an input.
     """
     if options.folder is not None:
         make_folder(options.folder, field="log_dir")
@@ -77,32 +78,29 @@ class _Load:
     model: ServedModel
     keep_samples: bool
 
-    async def run(self, show: Callable[[LoadOutcome], None] = lambda _: None) -> list[LoadOutcome]:
-        """What became of each request, in their order."""
+    async def run(self, show: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
         total = self.options.total
-        places = iter(range(total))
-        outcomes: dict[int, LoadOutcome] = {}
+        indices = iter(range(total))
+        outcomes: dict[int, Outcome] = {}
         read = lru_cache(maxsize=_KEPT_REFERENCES)(read_reference)
         time, zero_s = asyncio.get_running_loop().time, asyncio.get_running_loop().time()
 
         async def user() -> None:
-            for place in places:
-                outcomes[place] = await self._ask(place, read, lambda: time() - zero_s)
-                show(outcomes[place])
+            for index in indices:
+                outcomes[index] = await self._ask(index, read, lambda: time() - zero_s)
+                show(outcomes[index])
 
         await asyncio.gather(*(user() for _ in range(min(self.options.num_tasks, total))))
-        return [outcomes[place] for place in range(total)]
+        return [outcomes[index] for index in range(total)]
 
-    async def _ask(
-        self, place: int, read: Callable[[Path | bytes], Samples], clock: Callable[[], float]
-    ) -> LoadOutcome:
-        utterance = self.options.utterance(place)
+    async def _ask(self, index: int, read: Callable[[Path | bytes], Samples], clock: Callable[[], float]) -> Outcome:
+        utterance = self.options.utterance(index)
         start_s, problem, file = clock(), "", None
         arrived: list[tuple[float, Samples]] = []
         try:
             tensors = await asyncio.to_thread(self._tensors, utterance, read)
             start_s = clock()  # reading a recording is the client's time, not the server's
-            name, stream = f"{utterance.name}-{place}", self.options.mode is LoadMode.STREAMING
+            name, stream = f"{utterance.name}-{index}", self.options.mode is LoadMode.STREAMING
             async with aclosing(self.connection.speak(self.model, tensors, name, stream=stream)) as chunks:
                 async for chunk in chunks:
                     arrived.append((clock(), chunk))
@@ -121,16 +119,16 @@ class _Load:
                 await asyncio.to_thread(write_wav, file, samples, self.model.sample_rate)
             except VivavoceError as error:
                 problem, file = str(error), None
-        return LoadOutcome(
+        pieces = np.split(samples, np.cumsum(added)[:-1]) if self.keep_samples and not problem else [None] * len(added)
+        return Outcome(
             start_s,
             end_s,
             self.model.sample_rate,
-            tuple(Arrival(at_s, count) for (at_s, _), count in zip(arrived, added, strict=True)),
-            name=utterance.name,
-            text=utterance.text,
+            tuple(Arrival(at_s, count, piece) for (at_s, _), count, piece in zip(arrived, added, pieces, strict=True)),
+            utterance=utterance,
+            ending=Ending.FAILED if problem else Ending.OK,
             problem=problem,
             file=file,
-            samples=samples if self.keep_samples and not problem else None,
         )
 
     def _tensors(self, utterance: Utterance, read: Callable[[Path | bytes], Samples]) -> Sequence[Tensor]:
@@ -139,10 +137,10 @@ class _Load:
 
 
 def join(chunks: Sequence[Samples], overlap: int) -> tuple[Samples, tuple[int, ...]]:
-    """Chunks [n_i] one after another, each cross-faded linearly with the end of what is before it.
+    """Chunks [n_i] one after another, each cross-faded linearly with the end of the audio before it.
 
-    overlap: samples that a chunk repeats of the one before it, fewer where one of the two is shorter  →  (the audio
-    [n], the samples that each chunk adds to it).
+    overlap: samples that a chunk repeats of the one before it, fewer where one of the two is shorter → (the audio [n],
+    the samples that each chunk adds to it).
     """
     pieces: list[Samples] = []
     added: list[int] = []

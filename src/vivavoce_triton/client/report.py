@@ -9,35 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from vivavoce_bench.load import Outcome
+from vivavoce_bench.measure import make_folder, mean, percentiles, stream_figures, write_text
+from vivavoce_bench.report import NOTHING, number
 
-from vivavoce_bench.measure import PlaybackTrace, make_folder, mean, percentiles, stream_figures, write_text
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LoadOutcome(PlaybackTrace):
-    """A request and its answer; times are seconds after the load's start.
-
-    problem: one sentence, "" if it ended well; samples: the audio [n], kept only where it is to be scored.
-    """
-
-    name: str
-    text: str
-    problem: str = ""
-    file: Path | None = None
-    samples: NDArray[np.float32] | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether it ended well."""
-        return not self.problem
-
-
-Score = Callable[[Sequence[LoadOutcome]], Mapping[str, Any]]
+Score = Callable[[Sequence[Outcome]], Mapping[str, Any]]
 """(requests that ended well, with their samples) → figures of their audio."""
 PERCENTS = (50, 90, 95, 99)
-_NOTHING = "–"
 _ROWS = (
     ("first chunk (ms)", "first_chunk_ms", 2),
     ("second chunk (ms)", "second_chunk_ms", 2),
@@ -46,7 +24,7 @@ _ROWS = (
     ("RTF of a request", "request_rtf", 4),
 )
 _PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-"""What is counted of each model; all but the first of each batch size, too."""
+"""Counted for each model and, except the first, for each batch size."""
 _COUNTED = ("inference", "execution")
 _MS, _NS_PER_MS = 1000.0, 1e6
 
@@ -59,7 +37,7 @@ PART is Triton's name, such as success, fail, queue and compute_infer, SIZE a ba
 
 
 def parse_statistics(answer: Mapping[str, Any]) -> Statistics:
-    """From Triton's answer as JSON; numbers may be strings, and what is 0 may be missing."""
+    """From Triton's answer as JSON; numbers may be strings, and zeros may be missing."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for one in answer.get("model_stats", ()):
         counts = found[one["name"], one.get("version", "")] = Counter()
@@ -73,20 +51,19 @@ def parse_statistics(answer: Mapping[str, Any]) -> Statistics:
 
 
 def difference(after: Statistics, before: Statistics) -> Statistics:
-    """What was added in between, for the models that did anything."""
+    """The counts between two answers, for the models that did anything."""
     added = {key: one - before.get(key, Counter()) for key, one in sorted(after.items())}
     worked = ("executions", "all success count", "all fail count")
     return {key: one for key, one in added.items() if any(one[what] for what in worked)}
 
 
 def _means(counts: Counter[str], size: object, parts: Sequence[str]) -> dict[str, float | None]:
-    """Milliseconds of each part on average; None: it was never done."""
+    """Mean milliseconds of each part; None: it never ran."""
     done = {part: counts[f"{size} {part} count"] for part in parts}
     return {part: counts[f"{size} {part} ns"] / count / _NS_PER_MS if count else None for part, count in done.items()}
 
 
 def _batches(counts: Counter[str]) -> dict[int, int]:
-    """Executions by batch size."""
     done = {key.split()[0]: count for key, count in counts.items() if key.endswith(" compute_infer count")}
     return {int(size): done[size] for size in sorted(done.keys() - {"all"}, key=int) if done[size]}
 
@@ -109,7 +86,6 @@ def _statistics_json(counts: Counter[str]) -> dict[str, Any]:
 
 
 def statistics_text(statistics: Statistics) -> str:
-    """Some lines per model."""
     lines: list[str] = []
     for (name, version), one in statistics.items():
         done = f"{one['inferences']} inferences in {one['executions']} executions, {one['all fail count']} failed"
@@ -121,12 +97,12 @@ def statistics_text(statistics: Statistics) -> str:
 
 
 def _times(means: Mapping[str, float | None]) -> str:
-    cells = {part.replace("_", " "): _NOTHING if mean is None else f"{mean:.3f} ms" for part, mean in means.items()}
+    cells = {part.replace("_", " "): NOTHING if mean is None else f"{mean:.3f} ms" for part, mean in means.items()}
     return ", ".join(f"{part} {cell}" for part, cell in cells.items())
 
 
-def figures(outcomes: Sequence[LoadOutcome]) -> dict[str, Any]:
-    """All that the outcomes show, under the flat keys of docs/triton.md; None where nothing was measured.
+def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The flat keys of docs/triton.md; None where nothing was measured.
 
     Latencies and audio are of requests that ended well; the wall time is of all: from the first call to the last end.
     """
@@ -158,41 +134,38 @@ def _in_ms(seconds: Iterable[float | None]) -> list[float]:
 
 @dataclass(frozen=True)
 class Report:
-    """What a load was, and what came of it.
+    """A load and its outcomes.
 
-    statistics: what the measured requests added to the server's counts; quality: what a scoring function found, None:
-    there was none.
+    statistics: the server's counts for the measured requests; quality: the scoring function's figures, None: not
+    scored.
     """
 
     settings: Mapping[str, Any]
-    outcomes: Sequence[LoadOutcome]
+    outcomes: Sequence[Outcome]
     statistics: Statistics
     quality: Mapping[str, Any] | None = None
 
     @property
     def failed(self) -> int:
-        """Requests that did not end well."""
         return sum(not outcome.ok for outcome in self.outcomes)
 
     def scored(self, score: Score) -> Report:
-        """The same with the figures of the audio, which is let go; errors are those of `score`."""
+        """The same with the figures of the audio, without its samples; errors are those of `score`."""
         ok = [outcome for outcome in self.outcomes if outcome.ok]
         quality = score(ok) if ok else {}
-        return replace(self, quality=quality, outcomes=[replace(outcome, samples=None) for outcome in self.outcomes])
+        return replace(self, quality=quality, outcomes=[outcome.without_samples() for outcome in self.outcomes])
 
     def problems(self) -> list[str]:
-        """What went wrong, the most frequent first, each as one sentence with the number of requests."""
+        """The errors, the most frequent first, each as one sentence with the number of requests."""
         counts = Counter(outcome.problem for outcome in self.outcomes if not outcome.ok)
         return [
             f"{count} of {len(self.outcomes)} requests failed: {problem}" for problem, count in counts.most_common()
         ]
 
     def keys(self) -> dict[str, Any]:
-        """The flat keys of docs/triton.md, quality included."""
         return {**figures(self.outcomes), **(self.quality or {})}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the single requests."""
         models = [
             {"name": name, "version": version, **_statistics_json(one)}
             for (name, version), one in self.statistics.items()
@@ -202,19 +175,19 @@ class Report:
     def text(self) -> str:
         """The figures in lines and a table; the real-time factor comes first, as the original deployment reports it."""
         keys = self.keys()
-        underruns = f"{_NOTHING} (no answer came in several chunks)"
+        underruns = f"{NOTHING} (no answer came in several chunks)"
         if keys["margin_ms_min"] is not None:
             underruns = (
                 f"{keys['underruns']} in {keys['underrun_requests']} requests, {keys['stall_s']:.3f} s silent, "
                 f"smallest margin {keys['margin_ms_min']:.1f} ms"
             )
         lines = [
-            f"RTF: {_number(keys['rtf'], 4)}",
+            f"RTF: {number(keys['rtf'], 4)}",
             f"total_duration: {keys['audio_s']:.3f} seconds",
             f"processing_time: {keys['wall_s']:.3f} seconds",
             f"requests: {keys['ok']} of {keys['requests']} answered",
-            f"throughput: {_number(keys['throughput_audio_s_per_s'], 3)} seconds of audio per second, "
-            f"{_number(keys['throughput_requests_per_s'], 3)} requests per second",
+            f"throughput: {number(keys['throughput_audio_s_per_s'], 3)} seconds of audio per second, "
+            f"{number(keys['throughput_requests_per_s'], 3)} requests per second",
             f"underruns: {underruns}",
             *(f"{name}: {value}" for name, value in (self.quality or {}).items()),
             "",
@@ -238,11 +211,10 @@ class Report:
         return [folder / name for name in contents]
 
 
-def _request(outcome: LoadOutcome) -> dict[str, Any]:
-    """One line of the requests' log."""
+def _request(outcome: Outcome) -> dict[str, Any]:
     return {
-        "name": outcome.name,
-        "text": outcome.text,
+        "name": outcome.utterance.name,
+        "text": outcome.utterance.text,
         "start_s": round(outcome.start_s, 6),
         "first_chunk_ms": _milliseconds(outcome.chunk_s(0)),
         "second_chunk_ms": _milliseconds(outcome.chunk_s(1)),
@@ -264,13 +236,9 @@ def _table(keys: Mapping[str, Any]) -> list[str]:
     columns = ("avg", *(f"p{percent}" for percent in PERCENTS))
     rows = [["", *columns, "n"]]
     for label, name, digits in _ROWS:
-        rows.append([label, *(_number(keys[f"{name}_{column}"], digits) for column in columns), str(keys[f"{name}_n"])])
-    first, *others = (max(len(row[place]) for row in rows) for place in range(len(rows[0])))
+        rows.append([label, *(number(keys[f"{name}_{column}"], digits) for column in columns), str(keys[f"{name}_n"])])
+    first, *others = (max(len(row[column]) for row in rows) for column in range(len(rows[0])))
     return [
         "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
         for row in rows
     ]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return _NOTHING if value is None else f"{value:.{digits}f}"

@@ -1,4 +1,4 @@
-"""What a client asks for: texts, voices and inputs, lists of them in files and data sets, and a whole load."""
+"""A client's requests: texts, voices and inputs, lists of them in files and data sets, and a whole load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce_bench.measure import read_records
 
 MAX_TIMEOUT_S = 86_400.0
-"""A day. The libraries that wait do not take any number of seconds, however large."""
+"""One day; waiting libraries fail on larger numbers."""
 MAX_TASKS = 4096
 MAX_OVERLAP_S = 1.0
 NAME_FIELDS = ("name", "id", "utt")
@@ -30,8 +30,8 @@ _INT64 = 1 << 63
 class Utterance:
     """One text, and a recording of the voice.
 
-    name: of its files, unique in a load; reference: a recording's file, or the content of one, None: the server's own
-    voice; reference_text: what the recording says.
+    name: of its files, unique in a load; reference: a recording's file, or its content, None: the server's own voice;
+    reference_text: the words of the recording.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Manner:
 
 
 def check_reference_text(reference: Path | None, text: str) -> None:
-    """Raise `InvalidRequest` for the text of a recording that is not given: it would not be sent."""
+    """Raise `InvalidRequest` for the text of a missing recording: it would not be sent."""
     if text and reference is None:
         raise InvalidRequest("reference_text: belongs to a recording; name it with --reference-audio, or leave it out")
 
@@ -66,7 +66,7 @@ def check_reference_text(reference: Path | None, text: str) -> None:
 def check_utterances(utterances: Sequence[Utterance]) -> None:
     """Raise `InvalidRequest` for an empty list, and for names that cannot each be a file's."""
     if not utterances:
-        raise InvalidRequest("utterances: there are none; give at least one text")
+        raise InvalidRequest("utterances: the list is empty; give at least one text")
     seen: set[str] = set()
     for utterance in utterances:
         name = utterance.name
@@ -78,34 +78,32 @@ def check_utterances(utterances: Sequence[Utterance]) -> None:
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise `InvalidRequest` unless a client can wait this many seconds."""
     if not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise InvalidRequest(f"timeout: {timeout_s:g} s is not above 0 and at most {MAX_TIMEOUT_S:g} s; choose another")
 
 
 def first_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """The first field of these names that is there and not empty; else None."""
     return next((fields[name] for name in names if fields.get(name) not in (None, "")), None)
 
 
 def read_manifest(path: Path, field: str = "manifest_path") -> list[Utterance]:
     """The utterances of a UTF-8 file; empty lines are skipped, and recordings are looked for from the file's folder.
 
-    A line that starts with `{` is JSON with a text (`target_text` or `text`) and maybe a name (`name`, `id` or `utt`),
-    a recording (`reference_audio`, `prompt_audio` or `audio_filepath`) and its text (`reference_text` or
-    `prompt_text`). Any other is `name|reference text|reference recording|text`, and maybe a fifth field, not used here.
-    `field` is what the `InvalidRequest` of a bad file or line calls the file.
+    A line that starts with `{` is JSON with a text (`target_text` or `text`) and optionally a name (`name`, `id` or
+    `utt`), a recording (`reference_audio`, `prompt_audio` or `audio_filepath`) and its text (`reference_text` or
+    `prompt_text`). Any other is `name|reference text|reference recording|text`, optionally with a fifth field, which is
+    ignored. `field` is the file's name in the `InvalidRequest` of a bad file or line.
     """
     return read_records(path, field, lambda line, number: _utterance(line, number, path.parent))
 
 
 def _utterance(line: str, number: int, folder: Path) -> Utterance:
-    """From a line in JSON or in the form of seed-tts-eval; `ValueError` says what is wrong with it."""
+    """A line in JSON or in the form of seed-tts-eval; its `ValueError` says what is wrong."""
     if line.lstrip().startswith("{"):
         try:
             fields = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"is no JSON ({error}); write one object a line") from None
+            raise ValueError(f"is not JSON ({error}); write one object a line") from None
     else:
         parts = [field.strip() for field in line.split("|")]
         if len(parts) not in (4, 5):
@@ -116,7 +114,7 @@ def _utterance(line: str, number: int, folder: Path) -> Utterance:
         raise ValueError(f"has no text; name it {' or '.join(TEXT_FIELDS)}, and fill it in")
     reference = None if recording is None else folder / str(recording)
     if reference is not None and not reference.is_file():
-        raise ValueError(f"names {str(recording)!r}, which is no file in {str(folder)!r}; check the path")
+        raise ValueError(f"names {str(recording)!r}, which is not a file in {str(folder)!r}; check the path")
     return Utterance(_name(fields, number), text, reference, _reference_text(fields))
 
 
@@ -133,8 +131,8 @@ def _reference_text(fields: Mapping[str, Any]) -> str:
 def read_dataset(name: str, split: str | None, most: int | None = None) -> list[Utterance]:
     """The utterances of one split of a Hugging Face data set, or a folder in that form; recordings stay encoded.
 
-    split: None: the only one there is; most: rows, None: all. `InvalidRequest`: it cannot be loaded, has no such split
-    or several, or no column that holds texts.
+    split: None: the only one; most: rows, None: all. `InvalidRequest`: it cannot be loaded, lacks the split or has
+    several, or lacks a column of texts.
     """
     try:
         datasets = import_module("datasets")
@@ -170,21 +168,19 @@ def read_dataset(name: str, split: str | None, most: int | None = None) -> list[
 
 
 class LoadMode(str, Enum):
-    """How answers come."""
-
     STREAMING = "streaming"
     OFFLINE = "offline"
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The server (host:port of its gRPC interface), what it is asked, and by how many users at a time.
+    """The server (host:port of its gRPC interface), the texts, and the number of concurrent users.
 
-    utterances: asked for in their order, and again from the first on; num_tasks: users at a time, each of whom asks
-    anew when the last answer is whole; requests: None: each utterance once, and at least one per task; warmup: requests
-    before those that are measured; use_spk2info_cache: leave the recordings out, the server has the voice;
-    chunk_overlap_s: what each chunk repeats of the one before it; timeout_s: for each whole answer; folder: where the
-    audio is kept, None: nowhere.
+    utterances: spoken in their order, and again from the first on; num_tasks: users at a time, each of whom sends the
+    next request when the last answer is whole; requests: None: each utterance once, and at least one per task; warmup:
+    requests before those that are measured; use_spk2info_cache: leave the recordings out, the server has the voice;
+    chunk_overlap_s: audio that each chunk repeats of the one before it; timeout_s: for each whole answer; folder: where
+    the audio is kept, None: nowhere.
     """
 
     server: str
@@ -214,12 +210,11 @@ class LoadOptions:
 
     @property
     def total(self) -> int:
-        """The number of requests that are measured."""
         return max(len(self.utterances), self.num_tasks) if self.requests is None else self.requests
 
-    def utterance(self, place: int) -> Utterance:
-        """What the request at that place (from 0) asks for, under a name that no other has."""
-        found = self.utterances[place % len(self.utterances)]
+    def utterance(self, index: int) -> Utterance:
+        """The utterance of request `index` (from 0), under a unique name."""
+        found = self.utterances[index % len(self.utterances)]
         if self.total <= len(self.utterances):
             return found
-        return replace(found, name=f"{found.name}-{place // len(self.utterances):03d}")
+        return replace(found, name=f"{found.name}-{index // len(self.utterances):03d}")

@@ -1,4 +1,4 @@
-"""Tensors of the models on their way: names and data types (the models use them too), and the gRPC interface.
+"""The models' tensors as they are sent: names and data types (the models use them too), and the gRPC interface.
 
 The messages are those of `tritonclient`; its own asynchronous client cannot ask for the final response, without which
 the end of a stream that closes with an empty one is not seen.
@@ -46,11 +46,9 @@ DTYPES = {
     "UINT64": "<u8",
     "BOOL": "|b1",
 }
-"""NumPy's names of Triton's data types, as their bytes travel."""
+"""NumPy's names of Triton's data types, little-endian."""
 DEFAULT_SAMPLE_RATE = 24_000
-"""Of a model whose configuration has no parameter `sample_rate`."""
 REFERENCE_RATE = 16_000
-"""Of a reference recording as Triton takes it."""
 
 _FINAL = "triton_final_response"
 _WANT_FINAL = "triton_enable_empty_final_response"
@@ -58,32 +56,25 @@ _LARGEST_MESSAGE = 2**31 - 1
 
 
 class ServerUnreachable(VivavoceError):
-    """No server answers at the address, or not in time."""
-
     code = "server_unreachable"
     http_status = 503
     grpc_status = "UNAVAILABLE"
 
 
 class ServerRefused(VivavoceError):
-    """The server answered with an error, or with what cannot be read."""
-
     code = "server_refused"
     http_status = 502
 
 
 def unreachable(address: str, why: str) -> ServerUnreachable:
-    """The error of a server that does not answer, or has no room."""
     return ServerUnreachable(f"server: {address} is not available ({why}); check the address and that it is ready")
 
 
 def refused(words: str) -> ServerRefused:
-    """The error of a server that refuses, in its own words."""
     return ServerRefused(f"server: {words.strip() or 'it refused without a word; see its log'}")
 
 
 def not_served(address: str, name: str, words: str) -> ModelNotFound:
-    """The error of a server that does not know the model."""
     return ModelNotFound(f"model: {address} does not serve {name!r} ({words}); name one that its log calls READY")
 
 
@@ -100,7 +91,6 @@ def decoded(raw: bytes, datatype: str) -> Samples:
 
 
 def finite(samples: Samples) -> Samples:
-    """The samples; `ValueError`: one is not finite."""
     if not np.isfinite(samples).all():
         raise ValueError("the audio holds numbers that are not finite")
     return samples
@@ -126,7 +116,6 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """Triton's name of its type."""
         return DATATYPES[self.name]
 
     @property
@@ -143,7 +132,6 @@ class Tensor:
         return self.values.tobytes()
 
     def plain(self) -> list[Any]:
-        """For JSON."""
         return [self.values] if isinstance(self.values, str) else list(self.values.tolist())
 
 
@@ -207,7 +195,6 @@ def request_tensors(
 
 
 def require_tritonclient() -> None:
-    """Raise `MissingDependency` without the packages for gRPC."""
     for package in ("grpc", "google.protobuf", "tritonclient.grpc"):
         try:
             import_module(package)
@@ -244,7 +231,6 @@ class Connection:
         return served_model(self._to_dict(answer.config, preserving_proto_field_name=True))
 
     async def statistics(self) -> Statistics:
-        """The server's counts of all its models; errors as in `model`."""
         answer = await self._call(self._stub.ModelStatistics, self._messages.ModelStatisticsRequest(), "")
         return parse_statistics(self._to_dict(answer, preserving_proto_field_name=True))
 

@@ -26,7 +26,8 @@ from vivavoce_triton.client.utterance import (
 )
 
 if TYPE_CHECKING:
-    from vivavoce_triton.client.report import LoadOutcome, Report, Score
+    from vivavoce_bench.load import Outcome
+    from vivavoce_triton.client.report import Report, Score
 
 DEFAULT_MODEL = "cosyvoice2"
 _RATES = tuple(f"{unit}_free{bound}" for unit in ("wer", "cer") for bound in ("", "_low", "_high"))
@@ -41,7 +42,7 @@ app = group(
 
 _RECORDING = "A recording of the voice: wav, flac, ogg or mp3.  [default: the server's own voice]"
 _ReferenceAudio = Annotated[Path | None, shared(_RECORDING, "FILE", "--reference-audio")]
-_ReferenceText = Annotated[str, shared("What the recording says.", "TEXT", "--reference-text")]
+_ReferenceText = Annotated[str, shared("Transcript of the recording.", "TEXT", "--reference-text")]
 _MODEL = "cosyvoice2, vivavoce or another of that form."
 _ModelName = Annotated[str, shared(_MODEL, "NAME", "--model-name")]
 _Timeout = Annotated[float, shared("The longest wait for an answer.", "SECONDS", "--timeout")]
@@ -50,10 +51,10 @@ _Timeout = Annotated[float, shared("The longest wait for an answer.", "SECONDS",
 @dataclass(frozen=True)
 class HowToSpeak:
     voice: str | None = flag("A voice that the server keeps by name.", "NAME", "-v")
-    instruct_text: str | None = flag("How to say it.", "TEXT")
+    instruct_text: str | None = flag("Instructions for the manner of speaking.", "TEXT")
     seed: int | None = flag("The same seed gives the same audio.  [default: the server's]", "NUMBER")
     speed: float | None = flag("0.5 to 2.0; the pitch stays.", "NUMBER")
-    reading: str | None = flag("How it reads numbers and signs: natural, official or off.", "RULES")
+    reading: str | None = flag("Rules for numbers and signs: natural, official or off.", "RULES")
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,10 @@ class LoadFlags:
     """Exactly one of text, data set and file."""
 
     server_addr: str = flag("Where Triton runs.", "HOST", default="localhost")
-    server_port: int = flag("Of its gRPC interface.", "NUMBER", default=8001, min=1, max=65535)
+    server_port: int = flag("Port of its gRPC interface.", "NUMBER", default=8001, min=1, max=65535)
     reference_audio: _ReferenceAudio = None
     reference_text: _ReferenceText = ""
-    target_text: str | None = flag("What to say, again and again.", "TEXT")
+    target_text: str | None = flag("Text to say, again and again.", "TEXT")
     huggingface_dataset: str | None = flag("Instead: say a data set; needs pip install datasets.", "NAME")
     split_name: str | None = flag("Which part of it.  [default: the only one there is]", "NAME")
     manifest_path: Path | None = flag(
@@ -76,7 +77,7 @@ class LoadFlags:
     warmup: int | None = flag("Requests before those that count.  [default: one per task]", "NUMBER")
     mode: LoadMode = flag("offline is for repositories whose models answer in one piece.", default=LoadMode.STREAMING)
     chunk_overlap_duration: float = flag(
-        "What the server repeats at the start of each chunk; it is cross-faded.", "SECONDS", default=0.0
+        "Audio that the server repeats at the start of each chunk; it is cross-faded.", "SECONDS", default=0.0
     )
     use_spk2info_cache: str = flag("Send no recordings: the server has the voice.", "True|False", default="False")
 
@@ -111,7 +112,7 @@ class LoadFlags:
         return "single"
 
     def options(self, manner: Manner, timeout_s: float, folder: Path | None) -> LoadOptions:
-        """`InvalidRequest`: a value is out of its limits."""
+        """Raises InvalidRequest for options that the client cannot use."""
         cached = _TRUTHS.get(self.use_spk2info_cache.lower())
         if cached is None:
             raise InvalidRequest(f"use_spk2info_cache: {self.use_spk2info_cache!r} is neither True nor False; give one")
@@ -147,7 +148,7 @@ class ReportFlags:
 )
 def http_(
     *,
-    target_text: str = flag("What to say.", "TEXT", default=REQUIRED),
+    target_text: str = flag("Text to say.", "TEXT", default=REQUIRED),
     server_url: str = flag("Triton's HTTP address, with or without http://.", "URL", default="localhost:8000"),
     reference_audio: _ReferenceAudio = None,
     reference_text: _ReferenceText = "",
@@ -210,9 +211,9 @@ def grpc_(
         require_tritonclient()
         asked = load.options(Manner(**vars(how)), timeout, kept.log_dir)
         score = _scoring(asked, kept.recogniser or BUILT_IN_RECOGNISER) if kept.compute_wer else None
-    ended: list[LoadOutcome] = []
+    ended: list[Outcome] = []
 
-    def show(outcome: LoadOutcome) -> None:
+    def show(outcome: Outcome) -> None:
         ended.append(outcome)
         done = len(ended)
         working(f"asking … {done} of {asked.total}")
@@ -256,11 +257,10 @@ def _scoring(asked: LoadOptions, recogniser: str) -> Score:
     jobs = recogniser_jobs(asked.total) if recogniser == BUILT_IN_RECOGNISER else 1
     instruments = ready(cases_of(texts), Instruments(recogniser_factory(recogniser), jobs))
 
-    def score(outcomes: Sequence[LoadOutcome]) -> Mapping[str, Any]:
+    def score(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
         clips = (
-            Clip(Case(outcome.name, outcome.text), asked.model, outcome.samples, outcome.sample_rate)
-            for outcome in outcomes
-            if outcome.samples is not None
+            Clip(Case(one.utterance.name, one.utterance.text), asked.model, one.samples, one.sample_rate)
+            for one in outcomes
         )
         summary = assess(clips, {}, instruments).summary
         return {key: summary[key] for key in _QUALITY if key in summary}

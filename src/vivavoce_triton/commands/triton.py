@@ -151,10 +151,9 @@ def check_llm(
     """Let a few speech tokens come out of a language model before it is served."""
     reporter = Reporter(quiet)
     with reporter.working("loading …"):
-        from vivavoce.cli.model import ModelChoice
         from vivavoce.engine.settings import EngineSettings
-        from vivavoce_bench.commands import bench_backends as backends
-        from vivavoce_bench.commands.bench_model import BenchModel
+        from vivavoce_bench import token_backends as backends
+        from vivavoce_bench.halves import BenchModel
         from vivavoce_triton.client.utterance import Utterance
 
         (chosen,) = backends.parse_backends([backend or ("trtllm" if engine_dir is not None else "torch")])
@@ -163,7 +162,7 @@ def check_llm(
         given = {name: value for name, value in given.items() if value is not None}
         if given and not (chosen is backends.Backend.HF or engine_dir is not None):
             raise InvalidRequest(f"{min(given)}: our own model draws as its configuration says; leave it out")
-        loaded = BenchModel.load(ModelChoice(model, device))
+        loaded = BenchModel.load(model, device)
         prompt = loaded.jobs([Utterance("test", input_text)], 42, None)[0].prompt
         prompt = replace(prompt, max_tokens=min(prompt.max_tokens, _TEST_TOKENS))
         sampling = backends.BackendSampling(**given)

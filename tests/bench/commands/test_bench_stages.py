@@ -72,22 +72,22 @@ def test_streaming_leaves_tables_a_report_and_recordings(run: Run) -> None:
         assert label in result.text
     keys = json.loads(Path("s.json").read_text(encoding="utf-8"))
     assert undocumented(keys) == []
-    expected = {"texts": 1, "tokens": 40, "chunks": 3, "joins": 2, "audio_s": 1.6, "chunk_size": 10, "overlap": 0}
+    expected = {"texts": 1, "tokens": 40, "chunks": 3, "joins": 2, "audio_s": 1.6, "chunk_size": 10}
     assert {name: keys[name] for name in expected} == expected
     assert [len(one["chunk_ms"]) for one in keys["speeches"]] == [3], "10, 20 and 10 tokens"
     assert len(read_wav(Path("speech/0001.wav"))) == len(read_wav(Path("speech/0001.whole.wav"))) == 40 * 960
 
 
 def test_a_recordings_tokens_are_spoken(run: Run, recording: Path) -> None:
-    result = run(f"bench streaming --recording {recording} --overlap 4 --json - --quiet")
+    result = run(f"bench streaming --recording {recording} --json - --quiet")
     assert result.code == 0
     keys = json.loads(result.out)
-    assert (keys["text_source"], keys["overlap"], keys["texts"]) == ("recordings", 4, 1)
+    assert (keys["text_source"], keys["texts"]) == ("recordings", 1)
     assert keys["audio_s"] == keys["tokens"] * 0.04
 
 
 def test_a_runtime_that_is_not_there_is_told_before_a_model_loads(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivavoce_bench.commands.bench_backends.find_spec", lambda _: None)
+    monkeypatch.setattr("vivavoce_bench.token_backends.find_spec", lambda _: None)
     error = run("bench offline --backend torch --backend hf --model missing").error
     assert error == "error: backend: hf needs the package transformers, which is not here; pip install 'vivavoce[hf]'\n"
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.cli.cli_harness import AUDIO, Run
-from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
+from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import Conditioning, EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.engine.vocoder_stage import VocoderRow
 from vivavoce.models.build import Models
 from vivavoce_bench import chunked as bench_chunked
 from vivavoce_bench.batches import Job
-from vivavoce_bench.chunked import ChunkedSpeech, Cut, Strategy, TokenSpeech, cuts, speak_chunked
-from vivavoce_bench.commands.bench_model import BenchToken2Wav, OverlappingVocoder
+from vivavoce_bench.chunked import ChunkedSpeech, Strategy, TokenSpeech, cuts, speak_chunked
+from vivavoce_bench.halves import BenchToken2Wav
 
 SETTINGS = EngineSettings(state_bytes=64 << 20)
 TOKENS = tuple(range(100, 6500, 100))
@@ -56,28 +54,6 @@ def test_chunks_are_those_of_the_engines_streams(conditioning: Conditioning, tok
     np.testing.assert_allclose(np.concatenate(found), np.concatenate([one.samples for one in expected]), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("overlap", "cut", "tokens"),
-    [
-        (3, cuts(len(TOKENS), 20, Strategy.EXPONENTIAL, 3), [17, 40, 7]),
-        (24, cuts(len(TOKENS), 25, Strategy.EQUAL, 3), [1, 25, 38]),
-    ],
-)
-def test_chunks_that_overlap_are_as_long_as_the_whole(
-    overlap: int,
-    cut: list[Cut],
-    tokens: list[int],
-    models: Models,
-    conditioning: Conditioning,
-    token2wav: BenchToken2Wav,
-) -> None:
-    with closing(BenchToken2Wav(models, SETTINGS, streams=True, overlap=overlap)) as overlapping:
-        found = list(overlapping.chunks(speech(conditioning), cut))
-        whole = overlapping.whole(speech(conditioning))
-    assert [len(piece) // 960 for piece in found] == tokens, "each but the last keeps what is shared back"
-    np.testing.assert_allclose(whole, token2wav.whole(speech(conditioning)), atol=1e-5)
-
-
 def test_no_voice_is_heard_for_the_first_time_while_it_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
 
@@ -93,27 +69,3 @@ def test_no_voice_is_heard_for_the_first_time_while_it_is_measured(run: Run, mon
     Path("meta.lst").write_text(lines, encoding="utf-8")
     assert run("bench streaming --manifest meta.lst --tokens 30 --json - --quiet").code == 0
     assert computed == [1, 0, 0], "the warm-up, then each speech"
-
-
-class Doubling:
-    """A vocoder stage that gives ten samples of a frame's own value."""
-
-    prepare = None
-
-    def open(self, *_: object) -> None:
-        """Nothing is kept."""
-
-    def close(self, stream: object) -> None:
-        """Nothing was kept."""
-
-    def run(self, pieces: Sequence[VocoderRow]) -> list[torch.Tensor]:
-        return [piece.mel[:, 0].repeat_interleave(10) for piece in pieces]
-
-
-def test_a_fade_between_equal_sounds_changes_nothing() -> None:
-    vocoder = OverlappingVocoder(cast(Any, Doubling()), frames=2, samples_per_frame=10)
-    stream, mel = cast(Any, vocoder.open(0, 1.0, CrossfadeMode.SEAMLESS)), torch.sin(torch.arange(40) / 2)[:, None]
-    (first,) = vocoder.run([VocoderRow(stream, mel[:20], final=False)])
-    (second,) = vocoder.run([VocoderRow(stream, mel[20:], final=True)])
-    assert (len(first), len(second)) == (180, 220), "from what they share on"
-    torch.testing.assert_close(torch.cat((first, second)), mel[:, 0].repeat_interleave(10))

@@ -84,7 +84,7 @@ def test_gpus_for_listeners_are_found_by_simulation(plan: Any, run: Run, monkeyp
     text = run("plan", "--streams", "2", "--gpu", "rtx 3060").text
     assert "1 × RTX 3060 for 2 listeners and a p99 of 1000 ms, 2 if one may fail" in text
     assert "never measured" in text
-    assert "'soon' is no time" in run("plan", "--streams", "2", "--ttfb-p99", "soon").err
+    assert "'soon' is not a time" in run("plan", "--streams", "2", "--ttfb-p99", "soon").err
 
 
 def test_fewest_gpus_are_looked_for_without_trying_all() -> None:

@@ -210,7 +210,7 @@ def test_every_text_is_another(texts):
 
 
 def test_what_cannot_be_spoiled_or_scored_is_refused():
-    with pytest.raises(InvalidRequest, match="sentences: there are none"):
+    with pytest.raises(InvalidRequest, match="sentences: the list is empty"):
         assess([], {})
     with pytest.raises(InvalidRequest, match="two different sentences"):
         spoil_texts(["same", "same"], Control.WRONG_TEXT)

@@ -26,7 +26,7 @@ def test_the_python_example_runs(babble, tmp_path, monkeypatch, capsys):
     shutil.copy(TESTS / "data" / "audio" / "speech_24k_float.wav", tmp_path / "me.wav")
     monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENTATION, re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", DOCUMENTATION, re.DOTALL)
     exec(compile(code, "evaluation.md", "exec"), {})
     rate, figures = capsys.readouterr().out.splitlines()
     assert rate == "20% (20%–20%)"

@@ -43,7 +43,7 @@ def test_what_differs_is_not_kept(run: Run, folder: Path, monkeypatch: pytest.Mo
         ("jit --parts estimator,lm", "parts: 'lm' cannot be exported as jit; use some of estimator"),
         ("onnx --parts all", "parts: 'all' cannot be exported as onnx; use some of estimator"),
         ("jit --dtype int8", "dtype: 'int8' is unknown; use fp32 or fp16"),
-        ("jit --into nowhere", "out: nowhere is no folder; make it, or leave it out"),
+        ("jit --into nowhere", "out: nowhere is not a folder; make it, or leave it out"),
         ("tensorrt", "device: 'cuda' is not there"),
     ],
 )

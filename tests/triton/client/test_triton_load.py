@@ -69,7 +69,7 @@ def test_chunks_are_joined_and_kept(server, tmp_path):
     report = load(server, "one", "two", folder=tmp_path / "new", keep_samples=True)
     assert problems(report) == ["", ""]
     for outcome in report.outcomes:
-        assert outcome.file == tmp_path / "new" / f"{outcome.name}.wav"
+        assert outcome.file == tmp_path / "new" / f"{outcome.utterance.name}.wav"
         samples, rate = soundfile.read(outcome.file, dtype="float32")
         assert rate == 24_000
         np.testing.assert_allclose(samples, WHOLE, atol=1e-4)
@@ -160,7 +160,7 @@ def test_statistics_are_those_of_the_measured_requests(server):
 def test_the_report_is_written(server, tmp_path):
     report = load(server, "one", "late", "late", keep_samples=True)
     scored = report.scored(lambda outcomes: {"wer_free": len(outcomes) / 4})
-    assert all(outcome.samples is None for outcome in scored.outcomes)
+    assert all(one.samples is None for outcome in scored.outcomes for one in outcome.arrivals)
     files = {path.name: path.read_text(encoding="utf-8") for path in scored.write(tmp_path / "log", "test")}
     assert set(files) == {"rtf-test.txt", "stats_summary-test.txt", "report-test.json", "requests-test.jsonl"}
     assert files["rtf-test.txt"].startswith("RTF: ")

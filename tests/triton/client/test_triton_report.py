@@ -9,20 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vivavoce_bench.load import Ending, Outcome
 from vivavoce_bench.measure import Arrival
 from vivavoce_triton.client.report import (
-    LoadOutcome,
     Report,
     difference,
     figures,
     parse_statistics,
     statistics_text,
 )
+from vivavoce_triton.client.utterance import Utterance
 
 RATE = 1000
 DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "triton.md").read_text(encoding="utf-8")
 
 times = st.floats(0, 100, allow_nan=False)
+
+
+def outcome(start_s, end_s, arrivals=(), problem=""):
+    ending = Ending.FAILED if problem else Ending.OK
+    return Outcome(start_s, end_s, RATE, arrivals, utterance=Utterance("a", "text"), ending=ending, problem=problem)
 
 
 @st.composite
@@ -35,7 +41,7 @@ def outcomes(draw):
         arrivals.append(Arrival(at_s, count))
     problem = draw(st.sampled_from(["", "", "it broke"]))
     end_s = at_s + draw(st.floats(0, 1))
-    return LoadOutcome(start_s, end_s, RATE, tuple(arrivals), name="a", text="text", problem=problem)
+    return outcome(start_s, end_s, tuple(arrivals), problem)
 
 
 @settings(max_examples=50, deadline=None)
@@ -56,7 +62,7 @@ def test_figures_hold_together(found):
 
 def test_a_stream_that_is_known():
     arrivals = (Arrival(10.1, 100), Arrival(10.15, 100), Arrival(10.5, 300))
-    keys = figures([LoadOutcome(10.0, 10.6, RATE, arrivals, name="a", text="text")])
+    keys = figures([outcome(10.0, 10.6, arrivals)])
     expected = {
         "first_chunk_ms_avg": 100,
         "second_chunk_ms_p99": 150,
@@ -75,7 +81,7 @@ def test_a_stream_that_is_known():
 
 
 def test_a_report_of_failures_alone_can_be_read():
-    report = Report({"model": "m"}, [LoadOutcome(0, 1, RATE, name="a", text="text", problem="it broke")], {})
+    report = Report({"model": "m"}, [outcome(0, 1, problem="it broke")], {})
     assert report.problems() == ["1 of 1 requests failed: it broke"]
     assert report.text().startswith("RTF: –\n")
     assert report.scored(lambda _: {"wer_free": 0}).keys()["failed"] == 1

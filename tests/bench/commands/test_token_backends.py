@@ -17,14 +17,14 @@ import torch
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
-from vivavoce.cli.model import ModelChoice
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest, TokenRequest
 from vivavoce.engine.settings import EngineSettings, has_language_model
 from vivavoce.errors import CheckpointError, MissingDependency
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import Row, RowKind
-from vivavoce_bench.commands.bench_backends import (
+from vivavoce_bench.halves import BenchModel
+from vivavoce_bench.token_backends import (
     Backend,
     BackendSampling,
     HuggingFaceModel,
@@ -35,7 +35,6 @@ from vivavoce_bench.commands.bench_backends import (
     merged_model,
     open_backend,
 )
-from vivavoce_bench.commands.bench_model import BenchModel
 from vivavoce_runtimes import registry as table
 from vivavoce_runtimes.streamed_lm import merged_ids
 from vivavoce_triton.client.utterance import Utterance
@@ -64,7 +63,7 @@ SEEDED = {
 
 @pytest.fixture(scope="module")
 def studio(babble: Path) -> BenchModel:
-    return BenchModel.load(ModelChoice(str(babble), device="cpu"))
+    return BenchModel.load(str(babble), "cpu")
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 
 @pytest.mark.parametrize("backend", [Backend.HF, Backend.VLLM, Backend.TRTLLM])
 def test_a_missing_package_is_named_with_what_to_do(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivavoce_bench.commands.bench_backends.find_spec", lambda _: None)
+    monkeypatch.setattr("vivavoce_bench.token_backends.find_spec", lambda _: None)
     with pytest.raises(MissingDependency, match=f"backend: {backend.value} needs the package .*; (pip|run)"):
         check_installed(backend)
     check_installed(Backend.TORCH)

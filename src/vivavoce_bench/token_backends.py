@@ -1,10 +1,8 @@
-"""Runtimes of the language model that `vivavoce bench offline` compares; each imports its package when it is made."""
+"""Runtimes of the language model that `vivavoce bench offline` compares; each imports its package on creation."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from importlib import import_module
@@ -25,22 +23,19 @@ from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency
 from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.models.build import LanguageConfig, LanguageModel
 from vivavoce_bench.batches import TokenBackend
-from vivavoce_export.hf_folder import CONFIG, TOKENIZER
+from vivavoce_export.hf_folder import CONFIG, SPEECH_START, added_ids, is_hugging_face
 from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
 from vivavoce_runtimes.streamed_lm import merged_ids
 
 if TYPE_CHECKING:
-    from vivavoce_bench.commands.bench_model import BenchModel
+    from vivavoce_bench.halves import BenchModel
 
 _MEMORY_SHARE = 0.5
-"""Of the device's memory: the flow and the vocoder want the rest."""
+"""Share of the device's memory; the flow and the vocoder need the rest."""
 
 
 class Backend(str, Enum):
-    """What runs the language model."""
-
     TORCH = "torch"
-    """Our own engine, with the language model alone."""
     HF = "hf"
     VLLM = "vllm"
     TRTLLM = "trtllm"
@@ -54,7 +49,6 @@ _NEEDS = {
 
 
 def parse_backends(names: Sequence[str]) -> list[Backend]:
-    """The runtimes of these names, each once; `InvalidRequest` if there is none of a name."""
     known = {backend.value: backend for backend in Backend}
     for name in names:
         if name not in known:
@@ -63,7 +57,7 @@ def parse_backends(names: Sequence[str]) -> list[Backend]:
 
 
 def check_installed(backend: Backend) -> None:
-    """`MissingDependency` if a runtime's package is not there; nothing is imported."""
+    """Raises MissingDependency without importing anything."""
     package, remedy = _NEEDS.get(backend, ("", ""))
     if package and find_spec(package) is None:
         raise MissingDependency(f"backend: {backend.value} needs the package {package}, which is not here; {remedy}")
@@ -71,7 +65,7 @@ def check_installed(backend: Backend) -> None:
 
 @dataclass(frozen=True)
 class BackendSampling:
-    """How other runtimes draw speech tokens; the values of CosyVoice2's published Triton deployment."""
+    """Sampling of other runtimes: the values of CosyVoice2's published Triton deployment."""
 
     top_p: float = 0.95
     top_k: int = 50
@@ -79,16 +73,12 @@ class BackendSampling:
     repetition_penalty: float = 1.1
 
     def describe(self) -> str:
-        """One line for a report."""
         return ", ".join(f"{name} {value:g}" for name, value in asdict(self).items())
 
 
 @dataclass(frozen=True, eq=False)
 class MergedModel:
-    """A merged Qwen2 model, and where it runs.
-
-    bias: [padded_size] float32, to be added to the logits, −∞ where no speech is.
-    """
+    """bias: [padded_size] float32, added to the logits; −∞ at ids that are not speech."""
 
     name_or_path: str
     vocabulary: MergedVocabulary
@@ -109,15 +99,15 @@ class MergedModel:
         return found
 
     def speech(self, ids: Sequence[int]) -> list[int]:
-        """Ids that a runtime gave → speech tokens up to the first other id, as our engine speaks them."""
+        """Ids from a runtime → speech tokens up to the first other id; long silences are cut as in our engine."""
         said = [one - self.vocabulary.text_size for one in takewhile(self.vocabulary.is_speech, ids)]
         return without_long_silence(said, self.vocabulary.own.silent, 0)[0]
 
 
 def merged_model(model: BenchModel, name_or_path: str | None) -> MergedModel:
-    """The folder or hub name that was given, else one that is made as in `merged_folder`.
+    """The folder or hub name that was given, else a folder exported by `merged_folder`.
 
-    `CheckpointError`: the folder is of another model.
+    `CheckpointError`: the folder belongs to another model.
     """
     vocabulary, models, variant = model.vocabulary, model.models, model.variant
     bias = open_merged_lm(model.folder, vocabulary.text_size, variant).read(HEAD_BIAS)
@@ -129,12 +119,12 @@ def merged_model(model: BenchModel, name_or_path: str | None) -> MergedModel:
 
 
 def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
-    """Whether its speech begins where this model's does: ids of another table still give some speech."""
-    if not (folder / CONFIG).is_file():
+    """Speech must begin at this model's id: ids of another table would still give some speech."""
+    if not is_hugging_face(folder):
         raise CheckpointError(
             f"llm_model_name_or_path: {str(folder)!r} has no {CONFIG}; make the folder with `vivavoce export hf`"
         )
-    found = _first_speech_id(folder)
+    found = added_ids(folder).get(SPEECH_START)
     if found is not None and found != vocabulary.speech(0):
         raise CheckpointError(
             f"llm_model_name_or_path: speech begins at id {found} in {str(folder)!r}, in this model at "
@@ -142,21 +132,7 @@ def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
         )
 
 
-def _first_speech_id(folder: Path) -> int | None:
-    """What its tokenizer says, in either of the two files that may hold added tokens; None: nothing."""
-    first = "<|s_0|>"
-    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
-        added = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))["added_tokens"]
-        return next((int(token["id"]) for token in added if token["content"] == first), None)
-    with suppress(OSError, ValueError, AttributeError, TypeError):
-        found = json.loads((folder / "added_tokens.json").read_text(encoding="utf-8")).get(first)
-        return None if found is None else int(found)
-    return None
-
-
 class OwnModel:
-    """Our engine with the language model alone, on any of its backends; draws as the model's configuration says."""
-
     sampling = "repetition-aware, as the model's configuration says"
 
     def __init__(self, model: LanguageModel, settings: EngineSettings, batch_size: int) -> None:
@@ -164,12 +140,10 @@ class OwnModel:
         self._engine.warm_up()
 
     def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
-        """See `TokenBackend`."""
         handles = [self._engine.submit(one) for one in prompts]
         return [list(handle.result().tokens[0]) for handle in handles]
 
     def close(self) -> None:
-        """See `TokenBackend`."""
         self._engine.close()
 
 
@@ -191,7 +165,6 @@ class HuggingFaceModel:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
-        """See `TokenBackend`."""
         ids, mask = self._padded([merged_ids(self._merged.vocabulary, prompt.rows) for prompt in prompts])
         devices = [self._merged.device] if self._merged.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -211,7 +184,6 @@ class HuggingFaceModel:
         return [self._merged.speech(row)[: prompt.max_tokens] for row, prompt in zip(rows, prompts, strict=True)]
 
     def close(self) -> None:
-        """See `TokenBackend`."""
         del self._model
 
     def _padded(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
@@ -239,7 +211,7 @@ class HuggingFaceModel:
 
 
 class TensorRTModel:
-    """The merged model as an engine that trtllm-build made, in releases of TensorRT-LLM that still run such."""
+    """The merged model as an engine built by trtllm-build, for releases of TensorRT-LLM that still run engines."""
 
     def __init__(self, merged: MergedModel, engine_dir: Path, sampling: BackendSampling = BackendSampling()) -> None:
         package = import_module("tensorrt_llm")
@@ -250,7 +222,6 @@ class TensorRTModel:
         self._llm = _engine_class(package)(model=str(engine_dir), skip_tokenizer_init=True, kv_cache_config=cache)
 
     def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
-        """See `TokenBackend`."""
         vocabulary = self._merged.vocabulary
         parameters = [
             self._parameters(
@@ -271,12 +242,11 @@ class TensorRTModel:
         return [self._merged.speech(one.outputs[0].token_ids) for one in given]
 
     def close(self) -> None:
-        """See `TokenBackend`."""
         self._llm.shutdown()
 
 
 def _engine_class(package: Any) -> Any:
-    """The class that runs engines: since 1.0 it is no longer the package's first one."""
+    """Since 1.0 the class that runs engines is not the package's default one."""
     try:
         return import_module("tensorrt_llm._tensorrt_engine").LLM
     except ImportError:
@@ -292,10 +262,10 @@ def open_backend(
     engine_dir: Path | None = None,
     sampling: BackendSampling = BackendSampling(),
 ) -> TokenBackend:
-    """Load a runtime; all but our own read the merged model, and only transformers and engines draw by `sampling`.
+    """Load a runtime. All but our own read the merged model; engines of TensorRT-LLM alone use `sampling`.
 
-    batch_size: the most texts at once; merged: as in `merged_model`. `MissingDependency`: its package is of a version
-    that was never tried; `CheckpointError`: the folder is of another model.
+    batch_size: the largest batch; merged: see `merged_model`. `MissingDependency`: its package has an untested version;
+    `CheckpointError`: the folder belongs to another model.
     """
     if backend is Backend.TORCH:
         return OwnModel(model.language_model(), settings, batch_size)

@@ -1,0 +1,69 @@
+"""A loaded model as the target of a load, and the quality of the audio that it gave."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vivavoce.api import Vivavoce
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.request import SamplingParams
+from vivavoce.errors import Overloaded
+from vivavoce.frontend.voices.voice import Voice
+from vivavoce_bench.evaluate import Case, Clip, Instruments, PocketSphinx, assess
+from vivavoce_bench.evaluate.assessment import ready
+from vivavoce_bench.evaluate.cases import cases_of
+from vivavoce_bench.evaluate.similarity import embed_with
+from vivavoce_bench.load import Outcome, Piece, Refused, Utterance
+
+QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per", "speaker_similarity", "runaways")
+
+
+@dataclass(frozen=True, eq=False)
+class EngineTarget:
+    """A loaded model as a `Target`. policy: None for whole utterances; keep: keep the samples."""
+
+    tts: Vivavoce
+    voices: Mapping[str, Voice]
+    policy: ChunkPolicy | None
+    sampling: SamplingParams
+    keep: bool
+
+    @property
+    def sample_rate(self) -> int:
+        return self.tts.sample_rate
+
+    async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
+        voice = None if utterance.voice is None else self.voices[utterance.voice]
+        keywords: dict[str, Any] = {"seed": utterance.seed, "sampling": self.sampling}
+        try:
+            if self.policy is None:
+                samples = (await self.tts.aspeak(utterance.text, voice, **keywords)).samples
+                yield Piece(len(samples), samples if self.keep else None)
+                return
+            async for chunk in self.tts.astream(utterance.text, voice, policy=self.policy, **keywords):
+                yield Piece(len(chunk.samples), chunk.samples if self.keep else None)
+        except Overloaded as error:
+            raise Refused(error.retry_after_s) from error
+
+
+def instruments_for(tts: Vivavoce, utterances: Sequence[Utterance], jobs: int) -> Instruments:
+    """A recogniser and a speaker encoder, tried out before the load is put on; errors as in `evaluate.ready`."""
+    texts = dict.fromkeys(utterance.text for utterance in utterances)
+    return ready(cases_of(texts), Instruments(PocketSphinx, jobs, tts.normalize, embed_with(tts.embed)), None)
+
+
+def quality(
+    ok: Sequence[Outcome], voices: Mapping[str, Voice], instruments: Instruments, show: Callable[[str], None]
+) -> dict[str, Any]:
+    """ok: requests with their samples; a value is None where nothing could be measured."""
+    if not ok:
+        return dict.fromkeys(QUALITY_KEYS)
+    clips = (
+        Clip(Case(f"{one.number:04d}", one.text), one.voice or "", outcome.samples, outcome.sample_rate, one.seed)
+        for outcome in ok
+        for one in [outcome.utterance]
+    )
+    summary = assess(clips, voices, instruments, show=show).summary
+    return {key: summary.get(key) for key in QUALITY_KEYS}
