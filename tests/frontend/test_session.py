@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.engine.engine_helpers import running
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.chunk_policy import ChunkPolicy
@@ -20,9 +21,9 @@ from vivavoce.engine.handle import Handle, Outbox, Outcome, RequestTimings
 from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, RequestCancelled
 from vivavoce.frontend.front_end import PlannedSegment, load_front_end
-from vivavoce.frontend.session import AHEAD, RequestSession, end_feeding
+from vivavoce.frontend.session import AHEAD, RequestSession
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeakOptions
-from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.text_threads import end_threads
 from vivavoce.frontend.voices.voice import Voice
 
 RATE = 24_000
@@ -43,14 +44,14 @@ def by_sentences(synthesizer, babble):
     """The same engine behind a card that wants arriving text sentence by sentence."""
     front_end = load_front_end(babble, synthesizer.front_end.config)
     card = replace(front_end.card, text_stream=TextStream.SENTENCES)
-    return Synthesizer(synthesizer.engine, replace(front_end, card=card))
+    return Vivavoce(synthesizer.engine, replace(front_end, card=card))
 
 
 def test_a_system_prompt_is_in_no_mark_and_counts_for_nothing(models_v3, babble_v3, voice):
     """One in the text of CosyVoice3, whole and in pieces, is what the same instruction is."""
     prompt = "Softly.<|endofprompt|>"
     with running(models_v3) as engine:
-        third = Synthesizer(engine, load_front_end(babble_v3, models_v3.config))
+        third = Vivavoce(engine, load_front_end(babble_v3, models_v3.config))
         told, plain = (
             third.speak(prompt + TEXT, voice, SHORT),
             third.speak(TEXT, voice, replace(SHORT, instruct=prompt)),
@@ -101,7 +102,7 @@ def test_a_streamed_long_text_is_the_whole_in_chunks(synthesizer, voice):
 def test_streams_are_of_low_latency(synthesizer, voice):
     options = SpeakOptions(sampling=SamplingParams(exact_tokens=60))
     by_default, asked, official = (
-        [len(chunk.samples) for chunk in synthesizer.stream("Hello.", voice, options, policy)]
+        [len(chunk.samples) for chunk in synthesizer.stream("Hello.", voice, options, policy=policy)]
         for policy in (None, ChunkPolicy.low_latency(), ChunkPolicy.official())
     )
     assert by_default == asked != official
@@ -189,7 +190,7 @@ class FrontEndOf:
     def __init__(self, conditioning):
         self.conditioning = conditioning
 
-    def plan_as_read(self, text, voice, options, left):
+    def plan(self, text, voice, options, left):
         for n in range(len(text)):
             if left():
                 raise RequestCancelled("given up")
@@ -253,14 +254,14 @@ def test_a_listener_who_leaves_ends_the_reading(front, voice):
     """Before the engine has anything of the text, too."""
     engine, session = Engine(), None
 
-    def plan_as_read(text, voice, options, left):
+    def plan(text, voice, options, left):
         assert not left()
         session.close()
         assert left()
         raise RequestCancelled("given up")
         yield
 
-    front.plan_as_read = plan_as_read
+    front.plan = plan
     session = RequestSession(engine, front)
     with pytest.raises(RequestCancelled):
         session.start("x" * 1_000, voice)
@@ -271,7 +272,7 @@ def test_no_thread_brings_a_text_when_the_interpreter_ends(front, voice):
     session = RequestSession(Engine(), front)
     session.start(iter(["x"] * (AHEAD + 3)), voice)
     assert any(thread.name == "vivavoce-text" for thread in threading.enumerate())
-    end_feeding()
+    end_threads()
     assert not any(thread.name == "vivavoce-text" for thread in threading.enumerate())
     session.close()
 

@@ -109,7 +109,6 @@ class OutputFormat:
         return "audio/" + {AudioFormat.MP3: "mpeg", AudioFormat.OPUS: "ogg"}.get(self.codec, self.codec.value)
 
     def open(self, speech_rate: int) -> Encoder:
-        """See `open_encoder`."""
         rate = self.rate_of(speech_rate)
         encoder = _ENCODERS[self.codec](rate, self.bitrate)
         if rate != speech_rate:

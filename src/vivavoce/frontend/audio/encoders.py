@@ -152,7 +152,6 @@ class Encoder:
         return []
 
     def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
-        """The bytes of the file that hold the packets."""
         header, self._header = self._header, b""
         return b"".join([header, *packets])
 
@@ -171,14 +170,11 @@ def wav_header(sample_rate: int, num_samples: int | None) -> bytes:
 
 
 class WavEncoder(Encoder):
-    """16-bit integers behind a header."""
-
     def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
         super().__init__(sample_rate)
         self._header = wav_header(sample_rate, None)
 
     def whole_header(self) -> bytes:
-        """A WAV header that knows the length."""
         return wav_header(self._sample_rate, self._num_samples)
 
 
@@ -287,8 +283,6 @@ def _one_processor() -> Iterator[None]:
 
 
 class Mp3Encoder(_CodecEncoder):
-    """MPEG Layer III."""
-
     codec, sample_format, default_bitrate = "libmp3lame", "s16p", 64_000
     # Without the reservoir, a frame needs none but itself. Level 7 halves the cost of the default: at 64 kbit/s, mono
     # speech needs no noise shaping.
@@ -322,7 +316,6 @@ class FlacEncoder(_CodecEncoder):
         self._header = self._whole_header = self._current_header()
 
     def whole_header(self) -> bytes:
-        """The header, with what the codec knows after the last sample."""
         return self._whole_header
 
     def _current_header(self) -> bytes:

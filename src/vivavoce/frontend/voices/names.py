@@ -81,7 +81,6 @@ class NameRules:
         return {**dict(zip(OPENAI_VOICES, cycle(own), strict=False)), **self.aliases}
 
     def alias_summaries(self, voices: Mapping[str, VoiceSummary], built_in: Iterable[str]) -> list[VoiceSummary]:
-        """The aliases of these voices that are not voice names themselves."""
         table = self.table(built_in)
         found = {name: voices.get(meant_by(name, voices, table)) for name in table if name not in voices}
         return [
@@ -92,7 +91,6 @@ class NameRules:
 
 
 def meant_by(name: str, voices: Container[str], table: Mapping[str, str]) -> str:
-    """The name itself if it is a voice's, else the voice that the alias stands for."""
     for _ in range(ALIASES_IN_A_ROW):
         name = name if name in voices else table.get(name, name)
     return name
@@ -116,7 +114,6 @@ def check_voice_name(name: str) -> str:
 
 
 def is_voice_name(name: str) -> bool:
-    """Whether `check_voice_name` accepts the name."""
     try:
         check_voice_name(name)
     except InvalidRequest:

@@ -358,7 +358,6 @@ def _absence(away: str) -> VoiceStoreAway:
 
 
 def _read_about(about: bytes) -> VoiceSummary | None:
-    """None for a value that another program wrote."""
     try:
         name, description, transcript, has_prompt = json.loads(about)
         return VoiceSummary(str(name), "stored", True, str(description), str(transcript), bool(has_prompt))

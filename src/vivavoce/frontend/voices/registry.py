@@ -92,7 +92,6 @@ class VoiceRegistry:
 
     @property
     def recordings(self) -> CacheCounts:
-        """Counts of voices extracted from recordings, and found in memory."""
         return self._extracted.counts
 
     def resolve(self, voice: Voice | AudioSource | None = None, prompt_text: str = "") -> Voice:
@@ -153,7 +152,6 @@ class VoiceRegistry:
         return self._check(found, owner, extract)
 
     def built_in_of(self, name: str | None) -> Voice | None:
-        """The model's own voice for a name, without looking into the store."""
         name = name or self.rules.default or next(iter(self.built_in), "")
         return self.built_in.get(meant_by(name, self.built_in, self._aliases))
 
@@ -227,7 +225,6 @@ class VoiceRegistry:
             raise unknown_voice(name, (summary.name for summary in self._store.summaries(owner)))
 
     def state(self) -> str:
-        """See `VoiceStore.state`."""
         return self._store.state()
 
     def close(self) -> None:
@@ -238,7 +235,6 @@ class VoiceRegistry:
         return self._given_fingerprint() if callable(self._given_fingerprint) else self._given_fingerprint
 
     def _extract(self, source: AudioSource, transcript: str) -> Voice:
-        """Extract a recording once, even if several threads ask at the same time."""
         source, digest = take_recording(source)
         return self._extracted.get((digest, transcript), lambda: self._extractor.extract(source, transcript))
 
@@ -284,7 +280,6 @@ class VoiceRegistry:
         return changed(features, description=voice.description, licence=voice.licence)
 
     def _stored(self, name: str, namespace: str) -> Voice:
-        """The stored voice, reduced to this model's features if it has them."""
         voice = self._store.load(name, namespace)
         return (voice.of(self._fingerprint) or voice) if voice.fingerprint else voice
 

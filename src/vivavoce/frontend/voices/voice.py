@@ -223,7 +223,6 @@ def read_summary(file: BinaryIO) -> VoiceSummary | None:
 
 
 def _read_header(file: BinaryIO) -> Any:
-    """The header's JSON value; None if it is too large or not JSON."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > _MAX_HEADER_BYTES:
         return None
