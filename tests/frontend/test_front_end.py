@@ -322,8 +322,8 @@ def test_text_that_arrives_by_words_is_read_by_the_natural_reading_alone(front_e
 def test_reading_ends_with_who_wants_it_also_where_text_arrives(front_end):
     arriving = replace(front_end, card=replace(front_end.card, text_stream=TextStream.SENTENCES))
     for planned in (
-        arriving.plan(TEXT, FULL, left=lambda: True),
-        arriving.plan_arriving([TEXT], FULL, left=lambda: True),
+        arriving.plan(TEXT, FULL, is_cancelled=lambda: True),
+        arriving.plan_arriving([TEXT], FULL, is_cancelled=lambda: True),
     ):
         with pytest.raises(RequestCancelled):
             next(planned)

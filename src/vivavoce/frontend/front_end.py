@@ -65,7 +65,11 @@ class FrontEnd:
     _warned: threading.Event = field(init=False, default_factory=threading.Event)
 
     def plan(
-        self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions(), left: CancelCheck = never_cancelled
+        self,
+        text: str,
+        voice: Voice,
+        options: SpeakOptions = SpeakOptions(),
+        is_cancelled: CancelCheck = never_cancelled,
     ) -> Iterator[PlannedSegment]:
         """The segments of a whole text: contiguous, in order, with seeds that follow one another.
 
@@ -75,10 +79,10 @@ class FrontEnd:
         Raises:
             InvalidText: there is nothing to speak, it is too long, or the model lacks characters of it.
             InvalidRequest: the voice does not fit the model, or lacks what the mode needs; the language is unknown.
-            RequestCancelled: `left` returned True.
+            RequestCancelled: `is_cancelled` returned True.
         """
         system, spoken = self.text.part(text)
-        yield from self._segments(spoken, self.conditioning(voice, options, system), options, left, len(system))
+        yield from self._segments(spoken, self.conditioning(voice, options, system), options, is_cancelled, len(system))
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SegmentRequest]:
         return [segment.request for segment in self.plan(text, voice, options)]
@@ -94,7 +98,7 @@ class FrontEnd:
         pieces: Iterable[str],
         voice: Voice,
         options: SpeakOptions = SpeakOptions(),
-        left: CancelCheck = never_cancelled,
+        is_cancelled: CancelCheck = never_cancelled,
     ) -> Iterator[PlannedSegment]:
         """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
 
@@ -112,13 +116,13 @@ class FrontEnd:
         if self.arrival is InputMode.TOKENS:
             yield from self._words(pieces, conditioning, options, begin)
             return
-        place, paused_s, natural = 0, 0.0, options.reading == "natural"
+        index, paused_s, natural = 0, 0.0, options.reading == "natural"
         for sentence in control_sentences(pieces, self.text.marks) if natural else located_sentences(pieces):
             if is_speakable(sentence.text):  # a line of dashes is not: the text around it is spoken
-                told = options.language or (sentence.language if self.card.scripts is None else None)
-                named, start = replace(options, language=told), begin + sentence.start
-                for segment in self._segments(sentence.text, conditioning, named, left, start, place):
-                    place += 1
+                language = options.language or (sentence.language if self.card.scripts is None else None)
+                named, start = replace(options, language=language), begin + sentence.start
+                for segment in self._segments(sentence.text, conditioning, named, is_cancelled, start, index):
+                    index += 1
                     check_paused(paused_s := paused_s + segment.request.pause_s)
                     yield segment
 
@@ -179,13 +183,15 @@ class FrontEnd:
         text: str,
         conditioning: Conditioning,
         options: SpeakOptions,
-        left: CancelCheck,
+        is_cancelled: CancelCheck,
         start: int = 0,
-        place: int = 0,
+        index: int = 0,
     ) -> Iterator[PlannedSegment]:
-        """start: the text's first character in the input; place: the number of its first segment."""
-        found = self.text.located(text, options.language, left, options.reading, options.natural, goes_on=place > 0)
-        for seed, one in enumerate(found, options.seed + place):
+        """start: the text's first character in the input; index: of its first segment."""
+        found = self.text.located(
+            text, options.language, is_cancelled, options.reading, options.natural, goes_on=index > 0
+        )
+        for seed, one in enumerate(found, options.seed + index):
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
             request = SegmentRequest(conditioning, ids, None, options.sampling, seed, speed, one.pause_s)
             yield PlannedSegment(request, start + one.start, start + one.end)

@@ -109,15 +109,15 @@ def _fitting(atoms: Sequence[str]) -> int:
     return len(atoms)
 
 
-def _good_end(atoms: Sequence[str], most: int) -> int:
+def _good_end(atoms: Sequence[str], limit: int) -> int:
     """Atoms to take: up to the last end of a sentence, or else of a clause, in the second half."""
-    if most == len(atoms):
-        return most
+    if limit == len(atoms):
+        return limit
     for end in _ENDS:
-        for count in range(most, most // 2, -1):
+        for count in range(limit, limit // 2, -1):
             if end.search(atoms[count - 1]):
                 return count
-    return most
+    return limit
 
 
 def _wrapped(atoms: Sequence[str]) -> str:

@@ -48,24 +48,24 @@ class Resampler:
         self._old, self._new = from_rate // common * periods, to_rate // common * periods
         self._kernels = _kernels(self._old, self._new)
         self._waiting = np.zeros((len(self._kernels) - self._old) // 2, np.float32)
-        self._given = self._made = 0
+        self._num_given = self._num_resampled = 0
 
     def push(self, samples: Samples) -> Samples:
         """Take samples [n]; return those of the other rate [m] that are known now."""
-        self._given += len(samples)
+        self._num_given += len(samples)
         waiting, width = np.concatenate([self._waiting, samples]), len(self._kernels)
         steps = max(0, (len(waiting) - width) // self._old + 1)
         self._waiting = waiting[steps * self._old :]
         if not steps:
             return np.zeros(0, np.float32)
         windows = np.ascontiguousarray(sliding_window_view(waiting, width)[:: self._old])
-        made = (windows @ self._kernels).reshape(-1)
-        self._made += len(made)
-        return made
+        resampled = (windows @ self._kernels).reshape(-1)
+        self._num_resampled += len(resampled)
+        return resampled
 
     def finish(self) -> Samples:
         """The rest: all pieces together are as long as what was given, the last sample rounded up."""
-        missing = -(-self._given * self._new // self._old) - self._made
+        missing = -(-self._num_given * self._new // self._old) - self._num_resampled
         return self.push(np.zeros(len(self._kernels), np.float32))[:missing]
 
 

@@ -164,8 +164,8 @@ class VoiceRegistry:
             try:
                 self.find(voice)
             except VivavoceError as error:
-                told = {"setting": setting, "voice": voice, "error": error}
-                log.warning("voice missing: %(setting)s %(voice)r, which cannot speak: %(error)s", told)
+                fields = {"setting": setting, "voice": voice, "error": error}
+                log.warning("voice missing: %(setting)s %(voice)r, which cannot speak: %(error)s", fields)
 
     def names(self) -> list[str]:
         """Built-in voices in the model's order, then the public ones; a name that is both counts once."""
@@ -209,7 +209,7 @@ class VoiceRegistry:
 
         Raises:
             VoiceNotFound: the owner has none of that name.
-            InvalidRequest: it is the model's, and stays.
+            InvalidRequest: it is built into the model.
             VoiceStoreError: the store refuses, or cannot be reached.
         """
         if self._store.version(name, owner) is not None:
@@ -273,9 +273,9 @@ class VoiceRegistry:
             for place in dict.fromkeys((owner, PUBLIC)):
                 self._store.add_features(voice, features, place, self._quota(place))
         except VivavoceError as error:
-            told = {"name": voice.name, "error": error}
+            fields = {"name": voice.name, "error": error}
             log.warning(
-                "voice of another model: %(name)r is extracted again, but stays in memory only: %(error)s", told
+                "voice of another model: %(name)r is extracted again, but stays in memory only: %(error)s", fields
             )
         return changed(features, description=voice.description, licence=voice.licence)
 

@@ -122,9 +122,9 @@ class Voice:
 
     def of(self, fingerprint: str) -> Voice | None:
         """The voice with that model's features alone and without its recording; None if it has none for the model."""
-        told = {key: getattr(self, key) for key in _STRINGS if key != "fingerprint"}
+        strings = {key: getattr(self, key) for key in _STRINGS if key != "fingerprint"}
         found = (one for one in (self, *self.others) if one.fingerprint == fingerprint)
-        return next((replace(one, **told, recording=b"", others=()) for one in found), None)
+        return next((replace(one, **strings, recording=b"", others=()) for one in found), None)
 
     def including(self, features: Voice) -> Voice:
         """The voice with another model's features beside its own; the oldest of the others' make room."""
@@ -294,7 +294,7 @@ def voices_from_spk2info(path: Path, fingerprint: str) -> list[Voice]:
     """The speakers of the file, in its order, as voices of the model that `fingerprint` names ("" if unknown).
 
     A built-in speaker becomes a voice with an embedding only. A saved zero-shot speaker becomes a voice with its
-    prompt; the file keeps text ids but no transcript, so that stays "". The original stores the same speech tokens
+    prompt; the file keeps text ids without a transcript, which is then "". The original stores the same speech tokens
     for the language model and for the flow; those of the flow are taken.
 
     Raises:
