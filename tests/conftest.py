@@ -22,15 +22,13 @@ CPU = torch.device("cpu")
 
 LONGEST = (
     "quality/test_mini.py",
-    "vivavoce_triton/test_triton_serving.py",
-    "parity/test_parity.py",
     "server/http/test_serve_mini.py",
+    "triton/test_triton_serving.py",
     "engine/flow_stage/test_flow_stage_fast.py",
-    "vivavoce_triton/test_triton_mini.py",
+    "parity/test_parity.py",
     "engine/test_engine_kernels.py",
 )
-"""Files of few tests that take a minute and more; they come first, so that no worker is left alone with one;
-those with a server stand apart."""
+"""Files of few tests that take a minute and more; they come first, so that no worker is left alone with one."""
 
 LATE_S = 600.0
 """No coroutine takes so long; one that hangs ends then."""

@@ -81,8 +81,8 @@ def quick_interpreter():
 def coarse_cuts():
     """The fewest programs."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_unet, "cuts_of", lambda frames, *, invariant: COARSE)
         for estimator in (packed_unet, packed_dit):
-            patch.setattr(estimator, "cuts_of", lambda frames, *, invariant: COARSE)
             patch.setattr(estimator, "NORM_ROWS", 256)
         for encoder in (packed_encoder, packed_dit):
             patch.setattr(encoder, "encoder_cuts", lambda tokens, *, invariant: COARSE_ENCODER)

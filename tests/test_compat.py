@@ -33,9 +33,10 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
-from vivavoce.frontend.speech import MAX_SEED, SpeakOptions
+from vivavoce.frontend.speech import SpeakOptions
+from vivavoce.frontend.speech_options import MAX_SEED
 from vivavoce.models.build import build_models
-from vivavoce.models.exported.estimator import ForeignEstimator
+from vivavoce.models.exported.estimator import ExportedEstimator
 from vivavoce_export.network_files import export_part
 from vivavoce_export.parts import part_of
 
@@ -450,7 +451,7 @@ def test_load_jit_runs_what_was_exported(folders, tmp_path, monkeypatch):
     models = build_models(folder, torch.device("cpu"))
     export_part(part_of(models, "estimator"), "jit", folder)
     cosyvoice = compat.CosyVoice2(folder, load_jit=True)
-    assert isinstance(cosyvoice._tts[True].engine.stages.flow.path.estimator, ForeignEstimator)
+    assert isinstance(cosyvoice._tts[True].engine.stages.flow.path.estimator, ExportedEstimator)
     (piece,) = cosyvoice.inference_sft("Hello.", "babble-a")
     assert piece["tts_speech"].isfinite().all()
 

@@ -19,8 +19,7 @@ from vivavoce.cli import server
 from vivavoce.cli.main import main
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine_process.client import EngineClient
-from vivavoce.engine_process.messages import EngineProcessSettings
-from vivavoce.engine_process.messages import Message as EngineMessage
+from vivavoce.engine_process.messages import EngineProcessSettings, Event, FromProcess, Speak
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
 
@@ -37,14 +36,14 @@ class TracedHost(EngineClient):
 
     def _send(self, message: Any) -> None:
         visitor = _visitor.get()
-        if isinstance(message, EngineMessage) and message.kind == "speak" and visitor is not None:
+        if isinstance(message, Speak) and visitor is not None:
             visitor["number"] = message.number
             LOG.begin(message.number, id=visitor["id"], accepted=visitor["accepted"])
             LOG.mark(message.number, "sent")
         super()._send(message)
 
-    def _take(self, message: EngineMessage) -> None:
-        if isinstance(message.value, AudioChunk):
+    def _take(self, message: FromProcess) -> None:
+        if isinstance(message, Event) and isinstance(message.event, AudioChunk):
             LOG.mark(message.number, "came")
         super()._take(message)
 

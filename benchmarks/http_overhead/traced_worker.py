@@ -7,7 +7,7 @@ from unittest.mock import patch
 from benchmarks.http_overhead.trace import TraceLog
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine_process import process
-from vivavoce.engine_process.messages import Message
+from vivavoce.engine_process.messages import Answer, Event, FromProcess
 from vivavoce.frontend.speech import SpeechRequest
 
 LOG = TraceLog("engine")
@@ -21,10 +21,10 @@ class TracedServer(process.EngineServer):
         LOG.mark(number, "received")
         await super()._speak(number, request)
 
-    def _send(self, message: Message) -> None:
-        if message.kind == "answer" and message.number in self._sessions:
+    def _send(self, message: FromProcess) -> None:
+        if isinstance(message, Answer) and message.number in self._sessions:
             LOG.mark(message.number, "submitted")
-        elif isinstance(message.value, AudioChunk):
+        elif isinstance(message, Event) and isinstance(message.event, AudioChunk):
             LOG.end(message.number, "made")
         super()._send(message)
 

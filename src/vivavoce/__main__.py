@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-# `-m` puts the working folder first: a folder `triton` or `torch` in it would stand in for the library of that name.
-# Only a checkout that is run where it lies is found there. What Python and the package import before this line is
-# beyond our reach: only the command `vivavoce` takes nothing at all from there.
+# `-m` puts the current folder first in sys.path: a folder `triton` or `torch` in it would hide that library. It stays
+# only if it is the checkout itself. Imports before this line cannot be protected here; the command `vivavoce` is not
+# affected at all.
 if __name__ == "__main__" and sys.path[:1] == [os.getcwd()] != [os.path.dirname(os.path.dirname(__file__))]:
     del sys.path[0]
 

@@ -1,4 +1,4 @@
-"""CosyVoice's own Python interface: a script that was written for it runs here when its import lines are changed.
+"""CosyVoice's own Python interface: a script written for it runs here after a change of its import lines.
 
     from vivavoce.compat import AutoModel
 
@@ -6,8 +6,8 @@
     for i, j in enumerate(cosyvoice.inference_zero_shot("Hello.", "What I say there.", "me.wav")):
         torchaudio.save(f"{i}.wav", j["tts_speech"], cosyvoice.sample_rate)
 
-Names, arguments and the form of results are those of https://github.com/FunAudioLLM/CosyVoice, as its README and its
-examples show them; docs/from-cosyvoice.md says what is different.
+Names, arguments and results are those of https://github.com/FunAudioLLM/CosyVoice, as its README and examples show
+them; docs/from-cosyvoice.md lists the differences.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
 from vivavoce.frontend.session import RequestSession
-from vivavoce.frontend.speech import MAX_SEED, Mode, SpeakOptions
+from vivavoce.frontend.speech import Mode, SpeakOptions
+from vivavoce.frontend.speech_options import MAX_SEED
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.names import unknown_voice
 from vivavoce.frontend.voices.voice import Voice, built_in_voices, voices_to_spk2info
@@ -53,24 +54,24 @@ Text = str | Iterable[str]
 Prompt = str | Path | BinaryIO | Tensor
 """A recording: a path, an open file, or 16 kHz samples [1, n] as `load_wav` gives them."""
 Pieces = Generator[dict[str, Tensor], None, None]
-"""Each has its audio under "tts_speech": [1, n] float32 on the CPU."""
+"""Dicts with the audio under "tts_speech": [1, n] float32 on the CPU."""
 _Chunks = Generator[AudioChunk, None, None] | RequestSession
 
 
 class CosyVoice:
-    """A model of the first generation, CosyVoice-300M and its kin; the base of the others.
+    """A model of the first generation, such as CosyVoice-300M; the base of the other generations.
 
-    The methods that speak are generators: nothing is read, refused or spoken before the first `next`. With stream=False
-    they give a piece for each segment of the text, with stream=True chunks, each as soon as it is made. One that is
-    closed or dropped gives its speech up. One object serves any number of threads, whose work is batched; its engine
-    stops when the object is gone. Each call draws its seed from torch's generator.
+    The methods that speak are generators: nothing happens before the first `next`. With stream=False they yield the
+    audio of each text segment, with stream=True chunks, as soon as they are made. Closing or dropping a generator
+    cancels its speech. One object serves any number of threads, whose work is batched; its engine stops when the object
+    is deleted. Each call draws its seed from torch's generator.
 
-    model_dir: an official folder, or a published model's name or id, which is downloaded where it is missing; fp16:
-    float16 on CUDA, where it is chosen anyway, elsewhere False; load_jit, load_trt: the flow's backends jit and
-    tensorrt (where both are given: tensorrt, with trt_concurrent contexts); load_vllm: the language model's backend
-    vllm; docs/backends.md has more. load_trt is False without CUDA, as officially, and for CosyVoice 1 nothing changes,
-    which the log says. trust_model_code: run code of the folder that was not exported on this machine. VivavoceError:
-    the folder is of another generation, or cannot be used.
+    model_dir: an official folder, or a published model's name or id, which is downloaded if it is missing; fp16:
+    float16 on CUDA, where it is the default anyway, elsewhere False; load_jit, load_trt: the flow's backends jit and
+    tensorrt (if both are given: tensorrt, with trt_concurrent contexts); load_vllm: the language model's backend vllm;
+    see docs/backends.md. As in the official code, load_trt is False without CUDA. For CosyVoice 1 these flags change
+    nothing, and a warning is logged. trust_model_code: run code of the folder that was not exported on this machine.
+    VivavoceError: the folder is of another generation, or cannot be used.
     """
 
     _generation = Generation.V1
@@ -92,8 +93,8 @@ class CosyVoice:
             )
         given = {name for name, value in flags.items() if value}
         if given and generation is Generation.V1:
-            told = {"flags": ", ".join(sorted(given))}
-            log.warning("official flags: %(flags)s: vivavoce's own engine does this work, nothing changes", told)
+            ignored = {"flags": ", ".join(sorted(given))}
+            log.warning("official flags: %(flags)s: vivavoce's own engine does this work, nothing changes", ignored)
             given.clear()
         if device.type != "cuda":
             for name in sorted(given & {"load_trt"} | ({"fp16"} if fp16 else set())):
@@ -112,19 +113,19 @@ class CosyVoice:
         engine, front_end = load_model(folder, (device,), dtype, settings=settings, text_processes=processes)
         text = front_end.text.as_written()
         plain = replace(front_end, text=text, extractor=replace(front_end.extractor, text=text))
-        # By text_frontend: with it texts are read out and split, without it they are spoken as they are written.
+        # By text_frontend: True normalises and splits texts, False speaks them as they are written.
         self._tts = {True: Vivavoce(engine, front_end), False: Vivavoce(engine, plain)}
         self._folder, self._voices, self._added = folder, built_in_voices(folder), dict[str, Voice]()
         self.model_dir, self.fp16, self.sample_rate = str(model_dir), fp16, self._tts[True].sample_rate
 
     def list_available_spks(self) -> list[str]:
-        """The names of the model's speakers and of those that were added."""
+        """The names of the model's speakers and of added ones."""
         return list(self._voices)
 
-    list_avaliable_spks = list_available_spks  # as it was spelled at first
+    list_avaliable_spks = list_available_spks  # the official code's first spelling
 
     def add_zero_shot_spk(self, prompt_text: str, prompt_wav: Prompt, zero_shot_spk_id: str) -> bool:
-        """Give the voice of a recording a name, for this object and, after `save_spkinfo`, for later ones."""
+        """Add the voice of a recording under a name, for this object and, after `save_spkinfo`, for later ones."""
         if not zero_shot_spk_id:
             raise InvalidRequest("zero_shot_spk_id: is empty; give the speaker a name")
         voice = self._voice(prompt_wav, prompt_text).named(zero_shot_spk_id)
@@ -132,20 +133,20 @@ class CosyVoice:
         return True
 
     def save_spkinfo(self) -> None:
-        """Write the speakers that were added into the folder's spk2info.pt; all others in it stay as they are."""
+        """Write the added speakers into the folder's spk2info.pt; all others in it stay as they are."""
         voices_to_spk2info(self._added.values(), self._folder / SPEAKERS, keep=True)
 
     def inference_sft(
         self, tts_text: Text, spk_id: str, stream: bool = False, speed: float = 1.0, text_frontend: bool = True
     ) -> Pieces:
-        """Speak as one of the model's speakers, of whom nothing but the embedding is used."""
+        """Speak as one of the model's speakers, by its embedding only."""
         yield from self._speak(tts_text, self._named(spk_id), stream, speed, text_frontend, Mode.SFT)
 
     def inference_zero_shot(
         self, tts_text: Text, prompt_text: str, prompt_wav: Prompt, zero_shot_spk_id: str = "",
         stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
     ) -> Pieces:  # fmt: skip
-        """Speak in voice and manner of a recording that says prompt_text, or of a speaker that was added."""
+        """Speak with the voice and manner of a recording, whose transcript is prompt_text, or of an added speaker."""
         voice = self._voice(prompt_wav, prompt_text, zero_shot_spk_id, text_frontend)
         yield from self._speak(tts_text, voice, stream, speed, text_frontend, Mode.ZERO_SHOT)
 
@@ -153,7 +154,7 @@ class CosyVoice:
         self, tts_text: Text, prompt_wav: Prompt, zero_shot_spk_id: str = "",
         stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
     ) -> Pieces:  # fmt: skip
-        """Speak in the voice of a recording, in whatever language it is, or of a speaker that was added."""
+        """Speak with the voice of a recording in any language, or of an added speaker."""
         voice = self._voice(prompt_wav, "", zero_shot_spk_id)
         yield from self._speak(tts_text, voice, stream, speed, text_frontend, Mode.CROSS_LINGUAL)
 
@@ -167,13 +168,13 @@ class CosyVoice:
         )
 
     def inference_instruct2(self, *_: Any, **__: Any) -> Pieces:
-        """Later generations have it; this one raises InvalidRequest."""
+        """Only later generations have this mode; raises InvalidRequest."""
         raise InvalidRequest(
             "inference_instruct2: CosyVoice has no such mode; use inference_instruct, or a later model"
         )
 
     def inference_vc(self, source_wav: Prompt, prompt_wav: Prompt, stream: bool = False, speed: float = 1.0) -> Pieces:
-        """Say the words of source_wav (30 s at most) in the voice of prompt_wav."""
+        """Repeat the words of source_wav (30 s at most) in the voice of prompt_wav."""
         tts, seed = self._tts[True], int(torch.randint(MAX_SEED, ()))
         source, voice = _recording(source_wav), self._voice(prompt_wav)
         request = tts.front_end.plan_conversion(source, voice, speed, seed)
@@ -186,7 +187,6 @@ class CosyVoice:
         return self._voices[spk_id]
 
     def _voice(self, wav: Prompt, says: str = "", spk_id: str = "", text_frontend: bool = True) -> Voice:
-        """The speaker of that name, else that of the recording."""
         return self._named(spk_id) if spk_id else self._tts[text_frontend].voice(_recording(wav), says)
 
     def _speak(
@@ -195,7 +195,7 @@ class CosyVoice:
         tts, seed = self._tts[text_frontend], int(torch.randint(MAX_SEED, ()))
         options = SpeakOptions(mode=mode, instruct=instruct or None, speed=speed, seed=seed, reading="official")
         try:
-            if stream or not isinstance(text, str):  # what arrives is always spoken while it arrives
+            if stream or not isinstance(text, str):  # a generator's text is always streamed
                 chunks: _Chunks = tts.stream(text, voice, options)
             else:
                 requests = tts.front_end.requests(text, voice, options)
@@ -220,14 +220,14 @@ class CosyVoice2(CosyVoice):
         self._load(model_dir, fp16, trt_concurrent, trust_model_code, **flags)
 
     def inference_instruct(self, *_: Any, **__: Any) -> Pieces:
-        """The first generation has it; this one raises InvalidRequest."""
+        """Only the first generation has this mode; raises InvalidRequest."""
         raise InvalidRequest(f"inference_instruct: {type(self).__name__} has no such mode; use inference_instruct2")
 
     def inference_instruct2(
         self, tts_text: Text, instruct_text: str, prompt_wav: Prompt, zero_shot_spk_id: str = "",
         stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
     ) -> Pieces:  # fmt: skip
-        """Speak in the voice of a recording, or of a speaker that was added, in the way that instruct_text says."""
+        """Speak with the voice of a recording or of an added speaker, in the way that instruct_text describes."""
         voice = self._voice(prompt_wav, "", zero_shot_spk_id)
         yield from self._speak(tts_text, voice, stream, speed, text_frontend, Mode.INSTRUCT, instruct_text)
 
@@ -247,14 +247,14 @@ class CosyVoice3(CosyVoice2):
 _CLASSES = {Generation.V1: CosyVoice, Generation.V2: CosyVoice2, Generation.V3: CosyVoice3}
 
 
-def AutoModel(model_dir: Folder, **flags: Any) -> CosyVoice:  # noqa: N802 - its name is given
-    """The model of a folder, of whichever generation; flags: those of its class."""
+def AutoModel(model_dir: Folder, **flags: Any) -> CosyVoice:  # noqa: N802 - the official name
+    """Load a folder of any generation; flags: those of the generation's class."""
     folder = _find_folder(model_dir)
     return _CLASSES[detect_generation(folder)](folder, **flags)
 
 
 def load_wav(wav: str | Path | BinaryIO, target_sr: int, min_sr: int = 16_000) -> Tensor:
-    """Mono samples [1, n] float32 of a file at this rate. InvalidAudio: unreadable, or of a lower rate than min_sr."""
+    """Mono samples [1, n] float32 of a file at target_sr. InvalidAudio: unreadable, or its rate is below min_sr."""
     audio = decode_audio(wav, field="wav")
     if audio.sample_rate < min_sr and audio.sample_rate != target_sr:
         raise InvalidAudio(f"wav: has {audio.sample_rate} Hz, at least {min_sr} are needed; record it at a higher rate")
@@ -262,13 +262,13 @@ def load_wav(wav: str | Path | BinaryIO, target_sr: int, min_sr: int = 16_000) -
 
 
 def set_all_random_seed(seed: int) -> None:
-    """Seed Python, NumPy and torch, whose generator the seeds of speech are drawn from."""
-    for plant in (random.seed, np.random.seed, torch.manual_seed):
-        plant(seed)
+    """Seed Python, NumPy and torch; speech draws its seeds from torch's generator."""
+    for set_seed in (random.seed, np.random.seed, torch.manual_seed):
+        set_seed(seed)
 
 
 def _pieces(chunks: _Chunks, stream: bool) -> Pieces:
-    """As the original gives them: every chunk of a stream, else the chunks of a segment together."""
+    """The official pieces: every chunk of a stream, else the chunks of a segment together."""
     with closing(chunks):
         for _, together in groupby(chunks, key=lambda chunk: chunk.index if stream else chunk.segment):
             samples = np.concatenate([chunk.samples for chunk in together])
@@ -277,14 +277,14 @@ def _pieces(chunks: _Chunks, stream: bool) -> Pieces:
 
 
 def _recording(wav: Prompt) -> AudioSource:
-    """A recording as voices are made of it; a plain string would be a voice's name there."""
+    """A recording as voice extraction takes it, where a plain string would be a voice's name."""
     if wav is None or (isinstance(wav, str) and not wav):
         raise InvalidAudio("prompt_wav: is empty; give a recording, or a speaker's name as zero_shot_spk_id")
     return Path(wav) if isinstance(wav, str) else (wav, SAMPLE_RATE) if isinstance(wav, Tensor) else wav
 
 
 def _find_folder(model_dir: Folder) -> Path:
-    """The folder itself, or that of the published model which it, or the end of its path, names; fetched if need be."""
+    """The folder, or that of the published model that the end of the path names, downloaded if it is missing."""
     try:
         return model_folder(model_dir)
     except (ModelNotFound, DownloadError):
@@ -292,7 +292,5 @@ def _find_folder(model_dir: Folder) -> Path:
         known = next((one for one in KNOWN_MODELS.values() if name in (one.name, Path(one.hf_id).name)), None)
         if known is None:
             raise
-    log.warning(
-        "model folder: %(folder)s is not there; it is fetched, unless it was before", {"folder": str(model_dir)}
-    )
+    log.warning("model folder: %(folder)s does not exist; using the published model", {"folder": str(model_dir)})
     return download(known.name, source="modelscope" if str(model_dir) == known.modelscope_id else "hf")

@@ -1,7 +1,7 @@
-"""Every error vivavoce raises on purpose, with its stable code and its meaning at each door.
+"""Every error that vivavoce raises on purpose, with its stable code and its HTTP, gRPC and exit status.
 
-A message is one line. It names the field, the value and the limit, and ends with the way out. Exit 1 marks what the
-user has no part in; exit 130 is the shell's word for interrupted.
+A message is one line. It names the field, the value and the limit, and ends with the way out. Exit code 1: the user
+cannot change anything about the error; 130: interrupted, as in shells.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import ClassVar
 class VivavoceError(Exception):
     """Base of all errors below; catching it catches every failure that vivavoce foresees.
 
-    Most of them the user can mend, by another request or by waiting; what is not below it is a defect. A subclass says
-    what differs from its base; its code is its name in lower case, with underscores, unless it says another.
+    The user can mend most of them, by another request or by waiting; any other exception is a defect. A subclass sets
+    only the attributes that differ from its base; the default of `code` is its name in lower case, with underscores.
     """
 
     code: ClassVar[str] = "error"
@@ -22,7 +22,7 @@ class VivavoceError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
     exit_code: ClassVar[int] = 2
     retry_after_s: float | None = None
-    """Seconds after which the same request may succeed, an estimate; None where waiting does not help."""
+    """Estimated seconds after which the same request may succeed; None where waiting does not help."""
 
     def __init_subclass__(cls, **different: float | str) -> None:
         for name, value in {"code": re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower(), **different}.items():
@@ -35,9 +35,9 @@ class InvalidRequest(VivavoceError, http_status=400, grpc_status="INVALID_ARGUME
 
 
 class InvalidText(InvalidRequest):
-    """The text cannot be spoken: nothing in it to say, too long, or letters that the model lacks.
+    """The text cannot be spoken: it is empty, too long, or has letters that the model lacks.
 
-    nothing_to_say: there is no fault in it, and no word.
+    nothing_to_say: the text is valid, but has no word.
     """
 
     def __init__(self, message: str = "", *, nothing_to_say: bool = False) -> None:
@@ -50,19 +50,19 @@ class InvalidAudio(InvalidRequest):
 
 
 class TooLarge(InvalidRequest, http_status=413, grpc_status="RESOURCE_EXHAUSTED"):
-    """A request, or a file in it, has more bytes than are taken."""
+    """A request, or a file in it, is above a limit in bytes."""
 
 
 class Unauthorized(VivavoceError, http_status=401, grpc_status="UNAUTHENTICATED"):
-    """A server that wants an API key was given none, or one that it does not know."""
+    """The server wants an API key, and the request has none, or an unknown one."""
 
 
 class Forbidden(VivavoceError, http_status=403, grpc_status="PERMISSION_DENIED"):
-    """The API key is known, and may not do what was asked."""
+    """The API key is valid, but does not permit the request."""
 
 
 class RequestNotFound(VivavoceError, http_status=404, grpc_status="NOT_FOUND"):
-    """No request of that id is remembered, or it is another caller's."""
+    """The request id is unknown, or belongs to another caller."""
 
 
 class VoiceNotFound(VivavoceError, http_status=404, grpc_status="NOT_FOUND"):
@@ -78,7 +78,7 @@ class VoiceStoreError(VivavoceError):
 
 
 class VoiceStoreAway(VoiceStoreError, http_status=503, grpc_status="UNAVAILABLE", retry_after_s=5.0):
-    """A store of voices on another machine cannot be reached now, or refuses; the same request may succeed later."""
+    """A remote voice store cannot be reached now, or refuses; the same request may succeed later."""
 
 
 class CheckpointError(VivavoceError, grpc_status="FAILED_PRECONDITION"):
@@ -86,7 +86,7 @@ class CheckpointError(VivavoceError, grpc_status="FAILED_PRECONDITION"):
 
 
 class UnsupportedModel(CheckpointError, grpc_status="UNIMPLEMENTED"):
-    """A model folder of a generation, or with a feature, that this version does not have."""
+    """A model folder of a generation, or with a feature, that this version does not support."""
 
 
 class ModelNotFound(VivavoceError, http_status=404, grpc_status="NOT_FOUND"):
@@ -94,11 +94,11 @@ class ModelNotFound(VivavoceError, http_status=404, grpc_status="NOT_FOUND"):
 
 
 class DownloadError(VivavoceError, http_status=502, grpc_status="UNAVAILABLE"):
-    """A hub could not be reached, does not have the file, or sent bytes whose checksum is wrong."""
+    """A hub cannot be reached, lacks the file, or sent bytes with a wrong checksum."""
 
 
 class MissingDependency(VivavoceError, grpc_status="FAILED_PRECONDITION"):
-    """A package that is needed cannot be imported; the message holds the pip line to type."""
+    """A required package cannot be imported; the message has the pip command."""
 
 
 class Overloaded(VivavoceError, http_status=429, grpc_status="RESOURCE_EXHAUSTED"):
@@ -106,32 +106,32 @@ class Overloaded(VivavoceError, http_status=429, grpc_status="RESOURCE_EXHAUSTED
 
     retry_after_s: float
 
-    # The default lets a pickled error be rebuilt from its message; its attributes follow.
+    # Unpickling calls it with the message only, and sets the attributes afterwards; hence the defaults.
     def __init__(self, message: str = "", retry_after_s: float = 1.0, figures: str = "") -> None:
-        """figures: why, in the words of the scheduler, for the log."""
+        """figures: the scheduler's reason, for the log."""
         super().__init__(message)
         self.retry_after_s, self.figures = retry_after_s, figures
 
 
 class OutOfMemory(VivavoceError, http_status=503, grpc_status="RESOURCE_EXHAUSTED"):
-    """The device's memory does not hold the request, not even alone in its batch."""
+    """The device's memory cannot hold the request, not even alone in a batch."""
 
 
 class StageFailed(VivavoceError, exit_code=1):
-    """A stage of the engine threw while it worked on this request; the engine goes on with the others."""
+    """A stage of the engine raised an exception on this request; the engine continues with the others."""
 
 
 class EngineStopped(VivavoceError, http_status=503, grpc_status="UNAVAILABLE", exit_code=1, retry_after_s=5.0):
-    """The engine takes no more requests: it is shutting down, or it broke and cannot go on."""
+    """The engine accepts no more requests: it is shutting down, or it has failed."""
 
 
 class ListenerStalled(VivavoceError, http_status=408, grpc_status="DEADLINE_EXCEEDED", exit_code=1):
-    """A listener has not read its audio for longer than the server waits, which keeps no more of it."""
+    """The client has not read its audio for longer than the server waits, and the server buffers no more of it."""
 
 
 class DeadlineExceeded(VivavoceError, http_status=504, grpc_status="DEADLINE_EXCEEDED", exit_code=1):
-    """The time that a request was given was over before its speech was whole; what was left of it is not made."""
+    """The request's time limit passed before its speech was complete; the rest of it is not made."""
 
 
 class RequestCancelled(VivavoceError, code="cancelled", http_status=499, grpc_status="CANCELLED", exit_code=130):
-    """The request was ended before its speech was complete, by its caller or because its listener left."""
+    """The request was ended before its speech was complete, by its caller or by a disconnect."""

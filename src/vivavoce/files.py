@@ -1,4 +1,4 @@
-"""Files and folders: replaced in one step, safe from strangers, locked between processes."""
+"""Files and folders: atomic replacement, checks of who can write them, locks between processes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False, sync: bool = False) -> Iterator[BinaryIO]:
-    """Open a new file beside `path` that takes its place when the block ends; after an error nothing is left of it.
+    """Open a new file that replaces `path` when the block ends; after an error nothing of it is left.
 
-    private: only the file's owner may read it (mode 0600). sync: the content survives a power cut.
+    private: only the owner may read the file (mode 0600). sync: the content survives a power cut.
 
     Raises:
-        OSError: the place cannot be written; the file before stays.
+        OSError: the file cannot be written; the old one stays.
     """
     new = path.with_name(f".{path.name[:32]}.{secrets.token_hex(6)}.part")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
@@ -46,29 +46,29 @@ def replace_file(path: Path, content: bytes | str, *, private: bool = False, syn
 
 @contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """An empty folder that replaces `target` and all that is in it when the block ends without an error."""
-    place = target.resolve()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as workshop:
+    """Yield an empty folder that replaces `target` and its contents if the block ends without an error."""
+    final = target.resolve()
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as workshop:
         new, old = Path(workshop) / "new", Path(workshop) / "old"
         new.mkdir()
         yield new
-        # Two renames, as no single one exchanges folders everywhere.
-        if place.exists():
-            os.replace(place, old)
+        # Two renames: not every system can exchange folders in one.
+        if final.exists():
+            os.replace(final, old)
         try:
-            os.replace(new, place)
+            os.replace(new, final)
         except BaseException:
             if old.exists():
-                os.replace(old, place)
+                os.replace(old, final)
             raise
 
 
 def untrusted(path: Path, *, any_owner: bool = False) -> str | None:
-    """Why strangers can change the file or folder, and the way out; None: they cannot. OSError: it is not there.
+    """The reason why other users can change the file or folder, with the way out; None if they cannot.
 
-    Strangers are all users, and without `any_owner` an owner who is neither root nor this process' user. A group is
-    none: who lets it write has chosen it.
+    Other users are all but root and this process' user; any_owner: any owner is accepted. Write permission for the
+    group is accepted, because someone has to grant it on purpose. OSError: the file does not exist.
     """
     found, user = path.stat(), os.geteuid()
     if found.st_mode & stat.S_IWOTH:
@@ -80,15 +80,15 @@ def untrusted(path: Path, *, any_owner: bool = False) -> str | None:
 
 @contextmanager
 def locked(path: Path, *, on_wait: Callable[[], None] | None = None, timeout_s: float = math.inf) -> Iterator[None]:
-    """Hold the lock of a folder, or of a file that is made if it is missing; one thread of one process at a time.
+    """Hold the lock of a folder or a file (created if missing); one thread of one process at a time.
 
-    on_wait: called before waiting for another holder; what it raises ends the attempt. A lock file must stay where it
-    is: a removed one could be locked twice.
+    on_wait: called before waiting for another holder; an exception from it ends the attempt. Never remove a lock file:
+    another process could then lock a second one.
 
     Raises:
-        OSError: the path is a link, or cannot be opened. TimeoutError: somebody else still holds the lock.
+        OSError: the path is a link, or cannot be opened. TimeoutError: another process still holds the lock.
     """
-    import fcntl  # POSIX only, while `replacing` works everywhere
+    import fcntl  # POSIX only; the rest of this module is portable
 
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path.name} is a link; remove it")
@@ -96,7 +96,7 @@ def locked(path: Path, *, on_wait: Callable[[], None] | None = None, timeout_s: 
     descriptor, until = os.open(path, kind | os.O_NOFOLLOW, 0o600), time.monotonic() + timeout_s
     try:
         while True:
-            with suppress(BlockingIOError):  # a wait inside of the call could not be given up
+            with suppress(BlockingIOError):  # a blocking call could not time out
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if on_wait is not None:

@@ -1,10 +1,10 @@
-"""Logs: one event a line, as JSON for machines or as text for terminals; all loggers of the process write here.
+"""Logs: one event per line, as JSON for machines or as text for terminals; all loggers of the process write here.
 
-An event's name is a constant: what `log_event` is given, or what a message has before its first colon. Values are
-fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. What libraries say is the event `library`.
+An event's name is a constant: the argument of `log_event`, or the text of a message before its first colon. Values are
+fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. Messages of libraries are the event `library`.
 
-Texts, recordings, transcripts and keys are not written. `log_event` takes plain fields; the messages of errors that
-clients cause are left out, because they quote what was sent; addresses lose their query strings.
+Texts, recordings, transcripts and keys are not logged. `log_event` takes plain fields; messages of errors that clients
+cause are left out, because they quote the request; URLs lose their query strings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 _SILENT = logging.CRITICAL + 1
 _text_log = logging.getLogger("vivavoce.text")
-"""The texts of requests; silent unless an operator wants them."""
+"""Logs the texts of requests; silent unless an operator enables it."""
 _text_log.setLevel(_SILENT)
 
 Field = str | int | float | bool | None
@@ -32,7 +32,7 @@ Field = str | int | float | bool | None
 _FIELDS = "vivavoce_fields"
 _QUIET_LIBRARIES = ("httpx", "httpcore", "hpack", "websockets", "multipart", "python_multipart", "opentelemetry")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""Controls, line ends of Unicode, marks that turn the direction of writing or do not show, halves of pairs."""
+"""Control characters, Unicode line ends, direction marks, invisible characters, lone surrogates."""
 _QUERY = re.compile(r"\?[^\s\"']*")
 _MAX_MESSAGE = 4000
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -40,10 +40,9 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(
 
 @dataclass
 class RequestScope:
-    """What is known of the request, or the connection, that a task works on; filled in step by step.
+    """The request or connection that a task works on; filled in step by step.
 
-    request_id, principal_name: "" until they are known; traceparent, tracestate: W3C's trace context as the client
-    sent it, or "".
+    request_id, principal_name: "" until they are known; traceparent, tracestate: the client's W3C trace context, or "".
     """
 
     request_id: str = ""
@@ -53,7 +52,7 @@ class RequestScope:
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits; "" if no valid trace context was sent."""
+        """32 hexadecimal digits; "" without a valid trace context."""
         found = _TRACEPARENT.fullmatch(self.traceparent)
         return found[1] if found and found[1].strip("0") else ""
 
@@ -68,8 +67,8 @@ def current_scope() -> RequestScope | None:
 
 @contextmanager
 def request_scope(request_id: str = "", *, traceparent: str = "", tracestate: str = "") -> Iterator[RequestScope]:
-    """Everything that is logged inside belongs to one request."""
-    limit = 512  # W3C asks servers to pass on this many
+    """Assign everything that the block logs to one request."""
+    limit = 512  # W3C asks servers to pass on at least this many characters
     scope = RequestScope(request_id, traceparent=traceparent[:limit], tracestate=tracestate[:limit])
     token = _current.set(scope)
     try:
@@ -79,7 +78,7 @@ def request_scope(request_id: str = "", *, traceparent: str = "", tracestate: st
 
 
 def note_principal(name: str) -> None:
-    """The running request was sent with the key of this name."""
+    """Set the name of the key that the running request was sent with."""
     if (scope := _current.get()) is not None:
         scope.principal_name = name
 
@@ -87,8 +86,8 @@ def note_principal(name: str) -> None:
 def configure(form: str, level: str = "info", *, log_text: bool = False, stream: TextIO | None = None) -> None:
     """Send all logs of this process to one stream, standard error by default; may be called again.
 
-    form: json or text; log_text: also the texts of requests, and error messages that quote them. uvicorn loses its own
-    handlers, and its access log, which ours replaces.
+    form: json or text; log_text: also log texts of requests, and error messages that quote them. uvicorn loses its own
+    handlers and its access log, which our request log replaces.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
@@ -107,32 +106,30 @@ def configure(form: str, level: str = "info", *, log_text: bool = False, stream:
 
 
 def log_event(logger: logging.Logger, level: int, event: str, **fields: Field) -> None:
-    """Log an event with its fields, by name; None: not known, left out."""
+    """Log an event with its fields; fields that are None are left out."""
     if logger.isEnabledFor(level):
         known = {name: value for name, value in fields.items() if value is not None}
         logger.log(level, event, extra={_FIELDS: known})
 
 
 def log_text(request_id: str, text: str) -> None:
-    """Log the text of a request, if the operator wants that."""
+    """Log the text of a request, if the operator enabled it."""
     log_event(_text_log, logging.INFO, "text", request_id=request_id, text=text)
 
 
 def texts_are_logged() -> bool:
-    """Whether texts, and messages that quote them, may be logged."""
     return _text_log.isEnabledFor(logging.INFO)
 
 
 def printable(text: str) -> str:
-    """The text in one line: controls and invisible characters as \\uXXXX."""
+    """The text in one line, with control and invisible characters as \\uXXXX."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, event, the request's fields, the event's, message and traceback."""
+    """One JSON object per line: time, level, logger, event, fields of the request and the event, message, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; keys come in that order."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         message, event = _message(record), "library"
         if record.name.startswith("vivavoce"):
@@ -149,15 +146,14 @@ class JsonFormatter(logging.Formatter):
             line["message"] = message
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        # json escapes what is below a space; the rest is escaped here, where all of it is inside of strings.
+        # json.dumps escapes characters below a space; all others to escape are inside strings.
         return printable(json.dumps(line, ensure_ascii=False))
 
 
 class TextFormatter(logging.Formatter):
-    """For people: time with its zone, level, message, fields as name=value; tracebacks below, indented."""
+    """For people: time with zone, level, message, fields as name=value; a traceback follows, indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and a traceback's lines."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(record.created))
         words = [moment, f"{record.levelname.lower():<7}", printable(_message(record))]
         for name, value in _fields(record).items():
@@ -173,23 +169,23 @@ class TextFormatter(logging.Formatter):
 def _message(record: logging.LogRecord) -> str:
     try:
         text = record.getMessage()
-    except Exception:  # a logging call with wrong arguments must not end what it reports on
+    except Exception:  # a logging call with wrong arguments must not break its caller
         text = str(record.msg)
     if record.name.startswith("uvicorn"):
-        text = _QUERY.sub("?…", text)  # a WebSocket's address may hold a key
+        text = _QUERY.sub("?…", text)  # a WebSocket's URL may hold a key
     return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…"
 
 
 def _fields(record: logging.LogRecord, given: Mapping[str, object] = MappingProxyType({})) -> dict[str, Field]:
-    """Those of the running request, those that the message was given, then the event's own.
+    """Fields of the running request, of the message's arguments, and of the event, in this order.
 
-    JSON cannot write numbers that are not finite.
+    JSON has no infinity and no NaN, so these become text.
     """
     scope = current_scope() or RequestScope()
     known = {"request_id": scope.request_id, "caller": scope.principal_name, "trace_id": scope.trace_id}
     fields: dict[str, Field] = {name: text for name, text in known.items() if text}
     for name, value in {**given, **getattr(record, _FIELDS, {})}.items():
-        if isinstance(value, float):
+        if isinstance(value, float):  # JSON has no infinity and NaN
             value = round(value, 4) if isfinite(value) else str(value)
         fields[name] = value if value is None or isinstance(value, (str, int, float)) else str(value)
     return fields

@@ -1,4 +1,4 @@
-"""A bounded cache whose values are made once, however many threads ask for them."""
+"""A bounded cache that computes each value once, even if several threads ask for it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Successful calls so far: made: the value had to be made; remembered: it was there, or another thread made it."""
+    """Successful calls so far; computed: the value was computed; hits: it was there, or another thread computed it."""
 
-    made: int
-    remembered: int
+    computed: int
+    hits: int
 
 
 class LruCache(Generic[Value]):
-    """The least recently used value makes room for a new one. Safe between threads; the values are shared.
+    """Drops the least recently used value when full. Thread-safe; values are shared.
 
-    Of several threads that ask for the same new value one makes it, the others wait for it.
+    If several threads ask for the same new value, one computes it and the others wait.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._lock = Lock()
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
-        self._in_work: dict[Hashable, Event] = {}
-        self._made = self._remembered = 0
+        self._pending: dict[Hashable, Event] = {}
+        self._computed = self._hits = 0
 
     @property
     def counts(self) -> CacheCounts:
-        """How often a value had to be made, and how often not."""
         with self._lock:
-            return CacheCounts(self._made, self._remembered)
+            return CacheCounts(self._computed, self._hits)
 
     def find(self, key: Hashable) -> Value | None:
         """The value under `key`; None if it is not there."""
@@ -44,34 +43,34 @@ class LruCache(Generic[Value]):
             if key not in self._values:
                 return None
             self._values.move_to_end(key)
-            self._remembered += 1
+            self._hits += 1
             return self._values[key]
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value under `key`, made if it is not there.
+        """The value under `key`, computed if it is not there.
 
-        What `make` raises reaches its caller and is not remembered: a thread that waited then makes the value itself.
+        An exception from `make` reaches its caller and is not cached: a waiting thread then computes the value itself.
         """
         while True:
             with self._lock:
                 if key in self._values:
                     self._values.move_to_end(key)
-                    self._remembered += 1
+                    self._hits += 1
                     return self._values[key]
-                others = self._in_work.get(key)
-                if others is None:
-                    done = self._in_work[key] = Event()
+                pending = self._pending.get(key)
+                if pending is None:
+                    done = self._pending[key] = Event()
                     break
-            others.wait()
+            pending.wait()
         try:
             value = make()
             with self._lock:
-                self._made += 1
+                self._computed += 1
                 self._values[key] = value
                 if len(self._values) > self._capacity:
                     self._values.popitem(last=False)
             return value
         finally:
             with self._lock:
-                del self._in_work[key]
+                del self._pending[key]
             done.set()

@@ -15,21 +15,21 @@ class Rates:
 
     @property
     def frames_per_token(self) -> int:
-        """Mel frames per speech token: 2 in CosyVoice2; 0: no whole number of them (1.72 in CosyVoice 1)."""
+        """Mel frames per speech token: 2 in CosyVoice2; 0 if it is not a whole number (1.72 in CosyVoice 1)."""
         frames, rest = divmod(self.sample_rate, self.samples_per_frame * self.tokens_per_second)
         return 0 if rest else frames
 
     def frames_of(self, tokens: int) -> int:
-        """Whole mel frames of this many speech tokens; officially int(tokens / 50 · 22050 / 256), which is the same as
-        long as the flow has noise for them.
+        """Whole mel frames of this many speech tokens.
+
+        The official int(tokens / 50 · 22050 / 256) is the same for all lengths that the flow has noise for.
         """
         return tokens * self.sample_rate // (self.samples_per_frame * self.tokens_per_second)
 
     def tokens_in(self, frames: int) -> int:
-        """The most speech tokens that have no more than this many mel frames."""
+        """The most speech tokens with at most this many mel frames."""
         return ((frames + 1) * self.samples_per_frame * self.tokens_per_second - 1) // self.sample_rate
 
     @property
     def frames_per_second(self) -> float:
-        """Mel frames per second of audio."""
         return self.sample_rate / self.samples_per_frame

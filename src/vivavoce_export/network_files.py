@@ -21,8 +21,7 @@ from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, 
 from vivavoce.models.encoders import OnnxModel, open_onnx
 from vivavoce.models.exported.estimator import OPTIONAL_ENDS, EstimatorInputs, EstimatorRunner
 from vivavoce.models.exported.files import PRECISIONS, file_name
-from vivavoce.models.exported.onnx_estimator import OnnxEstimator
-from vivavoce.models.exported.torch_estimator import TorchEstimator, open_package, open_script
+from vivavoce.models.exported.runtimes import onnx_estimator, open_package, open_script, torch_estimator
 from vivavoce_export.parts import EXAMPLE, PARTS, Part, ScriptedEncoder
 
 OPSET = 20
@@ -66,11 +65,11 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
 
 
 def _export_engine(part: Part, folder: Path) -> tuple[Path, float]:
-    from vivavoce.models.exported.tensorrt_estimator import TensorRTEstimator, find_engine
+    from vivavoce.models.exported.tensorrt import find_engine, tensorrt_estimator
 
     path = find_engine(folder, part.device, part.dtype, trusted=False, anew=True)
     try:
-        return path, check_run(part, _masked(TensorRTEstimator(path, part.device, 1)), path.name)
+        return path, check_run(part, _masked(tensorrt_estimator(path, part.device, 1)), path.name)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -115,9 +114,9 @@ def _opened(part: Part, kind: str, path: Path) -> Run:
     if kind == "onnx" and part.name != "estimator":
         return partial(_run_onnx, open_onnx(path, num_inputs=len(part.dynamic), remedy="export it again"))
     if kind == "onnx":
-        return _masked(OnnxEstimator(path, part.device))
+        return _masked(onnx_estimator(path, part.device))
     function = (open_script if kind == "jit" else open_package)(path, part.device, trusted=True)
-    return function.encode if part.official else _masked(TorchEstimator(function, part.device, part.dtype))
+    return function.encode if part.official else _masked(torch_estimator(function, part.device, part.dtype))
 
 
 def _run_onnx(model: OnnxModel, *given: Tensor) -> tuple[Tensor, ...]:

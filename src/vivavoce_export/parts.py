@@ -18,6 +18,7 @@ from vivavoce.models.build import Models
 from vivavoce.models.exported.estimator import OUTPUT, EstimatorInputs
 from vivavoce.models.exported.files import ENCODER, ESTIMATOR, LM, VOCODER
 from vivavoce.models.flow.token_encoder import TokenEncoder
+from vivavoce.models.flow.unet import VelocityContext
 
 ROWS, LENGTH = Dim("rows", min=2, max=512), Dim("length", min=2, max=15_000)
 EXAMPLE = (2, 37)
@@ -74,7 +75,8 @@ class Estimator(_Around):
         features = torch.cat((x, mu, speaker, cond), dim=1).transpose(1, 2)
         frame = torch.arange(x.shape[2], device=x.device, dtype=torch.int32)
         seen = (frame < attention_ends[..., None]) & (mask > 0)
-        velocity = self.network.velocity(features, self.network.time_biases(t.float()), seen[:, None])
+        context = VelocityContext(self.network.time_biases(t.float()), seen[:, None])
+        velocity = self.network.velocity(features, context)
         return velocity.transpose(1, 2) * mask
 
 

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 NUMBERS: Mapping[str, float] = {"replicas": 1, "max_replicas": 0, "gpus": 0.0, "cpus": 1.0, "cpu_replicas": 0}
-"""Arguments that are for Ray, and what they are unless given: engines at least, and at most (0: as many); GPUs and CPUs
-of each; and how many engines there are beside these on CPUs, which are asked for what the others have no room for."""
+"""The arguments for Ray with their defaults: least and most engines (0: as many as the least), GPUs and CPUs of each,
+and further engines on CPUs, which get the requests that the others have no room for."""
 AT_ONCE = 10_000
-"""Calls that an engine's replica takes at once: how many streams there are is for its admission to say."""
+"""Calls that a replica takes at once: the engine's own admission limits the streams."""
 BEYOND_DRAIN_S = 10.0
-"""An engine's replica has so much longer than a server to end, which tells how its streams ended."""
+"""Time that a replica has to end after the server's drain, to report how its streams ended."""
 
 
 def app(arguments: dict[str, Any]) -> Application:
-    """The application; InvalidRequest: an argument is unknown, or cannot be.
+    """The application; InvalidRequest: an argument is unknown or wrong.
 
     arguments: `NUMBERS`; `config`, a TOML file; `model`; any other setting of `vivavoce serve` by its name
-    ("engine.slots"). The file, and variables (VIVAVOCE_…), are those of the machine where this function runs.
+    ("engine.slots"). File and variables (VIVAVOCE_…) are read on the machine that runs this function.
     """
     from ray import serve
 

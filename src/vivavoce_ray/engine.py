@@ -1,4 +1,4 @@
-"""A deployment of Ray Serve whose replicas hold an engine each, and how texts that arrive reach them."""
+"""A deployment of Ray Serve with one engine in each replica, and the actor that brings streamed texts to them."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ from vivavoce.logs import configure
 
 
 class TextMailbox:
-    """An actor of each server: texts that arrive, by the id of their stream, until its engine takes them.
+    """An actor of each server that keeps streamed texts, by stream, until the engine takes them.
 
-    Serve routes each call anew, and none to a replica that drains; a text has to reach the engine that it began at.
+    Serve routes each call anew, and never to a replica that drains, but a text has to reach the engine of its stream.
     """
 
     def __init__(self) -> None:
         self._texts: defaultdict[str, asyncio.Queue[str | None]] = defaultdict(asyncio.Queue)
 
     async def put(self, stream_id: str, piece: str | None) -> None:
-        """More of a text; None: all of it has come."""
+        """Add a piece; None: the end of the text."""
         self._texts[stream_id].put_nowait(piece)
 
     async def take(self, stream_id: str) -> str | None:
-        """The next piece."""
         return await self._texts[stream_id].get()
 
     async def forget(self, stream_id: str) -> None:
-        """Its stream has ended."""
-        self._texts.pop(stream_id, asyncio.Queue()).put_nowait(None)  # whoever waits for more gets the end
+        """Drop a stream that has ended."""
+        self._texts.pop(stream_id, asyncio.Queue()).put_nowait(None)  # a waiting `take` gets the end
 
 
 class EngineReplica:
-    """One replica. Errors are sent as values: Ray would wrap those that are raised, and log where they come from."""
+    """One replica. It sends errors as values, since Ray would wrap and log raised ones."""
 
     def __init__(self, settings: EngineProcessSettings) -> None:
         from ray import serve
@@ -50,18 +49,18 @@ class EngineReplica:
         self._starting = asyncio.ensure_future(self._engine.start())
 
     async def speak(
-        self, key: bytes | None, avoid: frozenset[str], request: SpeechRequest, box: Any, stream_id: str
+        self, key: bytes | None, avoid: frozenset[str], request: SpeechRequest, mailbox: Any, stream_id: str
     ) -> AsyncIterator[tuple[str, int | VivavoceError] | SpeechEvent | Verdict | VivavoceError]:
-        """Its name with the sample rate or a refusal, then events, then the end.
+        """First its name with the sample rate or a refusal, then events, then the end.
 
-        key, avoid: see `HeadroomRouter`; box, stream_id: where the text comes from, if it arrives.
+        key, avoid: for `HeadroomRouter`; mailbox, stream_id: the source of a streamed text.
         """
         try:
             stream = await self._engine.speak(request)
         except VivavoceError as refusal:
             yield self._name, refusal
             return
-        feeding = asyncio.ensure_future(_feed(stream, box, stream_id)) if request.text is None else None
+        feeding = asyncio.ensure_future(_feed(stream, mailbox, stream_id)) if request.text is None else None
         try:
             yield self._name, stream.sample_rate
             async for event in stream:
@@ -75,27 +74,24 @@ class EngineReplica:
             if feeding is not None:
                 feeding.cancel()
 
-    async def call(self, method: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """What a method of `Speaker` returns or raises."""
+    async def call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Returns the result or the error of a method of the engine."""
         try:
-            return await getattr(self._engine, method)(*given, **named)
+            return await getattr(self._engine, method)(*arguments, **options)
         except VivavoceError as error:
             return error
 
     async def state(self) -> tuple[ModelInfo, bool, str]:
-        """About its model, whether it is ready, and its voice store; see `Speaker`."""
         return self._engine.about, self._engine.ready, self._engine.voice_store
 
     def record_routing_stats(self) -> dict[str, int]:
-        """For the router."""
         return {"ready": self._engine.ready, **self.record_autoscaling_stats()}
 
     def record_autoscaling_stats(self) -> dict[str, int]:
-        """For the policy."""
         return {"streams": self._engine.load.streams, "capacity": self._engine.load.capacity}
 
     async def check_health(self) -> None:
-        """Serve asks before it sends anything, and then at times: three failures, and another replica is begun."""
+        """Serve checks before the first request and then regularly; it replaces the replica after three failures."""
         await asyncio.shield(self._starting)
         if not self._engine.ready:
             raise EngineStopped("engine: it takes no requests now; it is started again, or replaced if that lasts")
@@ -104,12 +100,12 @@ class EngineReplica:
         await self._engine.close()
 
 
-async def _feed(stream: Any, box: Any, stream_id: str) -> None:
-    """Bring a text that arrives to the engine; without its box it has no listener either."""
+async def _feed(stream: Any, mailbox: Any, stream_id: str) -> None:
+    """Bring a streamed text to the engine; if the mailbox is lost, so is the listener."""
     from ray.exceptions import RayError
 
     with suppress(RayError):
-        while (piece := await box.take.remote(stream_id)) is not None:
+        while (piece := await mailbox.take.remote(stream_id)) is not None:
             await stream.push(piece)
         await stream.end()
         return

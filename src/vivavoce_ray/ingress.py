@@ -20,15 +20,15 @@ from vivavoce.server.settings import ServerSettings
 from vivavoce.server.telemetry import Tracing
 from vivavoce_ray.backend import RayBackend
 
-_ASKED = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")
-"""What the app asks of a connection. A proxy holds it and bounds it, and drops it by itself after half an answer."""
+_CONNECTION_METHODS = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")
+"""Methods that the app calls on its connection. Here Ray's proxy holds and limits the connection instead."""
 
 
 class Ingress:
     """One replica, without torch."""
 
     def __init__(self, settings: ServerSettings, *pools: Any) -> None:
-        """pools: handles to deployments of `EngineReplica`; the first one that has room speaks."""
+        """pools: handles to deployments of `EngineReplica`; the first one with room speaks."""
         configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
         logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
         request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
@@ -44,8 +44,8 @@ class Ingress:
             if scope["type"] == "lifespan":
                 await app.router.lifespan(scope, receive, send)  # the middleware is for requests
                 return
-            nothing = dict.fromkeys(_ASKED, lambda **_: None)
-            connection = SimpleNamespace(is_crowded=False, waits_since=math.inf, **nothing)
+            no_ops = dict.fromkeys(_CONNECTION_METHODS, lambda **_: None)
+            connection = SimpleNamespace(is_crowded=False, waits_since=math.inf, **no_ops)
             current_connection.set(cast(BoundedConnection, connection))
             await app(scope, receive, send)
 

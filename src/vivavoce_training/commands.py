@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vivavoce.cli.flags import REQUIRED, argument, command, flag, group, shared
 from vivavoce.errors import InvalidRequest
-from vivavoce_training.record import log
+from vivavoce_training.record import log, shown
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,7 @@ app = group(
     "vivavoce train prepare recordings corpus --model CosyVoice2-0.5B",
     "vivavoce train lm corpus tuned --init CosyVoice2-0.5B --rate 1e-5 --steps 2000",
     "vivavoce train pack CosyVoice2-0.5B tuned my-model",
+    during=shown,
 )
 
 _FLITE = "Folder with flite's libraries; else VIVAVOCE_FLITE, else the system's."

@@ -41,10 +41,11 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 
 
 def test_starting_imports_nothing_heavy() -> None:
-    listing = "import sys, vivavoce.cli.main; print(*sys.modules)"
-    loaded = spawn(program=("-c", listing)).text.split()
+    listing = "import sys; from vivavoce.cli.main import main; main(['--help']); print('modules:', *sys.modules)"
+    loaded = spawn(program=("-c", listing)).text.split("modules:")[1].split()
     assert "typer" in loaded
     assert not set(HEAVY) & set(loaded)
+    assert not [name for name in loaded if name.startswith("vivavoce_")]
 
 
 def test_the_module_runs_as_a_program() -> None:

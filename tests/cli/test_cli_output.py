@@ -104,20 +104,21 @@ def ends_at(name: str) -> float:
 def test_subtitles_end_with_the_audio(run: Run, options: tuple[str, ...]) -> None:
     assert run("speak Hi. --subtitles out.VTT --quiet", *options).err == ""
     assert Path("out.VTT").read_bytes().startswith(b"WEBVTT\n\n00:00:00.000 --> 00:00:0")
-    assert run("speak", TEXT * 2, "--subtitles", "out.srt", *options).code == 0
+    assert run("speak", TEXT, "--subtitles", "out.srt", *options).code == 0
     lines = Path("out.srt").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "1"
     assert lines[1].startswith("00:00:00,000 --> 00:00:")
+    assert "2" in lines
     spoken = " ".join(line for line in lines if line and " --> " not in line and not line.isdigit())
-    assert spoken == (TEXT * 2).strip(), "as it was written, not as it was read out"
+    assert spoken == TEXT.strip(), "as it was written, not as it was read out"
     assert ends_at("out.srt") == pytest.approx(len(read_wav(Path("out.wav"))) / 24_000, abs=0.001)
 
 
 def test_a_book_is_spoken_in_order_with_one_line_of_subtitles_after_the_other(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vivavoce.cli.speak.PART_CHARS", 120)
-    book = TEXT * 2 + "\n\n* * *\n\n" + TEXT
+    monkeypatch.setattr("vivavoce.cli.speak.PART_CHARS", 60)
+    book = TEXT + "\n\n* * *\n\n" + TEXT
     Path("book.txt").write_text(book, encoding="utf-8")
     for options in ((), ("--stream",)):
         result = run("speak --file book.txt -o book.wav --subtitles book.srt", *options, terminal=True)
@@ -128,6 +129,7 @@ def test_a_book_is_spoken_in_order_with_one_line_of_subtitles_after_the_other(
         assert [word for word in spoken.split() if word != "*"] == [word for word in book.split() if word != "*"]
         starts = [line.split(" --> ")[0] for line in lines if " --> " in line]
         assert starts == sorted(starts)
+        assert len(starts) > 2
         assert ends_at("book.srt") == pytest.approx(len(read_wav(Path("book.wav"))) / 24_000, abs=0.001)
 
 
@@ -174,10 +176,10 @@ def test_of_a_book_memory_holds_little_and_its_letters_are_looked_at_first(
 
 
 def test_it_is_played_as_well(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivavoce.cli.speak.PART_CHARS", 120)
+    monkeypatch.setattr("vivavoce.cli.speak.PART_CHARS", 60)
     played: list[int] = []
     monkeypatch.setattr(Speech, "play", lambda self: played.append(len(self.samples)))
-    for text in ("Hi.", TEXT * 2):
+    for text in ("Hi.", TEXT):
         played.clear()
         assert run("speak", text, "-o", "out.wav", "--play").code == 0
         assert sum(played) == len(read_wav(Path("out.wav")))

@@ -10,6 +10,8 @@ import pytest
 
 from tests.cli.cli_harness import read_wav, spawn, start
 
+pytestmark = pytest.mark.process
+
 LONG = "Hello there, how are you today? " * 40
 # A runner in the background may have SIGINT ignored, which its children would inherit.
 INTERRUPTIBLE = (

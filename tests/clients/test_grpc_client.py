@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from tests.server.certificates import certified, needs_openssl
-from tests.server.fake_backend import FakeSpeaker, Gate
+from tests.server.fake_backend import FakeBackend, Gate
 from tests.server.grpc.calling import Caller, calling, spoken
 from vivavoce.clients.grpc import SpeechClient
 from vivavoce.frontend.voices.names import VoiceSummary
@@ -28,7 +28,7 @@ KEY = new_key()
 class Server:
     """A server in a thread with an event loop of its own."""
 
-    def __init__(self, speaker: FakeSpeaker, keys: KeyRing | None = None, **settings: Any) -> None:
+    def __init__(self, speaker: FakeBackend, keys: KeyRing | None = None, **settings: Any) -> None:
         self._speaker, self._keys, self._settings = speaker, keys, settings
         self._began = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -57,7 +57,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(FakeSpeaker(stored={("", "calm"): VoiceSummary("calm", "built_in", True)})) as running:
+    with Server(FakeBackend(stored={("", "calm"): VoiceSummary("calm", "built_in", True)})) as running:
         yield running
 
 
@@ -94,7 +94,7 @@ def test_it_tells_what_was_spoken_when_and_how_it_ended(server: Server) -> None:
 
 def test_text_is_read_while_it_is_spoken_and_stops_when_wished() -> None:
     gate, heard = Gate(1), threading.Event()
-    with Server(FakeSpeaker(gate=gate)) as server, SpeechClient(server.address) as client:
+    with Server(FakeBackend(gate=gate)) as server, SpeechClient(server.address) as client:
 
         def written() -> Iterator[str]:
             yield "Once upon a time. "
@@ -115,7 +115,7 @@ def test_text_is_read_while_it_is_spoken_and_stops_when_wished() -> None:
 def test_voices_and_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     add_key(path, new_entry(KEY, "berta"))
-    with Server(FakeSpeaker(), KeyRing(path)) as server:
+    with Server(FakeBackend(), KeyRing(path)) as server:
         with SpeechClient(server.address, key=KEY) as client:
             assert client.add_voice("mine", b"RIFF", "Well.", description="me").transcript == "Well."
             assert [voice.name for voice in client.voices()] == ["anna", "mine"]
@@ -132,7 +132,7 @@ def test_a_port_with_tls(tmp_path: Path) -> None:
     files = certified(tmp_path)
     credentials = grpc.ssl_channel_credentials(files["tls_certificate"].read_bytes())
     with (
-        Server(FakeSpeaker(), **files) as server,
+        Server(FakeBackend(), **files) as server,
         SpeechClient(server.address, credentials=credentials) as client,
     ):
         assert b"".join(client.speak("Hello.")) == spoken("Hello.")

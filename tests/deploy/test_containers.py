@@ -336,7 +336,7 @@ def test_triton_compose() -> None:
     assert {volume.split(":")[0] for volume in TTS["volumes"]} == set(TRITON_COMPOSE["volumes"])
     given = [default(word) for word in TTS["command"]]
     assert given[:2] == ["0", "3"]
-    command = typer.main.get_command(app).commands["triton"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).commands["triton"].loaded  # type: ignore[attr-defined]
     assert {word for word in given if word.startswith("--")} <= {name for one in command.params for name in one.opts}
 
 

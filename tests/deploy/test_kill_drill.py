@@ -13,6 +13,8 @@ from tests.deploy.kill_drill import Heard, kill_one, order, servers, spoken_alon
 from tests.deploy.proxies import MISSING, proxy
 from tests.server.http.serve_process import LATE_S
 
+pytestmark = pytest.mark.process
+
 CASES = [
     pytest.param("nginx", 20, id="nginx"),
     pytest.param("nginx", 60, id="nginx-60", marks=pytest.mark.long),

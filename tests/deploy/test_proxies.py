@@ -17,7 +17,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.deploy.proxies import MISSING, Front, Upstream, proxy
-from tests.server.fake_backend import FakeSpeaker, Gate, tone
+from tests.server.fake_backend import FakeBackend, Gate, tone
 from tests.server.grpc.calling import METHOD, audio, sft, spoken
 from tests.server.http.websocket_serving import (
     END,
@@ -39,6 +39,8 @@ from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.settings import ServerSection, ServerSettings
 
+pytestmark = pytest.mark.process
+
 TEXT = "Nobody waits for the rest of it."
 PCM = (tone(len(TEXT), 0) * 32_768).round().astype("<i2").tobytes()
 MIB = 1 << 20
@@ -49,7 +51,7 @@ PROXIES = [
 
 
 @dataclass
-class Asked(FakeSpeaker):
+class Asked(FakeBackend):
     """Counts what it is asked for, refused requests too."""
 
     asked: int = 0

@@ -19,6 +19,8 @@ from vivavoce.errors import EngineStopped
 from vivavoce.frontend.speech import SpeechRequest
 from vivavoce_triton.upstream.triton_backend import TritonBackend
 
+pytestmark = pytest.mark.process
+
 TEXT = "One sentence. And another one. "
 """Short sentences are asked for together."""
 SAMPLES = sum(map(len, CHUNKS))

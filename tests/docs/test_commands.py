@@ -67,6 +67,7 @@ def command_of(words: Sequence[str]) -> tuple[Any, list[str]]:
     rest = list(words)
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]
+        command = getattr(command, "loaded", command)
     return command, rest
 
 

@@ -8,7 +8,7 @@ import re
 import numpy as np
 from shown import PAGES, ROOT
 
-from tests.server.fake_backend import FakeSpeaker
+from tests.server.fake_backend import FakeBackend
 from tests.server.http.serving import make_state
 
 INNER = ("models/exported", "engine/backends", "engine_process", "server/http")
@@ -20,7 +20,7 @@ async def test_its_entry_point_speaks() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, object] = {}
     exec(compile(code, "extending.md", "exec"), names)
-    state = make_state(FakeSpeaker())
+    state = make_state(FakeBackend())
     server = await names["serve_lines"](state.dispatcher, 0)  # type: ignore[operator]
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     writer.write(b"Hello there.\n")

@@ -20,6 +20,8 @@ from tests.server.http.serving import make_state
 from vivavoce import errors
 from vivavoce.server.http.app import build_app, build_legacy_app
 
+pytestmark = pytest.mark.process
+
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
 
 

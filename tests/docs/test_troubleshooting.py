@@ -22,7 +22,7 @@ def test_every_error_has_its_row() -> None:
 
 
 def test_every_other_code_of_the_sources_has_one() -> None:
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in Path(vivavoce.__file__).parent.rglob("*.py"))
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     given = set(
         re.findall(r'^ +code = "(\w+)"|\bcode, message = "(\w+)"|message, "(\w+_error)"', sources, re.MULTILINE)
     )

@@ -22,6 +22,8 @@ from vivavoce.engine.handle import Outbox, Outcome, RequestHandle
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest
 
+pytestmark = pytest.mark.process
+
 SHORT = SamplingParams(max_ratio=2.0, min_ratio=0.0, top_k=5)
 TEXTS = [f"One two three, number {number}." for number in range(6)]
 ROUNDING = 0.005

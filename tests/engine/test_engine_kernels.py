@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a 
 @pytest.fixture(autouse=True, scope="module")
 def quick():
     with quick_interpreter(), coarse_cuts(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: SplitK(64, 1, 1, 2))
+        patch.setattr("vivavoce.models.lm.fused.split_k_for", lambda _: SplitK(64, 1, 1, 2))
         patch.setattr("vivavoce.engine.lm_stage.graphed.ROWS", (48, 96, 144))
         yield
 

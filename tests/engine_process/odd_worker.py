@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from vivavoce.engine_process.messages import OPENING, Message, framed
+from vivavoce.engine_process.messages import Answer, End, Opening, Speak, framed
 from vivavoce.errors import RequestCancelled
 from vivavoce.frontend.speech_backend import ModelInfo
 
@@ -28,21 +28,21 @@ def main() -> None:
     receive(connection)
     if mode == "stumbles" and os.path.exists(os.environ[MARK]):
         time.sleep(LONG_S)
-    connection.sendall(framed(Message(OPENING, "answer", ModelInfo("odd", "nothing", 24_000, demo=True))))
+    connection.sendall(framed(Opening(ModelInfo("odd", "nothing", 24_000, demo=True))))
     if mode == "ends":
         return
     if mode == "deaf":
         time.sleep(LONG_S)
     while (message := receive(connection)) is not None:
-        if message.kind != "speak":
+        if not isinstance(message, Speak):
             continue
         if mode == "stumbles":
             return
         if mode == "babbles":
             connection.sendall(struct.pack("!I", 5) + b"babel")
         elif mode == "gives up":
-            connection.sendall(framed(Message(message.number, "answer")))
-            connection.sendall(framed(Message(message.number, "end", RequestCancelled("request: was cancelled"))))
+            connection.sendall(framed(Answer(message.number)))
+            connection.sendall(framed(End(message.number, RequestCancelled("request: was cancelled"))))
         elif mode == "lingers":
             connection.close()
             time.sleep(LONG_S)

@@ -1,4 +1,4 @@
-"""The engine's process, in which something hangs as long as a file is there: `stuck_worker.py WHAT FILE FD`."""
+"""The engine's process; what a file in the folder names hangs while the file is there: `stuck_worker.py FOLDER FD`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ STORE_S = 1.0
 
 
 def main() -> None:
-    """store: all that it is asked; text, long text: what is to be read; extraction: of recordings; nothing."""
-    what, file = sys.argv[1], Path(sys.argv[2])
-    sys.argv[1:] = sys.argv[3:]
+    """store: all that it is asked; text, long text: what is to be read; extraction: of recordings."""
+    folder = Path(sys.argv[1])
+    sys.argv[1:] = sys.argv[2:]
 
-    def hanging(owner: type, name: str, hangs: Callable[..., bool] = lambda *given, **named: True) -> None:
-        method = getattr(owner, name)
+    def hanging(what: str, owner: type, name: str, hangs: Callable[..., bool] = lambda *given, **named: True) -> None:
+        method, cause = getattr(owner, name), folder / what
 
         def hang(*given: Any, **named: Any) -> Any:
-            while hangs(*given, **named) and file.exists():
+            while hangs(*given, **named) and cause.exists():
                 time.sleep(0.02)
             return method(*given, **named)
 
@@ -38,15 +38,16 @@ def main() -> None:
 
     model_service.built_in_voices = lambda folder: {BUILT_IN: Voice(torch.zeros(192), "", BUILT_IN)}
     model_service.STORE_S, model_service.CHECK_S = STORE_S, STORE_S / 4
-    if what == "store":
-        for name in ("summaries", "load", "save", "remove", "version", "state"):
-            hanging(FolderStore, name)
-    elif what == "text":
-        hanging(RequestSession, "start")
-    elif what == "long text":
-        hanging(RequestSession, "start", lambda session, text, *_: len(text) > WHOLE_CHARS)
-    elif what == "extraction":
-        hanging(VoiceExtractor, "extract")
+    for name in ("summaries", "load", "save", "remove", "version", "state"):
+        hanging("store", FolderStore, name)
+    hanging("text", RequestSession, "start")
+    hanging(
+        "long text",
+        RequestSession,
+        "start",
+        lambda session, text, *_: isinstance(text, str) and len(text) > WHOLE_CHARS,
+    )
+    hanging("extraction", VoiceExtractor, "extract")
     process.main()
 
 

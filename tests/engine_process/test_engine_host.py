@@ -49,6 +49,8 @@ from vivavoce.frontend.voices.voice import Voice
 from vivavoce.server.settings import EngineSection, ModelSection, VoicesSection
 from vivavoce_textnorm.lexicon import read_lexicons
 
+pytestmark = pytest.mark.process
+
 SHORT = SamplingParams(max_ratio=1.0, min_ratio=0.0, top_k=5)
 """Babble does not stop by itself: one speech token for each text token."""
 TEXT = "One two three four five six seven eight. " * 16
@@ -89,8 +91,13 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture(scope="module")
 def host(loop: Loop, babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineClient]:
-    """One host for several tests, with the voice anna."""
-    starting = started(settings_for(babble, tmp_path_factory.mktemp("voices")))
+    """One host for several tests, with the voice anna and a lexicon for all, one for anna and one for the key me."""
+    folder = tmp_path_factory.mktemp("lexicons")
+    for name, words in {"all": "Ng\tEng", "voices/anna": "Ng\tAnna Ng", "keys/me": "Ng\tWing Wing Wing Wing"}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / f"{name}.tsv").write_text(words, encoding="utf-8")
+    settings = settings_for(babble, tmp_path_factory.mktemp("voices"))._replace(lexicons=read_lexicons(folder))
+    starting = started(settings)
     host = loop.run_until_complete(starting.__aenter__())
     added = loop.run_until_complete(host.add_voice("", "anna", recording(), description="noise"))
     assert (added.name, added.kind, added.public) == ("anna", "stored", True)
@@ -133,29 +140,23 @@ def differ(one: np.ndarray, other: np.ndarray) -> float:
     return 1.0 if len(one) != len(other) else float(np.abs(one - other).max() / np.abs(other).max())
 
 
-async def test_lexicons_are_those_of_owner_and_voice(babble: Path, tmp_path: Path) -> None:
-    for name, words in {"all": "Ng\tEng", "voices/anna": "Ng\tAnna Ng", "keys/me": "Ng\tWing Wing Wing Wing"}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.tsv").write_text(words, encoding="utf-8")
-    settings = settings_for(babble, tmp_path / "store")._replace(lexicons=read_lexicons(tmp_path))
-    async with started(settings) as host:
-        await host.add_voice("", "anna", recording())
-        cases = {("", "anna"): "Anna Ng", ("me", "anna"): "Wing Wing Wing Wing", ("", None): "Eng"}
-        tokens = {}
-        for (owner, voice), said in cases.items():
-            wanted = order("Ng has 3.", voice, owner=owner)
-            assert (await host.normalize(wanted)).spoken == f"{said} has three."
-            stream = await host.speak(wanted)
-            assert [event async for event in stream]
-            assert stream.verdict is not None
-            tokens[said] = stream.verdict.text_tokens or 0
-        assert tokens["Eng"] < tokens["Anna Ng"] < tokens["Wing Wing Wing Wing"]
-        official = await host.normalize(order("Ng has 3.", reading="official"))
-        assert [(one.spoken, one.rule) for one in official.changes] == [("Ng has three.", "official")]
-        with pytest.raises(VoiceNotFound):
-            await host.normalize(order("Ng", "nobody"))
-        with pytest.raises(InvalidText, match="control character"):
-            await host.normalize(order("N\0g"))
+async def test_lexicons_are_those_of_owner_and_voice(loop: Loop, host: EngineClient) -> None:
+    cases = {("", "anna"): "Anna Ng", ("me", "anna"): "Wing Wing Wing Wing", ("", None): "Eng"}
+    tokens = {}
+    for (owner, voice), said in cases.items():
+        wanted = order("Ng has 3.", voice, owner=owner)
+        assert (await host.normalize(wanted)).spoken == f"{said} has three."
+        stream = await host.speak(wanted)
+        assert [event async for event in stream]
+        assert stream.verdict is not None
+        tokens[said] = stream.verdict.text_tokens or 0
+    assert tokens["Eng"] < tokens["Anna Ng"] < tokens["Wing Wing Wing Wing"]
+    official = await host.normalize(order("Ng has 3.", reading="official"))
+    assert [(one.spoken, one.rule) for one in official.changes] == [("Ng has three.", "official")]
+    with pytest.raises(VoiceNotFound):
+        await host.normalize(order("Ng", "nobody"))
+    with pytest.raises(InvalidText, match="control character"):
+        await host.normalize(order("N\0g"))
 
 
 async def test_it_speaks_lists_adds_and_removes(loop: Loop, host: EngineClient) -> None:
@@ -351,21 +352,20 @@ async def test_a_killed_process_is_replaced_voices_are_there_and_it_ends_with_it
 
 
 async def test_a_process_that_is_stuck_is_replaced(
-    babble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, host: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vivavoce.engine_process.client.PULSE_S", 0.1)
     monkeypatch.setattr("vivavoce.engine_process.client.STUCK_S", 2.0)
-    async with started(settings_for(babble, tmp_path / "voices")) as host:
-        victim = host.process_id
-        assert victim is not None
-        os.kill(victim, signal.SIGSTOP)
-        asking = asyncio.gather(host.voices(""), host.speak(order()), return_exceptions=True)
-        for answer in await asking:
-            assert isinstance(answer, EngineStopped)
-            assert "SIGKILL" in str(answer)
-        monkeypatch.setattr("vivavoce.engine_process.client.STUCK_S", 60.0)
-        await host.until_ready()
-        assert host.process_id not in (None, victim)
+    victim = host.process_id
+    assert victim is not None
+    os.kill(victim, signal.SIGSTOP)
+    asking = asyncio.gather(host.voices(""), host.speak(order()), return_exceptions=True)
+    for answer in await asking:
+        assert isinstance(answer, EngineStopped)
+        assert "SIGKILL" in str(answer)
+    monkeypatch.setattr("vivavoce.engine_process.client.STUCK_S", 60.0)
+    await host.until_ready()
+    assert host.process_id not in (None, victim)
 
 
 async def test_a_process_that_cannot_be_begun_is_told(tmp_path: Path) -> None:

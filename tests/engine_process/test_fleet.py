@@ -19,7 +19,7 @@ from vivavoce.engine.request import AudioChunk
 from vivavoce.engine.routing import EngineLoad
 from vivavoce.engine_process.client import EngineClient, RemoteStream
 from vivavoce.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, open_engines
-from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.engine_process.messages import Cancel, EngineProcessSettings, Text, ToProcess
 from vivavoce.errors import EngineStopped, InvalidRequest, InvalidText, Overloaded, VivavoceError, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import ModelInfo, engines_of
@@ -41,7 +41,7 @@ class FakeEngine:
     voice_store: str = "ok"
     about: ModelInfo = field(default_factory=lambda: ModelInfo("fake", "", 24_000, demo=True))
     streams: list[RemoteStream] = field(default_factory=list)
-    sent: list[tuple[str, object]] = field(default_factory=list)
+    sent: list[ToProcess] = field(default_factory=list)
     asked: int = 0
 
     @property
@@ -53,7 +53,7 @@ class FakeEngine:
 
     async def speak(self, request: SpeechRequest) -> RemoteStream:
         await self._asked()
-        self.streams.append(RemoteStream(24_000, lambda kind, value: self.sent.append((kind, value))))
+        self.streams.append(RemoteStream(1, 24_000, self.sent.append))
         return self.streams[-1]
 
     async def add_voice(self, owner: str, name: str, recording: Recording, **_: object) -> str:
@@ -140,7 +140,7 @@ async def test_a_text_that_arrives_is_brought_to_the_other_engine_in_its_order()
     await steps()
     await stream.push("four.")
     await stream.end()
-    texts = [value for kind, value in other.sent if kind == "text"]
+    texts = [message.text for message in other.sent if isinstance(message, Text)]
     assert texts == ["One ", "two ", "three ", "four.", None]
     other.streams[0].on_event(audio(0.5))
     other.streams[0].on_end(WHOLE)
@@ -192,7 +192,7 @@ async def test_who_leaves_while_its_request_moves_is_spoken_to_by_nobody() -> No
     assert await listening == []
     assert stream.verdict is not None
     assert stream.verdict.reason is FinishReason.CANCELLED
-    assert other.sent == [("cancel", None)]
+    assert other.sent == [Cancel(1)]
 
 
 async def test_a_voice_is_added_where_there_is_room_and_not_again_where_an_engine_ended() -> None:
@@ -289,6 +289,7 @@ def fleet(
     loop.run_until_complete(fleet.close())
 
 
+@pytest.mark.process
 async def test_a_voice_that_one_engine_stores_is_spoken_replaced_and_removed_for_all(
     loop: asyncio.AbstractEventLoop, fleet: EngineFleet
 ) -> None:
@@ -308,6 +309,7 @@ async def test_a_voice_that_one_engine_stores_is_spoken_replaced_and_removed_for
             await engine.speak(order())
 
 
+@pytest.mark.process
 async def test_an_engine_that_is_killed_takes_its_own_streams_and_comes_back(
     loop: asyncio.AbstractEventLoop, fleet: EngineFleet
 ) -> None:

@@ -21,10 +21,12 @@ from tests.engine_process import odd_worker
 from tests.engine_process.odd_worker import receive
 from tests.engine_process.test_engine_host import started
 from vivavoce.engine_process.client import EngineClient
-from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed
+from vivavoce.engine_process.messages import Answer, End, EngineProcessSettings, Opening, Ping, Speak, framed
 from vivavoce.engine_process.process import ENGINE_FAILED
 from vivavoce.errors import EngineStopped
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechRequest
+
+pytestmark = pytest.mark.process
 
 HOST = "vivavoce.engine_process.client"
 HELLO = SpeechRequest("Hello.", "anna")
@@ -231,20 +233,20 @@ def test_it_ends_with_its_server_while_it_loads() -> None:
 
 def test_a_failed_engine_ends_it_and_other_streams_are_not_told_they_were_cancelled() -> None:
     with stand_in(loads=False) as (process, connection):
-        assert receive(connection).number == OPENING
+        assert isinstance(receive(connection), Opening)
         for number, text in ((1, "wait"), (2, "fail")):
-            connection.sendall(framed(Message(number, "speak", SpeechRequest(text))))
+            connection.sendall(framed(Speak(number, SpeechRequest(text))))
         messages = all_of(connection)
         assert process.wait(LATE_S) == ENGINE_FAILED
-    assert {message.number for message in messages if message.kind == "answer"} == {1, 2}
-    told = {message.number: message.value for message in messages if message.kind == "end"}
-    assert (list(told), type(told[2])) == ([2], EngineStopped)
+    assert {message.number for message in messages if isinstance(message, Answer)} == {1, 2}
+    ends = {message.number: message.outcome for message in messages if isinstance(message, End)}
+    assert (list(ends), type(ends[2])) == ([2], EngineStopped)
 
 
 def test_a_failed_engine_is_found_though_nobody_speaks() -> None:
     with stand_in(loads=False) as (process, connection):
-        assert receive(connection).number == OPENING
-        connection.sendall(framed(Message(7, "ping")))
+        assert isinstance(receive(connection), Opening)
+        connection.sendall(framed(Ping(7)))
         assert process.wait(LATE_S) == ENGINE_FAILED
 
 

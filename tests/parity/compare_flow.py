@@ -14,6 +14,7 @@ from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
 from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise, time_steps
+from vivavoce.models.flow.unet import VelocityContext
 
 MEL, ENCODER = 2e-4, 1e-4
 _VARIANT = re.compile(r"streaming(\d)_finalize(\d)")
@@ -122,7 +123,7 @@ def _estimator(golden: Golden, models: Models) -> Iterator[Check]:
         speaker = arrays.tensor("estimator/spks")[:, None].expand_as(mu)
         estimator = models.flow.estimator
         biases = estimator.time_biases(arrays.tensor("estimator/t"))
-        out = estimator.velocity(torch.cat((x, mu, speaker, cond), dim=-1), biases, None)
+        out = estimator.velocity(torch.cat((x, mu, speaker, cond), dim=-1), VelocityContext(biases))
         yield close(f"{golden.label} estimator", out.transpose(1, 2), arrays["estimator/out_streaming0"], ENCODER)
         return
     for array in arrays.under("estimator/out_streaming"):

@@ -16,6 +16,8 @@ from packaging.metadata import Metadata
 
 from vivavoce.version import __version__
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 NAMED = ("pyproject.toml", "README.md", "LICENSE")
 BUILD = "import setuptools.build_meta as b, sys; out = sys.argv[1]; b.build_wheel(out); b.build_sdist(out)"

@@ -1,10 +1,10 @@
-"""A speaker that needs no engine: every letter is a hundredth of a second of a tone, every sentence a segment."""
+"""A backend without an engine: each letter is a hundredth of a second of a tone, each sentence a segment."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -31,25 +31,25 @@ def tone(letters: int, seed: int) -> np.ndarray:
 
 
 class Gate(asyncio.Event):
-    """Lets some pieces of audio through, then holds the others until it is set."""
+    """Lets some pieces of audio pass, and blocks the others until it is set."""
 
     def __init__(self, pieces: int) -> None:
         super().__init__()
-        self._left = pieces
+        self._remaining = pieces
 
     async def wait(self) -> Literal[True]:
-        self._left -= 1
-        return True if self._left >= 0 else await super().wait()
+        self._remaining -= 1
+        return True if self._remaining >= 0 else await super().wait()
 
 
 @dataclass
 class FakeStream:
-    """Speaks what it was given; `gate`, if there is one, is awaited before every piece of audio."""
+    """Speaks its request; waits for the `gate`, if any, before each piece of audio."""
 
     order: SpeechRequest
     gate: asyncio.Event | None
     fails_after: int | None = None
-    """Pieces of audio after which it fails, or ends with this verdict."""
+    """Pieces of audio until it fails, or ends with `ends_with`."""
     ends_with: Verdict | None = None
     sample_rate: int = RATE
     verdict: Verdict | None = None
@@ -68,7 +68,7 @@ class FakeStream:
         self.cancelled.set()
         self.texts.put_nowait(None)
 
-    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+    async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
         audio_s, given, spoken, pieces = 0.0, 0, 0, 0
         offset = 0
         async for text in self._texts():
@@ -114,8 +114,8 @@ class FakeStream:
 
 
 @dataclass
-class FakeSpeaker:
-    """Public voices "anna" (built in) and whatever is added."""
+class FakeBackend:
+    """Has the built-in public voice "anna", and those that are added."""
 
     gate: asyncio.Event | None = None
     refuses_with: VivavoceError | None = None
@@ -125,7 +125,7 @@ class FakeSpeaker:
     stuck: bool = False
     voice_store: str = "ok"
     rate: int = RATE
-    """Of its samples, which stay the same: a letter is then more than a hundredth of a second, or less."""
+    """The claimed sample rate; the samples stay the same, so that it changes the duration of a letter."""
     orders: list[SpeechRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     stored: dict[tuple[str, str], VoiceSummary] = field(default_factory=dict)
@@ -183,8 +183,8 @@ class FakeSpeaker:
         return BackendStatistics(Statistics().snapshot(), 1, 2, 0, 0, "ok")
 
 
-class Unguided(FakeSpeaker):
-    """Its model follows no instructions."""
+class Unguided(FakeBackend):
+    """Its model cannot follow instructions."""
 
     @property
     def about(self) -> ModelInfo:

@@ -110,14 +110,14 @@ def test_a_file_that_others_may_use_is_warned_of_or_refused(file: Path, caplog: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a = 1\n", r"keys.toml:1: 'a' is unknown"),
+        ("a = 1\n", "keys.toml: 'a' is unknown"),
         ("[key]\nname = 'a'\n", "no array of tables"),
         ("key = 3\n", "no array of tables"),
-        ("[[key]\n", r"keys.toml:1: is no TOML"),
-        ("# one\n[[key]]\nname = 'a'\n", "keys.toml:2: key 1 lacks sha256"),
-        ("[[key]]\nname = 'a'\nsha256 = 'vv_secret'\n", "keys.toml:3: sha256: what it holds cannot be"),
-        (entry("a", KEY, "conurrent = 1\n"), "keys.toml:4: 'conurrent' is unknown .* did you mean concurrent"),
-        (entry("a", KEY, "concurrent = 0\n"), "keys.toml:4: concurrent: 0 cannot be; give a whole number from 1"),
+        ("[[key]\n", "keys.toml: is no TOML: .*at line 1"),
+        ("# one\n[[key]]\nname = 'a'\n", "keys.toml: key 1 lacks sha256"),
+        ("[[key]]\nname = 'a'\nsha256 = 'vv_secret'\n", "keys.toml: key 1: sha256: what it holds cannot be"),
+        (entry("a", KEY, "conurrent = 1\n"), "keys.toml: key 1: 'conurrent' is unknown .* did you mean concurrent"),
+        (entry("a", KEY, "concurrent = 0\n"), "keys.toml: key 1: concurrent: 0 cannot be; give a whole number from 1"),
         (entry("a", KEY, "concurrent = true\n"), "concurrent: True cannot be"),
         (entry("a", KEY, "requests_per_minute = inf\n"), "requests_per_minute: inf cannot be"),
         (entry("a", KEY, "characters_per_minute = '9'\n"), "characters_per_minute: '9' cannot be"),
@@ -125,11 +125,11 @@ def test_a_file_that_others_may_use_is_warned_of_or_refused(file: Path, caplog: 
         (entry("a", KEY, "owner = ''\n"), "owner: '' cannot be"),
         (entry("a", KEY, "expires = 'soon'\n"), "expires: 'soon' cannot be"),
         (entry("a/b", KEY), "name: 'a/b' cannot be"),
-        (entry("a", KEY) + entry("a", OTHER), "keys.toml:5: name: 'a' is there twice"),
-        (entry("a", KEY) + entry("b", KEY), "keys.toml:6: sha256: 'b' has another's key"),
+        (entry("a", KEY) + entry("a", OTHER), "keys.toml: key 2: name: 'a' is there twice"),
+        (entry("a", KEY) + entry("b", KEY), "keys.toml: key 2: sha256: 'b' has another's key"),
     ],
 )
-def test_a_malformed_file_is_refused_with_its_line(file: Path, text: str, message: str) -> None:
+def test_a_malformed_file_is_refused_with_the_number_of_the_key(file: Path, text: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as refused:
         KeyRing(write(file, text))
     assert "\n" not in str(refused.value)

@@ -29,7 +29,7 @@ def test_a_request_from_its_begin_to_its_end() -> None:
     for verdict in (Verdict(FinishReason.ERROR, 2.5, 2, 4, "engine: it broke", "engine_stopped"), STOP):
         log.end(record, verdict, 3.5)  # a second end changes nothing
     found = log.get("a", ANNA)
-    assert (found.status, found.reason, found.door, found.started) == (
+    assert (found.status, found.reason, found.protocol, found.started) == (
         "finished",
         FinishReason.ERROR,
         "websocket",

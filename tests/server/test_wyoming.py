@@ -26,7 +26,7 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-from tests.server.fake_backend import RATE, FakeSpeaker, Gate, tone
+from tests.server.fake_backend import RATE, FakeBackend, Gate, tone
 from vivavoce.errors import Overloaded
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import FinishReason
@@ -53,7 +53,7 @@ class Home:
 
     port: int
     dispatcher: RequestDispatcher
-    speaker: FakeSpeaker
+    speaker: FakeBackend
 
     def client(self) -> AsyncTcpClient:
         return AsyncTcpClient("127.0.0.1", self.port, read_timeout=LATE_S)
@@ -72,11 +72,11 @@ class Home:
 
 
 @asynccontextmanager
-async def home(speaker: FakeSpeaker | None = None, keys: KeyRing | None = None, **server: Any) -> AsyncIterator[Home]:
-    dispatcher = RequestDispatcher(speaker or FakeSpeaker())
+async def home(speaker: FakeBackend | None = None, keys: KeyRing | None = None, **server: Any) -> AsyncIterator[Home]:
+    dispatcher = RequestDispatcher(speaker or FakeBackend())
     settings, listening = ServerSection(**server), bind("127.0.0.1", 0, "wyoming_port")
     async with wyoming.serving_wyoming(dispatcher, keys or KeyRing(), settings, listening) as port:
-        yield Home(port, dispatcher, dispatcher.speaker)  # type: ignore[arg-type]
+        yield Home(port, dispatcher, dispatcher.backend)  # type: ignore[arg-type]
 
 
 async def until(client: AsyncTcpClient, wanted: type[Eventable]) -> list[Event]:
@@ -109,7 +109,7 @@ async def failure(client: AsyncTcpClient, *sent: Eventable) -> Error:
 
 
 async def test_it_says_what_it_speaks() -> None:
-    speaker = FakeSpeaker(stored={("", "berta"): VoiceSummary("berta", "stored", True, "of my aunt")})
+    speaker = FakeBackend(stored={("", "berta"): VoiceSummary("berta", "stored", True, "of my aunt")})
     async with home(speaker) as served, served.client() as client:
         await client.write_event(Ping(text="there?").event())
         assert Pong.from_event((await until(client, Pong))[-1]).text == "there?"
@@ -127,7 +127,7 @@ async def test_it_says_what_it_speaks() -> None:
 
 @pytest.mark.parametrize("rate", [RATE, 22_050])
 async def test_a_text_is_spoken_and_one_after_it(rate: int) -> None:
-    async with home(FakeSpeaker(rate=rate)) as served, served.client() as client:
+    async with home(FakeBackend(rate=rate)) as served, served.client() as client:
         for text in (TEXT, "Grüß Gott."):
             await client.write_event(Synthesize(text, SynthesizeVoice("anna")).event())
             events = await until(client, AudioStop)
@@ -178,7 +178,7 @@ async def test_mistakes_are_told_and_end_the_connection() -> None:
 
 async def test_limits_hold_and_are_told() -> None:
     async with (
-        home(FakeSpeaker(refuses_with=Overloaded("streams: too many", 2.0))) as served,
+        home(FakeBackend(refuses_with=Overloaded("streams: too many", 2.0))) as served,
         served.client() as client,
     ):
         assert (await failure(client, Synthesize(TEXT))).code == "overloaded"
@@ -189,7 +189,7 @@ async def test_limits_hold_and_are_told() -> None:
 
 
 async def test_a_failure_in_the_middle_is_no_end_of_audio() -> None:
-    async with home(FakeSpeaker(fails_after=2)) as served, served.client() as client:
+    async with home(FakeBackend(fails_after=2)) as served, served.client() as client:
         await client.write_event(Synthesize(TEXT).event())
         events = await until(client, Error)
         assert not [event for event in events if AudioStop.is_type(event.type)]
@@ -198,7 +198,7 @@ async def test_a_failure_in_the_middle_is_no_end_of_audio() -> None:
 
 @pytest.mark.parametrize("sent", [(Synthesize(TEXT),), (SynthesizeStart(), SynthesizeChunk(TEXT))])
 async def test_a_client_that_leaves_frees_its_place(sent: tuple[Eventable, ...]) -> None:
-    async with home(FakeSpeaker(gate=Gate(1))) as served:
+    async with home(FakeBackend(gate=Gate(1))) as served:
         async with served.client() as client:
             for one in sent:
                 await client.write_event(one.event())
@@ -270,7 +270,7 @@ async def test_who_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_crowd_takes_no_more_places_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with home(FakeSpeaker(gate=Gate(1)), max_connections=2) as served, served.client() as speaking:
+    async with home(FakeBackend(gate=Gate(1)), max_connections=2) as served, served.client() as speaking:
         await speaking.write_event(Synthesize(TEXT).event())
         await until(speaking, AudioChunk)
         idle, refused = [await served.socket() for _ in range(2)]
@@ -294,7 +294,7 @@ def _lost() -> None:
 async def test_all_speak_as_the_key_that_is_named(tmp_path: Path) -> None:
     path, voice = tmp_path / "keys.toml", VoiceSummary("berta", "stored", False)
     add_key(path, new_entry(new_key(), "home", characters_per_minute=10))
-    speaker = FakeSpeaker(stored={("home", "berta"): voice})
+    speaker = FakeBackend(stored={("home", "berta"): voice})
     async with home(speaker, KeyRing(path), wyoming_key="home") as served, served.client() as client:
         await client.write_event(Describe().event())
         (program,) = Info.from_event((await until(client, Info))[-1]).tts

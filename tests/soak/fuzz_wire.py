@@ -16,7 +16,7 @@ import grpc.aio
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from tests.server.fake_backend import FakeSpeaker
+from tests.server.fake_backend import FakeBackend
 from tests.server.grpc import calling
 from tests.server.grpc.calling import METHOD, SPEECH, sft
 from tests.server.http.serving import make_state
@@ -71,7 +71,7 @@ class Doors:
     """What is attacked."""
 
     def __init__(
-        self, speaker: FakeSpeaker, port: int, routes: list[tuple[int, str, str]], fields: list[str], grpc_port: int
+        self, speaker: FakeBackend, port: int, routes: list[tuple[int, str, str]], fields: list[str], grpc_port: int
     ) -> None:
         self._speaker, self._port, self._routes, self._fields = speaker, port, routes, fields
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}")
@@ -202,7 +202,7 @@ def _judged(answer: bytes, head_is_whole: bool, has_body: bool) -> str:
 async def doors() -> AsyncIterator[Doors]:
     """Both HTTP ports and gRPC in the running event loop."""
     server = ServerSection(request_timeout_s=1.0, listener_timeout_s=5.0)
-    speaker = FakeSpeaker()
+    speaker = FakeBackend()
     state = make_state(speaker, ServerSettings(server=server))
     async with AsyncExitStack() as stack:
         ports, routes, fields = list[int](), list[tuple[int, str, str]](), set[str]()

@@ -32,6 +32,8 @@ from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
 from vivavoce_triton.upstream.triton_backend import TritonBackend
 
+pytestmark = pytest.mark.process
+
 USERS = 8
 LEAVING = 12
 SOAK = 40

@@ -1,20 +1,20 @@
-"""Files that hold code: who loads one runs it with all rights of the program, so not every one is loaded.
+"""Files that hold code: loading one runs it with all rights of the program, so only known files are loaded.
 
-TorchScript, compiled packages and TensorRT's engines are programs. One that `vivavoce export` made here is remembered
-by its SHA-256 in the user's own folder, beside the downloaded models, where no model's maker can write.
+TorchScript, compiled packages and TensorRT's engines are programs. The SHA-256 of a file that `vivavoce export` wrote
+on this machine is recorded in the user's own folder, beside the downloaded models; a model folder cannot add to it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
+from vivavoce.checkpoint.folder import sha256_of
 from vivavoce.checkpoint.known_models import models_home
 from vivavoce.errors import CheckpointError
 
 
 def remember_code(path: Path) -> None:
-    """Remember a file that was made here; OSError: the user's folder cannot be written."""
+    """Record a file that was made on this machine; OSError: the user's folder cannot be written."""
     record = _record(path)
     record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     record.touch(mode=0o600)
@@ -30,8 +30,4 @@ def check_code(path: Path, trusted: bool) -> None:
 
 
 def _record(path: Path) -> Path:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            digest.update(piece)
-    return models_home().parent / "exports" / digest.hexdigest()
+    return models_home().parent / "exports" / sha256_of(path)

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of, as frozen values: sizes, special ids, constants of the computation.
+"""Sizes, special ids and constants of a checkpoint, as frozen dataclasses.
 
 Numbers come from the checkpoint's own files (`read_config` in `settings.py`); nothing here knows a default size. A
 field's `FileKey` says where the official file has it. Two numbers are in no file: `FlowConfig.num_steps`, which is the
@@ -17,15 +17,15 @@ from vivavoce.errors import UnsupportedModel
 from vivavoce.rates import Rates
 
 MAX_SIZE = 1 << 20
-"""No size of a network comes near; products of three still fit into 64 bits."""
+"""Far above the size of any network; products of three still fit into 64 bits."""
 MAX_BLOCKS = 256
-"""No network has as many layers or blocks in a row."""
+"""Far above the layers or blocks of any network."""
 MAX_SILENCE = 5
-"""Speech tokens of silence in a row that are spoken, 0.2 s; the official code's number."""
+"""Consecutive silent speech tokens that are spoken (0.2 s), as in the official code."""
 
 
 class Generation(str, Enum):
-    """The generations of the CosyVoice family; a folder's yaml file says which one it holds."""
+    """The generations of the CosyVoice family; the name of a folder's yaml file says which one it holds."""
 
     V1 = "v1"
     V2 = "v2"
@@ -33,11 +33,11 @@ class Generation(str, Enum):
 
 
 class FileKey(NamedTuple):
-    """Where a settings file has a field's value, groups before dots, and the bounds of a whole number."""
+    """The place of a field's value in a settings file, groups before dots, and the bounds of a whole number."""
 
     path: str
-    least: int = 1
-    most: int = MAX_SIZE
+    minimum: int = 1
+    maximum: int = MAX_SIZE
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Vocabulary:
 
     @property
     def has_own_controls(self) -> bool:
-        """Whether `sos` and `task` have an embedding of their own; the head has a bias then, too."""
+        """Whether `sos` and `task` have an embedding of their own; the head then has a bias, too."""
         return self.sos < self.num_speech_tokens
 
     @property
     def stop_ids(self) -> range:
-        """The ids that end a plain decode: all that are not speech."""
+        """The ids that end a plain decode: all ids after the speech tokens."""
         return range(self.num_speech_tokens, self.num_logits)
 
 
@@ -75,7 +75,7 @@ class SamplingDefaults:
 
     top_p: Annotated[float, FileKey("top_p")]
     top_k: Annotated[int, FileKey("top_k")]
-    win_size: Annotated[int, FileKey("win_size", least=0)]
+    win_size: Annotated[int, FileKey("win_size", minimum=0)]
     tau_r: Annotated[float, FileKey("tau_r")]
 
 
@@ -85,7 +85,7 @@ class Qwen2Config:
 
     hidden_size: Annotated[int, FileKey("hidden_size")]
     intermediate_size: Annotated[int, FileKey("intermediate_size")]
-    num_layers: Annotated[int, FileKey("num_hidden_layers", most=MAX_BLOCKS)]
+    num_layers: Annotated[int, FileKey("num_hidden_layers", maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("num_attention_heads")]
     num_kv_heads: Annotated[int, FileKey("num_key_value_heads")]
     rms_norm_eps: Annotated[float, FileKey("rms_norm_eps")]
@@ -94,7 +94,6 @@ class Qwen2Config:
 
     @cached_property
     def head_dim(self) -> int:
-        """Channels of one attention head."""
         return self.hidden_size // self.num_heads
 
 
@@ -117,14 +116,14 @@ class ConformerConfig:
     hidden_size: Annotated[int, FileKey("output_size")]
     num_heads: Annotated[int, FileKey("attention_heads")]
     feed_forward_size: Annotated[int, FileKey("linear_units")]
-    num_blocks: Annotated[int, FileKey("num_blocks", most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("num_blocks", maximum=MAX_BLOCKS)]
 
 
 @dataclass(frozen=True)
 class ConformerLMConfig:
-    """CosyVoice 1's language model: an encoder of the text, and a transformer that reads what the encoder says.
+    """CosyVoice 1's language model: a text encoder, and a transformer over the encoder's output.
 
-    max_positions: rows of a sequence; no file has it, and the network has no table that would end.
+    max_positions: rows of a sequence; no file has it, and the network has no table that limits it.
     """
 
     text_vocab_size: Annotated[int, FileKey("text_token_size")]
@@ -137,27 +136,22 @@ class ConformerLMConfig:
 
     @property
     def hidden_size(self) -> int:
-        """Channels of a row."""
         return self.backbone.hidden_size
 
     @property
     def num_layers(self) -> int:
-        """Blocks that keep keys and values."""
         return self.backbone.num_blocks
 
     @property
     def num_heads(self) -> int:
-        """Attention heads."""
         return self.backbone.num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values: as many."""
         return self.backbone.num_heads
 
     @property
     def head_dim(self) -> int:
-        """Channels of one attention head."""
         return self.backbone.hidden_size // self.backbone.num_heads
 
 
@@ -173,7 +167,7 @@ class TokenEncoderConfig:
     hidden_size: Annotated[int, FileKey("encoder.output_size")]
     num_heads: Annotated[int, FileKey("encoder.attention_heads")]
     feed_forward_size: Annotated[int, FileKey("encoder.linear_units")]
-    num_blocks: Annotated[int, FileKey("encoder.num_blocks", most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("encoder.num_blocks", maximum=MAX_BLOCKS)]
     num_up_blocks: int
     lookahead: Annotated[int, FileKey("pre_lookahead_len")]
     chunk: Annotated[int, FileKey("encoder.static_chunk_size")]
@@ -182,7 +176,10 @@ class TokenEncoderConfig:
 
 @dataclass(frozen=True)
 class LookaheadConfig:
-    """CosyVoice3's layer in the encoder's place; fields as in `TokenEncoderConfig`, channels: of its inner layer."""
+    """CosyVoice3's layer in the encoder's place; fields as in `TokenEncoderConfig`.
+
+    channels: those of its inner layer.
+    """
 
     input_size: Annotated[int, FileKey("pre_lookahead_layer.in_channels")]
     channels: Annotated[int, FileKey("pre_lookahead_layer.channels")]
@@ -198,8 +195,8 @@ class UNetConfig:
     in_channels: Annotated[int, FileKey("in_channels")]
     out_channels: Annotated[int, FileKey("out_channels")]
     channels: int
-    num_blocks: Annotated[int, FileKey("n_blocks", most=MAX_BLOCKS)]
-    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", least=0, most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("n_blocks", maximum=MAX_BLOCKS)]
+    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", minimum=0, maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("num_heads")]
     head_dim: Annotated[int, FileKey("attention_head_dim")]
     chunk: Annotated[int, FileKey("static_chunk_size")]
@@ -207,10 +204,10 @@ class UNetConfig:
 
 @dataclass(frozen=True)
 class DiTConfig:
-    """The transformer that estimates the flow's velocity in CosyVoice3; chunk: as in `UNetConfig`."""
+    """The transformer that estimates the flow's velocity in CosyVoice3; chunk: see `UNetConfig`."""
 
     size: Annotated[int, FileKey("dim")]
-    num_blocks: Annotated[int, FileKey("depth", most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("depth", maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("heads")]
     head_dim: Annotated[int, FileKey("dim_head")]
     expansion: Annotated[int, FileKey("ff_mult")]
@@ -238,22 +235,22 @@ class FlowConfig:
 
 @dataclass(frozen=True)
 class HourglassConfig:
-    """CosyVoice 1's U-Net, whose inner half runs at half the mel rate, and sees whole rows."""
+    """CosyVoice 1's U-Net: its inner half runs at half the mel rate, and attention covers whole rows."""
 
     in_channels: Annotated[int, FileKey("in_channels")]
     out_channels: Annotated[int, FileKey("out_channels")]
     channels: int
-    num_blocks: Annotated[int, FileKey("n_blocks", most=MAX_BLOCKS)]
-    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", least=0, most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("n_blocks", maximum=MAX_BLOCKS)]
+    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", minimum=0, maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("num_heads")]
     head_dim: Annotated[int, FileKey("attention_head_dim")]
 
 
 @dataclass(frozen=True)
 class WholeFlowConfig(FlowConfig):
-    """CosyVoice 1's flow, whose frames see all of the prompt and of their chunk.
+    """CosyVoice 1's flow: each frame attends to the whole prompt and the whole chunk.
 
-    overlap: speech tokens at the end of a stream's chunk that the next one makes again.
+    overlap: speech tokens at the end of a stream's chunk that the next chunk computes again.
     """
 
     encoder: ConformerConfig  # type: ignore[assignment]  # the others' settings have no meaning here
@@ -268,7 +265,7 @@ class VocoderConfig:
     sample_rate: Annotated[int, FileKey("sampling_rate")]
     num_mel_bins: Annotated[int, FileKey("in_channels")]
     base_channels: Annotated[int, FileKey("base_channels")]
-    num_harmonics: Annotated[int, FileKey("nb_harmonics", least=0)]
+    num_harmonics: Annotated[int, FileKey("nb_harmonics", minimum=0)]
     sine_amplitude: Annotated[float, FileKey("nsf_alpha")]
     noise_std: Annotated[float, FileKey("nsf_sigma")]
     voiced_threshold_hz: Annotated[float, FileKey("nsf_voiced_threshold")]
@@ -287,19 +284,18 @@ class VocoderConfig:
 
     @property
     def samples_per_frame(self) -> int:
-        """Waveform samples per mel frame."""
         return self.hop * math.prod(self.upsample_rates)
 
 
 @dataclass(frozen=True)
 class CausalVocoderConfig(VocoderConfig):
-    """CosyVoice3's causal HiFT; lookahead: mel frames that its first convolution hears ahead."""
+    """CosyVoice3's causal HiFT; lookahead: mel frames to the right that its first convolution reads."""
 
     lookahead: Annotated[int, FileKey("conv_pre_look_right")]
 
 
 def qwen2_of(lm: LMConfig | ConformerLMConfig) -> LMConfig:
-    """The sizes of a Qwen2 language model. UnsupportedModel: it is CosyVoice 1's, which is none."""
+    """Narrow the type to a Qwen2 language model; UnsupportedModel: it is CosyVoice 1's."""
     if isinstance(lm, ConformerLMConfig):
         raise UnsupportedModel("model: the language model of CosyVoice 1 is no Qwen2; take a CosyVoice 2 or 3 folder")
     return lm
@@ -320,7 +316,7 @@ class MelConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """All of one checkpoint."""
+    """The complete configuration of one checkpoint."""
 
     generation: Generation
     rates: Rates

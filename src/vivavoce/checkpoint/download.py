@@ -1,6 +1,8 @@
-"""Download a known model: only what inference needs, resumable, checked, pinned to what the hub reported.
+"""Download a known model: only what inference needs, resumable, verified, pinned to the hub's revision.
 
-Both hubs are reached in one way: their lists of files are brought into one form, then files are fetched by plain HTTP.
+Both hubs share one path: each has its own list of files, then files are fetched by plain HTTP. The library
+huggingface_hub would be a second path beside it: it compares sizes only, reads listings of any length, and replaces
+the files of an older revision one by one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -58,28 +61,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """How far a download is; all sizes in bytes."""
+    """The state of a download in bytes; done and total: of all files to transfer, resumed bytes included."""
 
     file: str
     file_done: int
     file_size: int
     done: int
-    """Of all files that have to be transferred, with what an earlier try brought."""
     total: int
 
 
 class RemoteFile(NamedTuple):
-    """A file as the hub describes it: its path in the repository, safe to write; bytes; checksum, if it has any."""
+    """A file as the hub describes it: its path in the repository, safe to write, its size and checksum."""
 
     path: str
     size: int
     checksum: str | None
-    """SHA-256; of small files git's SHA-1, with 40 digits."""
+    """SHA-256; for small files git's SHA-1, with 40 digits; None: not published."""
     url: str
 
 
 Listing = tuple[str, list[RemoteFile]]
-"""All files of one revision: the commit where the hub reports one (Hugging Face), else the name that was asked for."""
+"""The revision and all of its files; the revision is the commit on Hugging Face, the given name on ModelScope."""
 
 
 class Hub(NamedTuple):
@@ -105,15 +107,15 @@ def download(
     token: str | None = None,
     progress: Callable[[DownloadProgress], None] = lambda _: None,
 ) -> Path:
-    """Bring a known model to this machine and return its folder.
+    """Download a known model and return its folder.
 
-    New files replace old ones only once all have arrived, so a folder that worked goes on working. A complete folder is
-    returned without asking the hub, unless `revision` names another commit, a branch or a tag. Processes that ask for
-    the same folder at once wait for the first.
+    New files replace old ones only once all have arrived, so an older revision stays usable until then. A complete
+    folder is returned without asking the hub, unless `revision` names another commit, a branch or a tag. Processes that
+    ask for the same folder at once wait for the first.
 
     target: None: `model_folder`; endpoint: None: `HF_ENDPOINT` or `VIVAVOCE_MODELSCOPE_ENDPOINT`, else the public hub;
-    token: sent to `endpoint` alone; None: `HF_TOKEN` for Hugging Face; progress: called after every piece that arrives.
-    DownloadError: hub, network or disk fail, or the bytes are not those that the hub announced.
+    token: sent to `endpoint` only; None: `HF_TOKEN` for Hugging Face; progress: called after every piece that arrives.
+    DownloadError: network or disk fail, or the bytes differ from those that the hub announced.
     """
     model = known_model(name)
     if source not in HUBS:
@@ -132,28 +134,33 @@ def download(
     token = token or os.environ.get(hub.token_variable)
     with _explained(hub, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        told = {"folder": folder}
-        with locked(folder / LOCK, on_wait=lambda: _log.warning("waiting: another process fills %(folder)s", told)):
+        waiting = partial(_log.warning, "waiting: another process downloads to %(folder)s", {"folder": folder})
+        with locked(folder / LOCK, on_wait=waiting):
             if _is_done(folder, model, revision):
                 return folder
             with _client(base, token) as client:
-                try:
-                    found, files = hub.list_files(client, base, repository, revision or hub.default_revision)
-                except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError):
-                    raise DownloadError(
-                        f"hub: {base} answers with something that is no file list; check the endpoint"
-                    ) from None
-                files = [file for file in files if is_needed(file.path)]
-                missing = missing_files(model.generation, {file.path for file in files})
-                if missing or len(files) > MAX_FILES:
-                    wrong = f"no {', '.join(missing)}" if missing else f"{len(files)} files, the limit is {MAX_FILES},"
-                    raise DownloadError(
-                        f"hub: {hub.title} lists {wrong} in {repository} at revision {found:.80}; check the revision, "
-                        "or use the other hub"
-                    )
+                found, files = _list_needed(client, base, hub, model, repository, revision)
                 written = _fetch_missing(client, found, files, folder, progress)
             _put_in_place(folder, DownloadRecord(model.name, source, repository, found, written))
     return folder
+
+
+def _list_needed(
+    client: httpx.Client, base: str, hub: Hub, model: KnownModel, repository: str, revision: str | None
+) -> Listing:
+    try:
+        found, files = hub.list_files(client, base, repository, revision or hub.default_revision)
+    except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError):
+        raise DownloadError(f"hub: {base} answers with something that is no file list; check the endpoint") from None
+    files = [file for file in files if is_needed(file.path)]
+    missing = missing_files(model.generation, {file.path for file in files})
+    if missing or len(files) > MAX_FILES:
+        wrong = f"no {', '.join(missing)}" if missing else f"{len(files)} files, the limit is {MAX_FILES},"
+        raise DownloadError(
+            f"hub: {hub.title} lists {wrong} in {repository} at revision {found:.80}; check the revision, "
+            "or use the other hub"
+        )
+    return found, files
 
 
 def _is_done(folder: Path, model: KnownModel, revision: str | None) -> bool:
@@ -226,13 +233,12 @@ def _explained(hub: Hub, folder: Path) -> Iterator[None]:
 
 
 def _by_hand(folder: Path) -> str:
-    """The way out that needs no network."""
     return f"or copy the model's files by hand, for example to {folder}, and give that path in place of the name"
 
 
 @contextmanager
 def _answer(client: httpx.Client, url: str, **options: Any) -> Iterator[httpx.Response]:
-    """What is found behind all redirects, its body yet to be read; httpx would read the body of each redirect whole."""
+    """The response after all redirects, its body not yet read; httpx would read the whole body of each redirect."""
     request = client.build_request("GET", url, **options)
     for _ in range(MAX_REDIRECTS):
         with closing(client.send(request, stream=True)) as response:
@@ -255,7 +261,7 @@ def _get_json(client: httpx.Client, url: str, **params: str) -> Any:
 
 
 def _list_huggingface(client: httpx.Client, endpoint: str, repository: str, revision: str) -> Listing:
-    """Files are pinned to the commit that the answer names."""
+    """The files, pinned to the commit that the answer names."""
     url = f"{endpoint}/api/models/{repository}/revision/{quote(revision, safe='')}"
     answer = _get_json(client, url, blobs="true")
     resolved = f"{endpoint}/{repository}/resolve/{answer['sha']}"
@@ -295,7 +301,6 @@ HUBS = {
         *("ModelScope", "https://www.modelscope.cn", "VIVAVOCE_MODELSCOPE_ENDPOINT", "master", _list_modelscope)
     ),
 }
-"""Both hubs by the name that `source` takes."""
 
 
 def _fetch_missing(
@@ -305,7 +310,7 @@ def _fetch_missing(
     folder: Path,
     progress: Callable[[DownloadProgress], None],
 ) -> dict[str, FileRecord]:
-    """Bring each file that is not in `folder` yet into its `.part` there; what the record will say of every file."""
+    """Download each missing file into its `.part`; returns the record of every file."""
     record = read_record(folder)
     digests = {file.path: found for file in files if (found := _present(folder, file, revision, record))}
     missing = [file for file in files if file.path not in digests]
@@ -330,9 +335,9 @@ def _fetch_missing(
 
 
 def _put_in_place(folder: Path, record: DownloadRecord) -> None:
-    """Name every fetched file, remove what the revision before had more, and leave the record.
+    """Move the fetched files into place, remove files that the older revision had, and write the record.
 
-    The old record goes first: a folder that this was interrupted in counts as incomplete.
+    The old record goes first: an interrupted move must count as incomplete.
     """
     before = read_record(folder)
     (folder / RECORD).unlink(missing_ok=True)
@@ -358,7 +363,7 @@ def _present(folder: Path, file: RemoteFile, revision: str, record: DownloadReco
 
 
 def _checksum(path: Path, file: RemoteFile, sha256: str) -> str:
-    """What the hub would publish of the bytes at `path`."""
+    """The checksum that the hub would publish for the bytes at `path`."""
     if len(file.checksum or "") != 40:
         return sha256
     return sha256_of(path, hashlib.sha1(b"blob %d\0" % size_of(path), usedforsecurity=False))
@@ -371,8 +376,8 @@ def _part(folder: Path, path: str) -> Path:
 def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> str:
     """Fill `part` with all of `file` and return its SHA-256; `report` gets the bytes so far.
 
-    What `part` holds already is kept where a published checksum can tell that it belongs to this file. If it does not,
-    it may stem from another revision: all is fetched once more, from the first byte. Wrong bytes are removed.
+    An existing part is resumed if a published checksum can prove that it belongs to this file. If it does not (another
+    revision), the file is fetched again from the first byte. Wrong bytes are removed.
     """
     if file.checksum is None:
         part.unlink(missing_ok=True)
@@ -392,7 +397,7 @@ def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[
 
 
 def _complete(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> None:
-    """Append what `part` lacks, over as many connections as bring new bytes."""
+    """Append the missing bytes to `part`, reconnecting as long as each connection brings new bytes."""
     for attempt in range(1, MAX_ATTEMPTS + 1):
         before = size_of(part)
         if before >= file.size > 0:

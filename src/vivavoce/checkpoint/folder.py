@@ -1,4 +1,4 @@
-"""A model folder in the official layout: which generation it holds, its files, its card, its identity."""
+"""A model folder in the official layout: its generation, files, card and fingerprint."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ BACKBONE = "CosyVoice-BlankEN"
 CARD = "vivavoce.json"
 SPEAKER_ENCODER = "campplus.onnx"
 SPEAKERS = "spk2info.pt"
-"""Built-in speakers; a folder may have none."""
+"""Built-in speakers; the file is optional."""
 MAX_JSON_BYTES = 32_000_000
-"""A release's largest file, a tokenizer, has 11 MB."""
+"""The largest file of a release, a tokenizer, has 11 MB."""
 _IDENTITY_FILES = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.yaml")
 
 
@@ -33,31 +33,31 @@ class TextStream(str, Enum):
     INTERLEAVED = "interleaved"
     """Text and speech tokens in turn, in one sequence (`LMConfig.mix_text`, `mix_speech`): the official way."""
     SENTENCES = "sentences"
-    """Each sentence as a whole once it is complete: for models that were hardly trained on the mix, or not at all."""
+    """Each sentence once it is complete: for models with little or no training on interleaved text."""
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a folder's optional `vivavoce.json` says about its weights; official folders have none."""
+    """The contents of a folder's optional `vivavoce.json`; official folders have no such file."""
 
     name: str
     description: str = ""
     trained: bool = True
     demo: bool = False
-    """Trained to show how the program works, not how good its models sound."""
+    """Trained to show how the program works, not to sound good."""
     scripts: frozenset[str] | None = None
     """Unicode scripts the model was trained to read; None: no restriction."""
     languages: tuple[str, ...] = ("zh", "en", "ja", "ko")
-    """That it speaks, as codes of ISO 639; those of the family's own models where the card names none."""
+    """Spoken languages, as ISO 639 codes; the default is what the official models speak."""
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
-    """Trained to follow instructions; a model that was not would speak them."""
+    """Trained to follow instructions; other models would speak them aloud."""
 
 
 def detect_generation(folder: Path) -> Generation:
-    """Tell the generation by the yaml file that exists, in the official order v1, v2, v3.
+    """Find the generation by the yaml file that exists, in the official order v1, v2, v3.
 
-    ModelNotFound: no folder; CheckpointError: none of the files.
+    ModelNotFound: `folder` is not a folder; CheckpointError: it has none of the files.
     """
     if not folder.is_dir():
         raise ModelNotFound(f"model: {str(folder)!r} is not a folder; give an official CosyVoice folder")
@@ -70,12 +70,11 @@ def detect_generation(folder: Path) -> Generation:
 
 
 def speech_tokenizer_of(generation: Generation) -> str:
-    """The file of a generation's speech tokenizer."""
     return f"speech_tokenizer_{generation.value}.onnx"
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Read `vivavoce.json` if the folder has one, else name the model after its folder."""
+    """Read `vivavoce.json`; without that file, the card has only the folder's name."""
     path = folder / CARD
     if not path.is_file():
         return ModelCard(name=folder.absolute().name)
@@ -114,11 +113,11 @@ def read_json(path: Path, remedy: str = "download the file again") -> dict[str, 
 
 
 def fingerprint(folder: Path) -> str:
-    """The identity of `folder` as 16 hexadecimal digits: a hash of the two ONNX files and the yaml file.
+    """The identity of a model: a hash of the two ONNX files and the yaml file, as 16 hexadecimal digits.
 
-    The whole contents are read, about 0.5 GB of a release: 0.3 s at the 1.7 GB/s that one core hashes. It
-    is computed at each load of a model and kept with it. Sizes and times of change are no substitute: a copied
-    or restored file would change a voice's identity, or keep it wrongly.
+    All of their bytes are read, about 0.5 GB of a release (0.3 s at 1.7 GB/s on one core), at each load of a model.
+    Sizes and modification times would not do: a copied or restored file would change a voice's identity, or wrongly
+    keep it.
     """
     identity = hashlib.sha256()
     for pattern in _IDENTITY_FILES:
@@ -136,7 +135,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def sha256_of(path: Path, begun: Any = None) -> str:
-    """SHA-256 of a file's contents in hexadecimal; begun: another of hashlib's objects, which goes on with them."""
+    """SHA-256 of a file in hexadecimal; begun: a hash object to continue instead of a new SHA-256."""
     digest = begun or hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

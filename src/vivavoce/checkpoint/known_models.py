@@ -1,4 +1,4 @@
-"""The official models by name: where the hubs keep them, what of them is needed, and where they lie on this machine."""
+"""The official models by name: their repositories on the hubs, the files that are needed, their local folders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NEEDED = re.compile(
 
 @dataclass(frozen=True)
 class KnownModel:
-    """One published model."""
+    """A published model."""
 
     name: str
     generation: Generation
@@ -47,32 +47,38 @@ class KnownModel:
     modelscope_id: str
     summary: str
     num_bytes: int | None = None
-    """Of the needed files when they were last looked up; None: never."""
+    """Size of the needed files when they were last looked up; None: unknown."""
     licence: str = "Apache-2.0"
-    """As the publisher names it."""
+    """The licence that the publisher names."""
 
 
-_FIRST = "CosyVoice, first generation: "
-_INSTRUCTIONS = "voice cloning, instructions, streaming; 24 kHz"
+def _first_generation(name: str, summary: str) -> KnownModel:
+    summary = f"CosyVoice, first generation: {summary}; 22.05 kHz"
+    return KnownModel(name, Generation.V1, f"FunAudioLLM/{name}", f"iic/{name}", summary)
+
+
 _PUBLISHED = (
-    ("Fun-CosyVoice3-0.5B", "-2512", "v3", "FunAudioLLM", f"Fun-CosyVoice3: nine languages, {_INSTRUCTIONS}"),
-    ("CosyVoice2-0.5B", "", "v2", "iic", f"CosyVoice2: {_INSTRUCTIONS}"),
-    ("CosyVoice-300M", "", "v1", "iic", f"{_FIRST}voice cloning; 22.05 kHz"),
-    ("CosyVoice-300M-SFT", "", "v1", "iic", f"{_FIRST}built-in speakers; 22.05 kHz"),
-    ("CosyVoice-300M-Instruct", "", "v1", "iic", f"{_FIRST}built-in speakers that follow instructions; 22.05 kHz"),
+    KnownModel(
+        name="Fun-CosyVoice3-0.5B",
+        generation=Generation.V3,
+        hf_id="FunAudioLLM/Fun-CosyVoice3-0.5B-2512",
+        modelscope_id="FunAudioLLM/Fun-CosyVoice3-0.5B-2512",
+        summary="Fun-CosyVoice3: nine languages, voice cloning, instructions, streaming; 24 kHz",
+    ),
+    KnownModel(
+        name="CosyVoice2-0.5B",
+        generation=Generation.V2,
+        hf_id="FunAudioLLM/CosyVoice2-0.5B",
+        modelscope_id="iic/CosyVoice2-0.5B",
+        summary="CosyVoice2: voice cloning, instructions, streaming; 24 kHz",
+        num_bytes=3_085_869_618,
+    ),
+    _first_generation("CosyVoice-300M", "voice cloning"),
+    _first_generation("CosyVoice-300M-SFT", "built-in speakers"),
+    _first_generation("CosyVoice-300M-Instruct", "built-in speakers that follow instructions"),
 )
-"""Name, what the hubs add to it, generation, owner on ModelScope, summary."""
-_NUM_BYTES = {"CosyVoice2-0.5B": 3_085_869_618}
-KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
-    {
-        name: KnownModel(
-            *(name, Generation(generation), f"FunAudioLLM/{name}{more}", f"{owner}/{name}{more}", summary),
-            num_bytes=_NUM_BYTES.get(name),
-        )
-        for name, more, generation, owner, summary in _PUBLISHED
-    }
-)
-"""Every published model by its name; the first one is what new users are told of."""
+KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({model.name: model for model in _PUBLISHED})
+"""The published models by name; messages recommend the first one to new users."""
 
 
 def known_model(name: str) -> KnownModel:
@@ -96,7 +102,7 @@ def is_needed(path: str) -> bool:
 
 
 def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
-    """What a model of this generation cannot speak without and `paths` does not name; other spellings count."""
+    """Files that a model of this generation needs and that `paths` lacks; .safetensors and tokenizer.json count."""
     needed = [YAML_OF[generation], SPEAKER_ENCODER, speech_tokenizer_of(generation)]
     needed += ["llm.pt", "flow.pt", "hift.pt"]
     if generation is not Generation.V1:
@@ -128,9 +134,10 @@ def model_folder(model: KnownModel) -> Path:
 
 
 def find_model(name_or_path: str | Path) -> Path:
-    """The folder of a model: the given folder, or where a known name was downloaded to; no network.
+    """The folder of a model, without network: the given folder, or the download of a known name.
 
-    ModelNotFound, UnsupportedModel: neither a folder nor a known name; DownloadError: it was not downloaded to its end.
+    ModelNotFound, UnsupportedModel: neither a folder nor a known name; DownloadError: the download is missing or not
+    complete.
     """
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
@@ -148,22 +155,20 @@ def find_model(name_or_path: str | Path) -> Path:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a download has brought anything: one that failed at once leaves an empty folder."""
+    """Whether a download has written any file; one that failed at once leaves an empty folder."""
     paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return read_record(folder) is not None or any(is_needed(path.removesuffix(".part")) for path in paths)
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One file as it was written."""
-
     size: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class DownloadRecord:
-    """What a folder was filled with; written last, so its presence means that every file was complete."""
+    """The source and files of a downloaded folder; written last, so its presence means a complete download."""
 
     model: str
     source: str
@@ -177,7 +182,7 @@ class DownloadRecord:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, -1 where there is none."""
+    """Bytes of a file; -1 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -185,17 +190,16 @@ def size_of(path: Path) -> int:
 
 
 def read_record(folder: Path) -> DownloadRecord | None:
-    """The note in `folder`; None where there is none or it cannot be understood."""
+    """The record in `folder`; None if it is missing or malformed."""
     try:
         fields = read_json(folder / RECORD)
         files = {path: FileRecord(int(file["size"]), str(file["sha256"])) for path, file in fields["files"].items()}
         named = {key: str(fields[key]) for key in ("model", "source", "repository", "revision")}
-        # An update removes files that the record names: a stranger's record must not lead out of the folder.
+        # An update removes the files that the record names: a forged record must not lead out of the folder.
         return DownloadRecord(files=files, **named) if all(map(is_needed, files)) else None
     except (CheckpointError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
         return None
 
 
 def write_record(folder: Path, record: DownloadRecord) -> None:
-    """Write the note, replacing an older one in one step."""
     replace_file(folder / RECORD, json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n")

@@ -19,7 +19,7 @@ from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 100_000
 MAX_NODES = 5_000
-"""Values of a document, and again of what its references make of it; a release has 500."""
+"""Values of a document, and again of its expanded references; a release has 500."""
 MAX_CHARS = 500
 """Characters of a value, formula or tag; a release has 100 at most."""
 MAX_NUMBER = 1e15
@@ -42,12 +42,11 @@ class _Reference(str):
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """SafeLoader that turns every tag into data, and refuses what could make much of a small file."""
+    """SafeLoader that turns every tag into data, and refuses input that expands (anchors, merges, huge values)."""
 
     num_nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Read one value, which may not stand for another one."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         problem = ""
         self.num_nodes += 1
@@ -95,7 +94,7 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         document = yaml.load(raw, Loader=_PlainLoader)  # _PlainLoader is a SafeLoader
-    except Exception as error:  # PyYAML raises also what Python says of values that do not fit their tags
+    except Exception as error:  # PyYAML also lets errors of Python through, for values that do not fit their tags
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1} ({getattr(error, 'problem', '')!s:.80})" if mark else ""
         raise CheckpointError(f"{path.name}: not valid YAML{where}; download the file again") from None
@@ -108,7 +107,7 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Document(dict[Any, Any]):
-    """What references refer to, and how many values were made of them."""
+    """The target of references; num_made counts the values that references were expanded to."""
 
     num_made = 0
 
@@ -129,7 +128,7 @@ def _resolve(value: Any, document: _Document, trail: tuple[str, ...]) -> Any:
 def _evaluate(expression: str, document: _Document, trail: tuple[str, ...]) -> Any:
     if whole := _REFERENCE.fullmatch(expression.strip()):
         return _lookup(whole[1], document, trail)
-    # 40 characters are enough for every number up to MAX_NUMBER; what is longer is none, whole or cut.
+    # 40 characters hold every number up to MAX_NUMBER; a longer text is not a number, whole or cut.
     formula = _REFERENCE.sub(lambda match: f"({_lookup(match[1], document, trail)!r:.40})", expression)
     try:
         return _arithmetic(ast.parse(formula.strip(), mode="eval").body)

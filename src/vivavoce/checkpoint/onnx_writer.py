@@ -32,7 +32,7 @@ class Port:
 
 
 def node(operator: str, inputs: Sequence[str], output: str, **attributes: int | list[int]) -> bytes:
-    """One operator with one output as a NodeProto."""
+    """One operator with one output, as a NodeProto."""
     body = b"".join(_field(1, name) for name in inputs) + _field(2, output) + _field(4, operator)
     for name, value in attributes.items():
         if isinstance(value, int):
@@ -62,9 +62,9 @@ def onnx_model(
 
 
 def optional_input(name: str, value: NDArray[np.generic]) -> bytes:
-    """What, put at the end of a model's file, gives one of its inputs a value for when it is not given.
+    """Bytes that add a default value for an input when appended to an ONNX file.
 
-    Parts of a message that come one after the other are one message.
+    Protobuf merges messages that follow one another.
     """
     return _field(7, _constant(name, value))
 

@@ -1,4 +1,4 @@
-"""All sizes of a CosyVoice2 folder, read from its settings files and held against one another.
+"""Read all sizes of a model folder from its settings files and check them against one another.
 
 An error gives the setting's full path.
 """
@@ -43,17 +43,18 @@ NUM_EULER_STEPS = 10
 WHOLE_RATE = 50
 """Speech tokens per second of CosyVoice 1; CosyVoice-300M-25Hz was another experiment."""
 OVERLAP_TOKENS = 20
-"""Speech tokens that CosyVoice 1's official stream makes twice."""
+"""Speech tokens at a chunk's end that CosyVoice 1's official stream computes twice."""
 TABLE_POSITIONS = 5000
-"""For which CosyVoice 1's official code makes its table of positions; past them it would make a larger one."""
+"""Initial length of the position table in CosyVoice 1's official code, which grows it when needed."""
 
 Config = TypeVar("Config")
 
 
 def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
-    """Read all sizes of a CosyVoice2 folder; an error gives the path of the setting that is wrong.
+    """Read all sizes of a model folder; an error gives the path of the wrong setting.
 
-    flow_keys: parameter names of flow.pt, which say how many conformer blocks follow the upsampling; the yaml does not.
+    flow_keys: parameter names of flow.pt, which tell the number of conformer blocks after the upsampling; the yaml does
+    not.
     """
     generation = detect_generation(folder)
     name = YAML_OF[generation]
@@ -79,25 +80,23 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
 
 
 class Section:
-    """One mapping of a settings file and its place in it."""
+    """One mapping of a settings file, and its path."""
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path = path
         self._values = values
 
     def where(self, key: str) -> str:
-        """A setting's full path."""
         return f"{self.path}.{key}" if ":" in self.path else f"{self.path}: {key}"
 
     def section(self, key: str) -> Section:
-        """The mapping under `key`."""
         value = self._values.get(key)
         if not isinstance(value, Mapping):
             raise self._wrong(key, "a group of settings")
         return Section(self.where(key), value)
 
     def read(self, kind: type[Config], **known: Any) -> Config:
-        """A record whose fields say by a `FileKey` where they stand in this section; known: its other fields."""
+        """A dataclass whose fields name their place in this section by a `FileKey`; known: its other fields."""
         for name, hint in get_type_hints(kind, include_extras=True).items():
             if name not in known:
                 (setting,) = hint.__metadata__
@@ -110,20 +109,19 @@ class Section:
         for group in groups:
             section = section.section(group)
         if kind is int:
-            return section.integer(key, setting.least, setting.most)
+            return section.integer(key, setting.minimum, setting.maximum)
         if kind is float:
             return section.number(key)
         return section.integers(key) if kind == tuple[int, ...] else section._integer_rows(key)
 
     def integer(self, key: str, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
-        """A whole number from `minimum` to `maximum`."""
         number = self.number(key)
         if number != int(number) or not minimum <= number <= maximum:
             raise self._wrong(key, f"a whole number from {minimum} to {maximum}")
         return int(number)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number; `default` stands for a setting that is null or absent. YAML 1.1 reads `1e-6` as text."""
+        """A finite number; default: for a setting that is null or absent. YAML 1.1 reads `1e-6` as text."""
         value = self._values.get(key)
         if value is None and default is not None:
             return default
@@ -138,7 +136,6 @@ class Section:
         return number
 
     def integers(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """A list of whole numbers from 1 to MAX_SIZE."""
         value = self._values.get(key, default)
         fits = isinstance(value, list | tuple) and value
         if not fits or any(type(item) is not int or not 1 <= item <= MAX_SIZE for item in value):
@@ -157,8 +154,10 @@ class Section:
 
 
 def vocabulary_of(generation: Generation, num_speech_tokens: int) -> Vocabulary:
-    """CosyVoice2: three ids after the speech tokens (end, task, fill), all of which end a plain decode; CosyVoice3:
-    200, of which the first four are begin, end, task and fill; CosyVoice 1: the end alone, and nothing is filled.
+    """The special ids of a generation.
+
+    After the speech tokens, CosyVoice 1 has the end only, and nothing is filled. CosyVoice2 has three ids (end, task,
+    fill), all of which end a plain decode. CosyVoice3 has 200, of which the first four are begin, end, task and fill.
     """
     size = num_speech_tokens
     if generation is Generation.V1:
@@ -181,7 +180,10 @@ def _backbone_lm(folder: Path, llm: Section, generation: Generation) -> LMConfig
 
 
 def lm_config(backbone: Section, speech: Section, vocabulary: Vocabulary, **known: float) -> LMConfig:
-    """The language model's sizes and settings; speech: has `mix_ratio` and `sampling`; known: not to be read."""
+    """The language model's configuration.
+
+    speech: the section with `mix_ratio` and `sampling`; known: fields that are not read from `backbone`.
+    """
     mix = speech.integers("mix_ratio", (5, 15))
     if len(mix) != 2:
         raise CheckpointError(

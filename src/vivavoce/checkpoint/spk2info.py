@@ -1,7 +1,7 @@
-"""spk2info.pt: the speakers that a model folder brings along, read as tensors only and written as the original does.
+"""spk2info.pt: the speakers that a model folder brings along, read as tensors only, written in the official layout.
 
-The file is a dict by speaker name. A built-in speaker is `{"embedding": [1, 192]}`. A saved zero-shot speaker is
-what the original front end passes to its model: ten tensors with a leading batch dimension and their lengths.
+The file is a dict by speaker name. A built-in speaker is `{"embedding": [1, 192]}`. A saved zero-shot speaker is the
+input of the original model: ten tensors with a leading batch dimension, and their lengths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vivavoce.files import replacing
 EMBEDDING_SIZE = 192
 NUM_MEL_BINS = 80
 MAX_LENGTH = 4_000
-"""Of a prompt: text ids, speech tokens or frames; 30 s are 1500 tokens and 2584 frames at most."""
+"""Longest prompt in text ids, speech tokens or frames; 30 s are at most 1500 tokens and 2584 frames."""
 
 _TOKEN_KEYS = ("prompt_text", "llm_prompt_speech_token", "flow_prompt_speech_token")
 _MEL_KEY = "prompt_speech_feat"
@@ -32,7 +32,10 @@ _EMBEDDING_KEYS = ("embedding", "flow_embedding", "llm_embedding")
 
 @dataclass(frozen=True, eq=False)
 class SavedPrompt:
-    """Of a saved zero-shot speaker: ids [length] int32, of text and of what LM and flow continue; mel [frames, 80]."""
+    """The prompt of a saved zero-shot speaker.
+
+    ids [length] int32, of text and of the speech tokens that LM and flow continue; mel [frames, 80].
+    """
 
     text_ids: Tensor
     llm_speech_tokens: Tensor
@@ -42,14 +45,13 @@ class SavedPrompt:
 
 @dataclass(frozen=True, eq=False)
 class SpeakerEntry:
-    """One speaker of the file: embedding [192] float32; a built-in one has no prompt."""
+    """One speaker of the file: embedding [192] float32; prompt: None for a built-in speaker."""
 
     embedding: Tensor
     prompt: SavedPrompt | None = None
 
 
 def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
-    """Read all speakers by name, on the CPU."""
     speakers = read_torch_file(path)
     if not isinstance(speakers, Mapping):
         raise CheckpointError(f"{path.name}: holds no speakers by name; make the file again")
@@ -57,9 +59,9 @@ def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
 
 
 def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry], *, keep: bool = False) -> None:
-    """Write speakers in the official layout, replacing `path` in one step; the file is its owner's only (0600).
+    """Write speakers in the official layout, replacing `path` in one step; only the owner may read the file (0600).
 
-    keep: what there is stays as it is: the file's other speakers, all that is stored of them, and who may read it.
+    keep: the file's other speakers, with all of their fields, and its mode stay as they are.
     """
     kept = read_torch_file(path) if keep and path.exists() else {}
     speakers = {**kept, **{name: _official(entry) for name, entry in entries.items()}}
@@ -96,7 +98,7 @@ def _ids(where: str, fields: Mapping[str, Any], key: str) -> Tensor:
 
 
 def _tensor(where: str, fields: Mapping[str, Any], key: str, *shape: int) -> Tensor:
-    """The tensor `key` without its batch dimension; -1 in `shape` stands for the length that `key`_len repeats."""
+    """The tensor `key` without its batch dimension; -1 in `shape`: the length that `key`_len repeats."""
     value = fields.get(key)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{where}: {key} is missing or no tensor; make the speaker again")

@@ -1,8 +1,8 @@
 """`.pt` files as `torch.save` writes them, read as data: tensors, plain values, and dicts, lists and tuples of them.
 
-A pickle is a program. Its few instructions that make such values are carried out here and any other is refused, so that
-nothing is imported or called, and nothing grows beyond the file's own bytes. Since torch 1.6 the file is a zip file
-(https://docs.pytorch.org/docs/stable/notes/serialization.html): the pickle and each storage's bytes, all uncompressed.
+A pickle is a program. The few instructions that make such values are interpreted here; any other is refused. So nothing
+is imported or called, and nothing grows beyond the file's own bytes. Since torch 1.6 the file is a zip file
+(https://docs.pytorch.org/docs/stable/notes/serialization.html): the pickle and each storage's bytes, uncompressed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor
 from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 4_000_000
-"""Of a weight file's names: of the pickle and of the zip file's directory; those of a release have 50 kB."""
+"""Limit of the pickle and of the zip directory, which hold a weight file's names; a release has 50 kB."""
 MAX_DIMS = 8
-"""Of a tensor; its parts are no more either."""
+"""Limit of a tensor's dimensions, and of the arguments of a call."""
 MAX_TIMES = 4
-"""The bytes of all tensors in dicts and lists are at most so many times the file's; tied weights are stored once."""
+"""The tensors in dicts and lists may have at most this multiple of the file's bytes; tied weights are stored once."""
 
 _DTYPES = {
     **{"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64},
@@ -38,22 +38,22 @@ _MAKES: Mapping[str, Callable[[], Any]] = {
     **{"NONE": lambda: None, "NEWFALSE": lambda: False, "NEWTRUE": lambda: True},
 }
 _LITERALS = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "GLOBAL"})
-"""What a pickle would import is its name here."""
+"""GLOBAL: the name of an import is pushed as text; nothing is imported."""
 _TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "TUPLE": 0, "APPENDS": 0, "SETITEMS": 0}
-"""Values that an instruction takes from the stack; 0: all since the mark."""
+"""Values that an instruction pops; 0: all since the mark."""
 
 
 def read_torch_file(path: Path) -> Any:
-    """What `torch.save` wrote, on the CPU, mapped.
+    """The value that `torch.save` wrote, on the CPU, memory-mapped.
 
-    CheckpointError: missing, corrupt, not of torch 1.6 or newer, or with anything in it that is no plain value.
+    CheckpointError: missing, corrupt, older than torch 1.6, or with other values than tensors and plain data.
     """
     try:
         with _SmallReads(path) as file:
             return _Reader(path, file).read()
     except FileNotFoundError:
         raise CheckpointError(f"{path.name}: is missing in {path.parent}; check the path") from None
-    except Exception as error:  # there is no end to what a stranger's bytes can do wrong
+    except Exception as error:  # hostile bytes can raise anything
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise CheckpointError(
             f"{path.name}: is corrupt or holds more than tensors ({reason}); nothing of it was run, make or download "
@@ -64,9 +64,9 @@ def read_torch_file(path: Path) -> Any:
 class _SmallReads(io.FileIO):
     def read(self, size: int | None = -1, /) -> bytes:
         """Refuse large reads: `zipfile` reads a directory of any size at once."""
-        most = MAX_BYTES + 1
-        data = super().read(most if size is None or size < 0 else min(size, most)) or b""
-        if len(data) == most:
+        limit = MAX_BYTES + 1
+        data = super().read(limit if size is None or size < 0 else min(size, limit)) or b""
+        if len(data) == limit:
             raise ValueError(f"its names take more than {MAX_BYTES} bytes, which is the limit")
         return data
 
@@ -77,8 +77,6 @@ class _Storage(NamedTuple):
 
 
 class _Reader:
-    """One file while it is read."""
-
     def __init__(self, path: Path, file: io.FileIO) -> None:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -91,7 +89,6 @@ class _Reader:
         self._bytes_left = MAX_TIMES * self._num_bytes
 
     def read(self) -> Any:
-        """The value that the pickle leaves."""
         if "byteorder" in self._members and self._bytes("byteorder") != b"little":
             raise ValueError("its byte order is not little endian")
         stack: list[Any] = []
@@ -121,7 +118,7 @@ class _Reader:
                 arguments = _few(stack.pop())
                 stack.append(self._call(stack.pop(), *arguments))
             elif name == "BUILD":
-                stack.pop()  # what an ordered dict has beside its items
+                stack.pop()  # attributes of an ordered dict
             elif name == "STOP":
                 break
             elif name != "PROTO":
@@ -129,10 +126,10 @@ class _Reader:
         return stack.pop()
 
     def _storage(self, _: str, kind: str, key: str, *__: Any) -> _Storage:
-        place = "data/" + key
-        if place not in self._storages:
-            self._storages[place] = self._mapped[self._place(place)]
-        return _Storage(_DTYPES[kind.removeprefix("torch ").removesuffix("Storage")], self._storages[place])
+        name = "data/" + key
+        if name not in self._storages:
+            self._storages[name] = self._mapped[self._span(name)]
+        return _Storage(_DTYPES[kind.removeprefix("torch ").removesuffix("Storage")], self._storages[name])
 
     def _call(self, function: str, *arguments: Any) -> Any:
         if function == "torch._utils _rebuild_tensor_v2":
@@ -165,12 +162,12 @@ class _Reader:
             raise ValueError("a name that is no text")
 
     def _bytes(self, name: str) -> bytes:
-        place = self._place(name)
-        self._file.seek(place.start)
-        return self._file.read(place.stop - place.start)
+        span = self._span(name)
+        self._file.seek(span.start)
+        return self._file.read(span.stop - span.start)
 
-    def _place(self, name: str) -> slice:
-        """A member's bytes, which follow a header of 30 bytes with the lengths of a name and more."""
+    def _span(self, name: str) -> slice:
+        """The position of a member's bytes, after its header: 30 bytes, a name, and extra fields."""
         member = self._members[name]
         self._file.seek(member.header_offset)
         start = member.header_offset + 30 + sum(struct.unpack_from("<HH", self._file.read(30), 26))
@@ -180,7 +177,7 @@ class _Reader:
 
 
 def _few(values: Any) -> tuple[Any, ...]:
-    """Arguments: a long tuple can stand in a million places, and be a tree that takes years to print or hash."""
+    """Limit a tuple's length: a long one can occur a million times, or be a tree that takes years to print or hash."""
     if type(values) is not tuple or len(values) > MAX_DIMS:
         raise ValueError("a tensor without a shape")
     return values

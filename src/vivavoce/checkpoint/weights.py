@@ -1,8 +1,8 @@
-"""Weight files → tensors → modules: never code from a pickle, strict about every name and shape.
+"""Weight files → tensors → modules: no code from a pickle, strict about every name and shape.
 
-Official parameter names ↔ ours are one table per part, read in both directions. `{n}` stands for a block's number and
-matches digits. A row names a prefix that ends at a dot or at the name's end; the first row that fits wins. Names that
-no row fits are the same on both sides.
+One table per part maps official parameter names to ours, and is read in both directions. `{n}` stands for a block's
+number and matches digits. A row names a prefix that ends at a dot or at the name's end; the first matching row wins.
+Names without a matching row are the same on both sides.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find_part(folder: Path, part: str, variant: str | None = None) -> Path:
 
 
 def check_variant(folder: Path, variant: str | None) -> None:
-    """Make sure that at least one part has the variant; the other parts take their plain files."""
+    """Check that at least one part has the variant; other parts use their plain files."""
     if not variant:
         return
     found = {match[1] for path in folder.iterdir() if (match := _VARIANT.fullmatch(path.name))}
@@ -107,7 +107,7 @@ def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
 
 
 def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, file: str, dtype: torch.dtype) -> None:
-    """Give official tensors, copied as `dtype`, to `module`, which may have been built on the meta device.
+    """Copy official tensors as `dtype` into `module`, which may be on the meta device.
 
     One error lists all missing, unexpected and wrongly shaped keys by official name.
     """
@@ -139,9 +139,9 @@ _PAGE_OUT = 21
 
 
 def page_out(tensor: Tensor) -> None:
-    """Tell the system that a tensor on the CPU is not read soon: its values stay, whether they are a file's or not.
+    """Tell the system that a tensor on the CPU is not read soon; its values stay, also if they are mapped from a file.
 
-    Without, a large file counts as this process's memory beside its copy until all of it is copied.
+    Without this, a large file counts as this process's memory, beside its copy, until all of it is copied.
     """
     if sys.platform == "linux":
         start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -334,17 +334,15 @@ VOCODER = (
 
 @dataclass(frozen=True)
 class NameTable:
-    """One part's names: (official, ours); unused: official keys that are read and dropped."""
+    """One part's names as (official, ours); unused: official keys that are read and dropped."""
 
     rows: Rows
     unused: frozenset[str] = frozenset()
 
     def to_ours(self, official: str) -> str:
-        """Our name of an official parameter."""
         return _translate(official, self.rows)
 
     def to_official(self, ours: str) -> str:
-        """The official name of one of our parameters."""
         return _translate(ours, tuple((own, theirs) for theirs, own in self.rows))
 
 

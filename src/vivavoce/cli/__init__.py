@@ -1,1 +1,1 @@
-"""The command line: one file per command; what they share stands in options, output, model and console."""
+"""The command line: one file per command; shared parts are in flags, model, output and console."""

@@ -1,8 +1,7 @@
-"""`vivavoce config`: a server's settings, checked, shown and explained."""
+"""`vivavoce config`: check, show and explain the settings of a server."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from vivavoce.cli.console import Reporter, print_error, print_table
+from vivavoce.cli.console import Reporter, print_error, print_json, print_table
 from vivavoce.cli.flags import JsonOption, QuietOption, argument, command, group
 from vivavoce.errors import MissingDependency
 
@@ -27,9 +26,9 @@ _EXIT_PROBLEMS = 2
 
 @command(app, "vivavoce config check vivavoce.toml")
 def check(file: Path | None = _FILE, quiet: QuietOption = False) -> None:
-    """Say all that is wrong with a file and the environment.
+    """Report all problems of a settings file and the environment.
 
-    Looks at the files and folders that they name, too. Exit code 2 if anything is wrong.
+    Files and folders that the settings name are checked, too. The exit code is 2 if anything is wrong.
     """
     with needs_server():
         from vivavoce.server.settings_checks import advice, missing
@@ -50,14 +49,14 @@ def check(file: Path | None = _FILE, quiet: QuietOption = False) -> None:
 
 @command(app, "vivavoce config show vivavoce.toml", "vivavoce config show --json")
 def show(file: Path | None = _FILE, as_json: JsonOption = False) -> None:
-    """Show every setting and where it comes from. Passwords are left out."""
+    """Show every setting and its origin. Passwords are left out."""
     with needs_server():
         from vivavoce.server.settings_sources import plain, resolve_settings, written
     resolved = resolve_settings(file, os.environ)
     values = {name: plain(resolved.value(name)) for name in resolved.origins}
     if as_json:
         shown = {name: {"value": values[name], "origin": origin} for name, origin in resolved.origins.items()}
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        print_json(shown)
         return
     rows = [(name, written(values[name]), origin) for name, origin in resolved.origins.items()]
     print_table(rows, ("setting", "value", "origin"))
@@ -68,12 +67,12 @@ def schema() -> None:
     """Print the JSON schema of a settings file."""
     with needs_server():
         from vivavoce.server.settings import ServerSettings
-    print(json.dumps(ServerSettings.model_json_schema(), indent=2, ensure_ascii=False))
+    print_json(ServerSettings.model_json_schema())
 
 
 @command(app, "vivavoce config example > vivavoce.toml")
 def example() -> None:
-    """Print a settings file with every setting, its meaning and its default."""
+    """Print a settings file with the meaning and the default of every setting."""
     with needs_server():
         from vivavoce.server.settings_sources import example_file
     print(example_file(), end="")
@@ -81,7 +80,7 @@ def example() -> None:
 
 @contextmanager
 def needs_server() -> Iterator[None]:
-    """`MissingDependency` says what to install where a package of the server is missing."""
+    """Turn a missing package of the server into `MissingDependency`, which says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,7 +1,8 @@
-"""How commands talk: one line per message on stderr, tables on stdout, a spinner where someone watches."""
+"""Output of commands: one line per message on stderr, tables on stdout, a spinner on a terminal."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -9,43 +10,46 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import typer
 
 from vivavoce.errors import InvalidRequest
 
 DEBUG_VARIABLE = "VIVAVOCE_DEBUG"
-"""Set to anything but 0, it lets tracebacks and library warnings through."""
+"""Any value but 0 shows tracebacks and library warnings."""
 
 _UNTRAINED_LOGGER = "vivavoce.untrained"
-"""Where the library warns of a model that was never trained, and of nothing else."""
+"""The library's warning about untrained models has this logger to itself."""
 _PIPE_WIDTH = 10_000
-"""Columns of a table that no terminal bounds."""
+"""Columns of a table outside a terminal."""
 
 
 def debugging() -> bool:
-    """Whether the user asked for tracebacks."""
     return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Whether a person sees `stream`; a closed one is None."""
+    """Whether `stream` is a terminal; a closed standard stream is None."""
     return stream is not None and stream.isatty()
 
 
 def one_line(text: str) -> str:
-    """The text with all white space single and without characters that steer a terminal."""
+    """The text on one line, with single spaces and without terminal control characters."""
     return "".join(character if character.isprintable() else "�" for character in " ".join(text.split()))
 
 
 def print_error(text: str) -> None:
-    """One line on stderr that says what went wrong."""
     print(one_line(text), file=sys.stderr)
 
 
+def print_json(value: Any) -> None:
+    """Print JSON on stdout; values of other types, such as dates, become text."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
 def size_text(num_bytes: int) -> str:
-    """A size as people write it: "2.02 GB", "917 kB", "12 bytes"."""
+    """A size for people: "2.02 GB", "917 kB", "12 bytes"."""
     for unit, bytes_of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= bytes_of:
             return f"{num_bytes / bytes_of:.3g} {unit}"
@@ -53,7 +57,10 @@ def size_text(num_bytes: int) -> str:
 
 
 def confirm_removal(field: str, name: str, what: str) -> None:
-    """Ask before something is removed; `InvalidRequest`: stdin is no terminal; `typer.Exit`: the answer is no."""
+    """Ask before something is removed.
+
+    InvalidRequest: stdin is not a terminal; typer.Exit: the user says no.
+    """
     if not is_terminal(sys.stdin):
         raise InvalidRequest(f"{field}: removing {name!r} cannot be undone; confirm it with --yes")
     if not typer.confirm(f"Remove the {what} {name!r} for good?", err=True):
@@ -62,22 +69,20 @@ def confirm_removal(field: str, name: str, what: str) -> None:
 
 @dataclass(frozen=True)
 class Reporter:
-    """What a command says beside its result, on stderr; nothing at all if `quiet`."""
+    """Messages of a command on stderr, beside its result; quiet: none at all."""
 
     quiet: bool = False
 
     def report(self, line: str) -> None:
-        """One line about what was done."""
         if not self.quiet:
             print(one_line(line), file=sys.stderr)
 
     def note(self, line: str) -> None:
-        """One line about what the user may want to know."""
         self.report(f"note: {line}")
 
     @contextmanager
     def working(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Show a spinner and `text` while the block runs, if stderr is a terminal; yields what changes the text."""
+        """Show a spinner and `text` while the block runs, if stderr is a terminal; yields a setter of the text."""
         if self.quiet or not is_terminal(sys.stderr):
             yield lambda _: None
             return
@@ -89,14 +94,14 @@ class Reporter:
 
 
 Show = Callable[[str, int, int | None, str], None]
-"""(the part of the work, how much is done, of how much, what to say where there is no bar)."""
+"""(part of the work, amount done, total amount, line to print without a bar)."""
 
 
 @contextmanager
 def progress(reporter: Reporter, *, size: bool = False, share: bool = False, transient: bool = False) -> Iterator[Show]:
-    """A bar on a terminal, else a line when a part of the work begins, if there is one to say.
+    """Show a bar on a terminal; elsewhere, print a line when a part of the work begins.
 
-    size: amounts are bytes; share: per cent are shown; transient: the bar goes when the work is done.
+    size: amounts are bytes; share: show per cent; transient: remove the bar at the end.
     """
     if reporter.quiet or not is_terminal(sys.stderr):
         begun: set[str] = set()
@@ -118,7 +123,7 @@ def progress(reporter: Reporter, *, size: bool = False, share: bool = False, tra
         *((rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn()) if size else (count,)),
         rich_progress.TimeRemainingColumn(),
     ]
-    # Of a book, a part may take minutes: the time that is left is told from all of them.
+    # Parts of a book take minutes each, so the remaining time is estimated from the whole run.
     period_s = 1e9 if share else 30.0
     console = Console(stderr=True)
     with rich_progress.Progress(*columns, console=console, transient=transient, speed_estimate_period=period_s) as bar:
@@ -127,7 +132,7 @@ def progress(reporter: Reporter, *, size: bool = False, share: bool = False, tra
 
 
 def print_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> None:
-    """Aligned columns on stdout; a terminal's width bounds them, a pipe gets every character."""
+    """Print aligned columns on stdout, at most as wide as the terminal; a pipe gets every character."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -147,14 +152,14 @@ def print_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = No
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Keep what libraries warn of off stderr; vivavoce's own warnings become notes. `VIVAVOCE_DEBUG=1` shows all."""
+    """Hide warnings of libraries; vivavoce's own warnings become notes. `VIVAVOCE_DEBUG=1` shows all."""
     if debugging():
         yield
         return
     silence, notes = logging.NullHandler(), logging.StreamHandler()
     notes.setFormatter(logging.Formatter("note: %(message)s"))
     notes.setLevel(logging.WARNING)
-    # Said after the work, with a way out, by `model.note_if_no_real_model`.
+    # `model.note_if_no_real_model` prints this after the work, with a way out.
     notes.addFilter(lambda record: record.name != _UNTRAINED_LOGGER)
     root, own = logging.getLogger(), logging.getLogger("vivavoce")
     root.addHandler(silence)

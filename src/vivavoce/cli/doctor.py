@@ -1,8 +1,7 @@
-"""`vivavoce doctor`: whether this machine can do what the program needs."""
+"""`vivavoce doctor`: check that this machine has everything that the program needs."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -15,9 +14,8 @@ from typing import Literal
 
 import typer
 
-from vivavoce.cli.console import Reporter, one_line, print_table, size_text
+from vivavoce.cli.console import Reporter, one_line, print_json, print_table, size_text
 from vivavoce.cli.flags import MODEL_VARIABLE, JsonOption, argument
-from vivavoce.cli.info import problem_line
 from vivavoce.cli.output import check_writable
 from vivavoce.errors import VivavoceError
 from vivavoce.version import __version__
@@ -28,7 +26,7 @@ MIN_FREE_BYTES = 7_000_000_000
 
 
 State = Literal["ok", "note", "broken"]
-"""How a finding weighs; note: nothing fails for it, or only what the text says."""
+"""note: nothing fails, or only the thing that the text names."""
 NEEDED = {
     "torch": "nothing works",
     "numpy": "nothing works",
@@ -44,7 +42,7 @@ NEEDED = {
     "rich": "no table and no progress can be shown",
     "platformdirs": "models and voices have no place",
 }
-"""Packages without which no speech is made, and what does not work where they are absent."""
+"""Packages that speech needs, and the effect of their absence."""
 OPTIONAL = {
     "inflect": "English texts with bare numbers fail",
     "kaldi-native-fbank": "no voice can be taken from a recording",
@@ -57,8 +55,6 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
-
     subject: str
     state: State
     text: str
@@ -70,12 +66,12 @@ def doctor(
 ) -> None:
     """Check this machine, the installation and a model.
 
-    The exit code is 1 if something is broken that speaking needs.
+    The exit code is 1 if anything that speech needs is broken.
     """
     with Reporter().working("looking …"):
         findings = list(examine(model))
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=2))
+        print_json([asdict(finding) for finding in findings])
     else:
         print_table([(finding.subject, finding.state, finding.text) for finding in findings])
     if any(finding.state == "broken" for finding in findings):
@@ -83,7 +79,6 @@ def doctor(
 
 
 def examine(model: str | None) -> Iterator[Finding]:
-    """Look at everything, from the program outwards."""
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     yield Finding("vivavoce", "ok", __version__)
     packages = [_package(name, without, "broken") for name, without in NEEDED.items()]
@@ -100,7 +95,7 @@ def examine(model: str | None) -> Iterator[Finding]:
 def _package(name: str, without: str, absent: State) -> Finding:
     try:
         import_module("yaml" if name == "pyyaml" else name.replace("-", "_"))
-    except Exception as error:  # a broken installation raises anything; whatever it is, it is reported
+    except Exception as error:  # a broken installation can raise anything
         remedy = f"`pip install {name}` mends it"
         return Finding(name, absent, f"cannot be imported ({one_line(str(error))}): {without}; {remedy}")
     try:
@@ -119,11 +114,11 @@ def _places() -> Iterator[Finding]:
 
 
 def _place(subject: str, folder: Path, pattern: str) -> Finding:
-    """Look at a folder for downloads or stored voices; speech needs neither."""
+    """Check a folder of downloads or stored voices; speech needs neither."""
     try:
         check_writable(_nearest(folder) / "probe", field=subject)
     except (VivavoceError, OSError) as error:
-        # The system's error names the file of the trial, which does not help.
+        # The system's error would name the probe file, which does not help.
         reason = one_line(error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
         return Finding(subject, "note", f"{folder} cannot be written ({reason}); set VIVAVOCE_HOME to a place that can")
     return Finding(subject, "ok", f"{folder} ({len(list(folder.glob(pattern)))} there)")
@@ -137,7 +132,7 @@ def _disk(folder: Path) -> Finding:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the first above it that exists."""
+    """The folder, or its nearest ancestor that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
@@ -167,6 +162,6 @@ def _model(model: str | None) -> Finding:
     except VivavoceError as error:
         return Finding("model", "broken", str(error))
     if report.problems:
-        return Finding("model", "broken", problem_line(report))
+        return Finding("model", "broken", report.problem_line)
     described = f" ({report.card.description})" if report.card.description else ""
     return Finding("model", "ok", f"{report.card.name}{described} is whole: {report.folder}")

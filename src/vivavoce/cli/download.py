@@ -1,12 +1,11 @@
-"""`vivavoce download`: a published model, fetched once."""
+"""`vivavoce download`: fetch a published model."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vivavoce.cli.console import Reporter, print_table, progress, size_text
+from vivavoce.cli.console import Reporter, print_json, print_table, progress, size_text
 from vivavoce.cli.flags import JsonOption, QuietOption, argument, flag
 from vivavoce.errors import InvalidRequest
 
@@ -20,21 +19,21 @@ EXAMPLES = (
     "vivavoce download --list",
 )
 _PROGRAM_BYTES = 1_000_000_000
-"""Memory beside the weights: the program, its libraries, and what one text needs."""
+"""Memory beside the weights: the program, its libraries, and the data of one text."""
 
 
 def download(
     name: str | None = argument("A published model; --list names them.", "NAME"),
     source: str = flag("hf (Hugging Face) or modelscope.", "HUB", "--from", default="hf"),
-    revision: str | None = flag("Branch, tag or commit.  [default: the newest, once]", "REV"),
-    to: Path | None = flag("Where to.  [default: the user's own folder of models]", "FOLDER"),
+    revision: str | None = flag("Branch, tag or commit.  [default: the newest at the first download]", "REV"),
+    to: Path | None = flag("Folder to download to.  [default: NAME in the user's folder of models]", "FOLDER"),
     list_known: bool = flag(
         "List the published models, with sizes and licences, and stop.", None, "--list", default=False
     ),
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Download a published model. What was broken off goes on where it stopped; every file is checked."""
+    """Download a published model. An interrupted download resumes where it stopped; every file is verified."""
     if list_known:
         _list_known(as_json)
         return
@@ -64,7 +63,7 @@ def _list_known(as_json: bool) -> None:
 
     models = [_described(model) for model in KNOWN_MODELS.values()]
     if as_json:
-        print(json.dumps(models, indent=2))
+        print_json(models)
         return
     rows = [
         (
@@ -78,7 +77,7 @@ def _list_known(as_json: bool) -> None:
 
 
 def _described(model: KnownModel) -> dict[str, Any]:
-    """As JSON values; bytes: of the files as they are here, else as they were published; None: unknown."""
+    """A model as JSON values; bytes: of the local files, else as published; None: unknown."""
     from vivavoce.checkpoint.known_models import is_begun, model_folder, read_record
 
     folder = model_folder(model)
@@ -95,7 +94,7 @@ def _described(model: KnownModel) -> dict[str, Any]:
         "generation": model.generation.value,
         "state": state,
         "bytes": size,
-        # Published weights are float32, as they are computed with on a CPU.
+        # Published weights are float32, and so are computations on a CPU.
         "memory_bytes": None if size is None else size + _PROGRAM_BYTES,
         "licence": model.licence,
         "summary": model.summary,

@@ -1,4 +1,4 @@
-"""How commands are declared: dataclasses whose fields become options, and the options that several commands share."""
+"""How commands are declared: dataclasses whose fields become options, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from vivavoce.frontend.speech_options import SEED, SPEED
+
 MODEL_VARIABLE = "VIVAVOCE_MODEL"
-"""Names the model of every command that is given none."""
+"""Default model of all commands."""
 REQUIRED = dataclasses.MISSING
-"""The default of an option that must be given."""
+"""The default of a required option."""
 OLD_NAMES = {"prompt-text": "transcript", "text": "transcript", "instruct": "instructions"}
-"""Options by the names that they had once, which still work."""
+"""Former names of options, which still work."""
 _DECLARED = "declared"
 
 
 def flag(help: str, metavar: str | None = None, *names: str, default: Any = None, **settings: Any) -> Any:
-    """An option, as the value of a dataclass's field or of a command's parameter, under which name it goes.
+    """Declare an option as the default of a dataclass field or of a command's parameter, whose name it takes.
 
-    metavar: what stands for a value in the help; names: short ones beside its long one, or all of them; settings: as
-    typer.Option takes them.
+    metavar: placeholder of the value in the help; names: short names to add, or the complete list of names; settings:
+    as typer.Option takes them.
     """
 
     def declared(name: str) -> Any:
@@ -36,13 +39,13 @@ def flag(help: str, metavar: str | None = None, *names: str, default: Any = None
 
 
 def argument(help: str, metavar: str, default: Any = None, **settings: Any) -> Any:
-    """The same for an argument, which has no dashes."""
+    """Declare an argument in the same way."""
     declared = typer.Argument(metavar=metavar, help=help, **settings)
     return dataclasses.field(default=default, metadata={_DECLARED: lambda _: declared})
 
 
 def shared(help: str, metavar: str | None, *names: str, **settings: Any) -> Any:
-    """What makes a type the option of several commands."""
+    """The annotation of a type that several commands use as an option."""
     return typer.Option(*names, metavar=metavar, help=help, **settings)
 
 
@@ -50,16 +53,15 @@ Command = Callable[..., None]
 
 
 def with_flags(function: Command) -> Command:
-    """A function that typer can make a command of.
+    """Make `function` a function for typer: a parameter with a dataclass type becomes that dataclass's fields.
 
-    Each parameter of `function` whose type is a dataclass is replaced by the dataclass's fields, in their order. Fields
-    and other parameters are declared by `flag`, by `argument`, or by their types.
+    Fields and other parameters are declared by `flag`, by `argument`, or by their types.
     """
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
 
-    def take(name: str, kind: Any, default: Any) -> None:
+    def add(name: str, kind: Any, default: Any) -> None:
         declared = default.metadata.get(_DECLARED) if isinstance(default, dataclasses.Field) else None
         kind = kind if declared is None else Annotated[kind, declared(name)]
         default = default.default if isinstance(default, dataclasses.Field) else default
@@ -69,65 +71,64 @@ def with_flags(function: Command) -> Command:
     for parameter in inspect.signature(function).parameters.values():
         kind = hints[parameter.name]
         if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-            take(parameter.name, kind, parameter.default)
+            add(parameter.name, kind, parameter.default)
             continue
         kinds, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
         groups[parameter.name] = (kind, [field.name for field in fields])
         for field in fields:
-            take(field.name, kinds[field.name], field)
+            add(field.name, kinds[field.name], field)
 
     @functools.wraps(function)
-    def called(**given: Any) -> None:
-        made = {name: kind(**{field: given.pop(field) for field in names}) for name, (kind, names) in groups.items()}
-        function(**made, **given)
+    def run(**values: Any) -> None:
+        grouped = {
+            name: kind(**{field: values.pop(field) for field in names}) for name, (kind, names) in groups.items()
+        }
+        function(**grouped, **values)
 
-    called.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-    called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
-    del called.__wrapped__
-    return called
+    run.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    del run.__wrapped__
+    return run
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help calls an argument what it is called here: typer adds braces and the names of types."""
+    """A command whose help shows an argument by its metavar alone; typer adds braces and the type's name."""
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
-        for one in self.params:
-            if one.param_type_name == "argument":
-                one.get_help_record = functools.partial(self._help_record, one)  # type: ignore[method-assign]
+        self._arguments: list[Any] = [one for one in self.params if one.param_type_name == "argument"]
+        for one in self._arguments:
+            one.get_help_record = functools.partial(self._help_record, one)
 
     @staticmethod
     def _help_record(one: Any, ctx: Any) -> tuple[str, str]:
         return one.metavar, type(one).get_help_record(one, ctx)[1]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """[OPTIONS], and the arguments as a shell's manual writes them."""
-        arguments = [one for one in self.params if one.param_type_name == "argument"]
-        names = [f"{one.metavar}{'...' if one.nargs != 1 else ''}" for one in arguments]
-        return [
-            "[OPTIONS]",
-            *(name if one.required else f"[{name}]" for name, one in zip(names, arguments, strict=True)),
-        ]
+        names = [(f"{one.metavar}{'...' if one.nargs != 1 else ''}", one.required) for one in self._arguments]
+        return ["[OPTIONS]", *(name if required else f"[{name}]" for name, required in names)]
 
 
-def command(
-    app: typer.Typer, *lines: str, name: str | None = None, cls: type[TyperCommand] = PlainCommand, **settings: Any
-) -> Callable[[Command], Command]:
-    """Add a function to the commands; lines: examples of its use; settings: as typer's own `command` takes them."""
+def command(app: typer.Typer, *lines: str, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
+    """Add a function to the commands; lines: examples; settings: as typer's own `command` takes them."""
 
     def added(function: Command) -> Command:
-        app.command(name, cls=cls, epilog=examples(*lines), **settings)(with_flags(function))
+        app.command(name, cls=PlainCommand, epilog=examples(*lines), **settings)(with_flags(function))
         return function
 
     return added
 
 
-def group(help: str, *lines: str) -> typer.Typer:
-    """Commands under one name, which alone prints their help; lines: examples of their use."""
+def group(help: str, *lines: str, during: Callable[[], AbstractContextManager[None]] = nullcontext) -> typer.Typer:
+    """Commands under one name, which prints their help if used alone.
+
+    lines: examples; during: a context in which each command runs.
+    """
     app = typer.Typer(help=help, epilog=examples(*lines), rich_markup_mode=None)
 
     @app.callback(invoke_without_command=True)
     def alone(context: typer.Context) -> None:
+        context.with_resource(during())
         if context.invoked_subcommand is None:
             print(context.get_help())
 
@@ -135,12 +136,12 @@ def group(help: str, *lines: str) -> typer.Typer:
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: lines to type."""
+    """The end of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def _gigabytes(given: str) -> float:
-    """8, 8GB or "8 GB"."""
+    """Parse 8, 8GB or "8 GB"."""
     try:
         return float(given.casefold().removesuffix("gb"))
     except ValueError:
@@ -151,10 +152,10 @@ _OUT = "File to write, overwritten if it exists: .wav, .mp3, .opus, .aac, .flac 
 _VOICE = "A stored or built-in voice, or a recording of 0.5 to 30 s.  [default: the model's first voice]"
 MODEL_HELP = "A downloaded model or a model folder.  [default: mini, a small demo in English]"
 _VOICES = "Where voices are stored: a folder, or redis://HOST.  [default: the user's own folder]"
-_MEMORY = "Most GPU memory that is taken, the weights included.  [default: all]"
-_KERNELS = "Our own GPU kernels and recorded launches.  [default: where they are faster]"
-_DETERMINISTIC = "The same bits whoever else is served: slower, for audits and tests."
-_TRUST = "Run code of the model's folder (TorchScript, engines) that was not exported on this machine."
+_MEMORY = "Limit of GPU memory, weights included.  [default: all]"
+_KERNELS = "Use our own GPU kernels and CUDA graphs.  [default: where they are faster]"
+_DETERMINISTIC = "Same bits regardless of other requests; slower, for audits and tests."
+_TRUST = "Run code from the model's folder (TorchScript, engines) that was not exported on this machine."
 OutOption = Annotated[str, shared(_OUT, "PATH|-", "--out", "-o")]
 VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", "-v")]
 TranscriptOption = Annotated[
@@ -165,30 +166,32 @@ TranscriptsOption = Annotated[
 ]
 ModelOption = Annotated[str | None, shared(MODEL_HELP, "NAME|FOLDER", "--model", "-m", envvar=MODEL_VARIABLE)]
 VoicesOption = Annotated[str | None, shared(_VOICES, "FOLDER|URL", "--voices", envvar="VIVAVOCE_VOICES")]
-SpeedOption = Annotated[float, shared("0.5 to 2.0; the pitch stays.", "NUMBER", "--speed")]
-SeedOption = Annotated[int, shared("The same seed gives the same audio.", "NUMBER", "--seed")]
+SpeedOption = Annotated[float, shared(SPEED.flag_help, "NUMBER", "--speed")]
+SeedOption = Annotated[int, shared(SEED.flag_help, "NUMBER", "--seed")]
 TokensOption = Annotated[
-    int | None, shared("Let speech last exactly so many tokens (25 per second; CosyVoice 1: 50).", "NUMBER", "--tokens")
+    int | None, shared("Exact length of the speech in tokens (25 per second; CosyVoice 1: 50).", "NUMBER", "--tokens")
 ]
 DeviceOption = Annotated[
-    str, shared("auto (CUDA if there is one), cpu, cuda, cuda:N or mps (untested).", "NAME", "--device")
+    str, shared("auto (CUDA if available), cpu, cuda, cuda:N or mps (untested).", "NAME", "--device")
 ]
 DtypeOption = Annotated[str, shared("auto (float16 on a GPU), float32, bfloat16 or float16.", "NAME", "--dtype")]
 VariantOption = Annotated[
-    str | None, shared("Take llm.NAME.pt and the like where the model has them.", "NAME", "--variant")
+    str | None, shared("Use llm.NAME.pt, flow.NAME.pt and hift.NAME.pt where the model has them.", "NAME", "--variant")
 ]
 MemoryOption = Annotated[float | None, shared(_MEMORY, "GB", "--memory", parser=_gigabytes)]
 KernelsOption = Annotated[bool | None, shared(_KERNELS, None, "--kernels/--no-kernels")]
 DeterministicOption = Annotated[bool, shared(_DETERMINISTIC, None, "--deterministic")]
-LMBackendOption = Annotated[str, shared("What runs the language model: torch, vllm or trtllm.", "NAME", "--lm-backend")]
-FlowBackendOption = Annotated[
-    str, shared("What runs the flow: torch, tensorrt, onnx, jit or aoti.", "NAME", "--flow-backend")
+LMBackendOption = Annotated[
+    str, shared("Runtime of the language model: torch, vllm or trtllm.", "NAME", "--lm-backend")
 ]
-ContextsOption = Annotated[int, shared("Batches that TensorRT runs at once.", "NUMBER", "--trt-concurrent")]
+FlowBackendOption = Annotated[
+    str, shared("Runtime of the flow: torch, tensorrt, onnx, jit or aoti.", "NAME", "--flow-backend")
+]
+ContextsOption = Annotated[int, shared("Batches that TensorRT runs concurrently.", "NUMBER", "--trt-concurrent")]
 TensorParallelOption = Annotated[int, shared("GPUs that share each layer of the language model.", "NUMBER", "--tp")]
-PipelineParallelOption = Annotated[int, shared("GPUs among which its layers are divided.", "NUMBER", "--pp")]
+PipelineParallelOption = Annotated[int, shared("GPUs that divide its layers among them.", "NUMBER", "--pp")]
 TrustOption = Annotated[bool, shared(_TRUST, None, "--trust-model-code")]
-QuietOption = Annotated[bool, shared("Say nothing but errors.", None, "--quiet", "-q")]
+QuietOption = Annotated[bool, shared("Print errors only.", None, "--quiet", "-q")]
 JsonOption = Annotated[bool, shared("Print JSON.", None, "--json")]
-JsonFileOption = Annotated[str | None, shared("Write the figures as JSON; - is stdout.", "FILE|-", "--json")]
+JsonFileOption = Annotated[str | None, shared("Write the results as JSON; - is stdout.", "FILE|-", "--json")]
 PlotOption = Annotated[Path | None, shared("Draw a PNG file; needs vivavoce[eval].", "FILE", "--plot")]

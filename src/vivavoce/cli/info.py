@@ -1,13 +1,12 @@
-"""`vivavoce info`: what a model folder holds."""
+"""`vivavoce info`: show the contents of a model folder."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.checkpoint.config import DiTConfig, FlowConfig, TokenEncoderConfig, UNetConfig, WholeFlowConfig
-from vivavoce.cli.console import Reporter, print_table, size_text
+from vivavoce.cli.console import Reporter, print_json, print_table, size_text
 from vivavoce.cli.flags import MODEL_VARIABLE, JsonOption, argument
 from vivavoce.errors import CheckpointError
 
@@ -23,9 +22,9 @@ def info(
     model: str | None = argument("A downloaded model or a folder.  [default: mini]", "MODEL", envvar=MODEL_VARIABLE),
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a model holds and what is wrong with it.
+    """Show the contents of a model and its problems.
 
-    Everything that is missing or wrong is said at once, and no network is loaded.
+    All missing or wrong files are listed at once, and no network is loaded.
     """
     with Reporter().working("reading …"):
         from vivavoce.cli.inspection import inspect_model
@@ -33,23 +32,14 @@ def info(
 
         report = inspect_model(model_folder(model))
     if as_json:
-        print(json.dumps(report_json(report), ensure_ascii=False, indent=2))
-    elif report.generation or report.parts:  # else nothing is known but that there is no model
+        print_json(report_json(report))
+    elif report.generation or report.parts:  # otherwise the problems say it all
         print_table(describe(report))
     if report.problems:
-        raise CheckpointError(problem_line(report))
-
-
-def problem_line(report: ModelReport) -> str:
-    """All problems in one line, numbered where there are several."""
-    problems = report.problems
-    if len(problems) > 1:
-        problems = [f"({number}) {problem}" for number, problem in enumerate(problems, start=1)]
-    return f"model {report.card.name}: {' '.join(problems)}"
+        raise CheckpointError(report.problem_line)
 
 
 def report_json(report: ModelReport) -> dict[str, Any]:
-    """The report as plain JSON values."""
     plain = asdict(report)
     scripts = report.card.scripts
     plain["folder"] = str(report.folder)

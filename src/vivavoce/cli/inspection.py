@@ -1,4 +1,4 @@
-"""What a model folder holds and what is wrong with it: all of it, and without loading a network."""
+"""Examine a model folder: its contents and all problems, without loading a network."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from vivavoce.models.generations import NETWORKS
 _WHOLE_TOKENIZER = f"{BACKBONE}/tokenizer.json"
 _TOKENIZER_PARTS = tuple(f"{BACKBONE}/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json"))
 _NETWORKS = {generation: {one.part: one for one in parts.values()} for generation, parts in NETWORKS.items()}
-"""Networks by generation, and by their weights' file without the suffix."""
+"""Networks by generation, and by the stem of their weight file."""
 _PARTS = tuple(dict.fromkeys(part for parts in _NETWORKS.values() for part in parts))
-"""These files, of any generation."""
+"""Stems of the weight files, over all generations."""
 _LFS_POINTER = b"version https://git-lfs"
 
 Found = TypeVar("Found")
@@ -55,7 +55,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class PartReport:
-    """One network's weights as its file holds them."""
+    """The weights of one network."""
 
     name: str
     file: str
@@ -65,9 +65,9 @@ class PartReport:
 
 @dataclass
 class ModelReport:
-    """A model folder as it was found; None or empty where something cannot be read, which `problems` explains.
+    """The result of `inspect_model`; None or empty where something cannot be read, which `problems` explains.
 
-    generation: v1, v2 or v3, by the yaml file that is there; source: hub, repository and revision of a download;
+    generation: v1, v2 or v3, by the yaml file; source: hub, repository and revision of a download;
     tokenizer_size: text tokens, special ones included; problems: everything that keeps the model from working.
     """
 
@@ -83,14 +83,21 @@ class ModelReport:
     fingerprint: str | None = None
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def problem_line(self) -> str:
+        """All problems in one line, numbered if there are several."""
+        problems = self.problems
+        if len(problems) > 1:
+            problems = [f"({number}) {problem}" for number, problem in enumerate(problems, start=1)]
+        return f"model {self.card.name}: {' '.join(problems)}"
+
     def add(self, problem: str) -> None:
-        """Note a problem once."""
         plain = problem.removeprefix("model: ")
         if plain not in self.problems:
             self.problems.append(plain)
 
     def attempt(self, read: Callable[..., Found], *arguments: Any) -> Found | None:
-        """What it reads; None: it failed, which is noted."""
+        """The result of `read`; None if it fails, which becomes a problem."""
         try:
             return read(*arguments)
         except VivavoceError as error:
@@ -99,11 +106,11 @@ class ModelReport:
 
 
 def inspect_model(folder: Path) -> ModelReport:
-    """Examine a model folder. What is wrong with it is reported, not raised.
+    """Examine a model folder. Problems are reported, not raised.
 
-    Every file that inference reads is checked as far as that needs no loading: the weights' names and shapes against
-    the networks that the yaml describes, the ONNX files' outer structure. Weights stay on the disk; the ONNX files
-    are read for the fingerprint (0.5 GB of a release).
+    Every file that inference reads is checked as far as possible without loading: names and shapes of the weights
+    against the networks that the yaml describes, and the outer structure of the ONNX files. Weights stay on the disk;
+    the ONNX files are read for the fingerprint (0.5 GB of a release).
     """
     report = ModelReport(folder, ModelCard(folder.absolute().name))
     usable = _readable_files(report)
@@ -112,7 +119,7 @@ def inspect_model(folder: Path) -> ModelReport:
     onnx_files = (*((speech_tokenizer_of(generation),) if generation else ()), SPEAKER_ENCODER)
     paths = {part: path for part in _PARTS if (path := _part_path(folder, part)) is not None}
     backbone: tuple[str, ...] = ()
-    if generation is not Generation.V1:  # which has its text tokenizer from elsewhere
+    if generation is not Generation.V1:  # its text tokenizer is in the package
         tokenizer = (_WHOLE_TOKENIZER,) if (folder / _WHOLE_TOKENIZER).is_file() else _TOKENIZER_PARTS
         backbone = (f"{BACKBONE}/config.json", *tokenizer)
     if generation or report.files:
@@ -146,7 +153,7 @@ def inspect_model(folder: Path) -> ModelReport:
 
 
 def _readable_files(report: ModelReport) -> set[str]:
-    """Names of the files that inference reads and that can be read; all of them are noted."""
+    """Names of the readable files that inference needs; all files and the unreadable ones are reported."""
     folder, pointers, locked = report.folder, [], []
     for path in sorted(path for path in (*folder.iterdir(), *folder.glob(f"{BACKBONE}/*")) if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -173,7 +180,7 @@ def _part_path(folder: Path, part: str) -> Path | None:
 
 
 def _check_fit(part: str, path: Path, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """Compare names and shapes with the network of that configuration; neither takes any memory here."""
+    """Compare names and shapes with the network of that configuration, without memory for either."""
     network_part = _NETWORKS[config.generation][part]
     network = network_part.outline(config)
     shapes = {key: tensor.to("meta") for key, tensor in tensors.items()}
@@ -198,7 +205,7 @@ def _source(report: ModelReport) -> str | None:
 
 
 class ModelNames:
-    """Which of some model folders a voice was extracted for; a folder is read when it is first compared."""
+    """Maps a voice's fingerprint to the name of a model; folders are fingerprinted when first compared."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._untried = list(folders)
@@ -208,7 +215,7 @@ class ModelNames:
         """The name of the model with that fingerprint; None if no folder has it."""
         while identity not in self._names and self._untried:
             folder = self._untried.pop(0)
-            with suppress(VivavoceError):  # an incomplete folder has no identity
+            with suppress(VivavoceError):  # an incomplete folder has no fingerprint
                 self._names[fingerprint(folder)] = read_card(folder).name
         return self._names.get(identity)
 
@@ -219,10 +226,10 @@ def local_models() -> list[Path]:
 
 
 def is_whole_onnx(path: Path) -> bool:
-    """Whether the file is one ONNX model from its first byte to its last.
+    """Whether the file is one complete ONNX model.
 
     It is a protocol buffer: fields follow one another, each a tag and a number, or a tag, a length and bytes
-    (protobuf.dev/programming-guides/encoding). Only the outermost ones are read, their contents are skipped.
+    (protobuf.dev/programming-guides/encoding). Only the outermost fields are read; their contents are skipped.
     """
     size, fields = path.stat().st_size, set()
     with path.open("rb") as file:
@@ -237,13 +244,13 @@ def is_whole_onnx(path: Path) -> bool:
 
 
 def _read_varint(file: BinaryIO) -> int | None:
-    """A number in groups of seven bits, the lowest first; None where the file ends within it."""
+    """A number in groups of seven bits, the lowest first; None at the end of the file."""
     number = 0
-    for place in range(10):
+    for index in range(10):
         byte = file.read(1)
         if not byte:
             return None
-        number |= (byte[0] & 0x7F) << (7 * place)
+        number |= (byte[0] & 0x7F) << (7 * index)
         if byte[0] < 0x80:
             return number
     return None

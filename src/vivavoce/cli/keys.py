@@ -1,16 +1,15 @@
-"""`vivavoce keys`: the API keys of a server."""
+"""`vivavoce keys`: manage the API keys of a server."""
 
 from __future__ import annotations
 
 import fileinput
-import json
 import os
 import time
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vivavoce.cli.console import Reporter, confirm_removal, print_table
+from vivavoce.cli.console import Reporter, confirm_removal, print_json, print_table
 from vivavoce.cli.flags import REQUIRED, JsonOption, QuietOption, argument, command, flag, group
 from vivavoce.errors import InvalidRequest
 
@@ -31,7 +30,7 @@ _FILE = flag(
     envvar="VIVAVOCE_AUTH_KEYS_FILE",
     callback=lambda path: Path(os.path.expanduser(path)),  # as the server reads it
 )
-_NAME = argument("Whose key it is, as logs and traces call it.", "NAME", default=REQUIRED)
+_NAME = argument("Name of the key, shown in logs and traces.", "NAME", default=REQUIRED)
 
 
 @command(
@@ -42,17 +41,17 @@ _NAME = argument("Whose key it is, as logs and traces call it.", "NAME", default
 def add(
     name: str = _NAME,
     file: Path = _FILE,
-    owner: str | None = flag("Whose voices it sees and keeps.  [default: its own, under NAME]", "NAME"),
-    may_publish: bool = flag("It may add and remove voices that everybody sees.", default=False),
-    requests_per_minute: float | None = flag("Requests in a minute.  [default: no limit]", "NUMBER"),
-    characters_per_minute: float | None = flag("Characters of text in a minute.  [default: no limit]", "NUMBER"),
+    owner: str | None = flag("Owner of the voices that it can use and add.  [default: NAME]", "NAME"),
+    may_publish: bool = flag("Allow adding and removing voices that all keys can use.", default=False),
+    requests_per_minute: float | None = flag("Requests per minute.  [default: no limit]", "NUMBER"),
+    characters_per_minute: float | None = flag("Characters of text per minute.  [default: no limit]", "NUMBER"),
     concurrent: int | None = flag("Requests at once.  [default: no limit]", "NUMBER"),
-    expires: str | None = flag("From that day on it is refused.  [default: never]", "DATE"),
+    expires: str | None = flag("Refuse the key from this day on, such as 2027-01-01.  [default: never]", "DATE"),
     quiet: QuietOption = False,
 ) -> None:
-    """Make a key and print it, this once.
+    """Create a key and print it, only this once.
 
-    The file keeps only its SHA-256. A server that runs takes the new key at once.
+    The file keeps only its SHA-256. A running server accepts the new key at once.
     """
     from vivavoce.server.keys import add_key, new_entry, new_key
 
@@ -69,7 +68,7 @@ def add(
 
 @command(app, "vivavoce keys list --file keys.toml", "vivavoce keys list --file keys.toml --json", name="list")
 def list_(file: Path = _FILE, as_json: JsonOption = False) -> None:
-    """List the keys: names, owners and limits."""
+    """List the keys with their owners and limits."""
     from vivavoce.server.keys import read_keys
 
     entries = read_keys(file)
@@ -77,7 +76,7 @@ def list_(file: Path = _FILE, as_json: JsonOption = False) -> None:
         shown = [{**asdict(one), "expired": one.has_expired(time.time())} for one in entries]
         for one in shown:
             del one["sha256"]
-        print(json.dumps(shown, ensure_ascii=False, indent=2, default=str))
+        print_json(shown)
     elif rows := [_row(entry) for entry in entries]:
         print_table(rows, ("name", "owner", "publishes", "requests/min", "characters/min", "at once", "expires"))
     else:
@@ -91,7 +90,7 @@ def remove(
     yes: bool = flag("Do not ask.", None, "-y", default=False),
     quiet: QuietOption = False,
 ) -> None:
-    """Take a key back. A server that runs refuses it from then on."""
+    """Revoke a key. A running server refuses it from then on."""
     from vivavoce.server.keys import remove_key
 
     if not yes:
@@ -107,13 +106,15 @@ def remove(
 )
 def sign_url(
     name: str = _NAME,
-    url: str = argument("The server's /v1/audio/speech with what to say, as for GET.", "URL", default=REQUIRED),
+    url: str = argument(
+        "URL of the server's /v1/audio/speech with ?input=TEXT and other fields.", "URL", default=REQUIRED
+    ),
     file: Path = _FILE,
-    expires_in: float = flag("For how long, in seconds, up to a week.", "SECONDS", default=3600.0),
+    expires_in: float = flag("Lifetime in seconds, up to a week.", "SECONDS", default=3600.0),
 ) -> None:
-    """Print the URL as one that plays without a key for a while, on the account of the key of that name.
+    """Print a signed URL that plays without a key for a limited time, on the account of NAME.
 
-    Who has the URL can have that text spoken until then, as often as the key's limits allow. Its URLs end with the key.
+    Anyone with the URL can request that text until then, within the key's limits. Removing the key revokes its URLs.
     """
     from urllib.parse import parse_qsl
 
@@ -137,12 +138,12 @@ def sign_url(
     "vivavoce keys usage server.log server.log.1 --json",
 )
 def usage(
-    logs: list[Path] = argument("Logs of a server as JSON.  [default: stdin]", "LOG", default=None),
+    logs: list[Path] = argument("JSON logs of a server.  [default: stdin]", "LOG", default=None),
     as_json: JsonOption = False,
 ) -> None:
-    """Add up what each key has had, from a server's log.
+    """Add up the use of each key from a server's log.
 
-    The log is the record: it reaches back as far as it is kept. It has to be JSON (logging.format).
+    The log has to be JSON (logging.format), and the result covers the time that it covers.
     """
     from vivavoce.server.request_log import usage_in
 
@@ -152,7 +153,7 @@ def usage(
     except OSError as error:
         raise InvalidRequest(f"log: {error.filename} cannot be read ({error.strerror}); name another file") from None
     if as_json:
-        print(json.dumps({name: asdict(used) for name, used in found.items()}, indent=2))
+        print_json({name: asdict(used) for name, used in found.items()})
     elif found:
         rows = [(name or "–", *map(str, astuple(used))) for name, used in sorted(found.items())]
         print_table(rows, ("name", "requests", "refused", "characters", "audio [s]", "last"))

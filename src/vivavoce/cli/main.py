@@ -1,7 +1,7 @@
-"""The command line's app, and its boundary: every failure becomes one line on stderr and an exit code.
+"""The command line: finds the command, and turns every failure into one line on stderr and an exit code.
 
 0: done. 1: an internal error, or `doctor` found something broken. 2: a mistake that the user can mend.
-130: interrupted. 141: the reader of stdout has left.
+130: interrupted. 141: the reader of stdout has closed it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from functools import cached_property
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from vivavoce.cli import config, doctor, download, info, keys, normalize, serve, speak, voice
 from vivavoce.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
-from vivavoce.cli.flags import OLD_NAMES, command, examples, flag, group, with_flags
+from vivavoce.cli.flags import OLD_NAMES, command, examples, flag, with_flags
 from vivavoce.errors import MissingDependency, VivavoceError
 from vivavoce.version import __version__
-from vivavoce_bench.commands import bench, evaluate, plan
-from vivavoce_export.commands import export
-from vivavoce_triton.commands import client, triton
 
 EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 
@@ -32,48 +29,76 @@ EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 _COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
-"""Set by a shell that asks what a line may go on with."""
-_ORDER = (
-    *("speak", "voice", "convert", "normalize", "download", "info", "doctor", "plan", "serve", "config", "keys"),
-    *("client", "triton", "export", "bench", "eval", "train"),
-)  # as the help lists them
+"""Set by a shell that asks for completions of a line."""
+
+
+class _Source(NamedTuple):
+    """Where a command is declared: a function of that module with its examples, or a group of commands."""
+
+    module: str
+    attribute: str
+    summary: str
+    examples: str = "EXAMPLES"
+
+
+_SOURCES = {
+    "speak": _Source("vivavoce.cli.speak", "speak", "Speak a text of any length into an audio file."),
+    "voice": _Source("vivavoce.cli.voice", "app", "Keep voices by name: add, list, show, remove, import, export."),
+    "convert": _Source(
+        *("vivavoce.cli.speak", "convert", "Repeat a recording's words in another voice.", "CONVERT_EXAMPLES")
+    ),
+    "normalize": _Source("vivavoce.cli.normalize", "normalize", "Show a text as it will be read, all in words."),
+    "download": _Source("vivavoce.cli.download", "download", "Download a published model."),
+    "info": _Source("vivavoce.cli.info", "info", "Show the contents of a model and its problems."),
+    "doctor": _Source("vivavoce.cli.doctor", "doctor", "Check this machine, the installation and a model."),
+    "plan": _Source("vivavoce_bench.commands.plan", "plan", "Plan the memory of a GPU, or the GPUs of a service."),
+    "serve": _Source("vivavoce.cli.serve", "serve", "Serve speech over HTTP, WebSockets and gRPC."),
+    "config": _Source("vivavoce.cli.config", "app", "Settings of a server: check, show, schema, example."),
+    "keys": _Source("vivavoce.cli.keys", "app", "API keys of a server: add, list, remove, usage, sign URLs."),
+    "client": _Source("vivavoce_triton.commands.client", "app", "Send requests to a Triton server, one or a load."),
+    "triton": _Source("vivavoce_triton.commands.triton", "app", "Serve with NVIDIA's Triton Inference Server."),
+    "export": _Source("vivavoce_export.commands.export", "app", "Write networks for other runtimes."),
+    "bench": _Source("vivavoce_bench.commands.bench", "app", "Measure latency and throughput under load."),
+    "eval": _Source("vivavoce_bench.commands.evaluate", "evaluate", "Measure the quality of speech."),
+    "train": _Source("vivavoce_training.commands", "app", "Fine-tune a model on your recordings."),
+}
+"""Every command by its name, in the order of the help."""
+
+
+class DeferredCommand(TyperCommand):
+    """A command whose module is imported when it is used, so that help and completion import none of them."""
+
+    def __init__(self, name: str) -> None:
+        self.source = _SOURCES[name]
+        super().__init__(name, help=self.source.summary)
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The command itself."""
+        try:
+            module = import_module(self.source.module)
+        except ModuleNotFoundError as error:
+            if error.name != "vivavoce_training":
+                raise
+            raise MissingDependency(
+                "train: the package vivavoce_training is missing; pip install '.[train]' in the repository brings it"
+            ) from None
+        declared = getattr(module, self.source.attribute)
+        holder = typer.Typer(rich_markup_mode=None)
+        if isinstance(declared, typer.Typer):
+            holder.add_typer(declared, name=self.name)
+        else:
+            command(holder, *getattr(module, self.source.examples), name=self.name)(declared)
+        return typer.main.get_group(holder).commands[self.name or ""]
+
+    def make_context(self, *given: Any, **extra: Any) -> Any:
+        """The context of the command itself."""
+        return self.loaded.make_context(*given, **extra)
 
 
 class _Root(TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.commands, key=_ORDER.index)
-
-
-class _TrainGroup(TyperGroup):
-    """The commands of the package vivavoce_training, which is looked for when one of them is used."""
-
-    @property
-    def commands(self) -> Any:
-        return _training().commands
-
-    @commands.setter
-    def commands(self, _: object) -> None:
-        """Those of the empty group are none."""
-
-    def invoke(self, ctx: Any) -> Any:
-        _training()
-        from vivavoce_training.record import shown
-
-        with shown():
-            return super().invoke(ctx)
-
-
-@cache
-def _training() -> Any:
-    try:
-        from vivavoce_training.commands import app as training
-    except ModuleNotFoundError as error:
-        if error.name != "vivavoce_training":
-            raise
-        raise MissingDependency(
-            "train: the package vivavoce_training is missing; pip install '.[train]' in the repository brings it"
-        ) from None
-    return typer.main.get_command(training)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": {name: DeferredCommand(name) for name in _SOURCES}})
 
 
 app = typer.Typer(
@@ -88,24 +113,6 @@ app = typer.Typer(
         "token_normalize_func": lambda token: OLD_NAMES.get(token := token.replace("_", "-"), token),
     },
 )
-command(app, *speak.EXAMPLES)(speak.speak)
-command(app, *speak.CONVERT_EXAMPLES)(speak.convert)
-app.add_typer(voice.app, name="voice")
-app.add_typer(client.app, name="client")
-command(app, *download.EXAMPLES)(download.download)
-command(app, *evaluate.EXAMPLES, name="eval")(evaluate.evaluate)
-app.add_typer(bench.app, name="bench")
-command(app, *serve.EXAMPLES, cls=serve.ServeCommand)(serve.serve)
-app.add_typer(config.app, name="config")
-app.add_typer(keys.app, name="keys")
-app.add_typer(triton.app, name="triton")
-app.add_typer(export.app, name="export")
-command(app, *normalize.EXAMPLES)(normalize.normalize)
-command(app, *info.EXAMPLES)(info.info)
-command(app, *doctor.EXAMPLES)(doctor.doctor)
-command(app, *plan.EXAMPLES)(plan.plan)
-_TRAIN = "Tune a model on your recordings, or make the mini model anew: prepare, lm, flow, pack and more."
-app.add_typer(group(_TRAIN, "vivavoce train prepare recordings corpus --model mini"), name="train", cls=_TrainGroup)
 
 
 @app.callback(invoke_without_command=True)
@@ -142,10 +149,10 @@ def _guarded(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_PIPE
-    except OSError as error:  # a disk that is full, a place without permission: nothing that a traceback explains
+    except OSError as error:  # a full disk or a missing permission: a traceback would not help
         print_error(f"error: {error.filename or 'stdout'}: {error.strerror or error}; check the place and its space")
         return EXIT_USAGE
-    except Exception as error:  # the last line of defence: it is reported, and with its traceback on request
+    except Exception as error:  # a defect of ours
         return _explain_defect(error)
 
 
@@ -175,6 +182,7 @@ def _explain_usage(error: Any, arguments: Sequence[str]) -> int:
         if command is None:
             break
         words.append(word)
+        command = getattr(command, "loaded", command)
     message = error.format_message()
     if words == ["vivavoce", "speak"] and "extra argument" in message:
         message = f"{message.rstrip('.')}; put the text in quotes"
@@ -195,7 +203,7 @@ def _explain_defect(error: Exception) -> int:
 
 
 def _settle_stdout() -> None:
-    """Leave nothing in stdout's buffer that the interpreter would fail to write, and complain about, at its exit."""
+    """Flush stdout; if that fails, redirect it, so that the interpreter's own flush at exit does not complain."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

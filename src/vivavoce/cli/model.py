@@ -1,4 +1,4 @@
-"""The model that a command works with: its flags, and loading it."""
+"""The model of a command: its flags, and loading it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which model, and where it runs."""
-
     model: flags.ModelOption = None
     device: flags.DeviceOption = "auto"
     dtype: flags.DtypeOption = "auto"
@@ -34,13 +32,15 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class Spread:
-    """Several engines, each in a process of its own."""
+    """Several engines, each in its own process."""
 
-    gpus: str | None = flag("An engine on each of these GPUs: all, or numbers.  [default: one on --device]", "N,N")
-    engines: int = flag("Engines that share the device; for CPUs.", "NUMBER", default=1, min=1, max=64)
+    gpus: str | None = flag(
+        "One engine on each of these GPUs: all, or numbers.  [default: one engine on --device]", "N,N"
+    )
+    engines: int = flag("Number of engines that share the device; for CPUs.", "NUMBER", default=1, min=1, max=64)
 
     def over(self, device: str) -> str | list[str]:
-        """As `vivavoce.load` takes it; errors as `devices_of`."""
+        """The device argument of `vivavoce.load`; errors: see `devices_of`."""
         from vivavoce.engine.devices import devices_of
 
         return device if self == Spread() else devices_of(self.gpus, self.engines, device)
@@ -48,7 +48,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """What runs the networks: fields of `EngineSettings`."""
+    """Backends of the networks: fields of `EngineSettings`."""
 
     lm_backend: flags.LMBackendOption = "torch"
     flow_backend: flags.FlowBackendOption = "torch"
@@ -60,18 +60,14 @@ class BackendChoice:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine's bounds and modes."""
+    """Limits and modes of the engine."""
 
-    admission: str = flag(
-        "What becomes of streams beyond capacity: queue, refuse or all (they start anyway).", "NAME", default="queue"
-    )
+    admission: str = flag("Streams beyond capacity: queue, refuse or all (start them anyway).", "NAME", default="queue")
     memory: flags.MemoryOption = None
-    """GB."""
     kernels: flags.KernelsOption = None
     deterministic: flags.DeterministicOption = False
 
     def settings(self, backends: BackendChoice = BackendChoice()) -> EngineSettings:
-        """As the engine takes them; `InvalidRequest` if one is out of its limits."""
         from vivavoce.engine.admission import AdmissionMode
         from vivavoce.engine.settings import EngineSettings
 
@@ -96,7 +92,7 @@ def load_model(
     backends: BackendChoice = BackendChoice(),
     spread: Spread = Spread(),
 ) -> tuple[Vivavoce, float]:
-    """The model, and the seconds that loading it took; errors as in `vivavoce.load` and `EngineChoice.settings`."""
+    """The model, and the seconds that loading took; errors: see `vivavoce.load` and `EngineChoice.settings`."""
     name = choice.model or "the default model"
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they belong to the program, not to the model.
@@ -118,9 +114,9 @@ def load_model(
 def named_voices(
     names: Sequence[str], transcripts: Sequence[str], known: Sequence[str], resolve: Callable[[Any, str], Voice]
 ) -> dict[str, Voice]:
-    """The voices of these names and recordings by what they were called.
+    """The voices for names and recordings, by these names.
 
-    transcripts: those of the recordings among them, in their order, or none; known: names of stored and
+    transcripts: one for each of the recordings among them, in their order, or none; known: names of stored and
     built-in voices; resolve: (name or recording, transcript) → voice.
     """
     recordings = [name for name in names if unicodedata.normalize("NFC", name) not in known]
@@ -134,7 +130,7 @@ def named_voices(
 
 
 def note_if_no_real_model(card: ModelCard, reporter: Reporter) -> None:
-    """Say why the audio is babble or, once on each machine, that the model is a demo; and what to use instead."""
+    """Note that the audio is random because the model is untrained or, once per machine, that it is a demo."""
     if card.trained and (not card.demo or reporter.quiet or _was_noted(card.name)):
         return
     from vivavoce.checkpoint.known_models import KNOWN_MODELS
@@ -145,7 +141,7 @@ def note_if_no_real_model(card: ModelCard, reporter: Reporter) -> None:
 
 
 def _was_noted(name: str) -> bool:
-    """Whether this machine's user was told of the model before; he is now. False where that cannot be kept."""
+    """True if the demo notice was shown before; records that it is shown now. False if it cannot be recorded."""
     from vivavoce.checkpoint.known_models import models_home
 
     try:

@@ -1,4 +1,4 @@
-"""`vivavoce normalize`: how a text is read, before any of it is spoken."""
+"""`vivavoce normalize`: show how a text will be read, without speaking it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def normalize(
     explain: bool = flag("Also show each change; official rules tell none apart.", default=False),
     model: ModelOption = None,
 ) -> None:
-    """Show how a text is read: numbers, dates, units and signs in words.
+    """Show a text as it will be read: numbers, dates, units and signs in words.
 
-    Without --model natural rules read as for a model that speaks all of their languages.
+    Without --model, natural rules assume a model that speaks all of their languages.
     """
     with Reporter().working("reading …"):
         from vivavoce.checkpoint.folder import BACKBONE, read_card

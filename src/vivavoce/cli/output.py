@@ -1,4 +1,4 @@
-"""Where audio goes: a file or standard output; found out to be writable before any model loads."""
+"""Audio output to a file or standard output, checked for writability before a model loads."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ class Output:
 
     @property
     def label(self) -> str:
-        """What reports call it."""
         return "stdout" if self.target == STDOUT else self.target
 
     def check(self) -> None:
-        """`InvalidRequest` for a folder, a place without permission, a suffix that names no format or a terminal.
+        """Raise `InvalidRequest` for a folder, a missing permission, an unknown suffix or a terminal.
 
-        What lies there is not touched.
+        An existing file is not touched.
         """
         if self.target != STDOUT:
             _ = self.format
@@ -53,13 +52,13 @@ class Output:
 
     @property
     def format(self) -> AudioFormat:
-        """What the file's suffix stands for; WAV for a name without one, and for standard output."""
+        """The format of the file's suffix; WAV for a name without one, and for standard output."""
         from vivavoce.frontend.audio.encode import format_of
 
         return format_of(self.target)
 
     def write(self, speech: Speech) -> None:
-        """Write a finished speech; InvalidRequest if the place cannot be written after all."""
+        """Write a finished speech; InvalidRequest if writing fails after all."""
         if self.target != STDOUT:
             speech.save(self.target)
             return
@@ -69,9 +68,9 @@ class Output:
 
     @contextmanager
     def stream(self, sample_rate: int) -> Iterator[Callable[[NDArray[np.float32]], None]]:
-        """Yield what takes samples [n], encodes them and passes them on at once.
+        """Yield a function that encodes samples [n] and writes them at once.
 
-        A file is whole in the end, with its length in the header, even if the speech is broken off.
+        Even if the speech is interrupted, the file is complete in the end, with its length in the header.
         """
         from vivavoce.frontend.audio.encode import open_encoder
 
@@ -88,7 +87,7 @@ class Output:
                 put(encoder.finish())
                 header = encoder.whole_header()
                 if header and self.target != STDOUT and file.seekable():
-                    with explaining("output", self.label):  # seeking writes what a full disk did not take before
+                    with explaining("output", self.label):  # seeking flushes, which may fail on a full disk
                         file.seek(0)
                     put(header)
 
@@ -98,11 +97,11 @@ class Output:
             yield sys.stdout.buffer
             return
         with explaining("output", self.label):
-            file = open(self.target, "wb")  # noqa: SIM115  (an error of the opening is explained, others are not)
+            file = open(self.target, "wb")  # noqa: SIM115  (only errors of opening are explained)
         try:
             yield file
         finally:
-            with explaining("output", self.label):  # so does closing
+            with explaining("output", self.label):  # closing flushes, too
                 file.close()
 
 
@@ -110,7 +109,7 @@ SRT, VTT = ".srt", ".vtt"
 
 
 def check_subtitles(path: Path) -> None:
-    """`InvalidRequest` for another suffix, or a place that cannot be written; what is there stays as it is."""
+    """Raise `InvalidRequest` for another suffix or a place that cannot be written; an existing file is not touched."""
     if path.suffix.lower() not in (SRT, VTT):
         raise InvalidRequest(f"subtitles: {str(path)!r} ends with neither {SRT} nor {VTT}; name a file that does")
     with explaining("subtitles", str(path)):
@@ -118,7 +117,7 @@ def check_subtitles(path: Path) -> None:
 
 
 def write_subtitles(path: Path, marks: Sequence[Mark]) -> None:
-    """Write the subtitles of a speech; InvalidRequest if the place cannot be written after all."""
+    """Write the subtitles of a speech; InvalidRequest if writing fails after all."""
     from vivavoce.frontend.subtitles import to_srt, to_vtt
 
     content = to_srt(marks) if path.suffix.lower() == SRT else to_vtt(marks)
@@ -128,7 +127,7 @@ def write_subtitles(path: Path, marks: Sequence[Mark]) -> None:
 
 @contextmanager
 def explaining(field: str, label: str) -> Iterator[None]:
-    """Make the system's errors of a place `InvalidRequest`s about `field`; a reader that has gone is passed on."""
+    """Turn the system's errors into `InvalidRequest` about `field`; a broken pipe is passed on."""
     try:
         yield
     except BrokenPipeError:
@@ -138,9 +137,9 @@ def explaining(field: str, label: str) -> Iterator[None]:
 
 
 def check_writable(path: Path, *, field: str = "output") -> None:
-    """Try whether a file can be written at `path`, without touching what is there.
+    """Check that a file can be written at `path`, without touching an existing one.
 
-    `InvalidRequest` about `field`: a folder, a missing one, or a write-protected file; OSError: the system refuses.
+    `InvalidRequest` about `field`: a folder, a missing folder, or a write-protected file; OSError: the system refuses.
     """
     if path.is_dir():
         raise InvalidRequest(f"{field}: {str(path)!r} is a folder; add a file name")
@@ -151,7 +150,7 @@ def check_writable(path: Path, *, field: str = "output") -> None:
     folder = path.resolve().parent
     if not folder.is_dir():
         raise InvalidRequest(f"{field}: folder {str(folder)!r} does not exist; create it or choose another path")
-    # Permissions do not tell everything (read-only mounts, quotas, the superuser): only a file does.
+    # Permissions are not enough (read-only mounts, quotas, the superuser): try with a real file.
     probe = folder / f".{secrets.token_hex(8)}.part"
     probe.touch(exist_ok=False)
     probe.unlink()

@@ -6,19 +6,15 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import make_dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-from typer.core import TyperCommand
-
 from vivavoce.cli.config import needs_server
 from vivavoce.cli.console import Reporter
-from vivavoce.cli.flags import QuietOption, flag, with_flags
+from vivavoce.cli.flags import QuietOption, flag
 
-if TYPE_CHECKING:
-    from vivavoce.server.settings_sources import Setting
+with needs_server():
+    from vivavoce.server.settings_sources import SETTINGS, Setting, resolve_settings
 
 EXAMPLES = (
     "vivavoce serve                                          # then open http://127.0.0.1:8880",
@@ -36,75 +32,13 @@ _TYPES: Mapping[str, tuple[Any, str | None]] = {
     "string": (str, "NAME"),
     "path": (Path, "FILE"),
 }
-"""A setting's kind: the type of its option, and what stands for its value in the help."""
-
-
-def serve() -> None:
-    """Serve speech to programs and people: OpenAI's routes with true streaming, WebSockets, a web page.
-
-    Settings come from flags, then variables (VIVAVOCE_SERVER_PORT …), then --config; `vivavoce config` explains.
-    """
-
-
-class ServeCommand(TyperCommand):
-    """`serve`, whose options are made of the settings when it is used: other commands need no pydantic."""
-
-    @cached_property
-    def _made(self) -> TyperCommand:
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command()(_command())
-        made = typer.main.get_command(app)
-        assert isinstance(made, TyperCommand)
-        return made
-
-    @property
-    def params(self) -> list[Any]:
-        """The options."""
-        return self._made.params
-
-    @params.setter
-    def params(self, _: object) -> None:
-        """Those of the function above are none."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run it."""
-        return self._made.invoke(ctx)
-
-
-def _command() -> Any:
-    """The function of the command: its parameters are --config, a flag for each setting that has one, and --quiet."""
-
-    def run(
-        *,
-        config: Path | None = flag("A TOML file of settings; `vivavoce config example` prints one.", "FILE", "-c"),
-        given: Any,
-        quiet: QuietOption = False,
-    ) -> None:
-        with needs_server():
-            from vivavoce.cli.server import run_server
-            from vivavoce.server.settings_sources import resolve_settings
-        settings = resolve_settings(config, os.environ, flag_values(vars(given))).settings
-        asyncio.run(run_server(settings, Reporter(quiet)))
-
-    options = [(name, *_option(setting)) for name, setting in _flags().items()]
-    run.__annotations__["given"] = make_dataclass("ServerFlags", options)
-    return with_flags(run)
-
-
-def flag_values(parameters: Mapping[str, object]) -> dict[str, object]:
-    """The flags among a command's parameters (`typer.Context.params`), by the names of their settings."""
-    return {setting.name: parameters[name] for name, setting in _flags().items()}
-
-
-def _flags() -> dict[str, Setting]:
-    """The settings that have flags, by the name of the command's parameter."""
-    with needs_server():
-        from vivavoce.server.settings_sources import SETTINGS
-    return {setting.flag[2:].replace("-", "_"): setting for setting in SETTINGS.values() if setting.flag}
+"""A setting's kind: the type of its option, and the placeholder of its value in the help."""
+_FLAGS = {setting.flag[2:].replace("-", "_"): setting for setting in SETTINGS.values() if setting.flag}
+"""The settings that have flags, by the name of the command's parameter."""
 
 
 def _option(setting: Setting) -> tuple[Any, Any]:
-    """The type and the option of a setting; one that is not given is None, so that file and environment hold."""
+    """Type and option of a setting; its default is None, so that file and environment apply."""
     declaration, _, text = setting.flag_spec.partition(": ")
     names = [word for word in declaration.split() if word.startswith("-")]
     kind, usual = _TYPES["path" if setting.kind.get("format") == "path" else setting.kind["type"]]
@@ -114,3 +48,31 @@ def _option(setting: Setting) -> tuple[Any, Any]:
     elif isinstance(setting.default, (str, int, float)) and "[default:" not in text:
         text += f"  [default: {setting.default if kind is str else format(setting.default, 'g')}]"
     return kind | None, flag(text, metavar, *names)
+
+
+if TYPE_CHECKING:
+    ServerFlags = Any
+else:
+    ServerFlags = make_dataclass("ServerFlags", [(name, *_option(setting)) for name, setting in _FLAGS.items()])
+
+
+def serve(
+    *,
+    config: Path | None = flag("A TOML file of settings; `vivavoce config example` prints one.", "FILE", "-c"),
+    given: ServerFlags,
+    quiet: QuietOption = False,
+) -> None:
+    """Serve speech over HTTP, WebSockets and gRPC, with OpenAI's routes and a web page.
+
+    A flag wins over an environment variable (VIVAVOCE_SERVER_PORT …), which wins over the file of --config.
+    `vivavoce config show` prints the result.
+    """
+    with needs_server():
+        from vivavoce.cli.server import run_server
+    settings = resolve_settings(config, os.environ, flag_values(vars(given))).settings
+    asyncio.run(run_server(settings, Reporter(quiet)))
+
+
+def flag_values(parameters: Mapping[str, object]) -> dict[str, object]:
+    """The flags among a command's parameters (`typer.Context.params`), by the names of their settings."""
+    return {setting.name: parameters[name] for name, setting in _FLAGS.items()}

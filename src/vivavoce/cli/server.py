@@ -1,4 +1,4 @@
-"""A server from its settings: the engine, the ports, and an end in which no request is lost."""
+"""Run a server from its settings: the engine, the ports, and a shutdown that loses no request."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _APPS = {"port": build_app, "legacy_port": build_legacy_app, "health_port": build_health_app}
-"""What is at the HTTP ports, by their settings' names."""
+"""Apps of the HTTP ports, by the names of the ports' settings."""
 
 FILES_BESIDE = 512
-"""Open files of a server that are no connections to its ports: the engine's, Redis', voices'."""
+"""Open files of a server that are not connections to its ports: of the engine, Redis, voices."""
 GRPC_GRACE_S = 5.0
-"""For calls whose speech has ended to send their clients the status."""
+"""Time for calls whose speech has ended to send their status to the client."""
 
 
 async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
-    """Serve until a signal stops it; then let requests finish. A second signal ends them.
+    """Serve until a signal; then let running requests finish. A second signal ends them.
 
-    VivavoceError: the model cannot be loaded, a port is taken, the keys or lexicons cannot be read.
+    VivavoceError: the model cannot be loaded, a port is in use, the keys or lexicons cannot be read.
     """
     logging_to, server = settings.logging, settings.server
     configure(logging_to.format, logging_to.level, log_text=logging_to.log_text)
-    # Its everyday messages are in lines of our own.
+    # Our own request log replaces its access log.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     as_log = logging_to.format == "json" and not reporter.quiet
 
@@ -69,7 +69,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
 
     stop, hurry = _signals()
     async with AsyncExitStack() as stack:
-        # What can go wrong at once goes wrong before the model is loaded.
+        # Errors that need no model are raised before it is loaded.
         keys, lexicons = KeyRing(settings.auth.keys_file), read_lexicons(settings.model.lexicons)
         for problem in tls_problems(server):
             raise InvalidRequest(problem)
@@ -82,26 +82,26 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             stack.callback(tracing.close)
             request_log.observers.append(tracing.write)
         began = time.perf_counter()
-        speaker, engine = await _speaker(settings, lexicons, stack, stop)
-        if speaker is None:
+        backend, engine = await _open_backend(settings, lexicons, stack, stop)
+        if backend is None:
             return
-        dispatcher = RequestDispatcher(speaker, request_log=request_log, rules=settings.requests)
+        dispatcher = RequestDispatcher(backend, request_log=request_log, rules=settings.requests)
         state = AppState(dispatcher, keys, settings)
         listeners = await _listen(state, sockets, server, stack)
         if engine is not None:
-            # A monitor learns from it that the server loads, and has not died.
+            # Tells a monitor that the server is loading and alive.
             report(f"loading the model; {_address(server, listeners['port'])}/health/ready says when it can speak")
             await _unless(stop, engine.start())
             if stop.is_set():
                 return
-        for line in _ready_lines(settings, speaker, listeners, time.perf_counter() - began):
+        for line in _ready_lines(settings, backend, listeners, time.perf_counter() - began):
             report(line)
         for line in await _other_protocols(dispatcher, keys, server, home, stack):
             report(line)
         await stop.wait()
         report(f"stopping: requests that run: {dispatcher.active}, seconds that they have: {server.drain_s:g}")
         await _unless(hurry, dispatcher.drain(server.drain_s))
-        await dispatcher.drain(0.0)  # after a second signal, running requests end as if their time was over
+        await dispatcher.drain(0.0)  # a second signal ends running requests at once
         report("stopped")
 
 
@@ -112,7 +112,7 @@ async def _other_protocols(
     home: socket.socket | None,
     stack: AsyncExitStack,
 ) -> list[str]:
-    """Begin gRPC and Wyoming where they are wanted; a line on each."""
+    """Start gRPC and Wyoming if configured; returns a line about each."""
     lines = []
     if server.grpc_port is not None:
         from vivavoce.server.grpc.server import start_grpc
@@ -127,7 +127,7 @@ async def _other_protocols(
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """SIGINT and SIGTERM: the first asks for the end, the second for a quick one."""
+    """Events of SIGINT and SIGTERM: the first signal stops gently, the second at once."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
@@ -135,7 +135,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | None:
-    """The result of some work; None: the event came first, and it was given up."""
+    """The result of `work`; None if `event` came first, which cancels the work."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -148,25 +148,25 @@ async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | Non
 
 
 def _sockets(server: ServerSection, stack: AsyncExitStack) -> dict[str, socket.socket]:
-    """Those of the ports but gRPC's by their settings, which listen; InvalidRequest: a port of the server is taken."""
+    """Listening sockets by the names of their settings, without gRPC's; InvalidRequest: a port is taken."""
     legacy_port = server.legacy_port if server.legacy else None
     ports = {"port": server.port, "legacy_port": legacy_port}
     ports |= {"health_port": server.health_port, "wyoming_port": server.wyoming_port}
     wanted = {field: port for field, port in ports.items() if port is not None}
     sockets = {field: stack.enter_context(bind(server.host, port, field)) for field, port in wanted.items()}
     if server.grpc_port is not None:
-        bind(server.host, server.grpc_port, "grpc_port").close()  # gRPC takes it later, by itself
+        bind(server.host, server.grpc_port, "grpc_port").close()  # gRPC binds it later itself
     return sockets
 
 
 def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
-    """Let this process open as many files as its ports' connections need, as far as the system lets it.
+    """Raise the limit of open files to fit all connections of the ports, as far as the system allows.
 
-    The settings; with fewer connections where it does not: one that cannot be taken would not even be told so.
+    Returns the settings, with fewer connections if the limit is too low: beyond it, none could even be refused.
     """
     wanted = ports * (server.max_connections + MARGIN) + FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < wanted:  # a negative one is none
+    if 0 <= soft < wanted:  # negative: unlimited
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard >= 0 else wanted, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -174,8 +174,8 @@ def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
         return server
     fitting = max(1, (soft - min(FILES_BESIDE, soft // 2)) // ports - MARGIN)
     log.warning(
-        "max_connections: %(fitting)d instead of %(set)d, since %(files)d files may be open; allow %(wanted)d (ulimit "
-        "-Hn, LimitNOFILE of systemd)",
+        "max_connections: %(fitting)d instead of %(set)d, since the limit of open files is %(files)d; allow %(wanted)d "
+        "(ulimit -Hn, LimitNOFILE of systemd)",
         {"fitting": fitting, "set": server.max_connections, "files": soft, "wanted": wanted},
     )
     return server.model_copy(update={"max_connections": fitting})
@@ -184,7 +184,7 @@ def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
 async def _listen(
     state: AppState, sockets: dict[str, socket.socket], server: ServerSection, stack: AsyncExitStack
 ) -> dict[str, Listener]:
-    """Answer at the HTTP ports until the stack ends; at that of health without TLS."""
+    """Serve the HTTP ports until the stack ends; the health port has no TLS."""
     plain = server.model_copy(update=dict.fromkeys(("tls_certificate", "tls_key", "tls_client_ca")))
     listeners = {}
     for field, at in sockets.items():
@@ -194,10 +194,10 @@ async def _listen(
     return listeners
 
 
-async def _speaker(
+async def _open_backend(
     settings: ServerSettings, lexicons: Lexicons | None, stack: AsyncExitStack, stop: asyncio.Event
 ) -> tuple[SpeechBackend | None, EngineClient | EngineFleet | None]:
-    """What speaks (None: a signal came first), and the engine or engines, if they are our own."""
+    """The backend (None: a signal came first), and our own engine or engines, if there are any."""
     server = settings.server
     if server.upstream is None:
         sections = EngineProcessSettings(settings.model, settings.engine, settings.voices, settings.logging, lexicons)
@@ -214,10 +214,10 @@ async def _speaker(
 
 
 def _ready_lines(
-    settings: ServerSettings, speaker: SpeechBackend, at: dict[str, Listener], seconds: float
+    settings: ServerSettings, backend: SpeechBackend, at: dict[str, Listener], seconds: float
 ) -> list[str]:
-    """Where it can be reached, and by whom."""
-    server, about = settings.server, speaker.about
+    """Lines that say where the server can be reached, and by whom."""
+    server, about = settings.server, backend.about
     lines = [f"{about.name} speaks at {_address(server, at['port'])} (ready after {seconds:.1f} s)"]
     for field, what in (("legacy_port", "CosyVoice's own routes"), ("health_port", "health and metrics")):
         if field in at:

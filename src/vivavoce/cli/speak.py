@@ -1,4 +1,4 @@
-"""`vivavoce speak` and `vivavoce convert`: a text, or a recording, in; an audio file out."""
+"""`vivavoce speak` and `vivavoce convert`: text or a recording in, an audio file out."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from vivavoce.cli.flags import REQUIRED, argument, flag
 from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.frontend.speech_options import CODE, EMOJIS, INSTRUCTIONS, LEXICON, MODE, READING, TOP_K, TOP_P
 from vivavoce.frontend.text.checks import check_characters
 
 if TYPE_CHECKING:
@@ -40,16 +41,16 @@ CONVERT_EXAMPLES = (
 )
 STDIN = "-"
 MAX_TEXT_BYTES = 50_000_000
-"""Of a file: some of the longest novels."""
+"""Limit of a text file; the longest novels fit."""
 PART_CHARS = 1_000
-"""A longer text is spoken in parts of this length, about a minute each: memory has a bound, and progress a measure."""
+"""Longer texts are spoken in parts of this length, about a minute each, which bounds memory and shows progress."""
 _PACED_S = 10.0
-"""Seconds of audio from which on a real-time factor says something; before, it tells how long a start takes."""
+"""Shortest audio with a meaningful real-time factor; in shorter audio the start dominates."""
 
 
 @dataclass(frozen=True)
 class SpeechSource:
-    """What is said, and where the audio goes."""
+    """The text, and the destination of its audio."""
 
     text: str | None = argument("What to say; without it, what is piped in.", "TEXT")
     file: str | None = flag("Read the text, a book even, from a UTF-8 file; - is stdin.", "PATH|-", "-f")
@@ -61,24 +62,20 @@ class SpeechSource:
 
 @dataclass(frozen=True)
 class SpeechManner:
-    """Who says it, and how."""
+    """The voice and the manner of speaking."""
 
     voice: flags.VoiceOption = None
     transcript: flags.TranscriptOption = ""
-    mode: str | None = flag(
-        "zero_shot, cross_lingual, instruct or sft.  [default: the fullest that the voice allows]", "NAME"
-    )
-    instructions: str | None = flag('How to say it, such as "speak slowly and calmly".', "TEXT")
+    mode: str | None = flag(MODE.flag_help, "NAME")
+    instructions: str | None = flag(INSTRUCTIONS.flag_help, "TEXT")
     speed: flags.SpeedOption = 1.0
     seed: flags.SeedOption = 0
-    reading: str = flag(
-        "Whose rules read numbers, dates and signs: natural, official or off.", "RULES", default="natural"
-    )
-    lexicon: Path | None = flag("Words and how they are to be said, with natural rules: see the manual.", "FILE")
-    emojis: str = flag("Silent or named, with natural rules.", "CHOICE", default="silent")
-    code: str = flag("Read or silent, with natural rules: code between backticks.", "CHOICE", default="read")
-    top_p: float | None = flag("0 to 1.  [default: as the model is set]", "NUMBER")
-    top_k: int | None = flag("1 or more.  [default: as the model is set]", "NUMBER")
+    reading: str = flag(READING.flag_help, "RULES", default=READING.default)
+    lexicon: Path | None = flag(LEXICON.flag_help, "FILE")
+    emojis: str = flag(EMOJIS.flag_help, "CHOICE", default=EMOJIS.default)
+    code: str = flag(CODE.flag_help, "CHOICE", default=CODE.default)
+    top_p: float | None = flag(TOP_P.flag_help, "NUMBER")
+    top_k: int | None = flag(TOP_K.flag_help, "NUMBER")
 
     def keywords(self) -> dict[str, Any]:
         """The keywords that `Vivavoce.speak` and `Vivavoce.stream` share; `InvalidRequest` if one is out of limits."""
@@ -171,7 +168,7 @@ def convert(
 
 
 def read_text(argument: str | None, file: str | None) -> str:
-    """The text, checked as far as that needs no model; file: "-" is standard input, as is neither.
+    """The text of an argument or a file ("-": standard input, which is also read if both are None), checked.
 
     `InvalidRequest`: two texts, or none; `InvalidText`: empty, too long, not UTF-8, or of unspoken characters.
     """
@@ -212,26 +209,26 @@ def _read_file(path: str) -> str:
 
 
 def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
-    """The parts of a text that are spoken one after the other, each with its first character's place.
+    """Parts of a text that are spoken one after the other, each with the position of its first character.
 
-    natural: it is read so, and SSML is one part. A part ends at the end of a sentence where there is one; those without
-    a word are left out, if there are others.
+    natural: natural rules read it, and SSML is one part. A part ends at a sentence's end if there is one. Parts
+    without a word are left out, if there are others.
     """
     from vivavoce.frontend.text.official import blocks, contains_chinese, is_speakable
     from vivavoce_textnorm.ssml import is_ssml
 
     if natural and is_ssml(text):
         return [(0, text)]
-    place, parts = 0, []
+    start, parts = 0, []
     for part in blocks(text, "zh" if contains_chinese(text) else "en", PART_CHARS):
-        parts.append((place, part))
-        place += len(part)
-    return [(place, part) for place, part in parts if is_speakable(part)] or [(0, text)]
+        parts.append((start, part))
+        start += len(part)
+    return [(start, part) for start, part in parts if is_speakable(part)] or [(0, text)]
 
 
 @dataclass(eq=False)
 class PartwiseSpeech:
-    """A text as it is spoken part by part: memory holds the audio of those that the engine is at, and no more."""
+    """A text spoken part by part: memory holds only the audio of the parts in work."""
 
     tts: Vivavoce
     parts: Sequence[tuple[int, str]]
@@ -239,34 +236,34 @@ class PartwiseSpeech:
     keywords: dict[str, Any]
     streamed: bool
     marks: list[Mark] = field(default_factory=list)
-    """Of what was taken so far."""
     last: Speech | None = None
-    """The part that was spoken last, unless it is streamed."""
+    """The part that was spoken last; None for a stream."""
 
     def pieces(self) -> Generator[NDArray[np.float32], None, None]:
-        """The samples, in order; letting go of them ends the speech."""
+        """The samples, in order; closing the generator ends the speech."""
         speeches = self.tts.speak_many((part for _, part in self.parts), self.voice, **self.keywords)
-        for place, part in self.parts:
+        for start, part in self.parts:
             before, begins_s = len(self.marks), self.marks[-1].end_s if self.marks else 0.0
             if not self.streamed:
                 self.last = next(speeches)
-                self._keep(before, self.last.marks, place, begins_s)
+                self._keep(before, self.last.marks, start, begins_s)
                 yield self.last.samples
                 continue
             with closing(self.tts.stream(part, self.voice, **self.keywords)) as stream:
                 for chunk in stream:
-                    self._keep(before, stream.marks, place, begins_s)
+                    self._keep(before, stream.marks, start, begins_s)
                     yield chunk.samples
 
-    def _keep(self, before: int, marks: Sequence[Mark], place: int, begins_s: float) -> None:
-        moved: dict[str, Any] = {
-            "start_character": place,
-            "end_character": place,
-            "start_s": begins_s,
-            "end_s": begins_s,
-        }
+    def _keep(self, before: int, marks: Sequence[Mark], start: int, begins_s: float) -> None:
         self.marks[before:] = [
-            replace(mark, **{name: getattr(mark, name) + by for name, by in moved.items()}) for mark in marks
+            replace(
+                mark,
+                start_character=mark.start_character + start,
+                end_character=mark.end_character + start,
+                start_s=mark.start_s + begins_s,
+                end_s=mark.end_s + begins_s,
+            )
+            for mark in marks
         ]
 
 
@@ -279,7 +276,7 @@ def _write_as_made(
         show("speaking", 0, length, "")
         try:
             timed = clock.timed(pieces)
-            # Bad input is refused here, so a file that exists is overwritten only once there is something to write.
+            # Invalid input fails here, before an existing file is overwritten.
             first = next(timed)
             with output.stream(rate) as write:
                 for samples in chain([first], timed):
@@ -288,7 +285,7 @@ def _write_as_made(
                     if source.play and speech.last is not None:
                         speech.last.play()
         finally:
-            if subtitles is not None and speech.marks:  # of what was spoken, like the audio
+            if subtitles is not None and speech.marks:  # also after an interruption, like the audio
                 write_subtitles(subtitles, speech.marks)
     reporter.report(
         f"{output.label}: {clock.audio_s:.2f} s of audio in {clock.work_s:.2f} s{_pace(clock.work_s, clock.audio_s)}, "
@@ -297,7 +294,7 @@ def _write_as_made(
 
 
 class StreamClock:
-    """Counts the seconds of work in a stream, without those in which the audio's reader keeps it waiting."""
+    """Counts a stream's working time, without the time that the reader of the audio takes."""
 
     def __init__(self, sample_rate: int) -> None:
         self._rate, self._resumed = sample_rate, time.perf_counter()
@@ -307,7 +304,6 @@ class StreamClock:
         self.audio_s = 0.0
 
     def timed(self, pieces: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-        """The same samples, counted."""
         for samples in pieces:
             self.work_s += time.perf_counter() - self._resumed
             self.first_s = self.first_s or self.work_s
@@ -317,7 +313,7 @@ class StreamClock:
 
 
 def report_speech(speech: Speech, output: Output, load_s: float, reporter: Reporter) -> None:
-    """One line: where the audio is, how long it is, and how long each stage took."""
+    """Report one line: where the audio is, how long it is, and how long each stage took."""
     spent = speech.timings
     reporter.report(
         f"{output.label}: {speech.duration_s:.2f} s of audio in {spent.total_s:.2f} s"

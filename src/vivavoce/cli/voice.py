@@ -1,13 +1,12 @@
-"""`vivavoce voice`: the voices that are kept by name."""
+"""`vivavoce voice`: manage stored voices."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.cli import flags
-from vivavoce.cli.console import Reporter, confirm_removal, print_table, size_text
+from vivavoce.cli.console import Reporter, confirm_removal, print_json, print_table, size_text
 from vivavoce.cli.flags import REQUIRED, argument, command, flag, group
 from vivavoce.cli.model import note_if_no_real_model
 from vivavoce.cli.output import check_writable, explaining
@@ -19,18 +18,18 @@ if TYPE_CHECKING:
     from vivavoce.frontend.voices.voice import Voice
 
 app = group(
-    "Keep voices by name: add, list, show, remove, import, export.",
+    "Store voices by name: add, list, show, remove, import, export.",
     "vivavoce voice add me me.wav --transcript 'What I say there.'",
     "vivavoce voice list",
 )
 
 _NAME = argument("The voice's name.", "NAME", default=REQUIRED)
-_REPLACE = flag("Take the place of a voice of that name.", default=False)
-_MATCH = flag("Compare with this model only.  [default: all there are]", "NAME|FOLDER", "-m")
+_REPLACE = flag("Replace a stored voice of that name.", default=False)
+_MATCH = flag("Compare with this model only.  [default: all local models]", "NAME|FOLDER", "-m")
 
 _TRANSCRIPT_CHARS = 40
 _NO_MODEL = ("another one", "any")
-"""Where no model is named: a voice is of one that is not here, or of none."""
+"""Shown if the voice's model is not here, or if it fits any model."""
 
 
 @command(
@@ -43,13 +42,13 @@ def add(
     recording: Path = argument("0.5 to 30 s of clear speech.", "RECORDING", default=REQUIRED),
     transcript: flags.TranscriptOption = "",
     description: str = flag("A note of your own.", "TEXT", default=""),
-    licence: str = flag("Under which terms the voice may be used.", "TEXT", default=""),
+    licence: str = flag("Terms of use of the voice.", "TEXT", default=""),
     replace: bool = _REPLACE,
     model: flags.ModelOption = None,
     voices: flags.VoicesOption = None,
     quiet: flags.QuietOption = False,
 ) -> None:
-    """Extract a voice from a recording and keep it."""
+    """Extract a voice from a recording and store it."""
     import dataclasses
 
     reporter = Reporter(quiet)
@@ -61,7 +60,7 @@ def add(
         name = check_voice_name(name)
         store = _store(voices)
         _refuse_taken([name], store, replace)
-        decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # what cannot be used is told before a model loads
+        decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # fails before a model loads
     with reporter.working("extracting …"):
         from vivavoce.frontend.front_end import load_front_end
         from vivavoce.frontend.model_choice import model_folder
@@ -77,7 +76,7 @@ def add(
 def list_(model: str | None = _MATCH, voices: flags.VoicesOption = None, as_json: flags.JsonOption = False) -> None:
     """List the stored voices.
 
-    For each: its name, the seconds of speech it was taken from, what they say, and the model it was made for.
+    For each: its name, the seconds of speech in its recording, the transcript, and the model that it was extracted for.
     """
     store, reporter, found = _store(voices), Reporter(), []
     models = _model_names(model)
@@ -87,7 +86,7 @@ def list_(model: str | None = _MATCH, voices: flags.VoicesOption = None, as_json
         except VivavoceError as error:  # one damaged file must not hide the others
             reporter.note(str(error))
     if as_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
+        print_json(found)
     elif found:
         print_table([_row(voice) for voice in found], ("name", "speech", "transcript", "model"))
     else:
@@ -101,11 +100,11 @@ def show(
     voices: flags.VoicesOption = None,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Show all about a stored voice."""
+    """Show all fields of a stored voice."""
     voice = _store(voices).load(name)
     about = _described(voice, _model_names(model))
     if as_json:
-        print(json.dumps(about, ensure_ascii=False, indent=2))
+        print_json(about)
         return
     frames, bins = voice.mel.shape
     rows = {
@@ -147,15 +146,15 @@ def remove(
 )
 def import_(
     spk2info: Path = argument("A spk2info.pt of the official code.", "SPK2INFO", default=REQUIRED),
-    only: list[str] | None = flag("Take this voice; may be repeated.", "NAME"),
+    only: list[str] | None = flag("Import only this voice; may be repeated.", "NAME"),
     replace: bool = _REPLACE,
     model: str | None = flag(
-        "The model they were made for.  [default: any, for speakers without reference speech]", "NAME|FOLDER", "-m"
+        "The model that they were made for; not needed for speakers without reference speech.", "NAME|FOLDER", "-m"
     ),
     voices: flags.VoicesOption = None,
     quiet: flags.QuietOption = False,
 ) -> None:
-    """Take over the voices of a spk2info.pt file."""
+    """Import the voices of a spk2info.pt file."""
     from vivavoce.checkpoint.folder import fingerprint
     from vivavoce.frontend.model_choice import model_folder
     from vivavoce.frontend.voices.names import check_voice_name
@@ -168,7 +167,7 @@ def import_(
     if unknown := [name for name in only or () if name not in found]:
         raise VoiceNotFound(f"voice: {unknown[0]!r} is not in {spk2info.name}; it holds {', '.join(found) or 'none'}")
     chosen = [voice for name, voice in found.items() if not only or name in only]
-    # All voices are looked at before anything is written: a refused import leaves the store as it was.
+    # All voices are checked before anything is written: a refused import leaves the store unchanged.
     for voice in chosen:
         if voice.has_prompt and not model:  # its tokens and mel frames fit only the model that made them
             raise InvalidRequest(f"voice: {voice.name!r} holds reference speech; name its model with --model")
@@ -185,10 +184,7 @@ def export(
     voices: flags.VoicesOption = None,
     quiet: flags.QuietOption = False,
 ) -> None:
-    """Write voices into a spk2info.pt file.
-
-    The official code reads such files.
-    """
+    """Write voices into a spk2info.pt file, which the official code reads."""
     from vivavoce.frontend.voices.voice import voices_to_spk2info
 
     with explaining("output", str(out)):
@@ -198,10 +194,10 @@ def export(
     Reporter(quiet).report(f"{out}: {', '.join(names)}")
 
 
-def _store(place: str | None) -> VoiceStore:
+def _store(location: str | None) -> VoiceStore:
     from vivavoce.frontend.voices.stores import open_voice_store
 
-    return open_voice_store(place)
+    return open_voice_store(location)
 
 
 def _refuse_taken(names: list[str], store: VoiceStore, replace: bool) -> None:
@@ -218,7 +214,7 @@ def _model_names(model: str | None) -> ModelNames:
 
 
 def _described(voice: Voice, models: ModelNames) -> dict[str, Any]:
-    """As JSON values; model: one here that it was extracted for, None if there is none, or if any model will do."""
+    """A voice as JSON values; model: a local model that it fits; None: not here, or it fits any model."""
     known = ((models.of(one.fingerprint), one.fingerprint) for one in (voice, *voice.others) if one.fingerprint)
     model, fingerprint = next((one for one in known if one[0]), (None, voice.fingerprint))
     return {
@@ -244,8 +240,9 @@ def _row(about: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _seconds(voice: Voice) -> float:
-    """Of its recording, whose rate of speech tokens it does not tell: 25 per second have two frames of mel each, those
-    of CosyVoice 1, 50 per second, have fewer.
+    """Seconds of the recording, from its speech tokens.
+
+    The token rate is not stored: at 25 per second a token has at least two mel frames, at CosyVoice 1's 50 fewer.
     """
     tokens = len(voice.speech_tokens)
     return tokens / (25 if len(voice.mel) >= 2 * tokens else 50)

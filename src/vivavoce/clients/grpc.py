@@ -34,7 +34,7 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
     def speak(self, text: str | Iterable[str | None], *, timeout_s: float | None = None, **start: Any) -> SpokenText:
         """Have a text spoken; returns at once.
 
-        text: all of it, or pieces as they are written, read in a thread, in which None is a flush: what has come is
+        text: all of it, or pieces as they are written, read in a thread. A piece of None is a flush: the text so far is
         spoken without waiting for more. start: fields of `Start`, such as voice="calm", seed=1, or
         recording={"content": …, "transcript": …}; timeout_s: the longest wait for all of the speech.
         ValueError, TypeError: there is no such field, or its value is of another type.
@@ -80,10 +80,10 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
 
 
 class SpokenText(Iterator[bytes]):
-    """One utterance: its audio piece by piece, which together are one file of the format that was asked for.
+    """One utterance: its audio piece by piece; all pieces together are one file of the requested format.
 
-    segments: of those whose audio is complete, which characters they speak and when (`Segment`); done: how it ended
-    (`Done`), after the last piece.
+    segments: characters and times of each segment whose audio is complete (`Segment`); done: its end (`Done`), None
+    before the last piece.
     """
 
     def __init__(self, call: Any) -> None:
@@ -113,5 +113,5 @@ class SpokenText(Iterator[bytes]):
         raise StopIteration
 
     def cancel(self) -> None:
-        """Stop: the server frees what it held; audio that was not read is lost."""
+        """Stop; audio that was not read is lost."""
         self._call.cancel()

@@ -1,4 +1,4 @@
-"""Threads for one kind of work: so many at once, so many that wait, and so long for each."""
+"""Threads for one kind of work, with limits for running and waiting work and for the time of each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ Result = TypeVar("Result")
 
 
 class BoundedExecutor:
-    """Work that blocks, asked for by one event loop. Work that hangs keeps its thread, and work behind it its place
-    until it ends; those who asked are told in time.
+    """Runs blocking work for one event loop. Work that hangs keeps its thread, but its caller gets an error in time.
 
-    name: what the work is about, for errors and threads; threads, waiting: how much is done at once, and may wait;
-    limit_s: how long work may take, its waiting included; error: made of what is wrong, for work that was not done;
-    niceness: by how much its threads give way to others, where threads have priorities of their own (Linux).
+    name: for errors and threads; threads, waiting: the work at once, and the work that may wait; limit_s: time of work,
+    its waiting included; error: makes the error of work that was not done; niceness: of its threads, on Linux.
     """
 
     def __init__(
@@ -37,18 +35,18 @@ class BoundedExecutor:
         self._name, self._num_threads, self._limit_s, self._error = name, threads, limit_s, error
         self._places, self._taken = threads + waiting, 0
         self._began: dict[int, float] = {}
-        """When each thread that is at work began with it."""
+        """The start of each thread's current work."""
         self._threads = ThreadPoolExecutor(threads, f"vivavoce-{name}", _give_way, (niceness,))
 
     async def run(self, work: Callable[[], Result], instead: Result | None = None) -> Result:
-        """What `work` returns or raises; `instead`, or the pool's error, if there is no room or time for it."""
+        """The result of `work`; without room or time for it, returns `instead` if given, else raises the error."""
         if self._taken < self._places:
             given_up = threading.Event()
             doing = asyncio.get_running_loop().run_in_executor(self._threads, self._do, work, given_up)
             self._taken += 1
             doing.add_done_callback(self._leave)
             try:
-                # It is not cancelled: the executor would keep it, and what it holds, beyond the places.
+                # Not cancelled after the time: the executor would still hold it, beyond the counted places.
                 await asyncio.wait((doing,), timeout=self._limit_s)
                 if doing.done():
                     return cast(Result, doing.result())
@@ -60,13 +58,13 @@ class BoundedExecutor:
         raise self._error(f"{self._name}: {problem}; try again in some seconds")
 
     def moved_since(self, moment: float) -> bool:
-        """Whether a thread is idle, or has begun something since then (seconds of `time.monotonic`)."""
+        """Whether a thread is idle, or has started work since then (seconds of `time.monotonic`)."""
         began = list(self._began.values())
         return len(began) < self._num_threads or max(began) > moment
 
     @property
     def longest_s(self) -> float:
-        """For how long the oldest work of its threads has gone on; 0: there is none."""
+        """The age of the oldest running work; 0 if idle."""
         now = time.monotonic()
         return now - min(list(self._began.values()), default=now)
 
@@ -82,10 +80,10 @@ class BoundedExecutor:
     def _leave(self, doing: asyncio.Future[Result | None]) -> None:
         self._taken -= 1
         if not doing.cancelled():
-            doing.exception()  # is known now, even if nobody waits for it any more
+            doing.exception()  # marks it as read, since its caller may have left
 
 
 def _give_way(niceness: int) -> None:
-    """Let this thread, and those that it starts, have less of the processors than others."""
+    """Lower the priority of this thread and of those that it starts."""
     if niceness and sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -1,16 +1,17 @@
-"""A speaker over several engines, each in a process of its own; `routing` says which of them is asked."""
+"""A backend over several engines, each in a process of its own; `routing` orders them for each request."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import TypeVar
 
 from vivavoce.engine.devices import devices_of, seen_alone
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine.routing import is_retryable, order, shortest_wait, voice_key
-from vivavoce.engine_process.client import EngineClient, RemoteStream
+from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
@@ -21,21 +22,23 @@ from vivavoce_textnorm.types import NormalizedText
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-TakenIn = Callable[[SpeechRequest, Set[str], tuple[VivavoceError, ...]], Awaitable[tuple[str, SpeechStream]]]
+Submit = Callable[[SpeechRequest, set[str], tuple[VivavoceError, ...]], Awaitable[SpeechStream]]
+"""Gives a request to an engine that is not in the set, and adds that engine to it; raises the refusal with the shortest
+wait, those of the tuple included."""
 MOST_LOST = 2
-"""Engines that may end under one request: one that ends all that take it must not end a whole fleet."""
+"""Engines that may end under one request: a request that crashes engines must not end a whole fleet."""
 
 
 def open_engines(settings: EngineProcessSettings) -> EngineClient | EngineFleet:
-    """One engine, or as many as the settings say; none is started yet. Errors as `devices_of`.
+    """One engine or several, as the settings say; none is started yet. Errors as `devices_of`.
 
-    Engines that share a device keep the setting that says how many they are: each takes its share of the threads.
+    Engines that share a device keep `model.engines`, so that each takes its share of the threads.
     """
     model = settings.model
     devices = devices_of(model.gpus, model.engines, model.device)
     engines = {}
-    for place, device in enumerate(devices):
-        name = device if model.gpus is not None else str(place) if len(devices) > 1 else ""
+    for index, device in enumerate(devices):
+        name = device if model.gpus is not None else str(index) if len(devices) > 1 else ""
         seen_as, variables = (device, {}) if model.gpus is None else seen_alone(device)
         own = settings._replace(model=model.model_copy(update={"device": seen_as, "gpus": None}))
         engines[name] = EngineClient(own, name=name, variables=variables)
@@ -43,92 +46,88 @@ def open_engines(settings: EngineProcessSettings) -> EngineClient | EngineFleet:
 
 
 class FleetStream:
-    """See `SpeechStream`. If its engine ends before any of its audio is taken, another one speaks the same request.
+    """A `SpeechStream` that moves to another engine if its own ends before the first audio.
 
-    Until then what is pushed is kept, and segments are told with the first audio: another engine tells its own.
+    Until then pushed text is kept, and segments wait for the first audio, since another engine sends its own.
     """
 
-    def __init__(self, taken_in: TakenIn, request: SpeechRequest, sample_rate: int) -> None:
-        """taken_in: as `EngineFleet.taken_in`; its streams' `push` and `end` do not wait."""
-        self._taken_in, self._request, self.sample_rate = taken_in, request, sample_rate
+    def __init__(self, submit: Submit, request: SpeechRequest, sample_rate: int) -> None:
+        """submit: its streams' `push` and `end` must not wait."""
+        self._submit, self._request, self.sample_rate = submit, request, sample_rate
         self._stream: SpeechStream
-        self._taken_by: set[str] = set()
-        """The engine that speaks, and those that have ended before."""
+        self._used: set[str] = set()
+        """The engine that speaks, and those that ended before."""
         self._pieces: list[str | None] | None = []
-        """What was pushed, None at its end; no list: it sounds, and stays where it is."""
+        """The pushed text, None at its end. Without a list: there was audio, and the request stays at its engine."""
         self.verdict: Verdict | None = None
-        """See `SpeechStream`."""
 
     async def begin(self, *refusals: VivavoceError) -> None:
-        """Find an engine that takes it and had not done so before; errors as in `Speaker.speak`, or of `refusals`."""
-        name, self._stream = await self._taken_in(self._request, self._taken_by, refusals)
-        self._taken_by.add(name)
-        for piece in self._pieces or ():  # no other comes in between: nothing here waits
+        """Give the request to an engine that has not had it; errors as `SpeechBackend.speak`, or of `refusals`."""
+        self._stream = await self._submit(self._request, self._used, refusals)
+        for piece in self._pieces or ():  # nothing here waits, so that no other piece comes in between
             await (self._stream.end() if piece is None else self._stream.push(piece))
-        if self.verdict is not None:  # it was cancelled meanwhile
+        if self.verdict is not None:  # cancelled meanwhile
             self._stream.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
-        """See `SpeechStream`."""
-        going = True
-        while going:
+    async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
+        while True:
+            waiting: list[SpeechEvent] = []
             try:
-                async for event in self._events():
-                    yield event
-                going = False
+                async with aclosing(aiter(self._stream)) as events:
+                    async for event in events:
+                        waiting.append(event)
+                        if isinstance(event, AudioChunk) and self._pieces is not None:
+                            self._stay_here()
+                        if self._pieces is None:
+                            for one in waiting:
+                                yield one
+                            waiting.clear()
+                for one in waiting:
+                    yield one
+                break
             except VivavoceError as error:
                 if self.verdict is not None:
-                    return  # it was cancelled, and nobody listens
-                stays = self._pieces is None or len(self._taken_by) >= MOST_LOST
-                try:
-                    if stays or not isinstance(error, EngineStopped):
-                        raise
-                    await self.begin(error)
-                    log.warning("request moved: another engine speaks it; %(error)s", {"error": error})
-                except VivavoceError as last:
-                    self.verdict = Verdict(FinishReason.ERROR, error=str(last), error_code=last.code)
-                    raise
+                    return  # its listener has cancelled it
+                await self._move(error)
         self.verdict = self.verdict or self._stream.verdict
 
-    async def _events(self) -> AsyncIterator[SpeechEvent]:
-        held: list[SpeechEvent] = []
-        async for event in self._stream:
-            held.append(event)
-            if isinstance(event, AudioChunk) and self._pieces is not None:
-                ended = self._stream.verdict
-                if ended is not None and ended.error_code == EngineStopped.code:
-                    raise EngineStopped(ended.error or "")  # rather the whole from another engine than a beginning
-                self._pieces = None
-            if self._pieces is None:
-                for one in held:
-                    yield one
-                held.clear()
-        for one in held:
-            yield one
+    def _stay_here(self) -> None:
+        """Stay at the engine of the first audio; EngineStopped: it has ended, so another one speaks the whole text."""
+        ended = self._stream.verdict
+        if ended is not None and ended.error_code == EngineStopped.code:
+            raise EngineStopped(ended.error or "")
+        self._pieces = None
+
+    async def _move(self, error: VivavoceError) -> None:
+        """Continue at another engine; raises `error` if that is impossible."""
+        try:
+            if self._pieces is None or len(self._used) >= MOST_LOST or not isinstance(error, EngineStopped):
+                raise error
+            await self.begin(error)
+        except VivavoceError as last:
+            self.verdict = Verdict(FinishReason.ERROR, error=str(last), error_code=last.code)
+            raise
+        log.warning("request moved: another engine speaks it; %(error)s", {"error": error})
 
     async def push(self, text: str) -> None:
-        """See `SpeechStream`."""
         await self._stream.push(text)
         if self._pieces is not None:
             self._pieces.append(text)
 
     async def end(self) -> None:
-        """See `SpeechStream`."""
         await self._stream.end()
         if self._pieces is not None:
             self._pieces.append(None)
 
     def cancel(self) -> None:
-        """See `SpeechStream`."""
         self._stream.cancel()
         self.verdict = self.verdict or Verdict(FinishReason.CANCELLED)
 
 
 class EngineFleet:
-    """See `Speaker`; made and used in one event loop. engines: by their names, in the order in which they start.
+    """The `SpeechBackend` of several engines; used in one event loop. engines: by name, in the order of their start.
 
-    All read and write the same store of voices, and look there for each request: what is added or removed through one
-    is seen by all.
+    All engines use the same store of voices and read it for each request, so that they see each other's changes.
     """
 
     def __init__(self, engines: Mapping[str, EngineClient]) -> None:
@@ -138,10 +137,10 @@ class EngineFleet:
         self._starting: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the first engine and wait until it can speak; then the others begin to start, all at once.
+        """Start the first engine and wait until it is ready; then begin to start all others at once.
 
-        VivavoceError: the first one cannot. It may have a model to download and kernels to compile, which the others
-        then find. One of them that cannot begin is logged and started again: there are engines to speak without it.
+        The first one may download a model and compile kernels, which the others then find. VivavoceError: the first one
+        cannot start. Others that cannot are logged and restarted.
         """
         await self._first.start()
         self._starting = [asyncio.ensure_future(self._start(name)) for name in list(self.engines)[1:]]
@@ -154,95 +153,89 @@ class EngineFleet:
 
     @property
     def about(self) -> ModelInfo:
-        """See `Speaker`."""
         return self._first.about
 
     @property
     def ready(self) -> bool:
-        """See `Speaker`: one of the engines does."""
         return any(one.ready for one in self.engines.values())
 
     @property
     def stuck(self) -> bool:
-        """See `Speaker`."""
         return not self.ready and any(one.stuck for one in self.engines.values())
 
     @property
     def voice_store(self) -> str:
-        """See `Speaker`."""
         states = (one.voice_store for one in self.engines.values() if one.ready)
         return next((state for state in states if state != "ok"), "ok")
 
     async def speak(self, request: SpeechRequest) -> FleetStream:
-        """See `Speaker`; Overloaded: all engines refuse, and the shortest wait that one of them asks for."""
-        stream = FleetStream(self.taken_in, request, self.about.sample_rate)
+        stream = FleetStream(self._submit, request, self.about.sample_rate)
         await stream.begin()
         return stream
 
-    async def taken_in(
-        self, request: SpeechRequest, taken_by: Set[str], refusals: tuple[VivavoceError, ...]
-    ) -> tuple[str, RemoteStream]:
-        """The engine that takes a request, and its stream; taken_by: engines that are not asked; errors as `begin`."""
-        key = voice_key(request.owner, request.voice)
-
-        async def ask(engine: EngineClient) -> tuple[str, RemoteStream]:
-            return engine.load.name, await engine.speak(request)
-
-        return await self._asked(ask, key, taken_by=taken_by, refusals=refusals)
-
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        """See `Speaker`."""
-        return await self._asked(lambda engine: engine.normalize(request))
+        return await self._ask(lambda engine: engine.normalize(request))
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
-        """See `Speaker`."""
-        return await self._asked(lambda engine: engine.voices(owner))
+        return await self._ask(lambda engine: engine.voices(owner))
 
     async def add_voice(
         self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
     ) -> VoiceSummary:
-        """See `Speaker`."""
-
         def add(engine: EngineClient) -> Awaitable[VoiceSummary]:
             return engine.add_voice(owner, name, recording, description=description, replace=replace)
 
-        return await self._asked(add, voice_key(owner, recording), _is_full)
+        return await self._ask(add, voice_key(owner, recording), _is_full)
 
     async def remove_voice(self, owner: str, name: str) -> None:
-        """See `Speaker`."""
-        await self._asked(lambda engine: engine.remove_voice(owner, name), None, _is_full)
+        await self._ask(lambda engine: engine.remove_voice(owner, name), None, _is_full)
 
     async def statistics(self) -> BackendStatistics | None:
-        """See `Speaker`: None, as each engine has its own."""
+        """None: each engine has its own."""
         return None
 
     async def close(self) -> None:
-        """End all processes, and what they still speak."""
+        """End all processes and their requests."""
         for one in self._starting:
             one.cancel()
         await asyncio.gather(*(one.close() for one in self.engines.values()))
 
-    async def _asked(
+    async def _submit(
+        self, request: SpeechRequest, used: set[str], refusals: tuple[VivavoceError, ...]
+    ) -> SpeechStream:
+        key = voice_key(request.owner, request.voice)
+        return await self._ask(lambda engine: engine.speak(request), key, used=used, refusals=refusals)
+
+    async def _ask(
         self,
-        ask: Callable[[EngineClient], Awaitable[Result]],
+        question: Callable[[EngineClient], Awaitable[Result]],
         key: bytes | None = None,
-        elsewhere: Callable[[VivavoceError], bool] = is_retryable,
+        goes_on: Callable[[VivavoceError], bool] = is_retryable,
         *,
-        taken_by: Set[str] = frozenset(),
+        used: set[str] | None = None,
         refusals: tuple[VivavoceError, ...] = (),
     ) -> Result:
-        """What the first engine answers that does not refuse; elsewhere: which refusals send a request to the next."""
+        """The answer of the first engine that does not refuse.
+
+        goes_on: whether the next engine is asked after this refusal; used: engines that are not asked, to which the one
+        that answers is added.
+        """
+        used = set() if used is None else used
         for load in order([one.load for one in self.engines.values()], key):
+            if load.name in used:
+                continue
             try:
-                if load.name not in taken_by:
-                    return await ask(self.engines[load.name])
+                answer = await question(self.engines[load.name])
             except VivavoceError as refusal:
-                if not elsewhere(refusal):
+                if not goes_on(refusal):
                     raise
                 refusals = (*refusals, refusal)
+            else:
+                used.add(load.name)
+                return answer
         raise shortest_wait(refusals or (EngineStopped("engine: all of them are starting; ask again in some seconds"),))
 
 
 def _is_full(refusal: VivavoceError) -> bool:
-    """What an engine was at when it ended may be done: nobody else does that again."""
+    """Not after `EngineStopped`: the engine may have made the change before it ended."""
     return isinstance(refusal, Overloaded)

@@ -1,8 +1,8 @@
-"""What a server and its engine's process send one another, and how it is framed on their socket.
+"""The messages between a server and its engine's process, and their framing on the socket.
 
-Both ends are the same program on the same machine, and the socket is theirs alone: frames are pickled values, each
-after its length in four bytes. The first one to the process is its `EngineProcessSettings`, all others are `Message`s.
-The process leaves when the socket is closed.
+Both ends are the same program on the same machine, and only they use the socket: a frame is a pickled value after its
+length in four bytes. The first one to the process is its `EngineProcessSettings`, and the first one from it `Opening`.
+The process ends when the socket is closed. All messages about one request or question carry the same number.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import pickle
 import struct
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from vivavoce.errors import VivavoceError
+from vivavoce.frontend.speech import SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection, VoicesSection
 from vivavoce_textnorm.lexicon import Lexicons
 
-OPENING = 0
-"""The number of the first answer: the model is loaded and warm (a `ModelInfo`), or cannot be loaded (an error)."""
 _LENGTH = struct.Struct("!I")
 
 
 class EngineProcessSettings(NamedTuple):
-    """The sections of a server's settings that its engine's process needs, and the lexicons that it has read."""
+    """The sections of a server's settings that its engine's process needs, and the lexicons, which the server reads."""
 
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
@@ -30,26 +32,92 @@ class EngineProcessSettings(NamedTuple):
     lexicons: Lexicons | None = None
 
 
-class Message(NamedTuple):
-    """One message; all about a request, or a question and its answer, carry one number. By kind, its value is:
+# To the engine's process.
 
-    to the process: speak: a `SpeechRequest`, whose answer (None) tells that it is accepted; text: more of a text that
-    arrives, None: all of it has come; heard: the segment of which the listener has taken audio; cancel: None; call: the
-    name of a `ModelService` method and its arguments, answered with its result; ping: None, answered with the voice
-    store's state ("ok", or what is wrong) and the streams that the engine keeps up with (`EngineLoad.capacity`) as long
-    as the process gets on with texts and recordings. A process whose engine has failed ends.
 
-    from it: answer: what was asked for, or the `VivavoceError` that it was refused with; event: the next `SpeechEvent`
-    of a request; end: its `Verdict`, or the `VivavoceError` that it failed with.
-    """
+@dataclass(frozen=True)
+class Speak:
+    number: int
+    request: SpeechRequest
+
+
+@dataclass(frozen=True)
+class Text:
+    number: int
+    text: str | None
+    """More of a streamed text; None: its end."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    number: int
+    segment: int
+    """The listener has taken audio of this segment."""
+
+
+@dataclass(frozen=True)
+class Cancel:
+    number: int
+
+
+@dataclass(frozen=True)
+class Call:
+    number: int
+    method: str
+    """Its name in `ModelService`."""
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Ping:
+    """A health check, answered while texts and recordings make progress. A process whose engine has failed ends."""
 
     number: int
-    kind: Literal["speak", "text", "heard", "cancel", "call", "ping", "answer", "event", "end"]
+
+
+# From the engine's process.
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The first message: the model is loaded and warm, or cannot be loaded."""
+
+    outcome: ModelInfo | VivavoceError
+
+
+@dataclass(frozen=True)
+class Answer:
+    number: int
     value: Any = None
+    """The result of a `Call`, the `Pulse` after a `Ping`, None after an accepted `Speak`; or the error that refuses."""
+
+
+class Pulse(NamedTuple):
+    voice_store: str
+    """ "ok", or the problem."""
+    capacity: int
+    """See `EngineLoad`."""
+
+
+@dataclass(frozen=True)
+class Event:
+    number: int
+    event: SpeechEvent
+
+
+@dataclass(frozen=True)
+class End:
+    number: int
+    outcome: Verdict | VivavoceError
+
+
+Question = Speak | Call | Ping
+ToProcess = Question | Text | Heard | Cancel
+FromProcess = Opening | Answer | Event | End
 
 
 async def read_message(reader: asyncio.StreamReader) -> Any:
-    """The next message; None: the other end has gone. Bytes that are not a message raise what pickle raises."""
+    """The next message; None: the other end has closed. Bytes that are not a message raise what pickle raises."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return pickle.loads(await reader.readexactly(length))
@@ -57,7 +125,7 @@ async def read_message(reader: asyncio.StreamReader) -> Any:
         return None
 
 
-def framed(message: Message | EngineProcessSettings) -> bytes:
-    """A message as it is written."""
+def framed(message: ToProcess | FromProcess | EngineProcessSettings) -> bytes:
+    """The bytes of a message on the socket."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data

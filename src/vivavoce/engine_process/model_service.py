@@ -1,4 +1,4 @@
-"""What the engine's process holds: the model with its engine and front end, and the voices."""
+"""The content of the engine's process: the model with its engine and front end, and the voices."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons
 from vivavoce_textnorm.types import NormalizedText
 
 LARGEST_VOICE = 2 << 20
-"""Bytes that a stored voice of 30 s takes, about: its features for one model or two, and its recording."""
+"""About the bytes of a stored voice of 30 s: its features for one model or two, and its recording."""
 MIN_COMING = 64
-"""Requests that may be on their way to the engine however few slots it has."""
+"""Least limit of the requests on their way to the engine, for engines with few slots."""
 TEXT_THREADS, TEXT_S = 4, 20.0
-"""Short texts that are read at once, for which reading is a matter of tenths of a second, and how long any text may
-take until its first segment is with the engine."""
+"""Short texts that are read at once, each in tenths of a second; and the time of any text until the engine has its
+first segment."""
 STORE_THREADS, STORE_S = 4, 5.0
-"""Questions to the voice store at once, and how long it may take to answer one."""
+"""Operations of the voice store at once, and the time for each."""
 CHECK_S = 1.5
-"""How long it may take before it is called away."""
+"""Time for the store's health check."""
 EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S = 2, 8, 30.0
-"""Recordings that are extracted at once, how many may wait, and how long one may take: seconds, on a slow processor."""
+"""Recordings that are extracted at once, that may wait, and the seconds for each, on a slow processor."""
 NICENESS = 5
-"""Of extraction: a third of what others get where both want a processor. With much less, a thread that holds the
-interpreter would not get on, and all others wait for that."""
+"""The niceness of extraction: it gets a third of the processor time of other threads. With much less, an extracting
+thread that holds the interpreter's lock would block all others."""
 
 
 class ModelService:
-    """One model with its voices; methods of `SpeechBackend` do what they say there. Used in one event loop.
+    """One model with its voices; see `SpeechBackend` for its methods. Used in one event loop.
 
-    Each kind of work that may block has threads of its own: a store that hangs, or recordings that come in numbers,
-    keep nobody else waiting.
+    Each kind of blocking work has threads of its own, so that a store that hangs, or many recordings, delay only their
+    own requests.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class ModelService:
         self.engine, self.front_end = engine, front_end
         self.registry, self._lexicons = registry, lexicons
         self.max_coming = max(MIN_COMING, engine.memory.slots)
-        """Requests that the engine has not got yet, at most."""
+        """The limit of requests on their way to the engine."""
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
         waiting, error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
         recording_error = partial(Overloaded, retry_after_s=5.0)
         self._text = BoundedExecutor("text", TEXT_THREADS, waiting, TEXT_S, error)
-        # Its threads wait for processes that read, which choose among all of them.
+        # Its threads only wait for the text processes, which schedule all long texts.
         self._long_text = BoundedExecutor("text", waiting, 0, TEXT_S, error)
         self._store = BoundedExecutor("voice store", STORE_THREADS, waiting, STORE_S, VoiceStoreAway)
         self._store_check = BoundedExecutor("voice store", 1, 0, CHECK_S, VoiceStoreAway)
@@ -91,7 +91,6 @@ class ModelService:
 
     @property
     def about(self) -> ModelInfo:
-        """The model that speaks."""
         card, rates = self.front_end.card, self.front_end.config.rates
         return ModelInfo(
             card.name,
@@ -104,18 +103,17 @@ class ModelService:
 
     @property
     def healthy(self) -> bool:
-        """The engine takes requests, and gets on with them."""
         return self.engine.healthy and self.engine.stuck_s < STUCK_S
 
     def moved_since(self, moment: float) -> bool:
-        """Whether texts and recordings have been got on with since then (seconds of `time.monotonic`).
+        """Whether texts and recordings made progress since then (seconds of `time.monotonic`).
 
-        Recordings may take their time; they are stuck when all their threads are at ones that nobody waits for.
+        Recordings may take long; they are stuck when all their threads are at work that was given up.
         """
         return self._text.moved_since(moment) and self._extraction.moved_since(moment - EXTRACTION_S)
 
     async def check_store(self) -> str:
-        """Answer "ok", or what is wrong with the voice store; one that does not answer in time is called away."""
+        """Returns "ok", or the problem of the voice store, such as no answer in time."""
         if self._store.longest_s > CHECK_S:
             return "voice store: it does not answer"
         try:
@@ -124,11 +122,11 @@ class ModelService:
             return str(failure)
 
     async def read(self, text: str, work: Callable[[], Result]) -> Result:
-        """Do what reads the text; Overloaded: too many wait, or it takes too long."""
+        """Run the reading of this text in a thread; Overloaded: too many wait, or it takes too long."""
         return await (self._text if len(text) <= WHOLE_CHARS else self._long_text).run(work)
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        """How the text of a request would be read; without a voice, where the model has none either."""
+        """Normalise the text of a request, without a voice if neither request nor model has one."""
         known = request.voice is not None or self.registry.rules.default is not None or self.registry.built_in
         voice = await self.voice(request.owner, request.voice) if known else None
         how = changed(request, lexicon=self.lexicon(request.owner, voice)).natural
@@ -136,13 +134,12 @@ class ModelService:
         return await self.read(text, lambda: explain(text, request.language, request.reading, how))
 
     def lexicon(self, owner: str, voice: Voice | None) -> Lexicon:
-        """The words of requests of an owner in a voice."""
         return NO_WORDS if self._lexicons is None else self._lexicons.of(owner, "" if voice is None else voice.name)
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
-        """The voice that a request means; errors as `VoiceRegistry.requested`.
+        """The voice of a request; errors as `VoiceRegistry.requested`.
 
-        Of a store that hangs it is not known which names it has: there, built-in voices speak under theirs.
+        While the store hangs, built-in voices are found by their names.
         """
         if isinstance(voice, Recording):
             return await self._extracted(voice)
@@ -155,13 +152,11 @@ class ModelService:
             return await self._extraction.run(lambda: self._extract(voice, owner))
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
-        """The public voices, and the owner's own."""
         return await self._store.run(lambda: self.registry.summaries(owner))
 
     async def add_voice(
         self, owner: str, name: str, recording: Recording, description: str, replace: bool
     ) -> VoiceSummary:
-        """Extract and keep a voice."""
         await self._store.run(lambda: self.registry.check_free(owner, name, replace=replace))
         voice = changed(await self._extracted(recording), name=name, description=description)
         if self.registry.keep_recordings:
@@ -171,15 +166,13 @@ class ModelService:
         return await self._store.run(lambda: self.registry.add(owner, voice, replace=replace))
 
     async def remove_voice(self, owner: str, name: str) -> None:
-        """Forget a stored voice."""
         await self._store.run(lambda: self.registry.remove(owner, name))
 
     async def statistics(self) -> BackendStatistics:
-        """What it has done so far."""
         return await self._text.run(self._statistics)
 
     def close(self) -> None:
-        """Stop at once: the server has let requests finish that it wanted finished."""
+        """Stop at once: the server has waited for its requests already."""
         self._decoding.close()
         self.engine.close(drain=False, timeout_s=5.0)
         self.front_end.text.close()
@@ -188,10 +181,10 @@ class ModelService:
     def _statistics(self) -> BackendStatistics:
         engine, recordings = self.engine, self.registry.recordings
         used, total = _memory(engine.models.device)
-        return BackendStatistics(engine.statistics, used, total, recordings.made, recordings.remembered)
+        return BackendStatistics(engine.statistics, used, total, recordings.computed, recordings.hits)
 
     async def _extracted(self, recording: Recording) -> Voice:
-        """The voice of a recording; what is not remembered has to wait, and to find room beside the streams."""
+        """The voice of a recording, from memory or extracted if the engine has room."""
         if len(recording.content) > self._max_recording_bytes:
             raise TooLarge(
                 f"reference audio: {len(recording.content)} bytes are more than the limit of "
@@ -245,7 +238,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
 
 
 def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSettings:
-    """The engine's part; InvalidRequest for what does not go together."""
+    """The engine's settings; InvalidRequest: they contradict each other."""
     return EngineSettings(
         memory_bytes=None if model.memory_gb is None else int(model.memory_gb * 1e9),
         kernels=model.kernels,
@@ -256,7 +249,7 @@ def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSetting
 
 
 def _memory(device: torch.device) -> tuple[int, int]:
-    """Bytes in use and in all: of the device by this process, or of the machine."""
+    """Bytes in use and in total: of the GPU, or of this process and the machine."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free, total
@@ -264,6 +257,6 @@ def _memory(device: torch.device) -> tuple[int, int]:
     try:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[1]) * page
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         used = 0
     return used, page * os.sysconf("SC_PHYS_PAGES")

@@ -1,6 +1,6 @@
-"""The engine's process. `main` has one argument, the number of its socket's file descriptor.
+"""The engine's process. Its one argument is the file descriptor of its socket.
 
-It ends when the server says so or has gone, and when its engine has failed, so that the server starts another one.
+It ends when the server closes the socket, or when the engine has failed: then the server starts another one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +23,8 @@ from typing import Any
 from vivavoce.child import end_with_parent
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
-from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
+from vivavoce.engine_process import messages
+from vivavoce.engine_process.messages import EngineProcessSettings, framed, read_message
 from vivavoce.engine_process.model_service import ModelService, open_model_service
 from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, StageFailed, VivavoceError
 from vivavoce.frontend.session import RequestSession
@@ -34,54 +35,60 @@ from vivavoce.logs import configure
 log = logging.getLogger(__name__)
 
 OWNER_SHARE = 4
-"""One owner's share of the requests that are on their way to the engine: one in so many."""
-LOOK_S = 0.05
-"""How often a process whose threads are all at work looks whether they get on."""
+"""One owner may have this fraction (1/4) of the requests that are on their way to the engine."""
+POLL_S = 0.05
+"""Between two looks at threads that are all busy."""
 ENGINE_FAILED = 3
-"""The process's exit code when its engine takes no requests any more."""
+"""The exit code when the engine has failed."""
 DEFECT = 1
-"""Its exit code when it ends by an unforeseen error."""
+"""The exit code after an unexpected error."""
 CLOSING_S = 10.0
-"""How long model and voices may take to be closed: a device that is stuck would never be done."""
+"""Time to close model and voices; with a stuck device that would never end."""
 
 
 class EngineServer:
-    """One connection to the server, and the requests that run."""
+    """The connection to the server, and its running requests."""
 
     def __init__(self, service: ModelService, writer: asyncio.StreamWriter) -> None:
         self._service, self._writer = service, writer
         self._sessions: dict[int, RequestSession] = {}
         self._pieces: dict[int, SimpleQueue[str | None]] = {}
-        """Of texts that arrive; None at the end."""
+        """The pieces of streamed texts; None at the end."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._coming: dict[bool, list[str]] = {True: [], False: []}
-        """The owners of requests that the engine has not got yet, whose texts arrive or are there."""
+        """The owners of requests that the engine has not got yet, by whether their text is streamed."""
         self.failed = asyncio.Event()
-        """The engine takes no requests any more."""
+        """Set when the engine has failed."""
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Take messages until the server has gone."""
+        """Handle messages until the server closes the socket."""
         while (message := await read_message(reader)) is not None:
             self._take(message)
         for task in self._tasks.values():
             task.cancel()
 
-    def _take(self, message: Message) -> None:
-        number, kind, value = message
-        works: dict[str, Callable[[int, Any], Coroutine[Any, Any, None]]]
-        works = {"speak": self._speak, "call": self._call, "ping": self._pulse}
-        if kind in works:
-            task = self._tasks[number] = asyncio.ensure_future(works[kind](number, value))
-            task.add_done_callback(lambda _: self._tasks.pop(number, None))
-        elif kind == "text" and number in self._pieces:
-            self._pieces[number].put(value)
-        elif kind == "heard" and number in self._sessions:
-            self._sessions[number].on_heard(value)
-        elif kind == "cancel" and number in self._tasks:
-            self._tasks[number].cancel()
+    def _take(self, message: messages.ToProcess) -> None:
+        number = message.number
+        match message:
+            case messages.Speak():
+                self._start(number, self._speak(number, message.request))
+            case messages.Call():
+                self._start(number, self._call(message))
+            case messages.Ping():
+                self._start(number, self._pulse(number))
+            case messages.Text() if number in self._pieces:
+                self._pieces[number].put(message.text)
+            case messages.Heard() if number in self._sessions:
+                self._sessions[number].on_heard(message.segment)
+            case messages.Cancel() if number in self._tasks:
+                self._tasks[number].cancel()
+
+    def _start(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks[number] = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _speak(self, number: int, request: SpeechRequest) -> None:
-        """One request: accepted or refused, then its audio, then its end."""
+        """Accept or refuse a request, then send its events and its end."""
         engine, front_end, accepted = self._service.engine, self._service.front_end, False
         session = self._sessions[number] = RequestSession(engine, front_end)
         pieces = self._pieces[number] = SimpleQueue()
@@ -97,13 +104,13 @@ class EngineServer:
                     await self._service.read(request.text, partial(session.start, request.text, voice, request))
                     await self._begun(session)
                 accepted = True
-                self._send(Message(number, "answer"))
+                self._send(messages.Answer(number))
                 if request.text is None:
-                    # In a thread of its own: others need not wait until this one's text comes.
+                    # In a thread of its own, since it waits for text.
                     await in_thread(partial(session.start, iter(pieces.get, None), voice, request), session.close)
                     await self._begun(session)
             async for event in session.events():
-                self._send(Message(number, "event", event))
+                self._send(messages.Event(number, event))
                 await self._writer.drain()
             outcome = session.verdict()
         except asyncio.CancelledError:
@@ -114,10 +121,10 @@ class EngineServer:
             session.close()
             pieces.put(None)
             del self._sessions[number], self._pieces[number]
-        self._send(Message(number, "end" if accepted else "answer", outcome))
+        self._send(messages.End(number, outcome) if accepted else messages.Answer(number, outcome))
 
     async def _begun(self, session: RequestSession) -> None:
-        """Wait, where the engine lets requests wait by itself, until this one begins; Overloaded: it took too long."""
+        """With admission auto, wait until the engine begins this request; Overloaded: that took too long."""
         settings = self._service.engine.settings
         if settings.admission is AdmissionMode.AUTO:
             try:
@@ -128,7 +135,7 @@ class EngineServer:
 
     @contextmanager
     def _on_its_way(self, request: SpeechRequest) -> Iterator[None]:
-        """A request, until the engine has it: it may hold a thread, and a recording. Overloaded: there are too many."""
+        """Count a request until the engine has it, since it may hold a thread and a recording; Overloaded: too many."""
         coming, owner, most = self._coming[request.text is None], request.owner, self._service.max_coming
         own = coming.count(owner) if owner else 0
         if len(coming) >= most or own >= most // OWNER_SHARE:
@@ -142,26 +149,25 @@ class EngineServer:
         finally:
             coming.remove(owner)
 
-    async def _call(self, number: int, call: tuple[str, tuple[Any, ...]]) -> None:
-        method, arguments = call
+    async def _call(self, call: messages.Call) -> None:
         try:
-            answer = await getattr(self._service, method)(*arguments)
+            answer = await getattr(self._service, call.method)(*call.arguments)
         except Exception as failure:
             answer = self._public(failure)
-        self._send(Message(number, "answer", answer))
+        self._send(messages.Answer(call.number, answer))
 
-    async def _pulse(self, number: int, _: None) -> None:
+    async def _pulse(self, number: int) -> None:
         asked = time.monotonic()
         if not self._service.healthy:
-            log.error("engine failed: nobody had to speak to find it out")
+            log.error("engine failed: found by the health check")
             self.failed.set()
-        state = await self._service.check_store()
+        voice_store = await self._service.check_store()
         while not self._service.moved_since(asked):
-            await asyncio.sleep(LOOK_S)
-        self._send(Message(number, "answer", (state, self._service.engine.capacity)))
+            await asyncio.sleep(POLL_S)
+        self._send(messages.Answer(number, messages.Pulse(voice_store, self._service.engine.capacity)))
 
     def _public(self, failure: Exception) -> VivavoceError:
-        """What a client may be told; the rest is in the log."""
+        """The error for the client; the log has the details of an unexpected one."""
         if not self._service.healthy:
             self.failed.set()
         if isinstance(failure, VivavoceError):
@@ -169,19 +175,19 @@ class EngineServer:
         log.error("request failed", exc_info=failure)
         return StageFailed(f"engine: the request failed with {type(failure).__name__}, which was logged; ask again")
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: messages.FromProcess) -> None:
         if not self._writer.is_closing():
             self._writer.write(framed(message))
 
 
 async def run(connection: socket.socket) -> int:
-    """Load what the first message says, then serve; the exit code."""
+    """Load the model of the first message, then serve. Returns the exit code."""
     reader, writer = await asyncio.open_connection(sock=connection)
     settings: EngineProcessSettings | None = await read_message(reader)
     if settings is None:
         return 0
     configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
-    # The event loop's own threads would be waited for at the end, and what is done here may last.
+    # `asyncio.run` waits for the loop's own threads at the end, and loading may take long.
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="vivavoce-model")
     opening = loop.run_in_executor(thread, open_model_service, settings)
     if await _left_before(opening, reader):
@@ -193,14 +199,14 @@ async def run(connection: socket.socket) -> int:
             log.error("engine not started", exc_info=failure)
             reason = " ".join(str(failure).split())
             failure = EngineStopped(f"engine: it cannot be started ({type(failure).__name__}: {reason})")
-        writer.write(framed(Message(OPENING, "answer", failure)))
+        writer.write(framed(messages.Opening(failure)))
         await writer.drain()
         return failure.exit_code
-    writer.write(framed(Message(OPENING, "answer", service.about)))
+    writer.write(framed(messages.Opening(service.about)))
     server = EngineServer(service, writer)
     serving, failing = asyncio.ensure_future(server.serve(reader)), asyncio.ensure_future(server.failed.wait())
     await asyncio.wait((serving, failing), return_when=asyncio.FIRST_COMPLETED)
-    # The server tells remaining listeners that the process has ended: their requests did not end by themselves.
+    # The server ends the remaining requests with the error that the process has ended.
     writer.close()
     if failing.done():
         return ENGINE_FAILED
@@ -210,7 +216,7 @@ async def run(connection: socket.socket) -> int:
 
 
 async def _left_before(opening: asyncio.Future[ModelService], reader: asyncio.StreamReader) -> bool:
-    """Wait for the model; True if the server leaves meanwhile: until then it sends nothing."""
+    """Wait for the model; True if the server closes the socket before. Until then it sends nothing."""
     leaving = asyncio.ensure_future(read_message(reader))
     await asyncio.wait((opening, leaving), return_when=asyncio.FIRST_COMPLETED)
     left = leaving.done()
@@ -220,16 +226,15 @@ async def _left_before(opening: asyncio.Future[ModelService], reader: asyncio.St
 
 
 def main() -> None:
-    """The process."""
     end_with_parent()
-    # A signal to the whole group of processes stops the server, which lets requests finish and closes the socket.
+    # A signal to the process group also reaches the server, which lets requests finish and closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     code = DEFECT
     try:
         code = asyncio.run(run(socket.socket(fileno=int(sys.argv[1]))))
     except Exception:
-        log.exception("engine failed: its process has failed")
+        log.exception("engine failed: unexpected error in its process")
     sys.stderr.flush()
-    # Threads of an engine that has failed, or of a model that is still loaded, may never end.
+    # Threads of a failed engine, or of a model that is still loading, may never end.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""What a request for speech says and what comes back: plain values, which cross processes and need no torch."""
+"""Requests for speech and their answers: plain values that cross processes and need no torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,27 @@ from typing import TypeVar
 
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
 from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.speech_options import (
+    CHUNK_POLICY,
+    CODE,
+    EMOJIS,
+    INSTRUCTIONS,
+    LANGUAGE,
+    MAX_SEED,
+    MODE,
+    READING,
+    SEED,
+    SPEED,
+)
 from vivavoce.frontend.text.official import Code, Emojis, Normalization, check_choices, parse_language, parse_reading
 from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
 from vivavoce_textnorm.markup import Settings
 
 Options = TypeVar("Options", bound="SpeakOptions")
 
-MAX_SEED = 2**53
-"""Seeds survive a passage through JSON numbers, which are doubles in many clients."""
-
 
 class Mode(str, Enum):
-    """How a voice is used; the table in `front_end` says which of its features reach which stage."""
+    """How a voice is used; the table in `front_end` shows which of its features reach which stage."""
 
     ZERO_SHOT = "zero_shot"
     CROSS_LINGUAL = "cross_lingual"
@@ -45,27 +54,21 @@ def check_seed(seed: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeakOptions:
-    """How a text is spoken. InvalidRequest names a value outside of its limits.
+    """How a text is spoken; `speech_options` says what each option means. InvalidRequest: a value is out of its limits.
 
-    mode: None: the fullest mode that the voice allows; a name becomes a `Mode`. instruct: how to speak, in words, as
-    the model was trained to follow ("speak Sichuanese"). sampling: as the model's own configuration says, unless set.
-    language: of the text: zh, en, ja, ko, de, es, fr, it or ru; None: told from the text. reading: by whose rules
-    numbers, dates and signs are read: natural (our own, for all nine languages), official (CosyVoice's, for Chinese and
-    English; text that arrives word by word is spoken as it is written), or off. With natural rules, lexicon: words →
-    how they are to be said, kept as a `Lexicon`; emojis: silent, or said by their Unicode names, in English; code:
-    between backticks, read or silent.
+    The constructor takes a mode by its name and a lexicon as a mapping, and keeps a `Mode` and a `Lexicon`.
     """
 
-    mode: Mode | str | None = None
-    instruct: str | None = None
-    speed: float = 1.0
-    seed: int = 0
+    mode: Mode | str | None = MODE.default
+    instruct: str | None = INSTRUCTIONS.default
+    speed: float = SPEED.default
+    seed: int = SEED.default
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    language: str | None = None
-    reading: Normalization = "natural"
+    language: str | None = LANGUAGE.default
+    reading: Normalization = READING.default
     lexicon: Mapping[str, str] = NO_WORDS
-    emojis: Emojis = "silent"
-    code: Code = "read"
+    emojis: Emojis = EMOJIS.default
+    code: Code = CODE.default
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -81,7 +84,7 @@ class SpeakOptions:
 
     @property
     def natural(self) -> Settings:
-        """What is chosen of natural rules."""
+        """The options of natural rules."""
         assert isinstance(self.lexicon, Lexicon)
         return Settings(self.emojis == "named", self.code == "silent", lexicon=self.lexicon)
 
@@ -96,7 +99,7 @@ def without_instructions(options: Options) -> Options:
 
 @dataclass(frozen=True)
 class Recording:
-    """A reference recording as it was sent; content: an audio file's bytes; transcript: what it says, "" if unknown."""
+    """A reference recording as it was sent; content: an audio file's bytes; transcript: its words, "" if unknown."""
 
     content: bytes
     transcript: str = ""
@@ -104,18 +107,17 @@ class Recording:
 
 @dataclass(frozen=True)
 class SpeechRequest(SpeakOptions):
-    """One request for speech, as a server's entry points make it and its engine process reads it.
+    """One request for speech, as a server's protocols make it and its engine process reads it.
 
     text: all of it; None: it arrives piece by piece. voice: a name, a recording, or None for the model's first voice.
-    owner: whose voices are found beside the public ones; "": public voices only. policy: a chunk policy's name, None
-    for the model's own (low_latency, in CosyVoice 1 official). notes: what is not as its caller wished, one line each
-    in ASCII.
+    owner: the voices of this owner are found beside the public ones; "": public voices only. policy: name of a chunk
+    policy. notes: deviations from the caller's wishes, one line each in ASCII.
     """
 
     text: str | None
     voice: str | Recording | None = None
     owner: str = ""
-    policy: str | None = None
+    policy: str | None = CHUNK_POLICY.default
     notes: tuple[str, ...] = ()
 
 
@@ -142,9 +144,9 @@ class FinishReason(str, Enum):
     LENGTH = "length"
     """A segment was cut at the most speech tokens that it may have; the rest of the text was spoken."""
     CANCELLED = "cancelled"
-    """Its caller ended it, or its listener left."""
+    """The caller ended it, or the listener disconnected."""
     ERROR = "error"
-    """It failed; what was made until then was sent."""
+    """It failed; the audio that was made until then was sent."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ class Verdict:
     """The end of one stream.
 
     audio_s: seconds of audio that the listener took; segments_spoken: segments whose audio the listener took to the
-    end; segments_given: all there were; error: one line, and error_code its stable code, both only with reason ERROR;
-    text_tokens, speech_tokens: what the language model read of the text and made, where that is known.
+    end; segments_given: all segments; error: one line, and error_code its stable code, both only with reason ERROR;
+    text_tokens, speech_tokens: tokens that the language model read and made, None where that is unknown.
     """
 
     reason: FinishReason

@@ -1,8 +1,8 @@
-"""What a server's entry points need of a speaker: an engine in a process of its own, or a server elsewhere."""
+"""The interface between a server's protocols and a backend: an engine in a process of its own, or another server."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,40 +14,40 @@ from vivavoce_textnorm.types import NormalizedText
 
 
 class SpeechStream(Protocol):
-    """One accepted request for speech; one listener, in the event loop that asked for it."""
+    """One accepted request for speech; used by one listener in the event loop that asked for it."""
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second of its audio."""
+        """Samples per second."""
 
     @property
     def verdict(self) -> Verdict | None:
         """How it ended; None while it goes on."""
 
-    def __aiter__(self) -> AsyncIterator[SpeechEvent]:
-        """Each segment's text before its audio, and audio (chunks of one sample or more), in order.
+    def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
+        """Segments and audio in order: each segment's text before its audio, in chunks of one sample or more.
 
-        Raises what it failed with; leaving the iteration early does not end it, `cancel` does.
+        Raises the request's error. The end of the iteration does not end the request; `cancel` does.
         """
 
     async def push(self, text: str) -> None:
-        """More of a text that arrives; InvalidText: the piece cannot be spoken, what came before goes on."""
+        """Add to a streamed text; InvalidText: the piece cannot be spoken, and the text before it goes on."""
 
     async def end(self) -> None:
-        """All of an arriving text has come."""
+        """End a streamed text."""
 
     def cancel(self) -> None:
-        """Give it up: what it holds is freed within a step, and the iteration ends. After the end: nothing happens."""
+        """End the request: its memory is freed within a step, and the iteration ends. After the end: does nothing."""
 
 
 @dataclass(frozen=True)
 class BackendStatistics:
-    """Figures of one moment.
+    """Statistics of one engine at one moment.
 
-    engine: counters since the engine's process began; memory_used, memory_total: bytes of the device (of the process,
-    and of the machine, on a CPU); voices_extracted, voices_remembered: recordings whose voices were made, and taken
-    from memory; voice_store: "ok", or what is wrong with it in one line; starts: engine processes begun so far;
-    streams, capacity: that the engine has, and keeps up with as its admission reckons.
+    engine: counters since the start of the engine's process; memory_used, memory_total: bytes of the device (of the
+    process and the machine, on a CPU); voices_extracted, voices_remembered: recordings whose voices were extracted, and
+    found in memory; voice_store: "ok", or the problem in one line; starts: engine processes started so far; streams:
+    that the engine has; capacity: streams that it keeps up with, as estimated by its admission.
     """
 
     engine: StatisticsSnapshot
@@ -65,8 +65,8 @@ class BackendStatistics:
 class ModelInfo:
     """The model that speaks.
 
-    name: as clients ask for it; description: what it says of itself; sample_rate: of all audio; demo: it shows how the
-    program works and is no real voice; instructions: it follows them; languages: that it speaks, as codes of ISO 639.
+    name: as clients ask for it; description: from its card; sample_rate: of all audio; demo: it only shows how the
+    program works; instructions: it follows them; languages: that it speaks, as codes of ISO 639.
     """
 
     name: str
@@ -78,29 +78,29 @@ class ModelInfo:
 
 
 class SpeechBackend(Protocol):
-    """Speaks for a server's entry points, for any number of listeners at once; all of it in one event loop."""
+    """Speaks for a server, for any number of listeners at once; used in one event loop."""
 
     @property
     def about(self) -> ModelInfo:
-        """The model that speaks; EngineStopped before it was ready for the first time."""
+        """The model; EngineStopped: it is not loaded yet."""
 
     @property
     def ready(self) -> bool:
-        """It takes requests now."""
+        """Whether it takes requests now."""
 
     @property
     def stuck(self) -> bool:
-        """It takes none because its engine gives no sign of life just now."""
+        """Whether it takes no requests because its engine does not answer."""
 
     @property
     def voice_store(self) -> str:
-        """Answer "ok", or what is wrong with the place where voices are kept, as it was found last."""
+        """The last known state of the voice store: "ok", or the problem."""
 
     async def speak(self, request: SpeechRequest) -> SpeechStream:
-        """Take a request in; what can be refused is refused here: bad input, no room now, not ready."""
+        """Accept a request, or refuse it: bad input, no room, not ready."""
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        """How the text of a request would be read, without an engine's time; what is bad input is refused."""
+        """Normalise the text of a request, without speaking it."""
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
         """The public voices, and the owner's own."""
@@ -108,16 +108,16 @@ class SpeechBackend(Protocol):
     async def add_voice(
         self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
     ) -> VoiceSummary:
-        """Extract and keep a voice, public if `owner` is ""; VoiceExists, InvalidRequest (a full quota), and so on."""
+        """Extract and store a voice, public if `owner` is ""; VoiceExists, InvalidRequest (a full quota), and so on."""
 
     async def remove_voice(self, owner: str, name: str) -> None:
-        """Forget the owner's stored voice (a public one: ""); VoiceNotFound, or InvalidRequest for a built-in one."""
+        """Delete the owner's stored voice (a public one: ""); VoiceNotFound, or InvalidRequest for a built-in one."""
 
     async def statistics(self) -> BackendStatistics | None:
-        """What it has done so far; None where that is not known."""
+        """Its statistics; None if unknown."""
 
 
-def engines_of(speaker: SpeechBackend) -> Mapping[str, SpeechBackend]:
-    """The engines behind a speaker that has several, by their names; of others, none."""
-    engines: Mapping[str, SpeechBackend] = getattr(speaker, "engines", {})
+def engines_of(backend: SpeechBackend) -> Mapping[str, SpeechBackend]:
+    """The engines of a backend that has several, by name; empty for others."""
+    engines: Mapping[str, SpeechBackend] = getattr(backend, "engines", {})
     return engines

@@ -56,7 +56,7 @@ class LanguageModel:
     device: torch.device
     dtype: torch.dtype
     merged: Path | None = None
-    """As of `Models`."""
+    """See `Models.merged`."""
 
 
 def build_models(

@@ -33,28 +33,21 @@ def uniform(seeds: Tensor, stream: NoiseStream, counters: Tensor) -> Tensor:
 
     seeds, counters: int64, broadcast against one another  →  float32 of their common shape
     """
-    return _unit(_hash(seeds, stream, counters), 40)
+    return _units(seeds, stream, counters, 40)[0]
 
 
 def normal(seeds: Tensor, stream: NoiseStream, counters: Tensor) -> Tensor:
     """Standard normal numbers (Box and Muller, 1958), one per counter; shapes as in `uniform`."""
-    bits = _hash(seeds, stream, counters)
-    radius = torch.sqrt(-2.0 * torch.log(_unit(bits, 40)))
-    return radius * torch.cos(2.0 * math.pi * _unit(bits, 8))
+    first, second = _units(seeds, stream, counters, 40, 8)
+    return torch.sqrt(-2.0 * torch.log(first)) * torch.cos(2.0 * math.pi * second)
 
 
-def _hash(seeds: Tensor, stream: NoiseStream, counters: Tensor) -> Tensor:
-    key = _mix(seeds + torch.full_like(seeds, int(stream)) * _GOLDEN)
-    return _mix(key + counters * _GOLDEN)
-
-
-def _mix(x: Tensor) -> Tensor:
-    for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
-        # A logical right shift: torch's own keeps the sign.
-        x = (x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))) * factor
-    return x
-
-
-def _unit(bits: Tensor, shift: int) -> Tensor:
-    """24 of the bits as a float32 in (0, 1): never 0, so that its logarithm is finite."""
-    return (((bits >> shift) & 0xFFFFFF).float() + 0.5) * 2.0**-24
+def _units(seeds: Tensor, stream: NoiseStream, counters: Tensor, *shifts: int) -> list[Tensor]:
+    """24 bits of the hash from each shift on, as float32 in (0, 1): never 0, so that the logarithm is finite."""
+    x = seeds
+    for summand in (torch.full_like(seeds, int(stream)), counters):
+        x = x + summand * _GOLDEN
+        for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+            # A logical right shift: torch's own keeps the sign.
+            x = (x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))) * factor
+    return [(((x >> shift) & 0xFFFFFF).float() + 0.5) * 2.0**-24 for shift in shifts]

@@ -20,7 +20,7 @@ from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
 MAX_RUN_S = 60.0
 """The longest run of a model, which is over 30 s of speech at most."""
 MAX_FIELDS = 10_000
-"""Of an ONNX file, beside its graph; a release has about ten."""
+"""Most fields of an ONNX file beside its graph; a release has about ten."""
 _ERRORS_ONLY = 3
 _FUNCTIONS = 25
 
@@ -95,7 +95,6 @@ def open_onnx(
 
 
 def available_providers() -> list[str]:
-    """ONNX Runtime's execution providers that are installed here."""
     import onnxruntime
 
     providers: list[str] = onnxruntime.get_available_providers()
@@ -149,7 +148,7 @@ Encoder = TypeVar("Encoder", bound="OnnxEncoder")
 
 
 class OnnxEncoder:
-    """What a model of the checkpoint makes of speech."""
+    """A model of the checkpoint that reads speech."""
 
     num_inputs: ClassVar[int]
 
@@ -158,7 +157,6 @@ class OnnxEncoder:
 
     @classmethod
     def from_file(cls: type[Encoder], path: str | Path, *, providers: Sequence[str] | None = None) -> Encoder:
-        """Open the ONNX file; arguments and errors as in `open_onnx`."""
         return cls(open_onnx(path, num_inputs=cls.num_inputs, providers=providers))
 
 
@@ -185,7 +183,7 @@ class SpeakerEncoder(OnnxEncoder):
 
 
 MAX_SECONDS = 30
-"""What the tokenizer was trained on; the official code accepts no more."""
+"""Longest speech that the tokenizer was trained on; the official code refuses more."""
 
 
 class SpeechTokenizer(OnnxEncoder):

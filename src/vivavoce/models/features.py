@@ -62,8 +62,8 @@ _MEL_FLOOR = 1e-5
 
 
 PROMPT_MEL_RATE = 24_000
-"""Of the recording that the mel of a prompt is made of, in every generation: CosyVoice 1 knows what its filters and its
-hop for 22.05 kHz make of 24 kHz."""
+"""Hz of the recording for a prompt's mel, in every generation: CosyVoice 1 applies its filters and its hop for
+22.05 kHz to recordings at 24 kHz."""
 
 
 def prompt_mel(samples: Tensor, config: MelConfig) -> Tensor:

@@ -16,7 +16,7 @@ from vivavoce.models.packed_linear import Linear
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """What one pass of a network leaves behind.
+    """Sizes of the memory that one pass of a network leaves.
 
     sites: attentions; key_channels: of one position's key and value together; tail: positions that precede a
     convolution's first one; tail_channels: inputs of all convolutions, side by side.
@@ -29,7 +29,7 @@ class MemoryShape:
 
 
 class Memory(Protocol):
-    """The past of a batch's rows, for one pass of a network; the pass leaves there what its own future needs.
+    """The past of a batch's rows, for one pass of a network; the pass stores what the next chunk needs.
 
     A pass asks each site once. Rows may have pasts and lengths of their own.
     """
@@ -54,12 +54,12 @@ class PairRunner(Protocol):
     """Does two pieces of work that do not depend on one another, in turn or at the same time."""
 
     def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """What each gives; an error of either is raised once both have ended."""
+        """Both results; an error of either is raised once both have ended."""
         ...
 
 
 def in_turn(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """A `PairRunner`: one after the other."""
+    """The `PairRunner` that does one after the other."""
     return first(), second()
 
 
@@ -123,8 +123,8 @@ def laid_together(weights: Sequence[Tensor]) -> Tensor | None:
 
 
 def lay_together(weights: Sequence[Tensor]) -> Tensor:
-    """Move weights of one width into one piece of memory, unless they lie so; that as one, of which they are views."""
-    # What they become must be as usable elsewhere as what they were.
+    """Move weights of one width into one tensor, unless they lie so already, and give it; they become views of it."""
+    # The views must be inference tensors exactly if the weights were.
     with torch.inference_mode(weights[0].is_inference()), torch.no_grad():
         whole = laid_together(weights)
         if whole is None:
@@ -194,7 +194,7 @@ def relative_positions(queries: int, keys: int, channels: int, device: torch.dev
 
 @dataclass(frozen=True, eq=False)
 class RelativeSpan:
-    """What the queries of a padded batch see, and how far from them it lies.
+    """Visible keys of a padded batch's queries, and their distances.
 
     mask: [batch, 1, 1 or queries, keys] bool, True where a query may look, None if that is everywhere; table: of
     `relative_positions`; columns: [batch, 1, queries, keys] int64, the table's row for each pair, None if the last
@@ -235,7 +235,7 @@ class RelativeAttention(nn.Module):
     """Attention whose scores add content and distance: (q + u)·k + (q + v)·p(i − j)."""
 
     site = 0
-    """Its place among the attentions that share a memory."""
+    """Index among the attentions that share a memory."""
 
     def __init__(self, size: int, num_heads: int) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Products with weights that stay as they are: packed ahead where the library is faster with them so."""
+"""Products with constant weights, which are packed ahead where the library is faster with packed ones."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ Product = Callable[[Tensor], Tensor]
 PACKED_FOR_ROWS = 8
 """The number of rows that oneDNN lays packed weights out for by default; other numbers work, and with the same bits."""
 MANY_ROWS = 256
-"""As that, for networks over whole stretches of time."""
+"""The same number for networks that read many positions at once."""
 
 
 class Linear(nn.Linear):
@@ -29,16 +29,12 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]  →  [..., out]."""
-        return multiply(x, self.weight, self.bias, self.product)
+        if self.product is None or torch.is_grad_enabled():
+            return linear(x, self.weight, self.bias)
+        return self.product(x)
 
     def pack(self) -> None:
-        """Pack the weights where that helps."""
         self.product = packed(self.weight, self.bias, MANY_ROWS) if packs(self.weight) else None
-
-
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product | None) -> Tensor:
-    """x · weight + bias, by the product of `packed` where there is one and no gradient is asked for."""
-    return linear(x, weight, bias) if product is None or torch.is_grad_enabled() else product(x)
 
 
 def packs(weight: Tensor) -> bool:
@@ -56,16 +52,12 @@ def packed(weight: Tensor, bias: Tensor | None, rows: int = PACKED_FOR_ROWS) -> 
     """
     layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
     bias = None if bias is None else bias.detach()
-
-    def multiply(x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, layout, bias, "none", [], "")
-
-    return multiply
+    return partial(torch.ops.mkldnn._linear_pointwise, W=layout, B=bias, attr="none", scalars=[], algorithm="")
 
 
 @lru_cache(maxsize=1)
 def _packing_works() -> bool:
-    """Whether torch's binding of oneDNN's packed products is there and right; it is no public interface."""
+    """Whether torch has oneDNN's packed products, and they are right; torch does not document them."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     with torch.inference_mode():

@@ -1,1 +1,1 @@
-"""What all doors of a server share beside the speaker: settings, keys, limits, the request log and metrics."""
+"""The core of a server, shared by all protocols: dispatcher, settings, keys, limits, request log and metrics."""

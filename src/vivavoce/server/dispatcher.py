@@ -1,10 +1,10 @@
-"""The one place where requests come in, whatever their door: limits, deadlines, admission, and how each ended."""
+"""The way in for requests of all protocols: limits, deadlines, admission, and the record of how each ended."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -38,48 +38,47 @@ from vivavoce.server.request_log import RequestLog, RequestRecord
 from vivavoce.server.settings import RequestsSection
 
 NEAR_S = 0.25
-"""Who leaves so close to its deadline has counted it by itself."""
+"""A client that disconnects this close to its deadline is taken to have timed out."""
 SILENCE_S = 0.2
-"""What a text with nothing to say sounds like."""
+"""The audio of a text with nothing to say."""
 
 
 class RequestDispatcher:
-    """One for all doors of a server; lives in its event loop."""
+    """One for all protocols of a server; used in its event loop."""
 
     def __init__(
         self,
-        speaker: SpeechBackend,
+        backend: SpeechBackend,
         *,
         request_log: RequestLog | None = None,
         rules: RequestsSection = RequestsSection(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.speaker, self.rules, self.clock = speaker, rules, clock
+        self.backend, self.rules, self.clock = backend, rules, clock
         self.request_log = RequestLog() if request_log is None else request_log
         self.metrics = RequestMetrics()
         self.request_log.observers.append(self.metrics.ended)
         self._rate_limiter = RateLimiter()
         self._active: dict[RequestRecord, ActiveRequest] = {}
         self._permitted = 0
-        """Requests for other things than speech."""
+        """Requests for something other than speech."""
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
-        """The server shuts down: new requests are refused."""
+        """The server is shutting down and refuses new requests."""
 
     @property
     def ready(self) -> bool:
-        """Requests are taken now."""
-        return self.speaker.ready and not self.draining
+        return self.backend.ready and not self.draining
 
     @property
     def active(self) -> int:
-        """Requests that were taken and have not ended."""
+        """The number of accepted requests that have not ended."""
         return len(self._active)
 
     @contextmanager
     def permitted(self, principal: Principal) -> Iterator[None]:
-        """A request for something else than speech, under the same limits; a drain waits for it. Errors as `speak`."""
+        """Apply the limits to a request for something other than speech; a drain waits for it. Errors as `speak`."""
         self._check_draining()
         permit = self._rate_limiter.enter(principal, 0)
         self._permitted += 1
@@ -92,15 +91,21 @@ class RequestDispatcher:
             self._note_end()
 
     async def speak(
-        self, principal: Principal, request: SpeechRequest, *, door: str, request_id: str, deadline: float | None = None
+        self,
+        principal: Principal,
+        request: SpeechRequest,
+        *,
+        protocol: str,
+        request_id: str,
+        deadline: float | None = None,
     ) -> ActiveRequest:
-        """Take a request in; the door cancels it, or leaves its context, whatever happens.
+        """Accept a request; in any case the caller has to cancel it or leave its context in the end.
 
-        deadline: the moment of `clock` at which it is given up, whatever has come of it; None: never.
-        VivavoceError: it was refused: bad input, no room, no allowance, no time left, shutting down.
+        deadline: the time of `clock` at which the request is ended; None: never.
+        VivavoceError: it is refused: bad input, no room, a limit, no time left, shutting down.
         """
         began, permit = self.clock(), None
-        record = self.request_log.begin(request_id, principal.name, door, time.time())
+        record = self.request_log.begin(request_id, principal.name, protocol, time.time())
         record.deadline = deadline
         self._empty.clear()
         try:
@@ -109,10 +114,13 @@ class RequestDispatcher:
             if left_s is not None and left_s <= 0:
                 raise _too_late("it was taken")
             permit = self._rate_limiter.enter(principal, len(request.text or ""))
-            request = self._possible(request)
+            request = self._without_unusable_instructions(request)
             record.notes = request.notes
+            stream: SpeechStream
             try:
-                stream = await asyncio.wait_for(self._stream(request), left_s)
+                stream = await asyncio.wait_for(self.backend.speak(request), left_s)
+            except InvalidText as error:
+                stream = self.silence_for(error, len(request.text or ""))
             except (TimeoutError, asyncio.TimeoutError):
                 raise _too_late("it was taken") from None
         except BaseException as error:
@@ -129,7 +137,7 @@ class RequestDispatcher:
         return active
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests; those that came before have `seconds` to end."""
+        """Refuse new requests; after `seconds`, end those that still run."""
         self.draining = True
         try:
             await asyncio.wait_for(self._empty.wait(), seconds)
@@ -138,30 +146,24 @@ class RequestDispatcher:
                 active.fail(EngineStopped("server: it shuts down, and the speech was not finished in time; ask again"))
 
     def end(self, record: RequestRecord, verdict: Verdict, began: float) -> None:
-        """A request has ended, or was refused."""
+        """Record that a request has ended or was refused."""
         self._active.pop(record, None)
         self.request_log.end(record, verdict, self.clock() - began)
         self._note_end()
 
-    def _possible(self, request: SpeechRequest) -> SpeechRequest:
-        """The request without instructions that the model cannot follow; InvalidRequest: they are refused."""
-        if not request.instruct or self.speaker.about.instructions:
+    def _without_unusable_instructions(self, request: SpeechRequest) -> SpeechRequest:
+        """Drop instructions that the model cannot follow, or raise InvalidRequest, as the settings say."""
+        if not request.instruct or self.backend.about.instructions:
             return request
         if self.rules.instructions == "refuse":
             raise InvalidRequest("instruct: the model that speaks cannot follow instructions; leave them out")
         return replace(without_instructions(request), notes=(*request.notes, INSTRUCTIONS_LEFT_OUT))
 
-    async def _stream(self, request: SpeechRequest) -> SpeechStream:
-        try:
-            return await self.speaker.speak(request)
-        except InvalidText as error:
-            return self.silence_for(error, len(request.text or ""))
-
-    def silence_for(self, error: InvalidText, characters: int) -> Silence:
-        """What is heard of a text with nothing to say; raises the error if it is another one, or is to be told."""
+    def silence_for(self, error: InvalidText, characters: int) -> SilentStream:
+        """A silence in place of a text with nothing to say; raises every other error, and this one if so set."""
         if not error.nothing_to_say or self.rules.empty_text == "refuse":
             raise error
-        return Silence(self.speaker.about.sample_rate, characters)
+        return SilentStream(self.backend.about.sample_rate, characters)
 
     def _check_draining(self) -> None:
         if self.draining:
@@ -172,34 +174,32 @@ class RequestDispatcher:
             self._empty.set()
 
 
-class Silence:
-    """See `SpeechStream`: a text of some characters, and nothing to say among them."""
+class SilentStream:
+    """The `SpeechStream` of a text with nothing to say: one segment, and a short silence."""
 
     def __init__(self, sample_rate: int, characters: int) -> None:
         self.sample_rate, self._characters = sample_rate, characters
         self.verdict: Verdict | None = None
 
-    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
-        """See `SpeechStream`."""
+    async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
         yield SegmentText(0, 0, self._characters)
         yield AudioChunk(np.zeros(round(SILENCE_S * self.sample_rate), np.float32), self.sample_rate, segment=0)
-        self.verdict = self.verdict or Verdict(FinishReason.STOP, segments_spoken=1, segments_given=1)
+        self.verdict = Verdict(FinishReason.STOP, segments_spoken=1, segments_given=1)
 
     async def push(self, text: str) -> None:
-        """Its text has come."""
+        pass
 
     async def end(self) -> None:
-        """Its text has come."""
+        pass
 
     def cancel(self) -> None:
-        """See `SpeechStream`."""
-        self.verdict = self.verdict or Verdict(FinishReason.CANCELLED)
+        pass
 
 
 class ActiveRequest:
-    """One request for speech, with its listener at a door; iterate it once.
+    """One accepted request for speech; iterate it once.
 
-    Audio counts as delivered when the listener asks for what comes next: doors send each piece before they go on.
+    A piece of audio counts as delivered when the next one is asked for: protocols send each piece before they go on.
     request: as it is spoken; verdict: how it ended, None while it runs; admission_s: as in `RequestRecord`.
     """
 
@@ -220,18 +220,31 @@ class ActiveRequest:
         self.verdict: Verdict | None = None
         self._failure: VivavoceError | None = None
         """Why the server ended it."""
+        self._events: AsyncGenerator[SpeechEvent, None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         if record.deadline is not None:
             left_s = record.deadline - dispatcher.clock()
             self._timer = asyncio.get_running_loop().call_later(left_s, self.fail, _too_late("its speech was whole"))
 
-    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
-        """Its events, in order; raises what it failed with, after the verdict is written."""
-        record = self._record
+    def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
+        """Its events, in order; raises its error after the verdict is set."""
+        self._events = self._iterate()
+        return self._events
+
+    async def _iterate(self) -> AsyncGenerator[SpeechEvent, None]:
+        record, events = self._record, aiter(self._stream)
         try:
-            async for event in self._events():
+            while self.verdict is None:
+                try:
+                    event = await anext(events)
+                except StopAsyncIteration:
+                    break
+                except InvalidText as error:  # an arriving text ended with nothing to say
+                    self._stream = self._dispatcher.silence_for(error, record.characters)
+                    events = aiter(self._stream)
+                    continue
                 if self.verdict is not None:
-                    break  # the client or the server ended it
+                    break  # the client or the server ended it meanwhile
                 if isinstance(event, SegmentText):
                     record.segments_given = max(record.segments_given, event.place + 1)
                     yield event
@@ -240,12 +253,14 @@ class ActiveRequest:
                 yield event
                 if self.verdict is None:
                     record.audio_s += len(event.samples) / self.sample_rate
-                    # As far as can be told before the next segment begins, those before this one are spoken.
+                    # Until the next segment begins, only the segments before this one are known to be spoken.
                     record.segments_spoken = event.segment
         except Exception as error:
             record.figures = getattr(error, "figures", None)
             self._finish(FinishReason.ERROR, _public(error))
             raise
+        finally:
+            await events.aclose()
         if self._failure is not None:
             raise self._failure
         ended = self._stream.verdict
@@ -255,17 +270,8 @@ class ActiveRequest:
             given = max(record.segments_given, ended.segments_given)
             self._end(replace(ended, audio_s=record.audio_s, segments_given=given))
 
-    async def _events(self) -> AsyncIterator[SpeechEvent]:
-        try:
-            async for event in self._stream:
-                yield event
-        except InvalidText as error:  # an arriving text has ended
-            self._stream = self._dispatcher.silence_for(error, self._record.characters)
-            async for event in self._stream:
-                yield event
-
     def whole(self) -> Verdict:
-        """Its verdict, after an iteration that raised nothing; raises where not all was spoken."""
+        """The verdict, after an iteration without an error; raises if not all of the text was spoken."""
         verdict = self.verdict
         if verdict is None or verdict.reason is FinishReason.CANCELLED:
             raise RequestCancelled("speech: it was ended before all of the text was spoken; ask again")
@@ -274,31 +280,34 @@ class ActiveRequest:
         return verdict
 
     async def push(self, text: str) -> None:
-        """More of a text that arrives. InvalidText or Overloaded: it is refused, and what came before is spoken."""
+        """Add to a streamed text. InvalidText or Overloaded: this piece is refused, the text before it is spoken."""
         self._permit.charge(len(text))
         self.count_text(text)
         await self._stream.push(text)
 
     async def end(self) -> None:
-        """All of an arriving text has come."""
+        """End a streamed text."""
         await self._stream.end()
 
     def cancel(self) -> None:
-        """Give it up: its client wishes so, or has left; the iteration ends."""
+        """End it because its client wants so or has disconnected; the iteration ends."""
         deadline = self._record.deadline
-        if self.verdict is None and deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
+        if self.verdict is not None:
+            return
+        if deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
             self.fail(_too_late("its speech was whole"))
+            return
         self._stream.cancel()
         self._finish(FinishReason.CANCELLED)
 
     def fail(self, error: VivavoceError) -> None:
-        """Give it up for a reason of the server, which its verdict has and the iteration raises."""
+        """End it with an error of the server, which the verdict has and the iteration raises."""
         self._failure = error
         self._stream.cancel()
         self._finish(FinishReason.ERROR, error)
 
     async def sent_within(self, seconds: float, sending: Awaitable[object]) -> None:
-        """Wait until a piece was sent; after `seconds`, the request ends with ListenerStalled."""
+        """Wait until a piece was sent; after `seconds`, end the request with ListenerStalled."""
         try:
             await sent_within(seconds, sending)
         except ListenerStalled as stalled:
@@ -310,9 +319,10 @@ class ActiveRequest:
 
     async def __aexit__(self, *_: object) -> None:
         self.cancel()
+        if self._events is not None:
+            await self._events.aclose()
 
     def count_text(self, text: str) -> None:
-        """Count and log text that was taken in."""
         self._record.characters += len(text)
         self._dispatcher.metrics.characters(len(text))
         log_text(self.request_id, text)
@@ -333,7 +343,7 @@ class ActiveRequest:
         self._end(Verdict(reason, record.audio_s, record.segments_spoken, record.segments_given, text, code))
 
     def _end(self, verdict: Verdict) -> None:
-        """Write down how it ended; the first verdict stands."""
+        """Record how it ended; the first verdict stands."""
         if self.verdict is not None:
             return
         self.verdict = verdict
@@ -344,7 +354,7 @@ class ActiveRequest:
 
 
 async def sent_within(seconds: float, sending: Awaitable[object]) -> None:
-    """Wait until a piece was sent; ListenerStalled: its listener has not taken it within `seconds`."""
+    """Wait until a piece was sent; ListenerStalled: the client has not taken it within `seconds`."""
     try:
         await asyncio.wait_for(sending, seconds)
     except (TimeoutError, asyncio.TimeoutError):
@@ -358,7 +368,7 @@ def _too_late(what: str) -> DeadlineExceeded:
 
 
 def _public(error: BaseException) -> VivavoceError:
-    """The error that clients and the request log see; a door logs unexpected ones with their tracebacks."""
+    """The error for clients and the request log; protocols log unexpected errors with their tracebacks."""
     if isinstance(error, VivavoceError):
         return error
     if isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""API keys: a file of hashes that the server reads again when it changes, and that the commands add to and cut from.
+"""API keys: a file of hashes. The server reads it again when it changes; `vivavoce keys` changes it.
 
 ::
 
@@ -12,10 +12,10 @@
     concurrent = 4
     expires = 2027-01-01           # from 00:00 UTC of that day on it is refused
 
-A key is 32 random bytes, which cannot be guessed, so one SHA-256 of it is all that the file needs.
+A key is 32 random bytes, which cannot be guessed, so one SHA-256 of it is enough.
 
-A URL that speaks for a while without a key is signed with a secret that is derived from that SHA-256: whoever has the
-key or the file can sign, and the URL tells neither.
+A signed URL speaks for a while without a key. Its signature is made with a secret derived from that SHA-256, so the key
+or the file is needed to sign, and the URL reveals neither.
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ from urllib.parse import quote, urlencode
 from vivavoce.errors import InvalidRequest, Unauthorized
 from vivavoce.files import locked, replacing, untrusted
 from vivavoce.server.rate_limiter import ANONYMOUS, Principal
-from vivavoce.server.toml_file import TomlFile, closest, parse_toml, read_toml
+from vivavoce.server.toml_file import closest, parse_toml, read_toml
 
 _log = logging.getLogger(__name__)
 
 FIELD = "auth.keys_file"
-"""The setting that errors name."""
 _HOW = "send yours as `Authorization: Bearer KEY`"
 SPEECH_PATH = "/v1/audio/speech"
-"""The one path whose URLs are signed."""
 MAX_SIGNED_S = 7 * 86_400
 """The longest time for which a URL is signed."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -57,38 +55,36 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class KeyEntry(Principal):
-    """One key, and who sends it; sha256: in hexadecimal; expires: None: never."""
+    """One key and its principal. sha256: of the key, in hexadecimal; expires: None: never."""
 
     may_publish: bool = False
     sha256: str = field(default="", repr=False)
     expires: datetime | None = None
 
     def has_expired(self, now: float) -> bool:
-        """Whether it is refused for its age; now: seconds since 1970."""
         return self.expires is not None and now >= self.expires.timestamp()
 
 
 class KeyRing:
-    """The keys that hold now; used in one event loop. path: None: no keys are needed; clock: seconds since 1970.
+    """The valid keys; used in one event loop. path: None: no keys are needed; clock: seconds since 1970.
 
-    InvalidRequest: the file is missing, malformed, or everyone may write it.
+    Errors as `read_keys`.
     """
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = path, clock
-        # Noted before the file is read, so that no change is missed.
+        # Taken before the file is read, so that a change meanwhile is seen later.
         self._state = None if path is None else _state_of(path)
         self._entries = () if path is None else read_keys(path)
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a key."""
         return self._path is not None
 
     def authenticate(self, token: str | None) -> Principal:
-        """The principal of a key. Unauthorized, without the key: it is needed, and missing, unknown or expired.
+        """The principal of a key. Unauthorized, without the key: it is missing, unknown or expired.
 
-        The time taken does not tell how much of a key is right.
+        The time taken does not depend on how much of a key is right.
         """
         if self._path is None:
             return ANONYMOUS
@@ -101,10 +97,7 @@ class KeyRing:
         return found
 
     def authenticate_url(self, fields: Sequence[tuple[str, str]]) -> Principal:
-        """The principal of the key that signed a URL with this query; Unauthorized: none did, or its time is over.
-
-        Without keys anyone may, whatever the URL says.
-        """
+        """The principal of the key that signed a URL with this query; Unauthorized: not signed, or expired."""
         if self._path is None:
             return ANONYMOUS
         if not any(name == "signature" for name, _ in fields):
@@ -115,12 +108,12 @@ class KeyRing:
         found = self._find(self._path, given, lambda entry: _signature(entry, digest))
         if found is None:
             raise Unauthorized("signature: is not right for this URL, or its key is gone; ask for a new URL")
-        if self._clock() >= int(until):  # as the signature says, it is a number
+        if self._clock() >= int(until):  # a number, since this server signed it
             raise Unauthorized("expires: the time of this URL is over; ask for a new one")
         return found
 
     def named(self, name: str) -> Principal:
-        """The principal of the key of this name, for callers who cannot send one. Unauthorized: as `authenticate`."""
+        """The principal of the key of this name, for clients that cannot send one; Unauthorized: unknown or expired."""
         if self._path is None:
             return ANONYMOUS
         if (found := self._find(self._path, name, lambda entry: entry.name)) is None:
@@ -128,10 +121,10 @@ class KeyRing:
         return found
 
     def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str]) -> KeyEntry | None:
-        """The entry whose wanted value was given; Unauthorized: it has expired."""
+        """The entry whose `wanted` equals `given`; Unauthorized: it has expired."""
         self._refresh(path)
         found, sent = None, given.encode("utf-8", "surrogatepass")
-        for entry in self._entries:  # all of them, so that the time does not tell which one fits
+        for entry in self._entries:  # always all, so that the time does not show which one matches
             if hmac.compare_digest(wanted(entry).encode(), sent):
                 found = entry
         if found is not None and found.expires is not None and found.has_expired(self._clock()):
@@ -150,9 +143,9 @@ class KeyRing:
             self._entries = read_keys(path)
             _log.info("keys changed: %(path)s has %(count)d", {"path": path, "count": len(self._entries)})
         except InvalidRequest as error:
-            # A typing mistake must not lock everyone out: the keys that were known go on.
-            told = {"error": error, "count": len(self._entries)}
-            _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", told)
+            # A typing mistake must not lock everyone out.
+            fields = {"error": error, "count": len(self._entries)}
+            _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", fields)
 
 
 def token_in(headers: Mapping[str, str]) -> str | None:
@@ -164,9 +157,9 @@ def token_in(headers: Mapping[str, str]) -> str | None:
 
 
 def signed_query(entry: KeyEntry, fields: Sequence[tuple[str, str]], seconds: float, now: float) -> tuple[str, int]:
-    """The query with which these fields are spoken on a key's account, and until when, in seconds since 1970.
+    """The signed query of these fields, and its expiry in seconds since 1970.
 
-    InvalidRequest: the time is under a second or longer than a week, or the fields are those of a signed URL.
+    InvalidRequest: the time is under a second or longer than a week, or the fields are signed already.
     """
     if taken := {"expires", "signature"} & dict(fields).keys():
         raise InvalidRequest(f"{min(taken)}: is what signing adds; leave it out")
@@ -178,7 +171,7 @@ def signed_query(entry: KeyEntry, fields: Sequence[tuple[str, str]], seconds: fl
 
 
 def _digest_of(fields: Sequence[tuple[str, str]]) -> bytes:
-    """Of path and query, however the query is ordered and encoded on its way."""
+    """SHA-256 of path and query; a proxy may reorder the query or encode it otherwise."""
     return hashlib.sha256(f"{SPEECH_PATH}?{urlencode(sorted(fields))}".encode()).digest()
 
 
@@ -188,34 +181,36 @@ def _signature(entry: KeyEntry, digest: bytes) -> str:
 
 
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
-    """All entries of a file; InvalidRequest: it is missing, malformed, or everyone may write it."""
-    file = read_toml(path, FIELD)
+    """All entries of a file; InvalidRequest: it is missing, malformed, or writable by everyone."""
+    values = read_toml(path, FIELD)
     problem, mode = None, 0
     if os.name == "posix":
-        with contextlib.suppress(OSError):  # it went away since it was read
+        with contextlib.suppress(OSError):  # the file may have gone since it was read
             problem, mode = untrusted(path, any_owner=True), stat.S_IMODE(path.stat().st_mode)
     if problem is not None:
         raise InvalidRequest(f"{FIELD}: {path} {problem}")
     if mode & (stat.S_IWGRP | stat.S_IROTH):
-        told = {"path": path, "mode": f"{mode:o}"}
-        _log.warning("keys open: %(path)s may be used by others than its owner (mode %(mode)s); chmod 600 it", told)
-    return _entries_of(file)
+        _log.warning(
+            "keys open: users other than the owner can access %(path)s (mode %(mode)s); chmod 600 it",
+            {"path": path, "mode": f"{mode:o}"},
+        )
+    return _entries_of(values, path)
 
 
 def new_key() -> str:
-    """A new key: "vv_", by which a search finds one that was published, and 43 letters, digits, dashes, underscores."""
+    """A new key: "vv_", so that a search finds leaked ones, and 43 letters, digits, dashes or underscores."""
     return f"vv_{secrets.token_urlsafe(32)}"
 
 
 def new_entry(key: str, name: str, **others: object) -> KeyEntry:
-    """The entry of a key; others: fields as the file has them, None: left out. InvalidRequest names a wrong one."""
+    """The entry of a key; others: further fields as in the file, None: left out. InvalidRequest names a wrong one."""
     given = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **others}
     checked = {one: _value(one, value) for one, value in given.items() if value is not None}
     return KeyEntry(**{"owner": name, **checked})
 
 
 def add_key(path: Path, entry: KeyEntry) -> None:
-    """Append an entry; a new file gets the mode 0600. InvalidRequest: its name has a key, or the file is no good."""
+    """Append an entry; a new file gets the mode 0600. InvalidRequest: the name has a key already; see `read_keys`."""
     with _changing(path):
         old = read_keys(path) if path.exists() else ()
         text = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
@@ -226,7 +221,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Remove the entry of that name; comments above others stay. InvalidRequest: as `add_key`, or there is none."""
+    """Remove the entry of that name; comments above others stay. InvalidRequest: unknown name; see `read_keys`."""
     with _changing(path):
         old = read_keys(path)
         names = [entry.name for entry in old]
@@ -237,7 +232,7 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _state_of(path: Path) -> tuple[int, int, int, int] | None:
-    """Changes with the file; None: it is not there."""
+    """Differs after each change of the file; None: the file is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -286,46 +281,42 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     ),
     "expires": (_expiry, "a day such as 2027-01-01"),
 }
-"""Each field's value as an entry has it (None: it cannot be), and what is wanted."""
+"""For each field: a function from a file's value to an entry's (None: refused), and the end of its error message."""
 _TWICE = {"name": "is there twice; give each key a name of its own", "sha256": "has another's key; make one for each"}
 
 
 def _value(name: str, value: object, place: str = "") -> Any:
     read, wanted = _FIELDS[name]
     if (found := read(value)) is None:
-        # A key that was pasted for its hash must not come to light.
+        # The user may have pasted the key itself instead of its hash.
         shown = "what it holds" if name == "sha256" else repr(value)
         raise InvalidRequest(f"{place}{name}: {shown} cannot be; give {wanted}")
     return found
 
 
-def _entries_of(file: TomlFile) -> tuple[KeyEntry, ...]:
-    for name in file.values:
-        if name != "key":
-            raise InvalidRequest(f"{file.place(name)}: {name!r} is unknown; a key begins with [[key]]")
-    tables = file.values.get("key", [])
+def _entries_of(values: Mapping[str, Any], path: Path) -> tuple[KeyEntry, ...]:
+    for name in values.keys() - {"key"}:
+        raise InvalidRequest(f"{path}: {name!r} is unknown; a key begins with [[key]]")
+    tables = values.get("key", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise InvalidRequest(f"{file.place('key')}: key is no array of tables; begin each key with [[key]]")
+        raise InvalidRequest(f"{path}: key is no array of tables; begin each key with [[key]]")
     entries: list[KeyEntry] = []
-    for index, table in enumerate(tables):
-        checked: dict[str, Any] = {}
-        for name, value in table.items():
-            place = file.place(f"key[{index}].{name}")
-            if name not in _FIELDS:
-                raise InvalidRequest(f"{place}: {name!r} is unknown in [[key]]; {closest(name, _FIELDS)}")
-            checked[name] = _value(name, value, f"{place}: ")
+    for number, table in enumerate(tables, 1):
+        place = f"{path}: key {number}"
+        for name in (name for name in table if name not in _FIELDS):
+            raise InvalidRequest(f"{place}: {name!r} is unknown in [[key]]; {closest(name, _FIELDS)}")
+        checked = {name: _value(name, value, f"{place}: ") for name, value in table.items()}
         for name, problem in _TWICE.items():
             if name not in checked:
-                raise InvalidRequest(f"{file.place(f'key[{index}]')}: key {index + 1} lacks {name}; give it")
+                raise InvalidRequest(f"{place} lacks {name}; give it")
             if any(checked[name] == getattr(other, name) for other in entries):
-                place = file.place(f"key[{index}].{name}")
                 raise InvalidRequest(f"{place}: {name}: {checked['name']!r} {problem}")
         entries.append(KeyEntry(**{"owner": checked["name"], **checked}))
     return tuple(entries)
 
 
 def _written(entry: KeyEntry) -> str:
-    """The entry as TOML, defaults left out; its names need no escapes."""
+    """The entry as TOML without defaults; names need no escapes."""
     usual = {one.name: one.default for one in fields(entry)} | {"owner": entry.name}
     lines = ["[[key]]"]
     for name in _FIELDS:
@@ -352,9 +343,9 @@ def _without(text: str, index: int) -> str:
 
 
 def _replace(path: Path, text: str, meant: tuple[KeyEntry, ...]) -> None:
-    """Put the text in the file's place, if it reads as it is meant to."""
+    """Replace the file, if the text is read as `meant`."""
     try:
-        read = _entries_of(parse_toml(text, path))
+        read = _entries_of(parse_toml(text, path), path)
     except InvalidRequest:
         read = None
     if read != meant:
@@ -362,7 +353,7 @@ def _replace(path: Path, text: str, meant: tuple[KeyEntry, ...]) -> None:
     path = path.resolve()  # a link stays a link
     found = path.stat() if path.exists() else None
     with replacing(path, private=True, sync=True) as file:
-        if found is not None:  # the server that reads it may be another user
+        if found is not None:  # the server may run as another user
             with contextlib.suppress(PermissionError):
                 os.fchown(file.fileno(), found.st_uid, found.st_gid)
                 os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o640)
@@ -371,7 +362,7 @@ def _replace(path: Path, text: str, meant: tuple[KeyEntry, ...]) -> None:
 
 @contextlib.contextmanager
 def _changing(path: Path) -> Iterator[None]:
-    """One process at a time; the folder is locked, because the file itself is replaced."""
+    """Lock the folder, since the file itself is replaced."""
     folder = path.resolve().parent
     if not folder.is_dir():
         raise InvalidRequest(f"{FIELD}: {path.parent} is missing; make the folder")

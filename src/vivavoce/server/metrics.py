@@ -1,7 +1,7 @@
 """A server's metrics for Prometheus.
 
-Labels are doors, codes, reasons and stages: few, and named by the program. Callers, as many as there are keys, are
-shown at a port for monitoring alone.
+Labels are protocols (`door`), codes, reasons and stages, all of them few. Metrics with callers, as many as there are
+keys, are only at the port for monitoring.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from vivavoce.server.request_log import RequestRecord
 from vivavoce.version import __version__
 
 SECONDS = tuple(float(f"{bound:.4g}") for bound in log_bounds(1e-3, 1e3, per_decade=5))
-"""1 ms … 1000 s: listeners notice nothing shorter."""
+"""Bounds from 1 ms to 1000 s."""
 _REFUSED = "refused"
 MOST_CALLERS, OTHERS = 1_000, "(others)"
-"""Keys that have series of their own, and what stands for further ones."""
+"""Keys with series of their own, and the name for all further ones."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class RequestMetrics:
-    """What listeners met since the server began; registry: its metrics, without callers."""
+    """Counts requests since the server began. registry: the metrics without callers."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -66,23 +66,21 @@ class RequestMetrics:
         self._usage = [counter(f"caller_{name}", text, "caller", of=self._of_callers) for name, text in usage.items()]
 
     def admitted(self, record: RequestRecord) -> None:
-        """A request was taken."""
-        self._show(record.door)
+        self._show(record.protocol)
         self._active.inc()
 
     def first_audio(self, record: RequestRecord) -> None:
-        """Its first audio is handed over."""
-        self._first_audio.labels(record.door).observe(record.first_audio_s or 0.0)
+        self._first_audio.labels(record.protocol).observe(record.first_audio_s or 0.0)
 
     def ended(self, record: RequestRecord) -> None:
-        """It ended, or was refused."""
+        """Count a request that ended or was refused."""
         if record.admission_s is None:
-            self.refuse(record.door, record.error_code or "")
+            self.refuse(record.protocol, record.error_code or "")
             return
         assert record.reason is not None
         self._active.dec()
-        self._requests.labels(record.door, record.reason.value).inc()
-        self._wall.labels(record.door).observe(record.total_s or 0.0)
+        self._requests.labels(record.protocol, record.reason.value).inc()
+        self._wall.labels(record.protocol).observe(record.total_s or 0.0)
         self._audio_s.inc(record.audio_s)
         if name := record.principal_name:
             name = name if name in self._callers or len(self._callers) < MOST_CALLERS else OTHERS
@@ -90,68 +88,71 @@ class RequestMetrics:
             for counted, amount in zip(self._usage, (1, record.characters, record.audio_s), strict=True):
                 counted.labels(name).inc(amount)
 
-    def refuse(self, door: str, code: str) -> None:
-        """A request was not taken, with this `VivavoceError.code`."""
-        self._show(door)
-        self._requests.labels(door, _REFUSED).inc()
-        self._refused.labels(door, code).inc()
+    def refuse(self, protocol: str, code: str) -> None:
+        """Count a refused request; code: of the `VivavoceError`."""
+        self._show(protocol)
+        self._requests.labels(protocol, _REFUSED).inc()
+        self._refused.labels(protocol, code).inc()
 
     def characters(self, count: int) -> None:
-        """Count characters of text that were taken in, at once or piece by piece."""
+        """Count characters of accepted text."""
         self._characters.inc(count)
 
     def next_audio(self, gap_s: float, late_s: float) -> None:
-        """A listener got audio after its first, gap_s after the last; late_s > 0: it had played everything before."""
+        """Count a further piece of audio: gap_s after the last one, late_s after its listener had played all before."""
         self._gap.observe(gap_s)
         if late_s > 0:
             self._late.observe(late_s)
             self._underruns.inc()
 
     def families(self, callers: bool = False) -> Iterator[Metric]:
-        """All of them, bounds of buckets written as those of the engine: "1", where the library writes "1.0".
+        """All metrics. callers: those of each key, too.
 
-        callers: what each key has had, too.
+        The bounds of buckets are written as the engine's: "1" where the library writes "1.0".
         """
         for family in chain(self.registry.collect(), self._of_callers.collect() if callers else ()):
-            for place, sample in enumerate(family.samples):
+            for index, sample in enumerate(family.samples):
                 if "le" in sample.labels:
                     labels = {**sample.labels, "le": sample.labels["le"].removesuffix(".0")}
-                    family.samples[place] = sample._replace(labels=labels)
+                    family.samples[index] = sample._replace(labels=labels)
             yield family
 
-    def _show(self, door: str) -> None:
-        """A door that was used has all its series, zeros too."""
+    def _show(self, protocol: str) -> None:
+        """Create all series of a protocol, so that those without a request are 0 and not missing."""
         for outcome in (*(reason.value for reason in FinishReason), _REFUSED):
-            self._requests.labels(door, outcome)
-        self._first_audio.labels(door)
-        self._wall.labels(door)
+            self._requests.labels(protocol, outcome)
+        self._first_audio.labels(protocol)
+        self._wall.labels(protocol)
 
 
 def server_families(*, model: str, draining: bool) -> Iterator[Metric]:
-    """Of the server as a whole. model: "" until it is known."""
+    """Metrics of the server as a whole. model: "" until it is known."""
     yield InfoMetricFamily("vivavoce_build", "What runs here.", {"version": __version__, "model": model})
     yield _gauge("draining", "1 while the server takes no more requests and lets its last ones end.", draining)
 
 
-def speaker_families(speaker: BackendStatistics | None, up: bool) -> Iterator[Metric]:
-    """Of one engine at one moment. speaker: what it told, if anything; up: it takes requests and told its figures."""
+def backend_families(statistics: BackendStatistics | None, up: bool) -> Iterator[Metric]:
+    """Metrics of one engine at one moment. up: it takes requests, and has given its statistics."""
     yield _gauge("engine_up", "1 if the engine takes requests and tells its figures, else 0.", up)
-    if speaker is None:
+    if statistics is None:
         return
-    yield _gauge("engine_streams", "Requests that the engine was sent and has not ended.", speaker.streams)
-    yield _gauge("engine_capacity", "Streams that the engine keeps up with, as it measured itself.", speaker.capacity)
-    yield _counter("engine_starts", "Engine processes begun; above 1: it was restarted.", speaker.starts)
-    yield _gauge("device_memory_bytes", "Memory in use on the engine's device.", speaker.memory_used)
-    yield _gauge("device_memory_total_bytes", "Memory of the engine's device.", speaker.memory_total)
-    yield _counter("voices_extracted", "Recordings whose voices were extracted.", speaker.voices_extracted)
-    yield _counter("voices_remembered", "Recordings whose voices were remembered.", speaker.voices_remembered)
-    store_ok = speaker.voice_store == "ok"
-    yield _gauge("voice_store_ok", "1 if stored voices can be read and written, else 0.", store_ok)
-    yield from _engine_families(speaker.engine)
+    yield _gauge("engine_streams", "Requests that the engine was sent and has not ended.", statistics.streams)
+    yield _gauge(
+        "engine_capacity", "Streams that the engine keeps up with, as it measured itself.", statistics.capacity
+    )
+    yield _counter("engine_starts", "Engine processes begun; above 1: it was restarted.", statistics.starts)
+    yield _gauge("device_memory_bytes", "Memory in use on the engine's device.", statistics.memory_used)
+    yield _gauge("device_memory_total_bytes", "Memory of the engine's device.", statistics.memory_total)
+    yield _counter("voices_extracted", "Recordings whose voices were extracted.", statistics.voices_extracted)
+    yield _counter("voices_remembered", "Recordings whose voices were remembered.", statistics.voices_remembered)
+    yield _gauge(
+        "voice_store_ok", "1 if stored voices can be read and written, else 0.", statistics.voice_store == "ok"
+    )
+    yield from _engine_families(statistics.engine)
 
 
 def labelled(engines: Mapping[str, Iterable[Metric]]) -> list[Metric]:
-    """Families of several engines, by the engines' names, as one family each, whose samples have the label `engine`."""
+    """Merge the metrics of several engines, by name; each sample gets the label `engine`."""
     merged: dict[str, Metric] = {}
     for engine, families in engines.items():
         for family in families:
@@ -194,12 +195,11 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
-    """`name` without "_total"."""
     return CounterMetricFamily(f"vivavoce_{name}", text, value=value)
 
 
 def _histogram(name: str, text: str, counted: dict[str, EngineHistogram], labels: Sequence[str] = ()) -> Metric:
-    """One histogram, or one for each value of a label; Prometheus' buckets hold everything up to their bounds."""
+    """One histogram, or one for each value of a label; Prometheus' buckets are cumulative."""
     family = HistogramMetricFamily(f"vivavoce_{name}", text, labels=labels)
     for label, one in counted.items():
         bounds = [*(f"{bound:.4g}" for bound in one.bounds), "+Inf"]

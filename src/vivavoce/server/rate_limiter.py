@@ -1,4 +1,4 @@
-"""Who asks a server, and how much of it: rates as token buckets, and requests at once. Used in one event loop.
+"""The senders of requests and their limits: rates as token buckets, and requests at once. Used in one event loop.
 
 A bucket fills evenly and holds one minute's worth, so a principal may use a minute's worth in one burst.
 """
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from vivavoce.errors import Forbidden, InvalidRequest, Overloaded
 
 _BUSY_RETRY_S = 1.0
-"""Retry advice where too many requests run at once: when one of them ends is not known."""
+"""Retry advice while too many requests run: the end of one of them cannot be predicted."""
 _ROUNDING_S = 1e-6
-"""A request that comes after the advised wait is let in."""
+"""Tolerance, so that a request after the advised wait is accepted."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """The sender of a request; a limit of None is none.
+    """The sender of a request. None means no limit.
 
-    name: of the API key, "" where none is needed; owner: the namespace of its voices, "" for public ones only;
+    name: of the API key, "" on a server without keys; owner: the namespace of its voices, "" for public ones only;
     may_publish: it may add and remove public voices; requests_per_minute, characters_per_minute: mean rates, with
     bursts of up to one minute's worth; concurrent: requests that run or wait at once.
     """
@@ -39,7 +39,7 @@ ANONYMOUS = Principal()
 
 
 def voice_owner(principal: Principal, public: bool) -> str:
-    """The owner of voices that a request changes, "" for public ones; Forbidden: the key may not change those."""
+    """The owner of the voices that a request changes, "" for public ones; Forbidden: the key may not change those."""
     if not public and principal.owner:
         return principal.owner
     if principal.may_publish:
@@ -49,25 +49,24 @@ def voice_owner(principal: Principal, public: bool) -> str:
 
 @dataclass
 class _Account:
-    """One principal: when each of its buckets is full again, by what it holds, and its running requests."""
+    """One principal: when each bucket is full again, by its content, and the number of running requests."""
 
     full_at: dict[str, float] = field(default_factory=dict)
     running: int = 0
 
 
 class RateLimiter:
-    """The accounts of all principals, by name. A principal without limits has none and costs nothing."""
+    """The accounts of all principals with limits, by name."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
 
     def __len__(self) -> int:
-        """Accounts in memory."""
         return len(self._accounts)
 
     def enter(self, principal: Principal, characters: int) -> Permit:
-        """Let a request in; characters: of its text, 0 for one that arrives later (`Permit.charge`).
+        """Admit a request; characters: of its text, 0 for a streamed one (`Permit.charge`).
 
         A refusal costs nothing. InvalidRequest: more characters than a minute's worth; Overloaded: too many requests at
         once, or too much in this minute, with the time to try again.
@@ -75,7 +74,7 @@ class RateLimiter:
         name, most = principal.name, principal.concurrent
         if principal.requests_per_minute is principal.characters_per_minute is most is None:
             return Permit(self, principal, None)
-        if name not in self._accounts:  # names come and go with the file of keys: idle accounts are dropped
+        if name not in self._accounts:  # drop idle accounts, since names change with the file of keys
             now, accounts = self._clock(), self._accounts.items()
             self._accounts = {
                 other: kept for other, kept in accounts if kept.running or max(kept.full_at.values(), default=now) > now
@@ -91,7 +90,7 @@ class RateLimiter:
         return Permit(self, principal, account)
 
     def take(self, principal: Principal, account: _Account, prices: dict[str, int]) -> None:
-        """Take all of the tokens or, if any lack, none; errors as `enter`."""
+        """Take all of the tokens, or none if some are missing; errors as `enter`."""
         now, paid = self._clock(), {}
         rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
         for what, tokens in prices.items():
@@ -114,18 +113,17 @@ class RateLimiter:
 
 
 class Permit:
-    """One request that was let in; `leave` must be called at its end, once or more often."""
+    """One admitted request; call `leave` at its end, once or more often."""
 
     def __init__(self, limiter: RateLimiter, principal: Principal, account: _Account | None) -> None:
         self._limiter, self._principal, self._account = limiter, principal, account
 
     def charge(self, characters: int) -> None:
-        """Pay for more of a text that arrives piece by piece; errors as `RateLimiter.enter`, nothing is paid then."""
+        """Pay for more of a streamed text; errors as `RateLimiter.enter`, and then nothing is paid."""
         if self._account is not None:
             self._limiter.take(self._principal, self._account, {"characters": characters})
 
     def leave(self) -> None:
-        """The request has ended; further calls do nothing."""
         if self._account is not None:
             self._account.running -= 1
             self._account = None

@@ -1,5 +1,5 @@
-"""The log of requests: one record each, from which its log line, the metrics, its trace and the answer to
-`GET /v1/audio/requests/{id}` follow. Bounded; used in one event loop.
+"""The log of requests. One record of each makes its log line, metrics and trace, and the answer to
+`GET /v1/audio/requests/{id}`. Bounded; used in one event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from vivavoce.logs import RequestScope, current_scope, log_event, note_principal
 from vivavoce.server.rate_limiter import Principal
 
 CAPACITY = 10_000
-"""Finished requests in memory."""
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _CLIENT_ERRORS = {InvalidRequest.code, *(kind.code for kind in InvalidRequest.__subclasses__())}
 """Errors that a client causes."""
@@ -29,20 +28,19 @@ _log = logging.getLogger("vivavoce.speech")
 
 @dataclass(eq=False)
 class RequestRecord:
-    """One request, so far or at its end.
+    """One request, running or finished.
 
-    principal_name: of the key, "" where none is needed; door: "openai", "grpc" …; started: Unix time in seconds;
-    characters: of text that was taken in; audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it
-    runs; reason, error, error_code: of its verdict, None while it runs; figures: of the engine, why it had no room;
-    admission_s: seconds from its start until it was taken, None if it is not taken yet or was refused; first_audio_s,
-    total_s: until its first audio was handed over (None: there was none), and to its end; deadline: the moment of the
-    dispatcher's clock at which it is given up, None: never; notes: what is not as its caller wished; scope: of the task
-    in which it came.
+    principal_name: of the key, "" on a server without keys; protocol: "openai", "grpc" …; started: Unix time
+    in seconds; characters: of accepted text; audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it
+    runs; reason, error, error_code: of its verdict, None while it runs; figures: the engine's, if it had no room;
+    admission_s: seconds from the start until it was accepted, None before and if refused; first_audio_s, total_s:
+    seconds until its first audio (None: no audio) and its end; deadline: the time of the dispatcher's clock at which it
+    is ended, None: never; notes: deviations from the request, for the client; scope: of the task of the request.
     """
 
     request_id: str
     principal_name: str
-    door: str
+    protocol: str
     started: float
     characters: int = 0
     audio_s: float = 0.0
@@ -66,44 +64,43 @@ class RequestRecord:
 
 
 class RequestLog:
-    """Running requests, and the last that finished; the one that finished first is forgotten first.
+    """The running requests and the last finished ones.
 
-    Each request's end is a line of the program's log, whatever its door; later lines of its task name its principal.
-    capacity: finished and running records together, ≥ 1. Running ones stay: admission bounds their number.
-    observers: learn of each request's end, or refusal (`admission_s` is None), once; they must not raise.
+    Each request's end or refusal is a line of the program's log; later lines of its task name its principal.
+    capacity: finished and running records together, ≥ 1. Running ones always stay: admission bounds their number.
+    observers: called once for each end or refusal (`admission_s` is None); they must not raise.
     """
 
     def __init__(self, capacity: int = CAPACITY, observers: Iterable[Callable[[RequestRecord], None]] = ()) -> None:
         self._capacity = capacity
         self.observers = list(observers)
-        # By principal and id: what one chooses tells another nothing, and takes nothing from it.
+        # By principal and id, so that clients cannot see or block the ids of others.
         self._running: dict[tuple[str, str], RequestRecord] = {}
         self._finished: dict[tuple[str, str], RequestRecord] = {}
 
     @property
     def running(self) -> int:
-        """Requests that have not ended."""
         return len(self._running)
 
     @property
     def finished(self) -> list[RequestRecord]:
-        """The finished requests in memory, the first to finish first."""
+        """The finished requests in memory, the oldest first."""
         return list(self._finished.values())
 
-    def begin(self, request_id: str, principal_name: str, door: str, at: float) -> RequestRecord:
-        """A request comes in; at: Unix time in seconds. InvalidRequest: another of the principal has the id."""
+    def begin(self, request_id: str, principal_name: str, protocol: str, at: float) -> RequestRecord:
+        """Record a new request; at: Unix time in seconds. InvalidRequest: the principal has used the id already."""
         if self._find(request_id, principal_name) is not None:
             raise InvalidRequest(
                 f"x-request-id: {request_id!r} is another request's; choose a new one, or leave it out"
             )
-        record = RequestRecord(request_id, principal_name, door, at, scope=current_scope())
+        record = RequestRecord(request_id, principal_name, protocol, at, scope=current_scope())
         self._running[principal_name, request_id] = record
         note_principal(principal_name)
         self._forget()
         return record
 
     def end(self, record: RequestRecord, verdict: Verdict, total_s: float) -> None:
-        """It ended, `total_s` after its start; a second end changes nothing."""
+        """Record the end, `total_s` after the start; a second call changes nothing."""
         if self._running.pop((record.principal_name, record.request_id), None) is None:
             return
         for field in ("reason", "error", "error_code", "audio_s", "segments_spoken", "segments_given"):
@@ -116,7 +113,7 @@ class RequestLog:
             observer(record)
 
     def get(self, request_id: str, principal: Principal) -> RequestRecord:
-        """The record of a principal's own request; RequestNotFound: unknown, forgotten, or another's (not told)."""
+        """The record of a principal's own request; RequestNotFound: unknown, forgotten, or another principal's."""
         if (record := self._find(request_id, principal.name)) is None:
             raise RequestNotFound(
                 f"request: none of id {request_id[:128]!r} is remembered (up to {self._capacity} are); "
@@ -125,7 +122,7 @@ class RequestLog:
         return record
 
     def accept_request_id(self, header: str | None, principal: Principal | None = None) -> str:
-        """A client's id, if it is valid and the principal (None: not known yet) has not used it; or a new one."""
+        """The client's id if it is valid and new for the principal (None: not known yet), else a new one."""
         free = header and _CLIENT_ID.fullmatch(header) and not (principal and self._find(header, principal.name))
         return header if header and free else new_request_id()
 
@@ -139,7 +136,7 @@ class RequestLog:
 
 
 def _write_line(record: RequestRecord) -> None:
-    """A warning if the server failed."""
+    """Write the log line of a request; a warning if the server failed."""
     refused, client_error = record.admission_s is None, record.error_code in _CLIENT_ERRORS
     failed = record.reason is FinishReason.ERROR and not refused and not client_error
     # The messages of client errors, and of an upstream server, may quote what was sent.
@@ -149,7 +146,7 @@ def _write_line(record: RequestRecord) -> None:
         logging.WARNING if failed else logging.INFO,
         _REFUSED if refused else _ENDED,
         request_id=record.request_id,
-        door=record.door,
+        door=record.protocol,
         caller=record.principal_name or None,
         reason=record.reason.value if record.reason else None,
         seconds=record.total_s,
@@ -168,7 +165,7 @@ def _write_line(record: RequestRecord) -> None:
 
 @dataclass
 class Usage:
-    """What one key has had. requests: that were taken; refused: that were not; last: when the last one ended, or ""."""
+    """The usage of one key. requests: accepted ones; refused: others; last: the time of the last end, or ""."""
 
     requests: int = 0
     refused: int = 0
@@ -178,23 +175,23 @@ class Usage:
 
 
 def usage_in(lines: Iterable[str]) -> dict[str, Usage]:
-    """The usage of each key, by its name ("": none was needed), in lines of logs as JSON; others are passed over."""
+    """The usage of each key, by name ("" on a server without keys), from the JSON lines of a log; skips other lines."""
     found: defaultdict[str, Usage] = defaultdict(Usage)
     for line in lines:
         try:
-            told = json.loads(line[line.find("{") :])  # compose puts a name before it
+            entry = json.loads(line[line.find("{") :])  # docker compose puts a name before it
         except ValueError:
             continue
-        if isinstance(told, dict) and told.get("event") in (_ENDED, _REFUSED):
-            used = found[str(told.get("caller", ""))]
-            used.requests += told["event"] == _ENDED
-            used.refused += told["event"] == _REFUSED
-            used.characters += int(told.get("characters", 0))
-            used.audio_s = round(used.audio_s + float(told.get("audio_s", 0.0)), 3)
-            used.last = max(used.last, str(told.get("time", "")))
+        if isinstance(entry, dict) and entry.get("event") in (_ENDED, _REFUSED):
+            used = found[str(entry.get("caller", ""))]
+            used.requests += entry["event"] == _ENDED
+            used.refused += entry["event"] == _REFUSED
+            used.characters += int(entry.get("characters", 0))
+            used.audio_s = round(used.audio_s + float(entry.get("audio_s", 0.0)), 3)
+            used.last = max(used.last, str(entry.get("time", "")))
     return dict(found)
 
 
 def new_request_id() -> str:
-    """A new id that cannot be guessed: "req_" and 22 letters, digits, "-" or "_"."""
+    """An id that cannot be guessed: "req_" and 22 letters, digits, "-" or "_"."""
     return f"req_{secrets.token_urlsafe(16)}"

@@ -1,4 +1,4 @@
-"""When each segment of a text is heard, for listeners who are told while it is spoken."""
+"""The time of each segment in the audio, for clients that get it while the text is spoken."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from vivavoce.frontend.speech import SegmentText
 
 
 class SegmentClock:
-    """When each segment of a text begins and ends in the audio that was sent: samples counted, so exact.
+    """Counts samples to time the segments of a text in the audio that was sent.
 
-    Segments and characters go on from one request of a text to the next. `begin`, `begin_through` and `end` return the
+    Segments and characters are counted over all requests of a text. `begin`, `begin_through` and `end` return the
     events that follow, as JSON values; begun, done: their types.
     """
 
@@ -18,54 +18,50 @@ class SegmentClock:
         self._rate, self._begun, self._done = sample_rate, begun, done
         self._samples = 0
         self._announced: dict[int, dict[str, int]] = {}
-        """Segments that are not complete, with their characters."""
+        """The incomplete segments, with their characters."""
         self._current: int | None = None
         self._begin_s = 0.0
         self._first_segment = self._first_character = self._given = 0
         self.reached: dict[str, int] | None = None
-        """The segment in which the audio ends, with its characters; None: there was no audio."""
+        """The segment in which the audio ends, with its characters; None before the first audio."""
 
     @property
     def seconds(self) -> float:
-        """Audio so far."""
         return round(self._samples / self._rate, 6)
 
     def begin_request(self, first_character: int) -> None:
-        """Announced segments count from 0 again; their text begins at this character of the whole."""
+        """The next announced segments count from 0 again; their text begins at this character."""
         self._first_segment, self._first_character = self._given, first_character
 
     def announce(self, segment: SegmentText) -> None:
-        """A segment will be spoken, after those before it."""
         number = self._first_segment + segment.place
         start, end = self._first_character + segment.start, self._first_character + segment.end
         self._announced[number] = {"segment": number, "start_character": start, "end_character": end}
         self._given = max(self._given, number + 1)
 
     def begin(self, segment: int) -> list[dict[str, Any]]:
-        """The next audio is of this segment of the request."""
+        """The next audio belongs to this segment of the request."""
         return self._begin(self._first_segment + segment)
 
     def begin_through(self, segment: int) -> list[dict[str, Any]]:
-        """The same; segments before it that had no audio begin and end, too."""
+        """As `begin`; earlier segments without audio begin and end, too."""
         passed = [number for number in self._announced if number <= self._first_segment + segment]
         return [event for number in passed for event in self._begin(number)]
 
     def end_request(self) -> list[dict[str, Any]]:
-        """All of the request's segments are complete."""
         return [*self.begin_through(self._given), *self.end()]
 
     def add(self, samples: int) -> None:
-        """Count audio that was sent."""
+        """Count samples that were sent."""
         self._samples += samples
         if self._current is not None:
             self.reached = self._announced[self._current]
 
     def end(self) -> list[dict[str, Any]]:
-        """The segment that is spoken is complete."""
         if self._current is None:
             return []
-        place, self._current = self._announced.pop(self._current), None
-        return [{"type": self._done, **place, "start": self._begin_s, "end": self.seconds}]
+        segment, self._current = self._announced.pop(self._current), None
+        return [{"type": self._done, **segment, "start": self._begin_s, "end": self.seconds}]
 
     def _begin(self, number: int) -> list[dict[str, Any]]:
         if number == self._current:

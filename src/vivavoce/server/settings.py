@@ -1,7 +1,6 @@
-"""A server's settings: each declared once, with its type, limits, default, meaning and flag of `vivavoce serve`.
+"""A server's settings, each with its type, limits, default, meaning and flag of `vivavoce serve`.
 
-The flags, variables of the environment, the TOML file, `vivavoce config` and the table in docs/configuration.md all
-come from here; `settings_sources` reads them.
+Flags, variables, the TOML file, `vivavoce config` and the table in docs/configuration.md are made from them.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _NAME_PARTS = r"[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*"
 
 
 def is_address(place: str) -> bool:
-    """Whether a place is an address such as redis://host, not a folder."""
+    """Whether it is an address such as redis://host, and not a folder."""
     return "://" in place
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address, as far as the address tells."""
+    """Whether only this machine can reach the address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -36,7 +35,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _like(pattern: str, wanted: str, change: Callable[[str], str] = str) -> AfterValidator:
-    """Takes a text of this form, in an address a host and, if any, a port in 0 … 65535; `wanted` ends the error."""
+    """Accepts text of this form; an address needs a host, and a port in 0 … 65535 if any. `wanted` ends the error."""
 
     def check(value: str) -> str:
         if value.isprintable() and re.fullmatch(pattern, value) and (not is_address(value) or _has_host(value)):
@@ -55,7 +54,7 @@ def _has_host(address: str) -> bool:
 
 
 def _path(wanted: str) -> BeforeValidator:
-    """Takes the path of a file or folder; ~ is the user's own folder."""
+    """Accepts the path of a file or folder; ~ is the user's own folder."""
 
     def check(value: object) -> object:
         if value == "" or (isinstance(value, str) and "\x00" in value):
@@ -72,14 +71,14 @@ def _redis(value: str) -> str:
 
 
 def _parted(value: object, info: ValidationInfo) -> object:
-    """Commas part the names in a variable; a file, which is read as JSON, has a list."""
+    """Names: separated by commas in a variable; a list in a file, which is validated as JSON."""
     if isinstance(value, str) and info.mode == "python":
         value = [part.strip() for part in value.split(",")]
     return tuple(value) if isinstance(value, list) else value
 
 
 def _paired(value: object) -> object:
-    """A table of names; a variable has name=value parted by commas, a flag a list of them."""
+    """A table of names; in a variable name=value separated by commas, from flags a list of them."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, list):
@@ -111,7 +110,7 @@ def _setting(default: object, flag: str = "", *, example: object = None, **more:
     """A field.
 
     flag: its flag of `serve` with other spellings, metavar and help: "--drain SECONDS: For running requests."; the help
-    ends with a default that is not the field's own; example: a value, where the default is unset or empty.
+    may end with a default to show; example: a value for the example file, if the default is unset or empty.
     """
     extra: dict[str, Any] = {name: value for name, value in (("x-flag", flag), ("x-example", example)) if value}
     return Field(default, json_schema_extra=extra, **more)
@@ -140,15 +139,15 @@ class ServerSection(_Section):
     legacy_port: _Port = _setting(50_000, "--legacy-port: Of those routes.")
     """Port of those routes."""
     grpc_port: _Port | None = _unset(50_051, "--grpc-port: Of the gRPC service.  [default: there is none]")
-    """Port of the gRPC service; unset: there is none."""
+    """Port of the gRPC service; unset: it is off."""
     wyoming_port: _Port | None = _unset(
         10_300, "--wyoming-port: Of the Wyoming protocol, for Home Assistant.  [default: there is none]"
     )
-    """Port of the Wyoming protocol (Home Assistant), without keys and TLS; unset: there is none."""
+    """Port of the Wyoming protocol (Home Assistant), without keys and TLS; unset: it is off."""
     wyoming_key: str | None = _unset("home", min_length=1)
-    """Name of the API key under which all speak who come by that port; needed where keys are."""
+    """Name of the API key for all requests at that port; needed if auth.keys_file is set."""
     health_port: _Port | None = _unset(9_090, "--health-port: Of health and metrics alone.  [default: there is none]")
-    """Port of /health and /metrics alone, in plain HTTP; /metrics is nowhere else then. Unset: there is none."""
+    """Port of /health and /metrics alone, in plain HTTP; /metrics is then at no other port. Unset: it is off."""
     max_conc: int = _setting(4, "--max-conc: Requests at once through gRPC.", ge=1, le=4_096)
     """Requests at once through gRPC; more are refused."""
     tls_certificate: _FilePath | None = _unset("/etc/vivavoce/tls.crt", "--tls-cert: The server's certificate, PEM.")
@@ -156,7 +155,7 @@ class ServerSection(_Section):
     tls_key: _FilePath | None = _unset("/etc/vivavoce/tls.key", "--tls-key: Its private key, PEM.")
     """PEM file of its private key, without a password."""
     tls_client_ca: _FilePath | None = _unset("/etc/vivavoce/clients.crt")
-    """PEM file of who signs clients' certificates; clients without one are refused then."""
+    """PEM file of the authority of clients' certificates; if set, clients without a certificate are refused."""
     cors_origins: Annotated[tuple[_Origin, ...], _Commas] = _setting(
         (),
         "--cors-origin ORIGIN: Web pages of this origin may use the API; may be repeated; *: any.",
@@ -233,14 +232,14 @@ class ModelSection(_Section):
     """Most GPU memory in GB that is taken, the weights included; unset: all."""
     kernels: bool | None = _unset(True, "--kernels: Our own GPU kernels.  [default: where they are faster]")
     """Our own GPU kernels and recorded launches; unset: where they are faster."""
-    deterministic: bool = _setting(False, "--deterministic: The same bits whoever else is served: slower.")
-    """The same bits whoever else is served: slower, for audits."""
+    deterministic: bool = _setting(False, "--deterministic: Results independent of other requests: slower.")
+    """Results independent of other requests, bit by bit: slower, for audits."""
     lm_backend: Literal["torch", "vllm", "trtllm"] = _setting("torch", "--lm-backend: torch, vllm or trtllm.")
-    """What runs the language model: torch (our own engine), vllm or trtllm; see backends.md."""
+    """The engine of the language model: torch (our own), vllm or trtllm; see backends.md."""
     flow_backend: Literal["torch", "tensorrt", "onnx", "jit", "aoti"] = _setting(
         "torch", "--flow-backend: torch, tensorrt, onnx, jit or aoti."
     )
-    """What runs the flow's estimator: torch (our own engine), or a file that `vivavoce export` made."""
+    """The engine of the flow's estimator: torch (our own), or a file that `vivavoce export` made."""
     trt_concurrent: int = _setting(1, "--trt-concurrent: Batches that TensorRT runs at once.", ge=1, le=64)
     """Execution contexts of TensorRT: batches that it runs at once."""
     tp: int = _setting(1, "--tp: GPUs that share each layer of the language model.", ge=1, le=64)
@@ -261,7 +260,7 @@ class ModelSection(_Section):
 
 
 class EngineSection(_Section):
-    """How many are served at once."""
+    """The number of requests at once."""
 
     slots: int | None = _unset(64, "--slots: Sequences at once.  [default: as memory allows]", ge=1, le=4_096)
     """Sequences that are decoded at once; unset: as memory allows."""
@@ -313,18 +312,19 @@ class VoicesSection(_Section):
 
 
 class AuthSection(_Section):
-    """Who may ask."""
+    """API keys."""
 
     keys_file: _FilePath | None = _unset(
-        "/etc/vivavoce/keys.toml", "--keys: API keys of who may ask; see `vivavoce keys`.  [default: everyone]"
+        "/etc/vivavoce/keys.toml",
+        "--keys: File of API keys; see `vivavoce keys`.  [default: none, everyone may send requests]",
     )
-    """File of API keys, as `vivavoce keys add` writes it; unset: everyone may ask."""
+    """File of API keys, as `vivavoce keys add` writes it; unset: everyone may send requests."""
     open_lists: bool = False
     """The lists of models and public voices are for callers without a key, too; Open WebUI asks without one."""
 
 
 class RequestsSection(_Section):
-    """What becomes of requests that ask for more than there is."""
+    """Requests for things that the model or server does not have."""
 
     instructions: Literal["ignore", "refuse"] = "ignore"
     """Instructions to a model that cannot follow them: ignore (with a warning) or refuse (400); never spoken."""
@@ -337,7 +337,7 @@ class RequestsSection(_Section):
 
 
 class LoggingSection(_Section):
-    """What is logged, on stderr."""
+    """The log, on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "--log-level: debug, info, warning or error."
@@ -355,7 +355,7 @@ class TelemetrySection(_Section):
     otlp_endpoint: _WebAddress | None = _unset("http://localhost:4318")
     """Collector that takes OTLP over HTTP; unset: no traces. Needs vivavoce[telemetry]."""
     service_name: str = _setting("vivavoce", min_length=1, max_length=255)
-    """What traces call this server."""
+    """The name of this server in traces."""
 
 
 class ServerSettings(_Section):

@@ -1,4 +1,4 @@
-"""What is wrong with settings beyond each by itself: what contradicts, and what this machine does not have."""
+"""Checks of settings against each other, and against the files and folders of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vivavoce_textnorm.lexicon import read_lexicons
 
 
 def contradictions(settings: ServerSettings) -> Iterator[str]:
-    """One line for each pair of settings that cannot both be; the line begins with a setting's name."""
+    """A line for each contradiction between settings; it begins with a setting's name."""
     server, model = settings.server, settings.model
     taken: dict[int, str] = {}
     for name in ("port", *(["legacy_port"] if server.legacy else []), "grpc_port", "wyoming_port"):
@@ -52,7 +52,7 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
 
 
 def missing(settings: ServerSettings) -> Iterator[str]:
-    """One line for each file or folder that is not there or not as it must be; changes nothing."""
+    """A line for each file or folder that is missing or unusable; changes nothing."""
     server, model = settings.server, settings.model.model
     try:
         if settings.auth.keys_file is not None:
@@ -75,11 +75,11 @@ def missing(settings: ServerSettings) -> Iterator[str]:
             find_model(model)
         except VivavoceError as error:
             yield f"model.{error}"
-    yield from _voices(settings.voices.place)
+    yield from _voice_problems(settings.voices.place)
 
 
 def advice(settings: ServerSettings) -> Iterator[str]:
-    """One line for each thing that works and may not be meant."""
+    """A line for each setting that works but may be a mistake."""
     server, keys, reachable = settings.server, settings.auth.keys_file, not is_loopback(settings.server.host)
     if not keys and reachable:
         yield f"whoever reaches {server.host} may ask this server; auth.keys_file makes it want keys"
@@ -94,7 +94,7 @@ def advice(settings: ServerSettings) -> Iterator[str]:
 
 
 def tls_problems(server: ServerSection) -> Iterator[str]:
-    """One line for each of the server's certificates that cannot be used."""
+    """A line for each of the server's certificates that cannot be used."""
     certificate, key, client_ca = server.tls_certificate, server.tls_key, server.tls_client_ca
     unreadable = False
     for name, path in {"tls_certificate": certificate, "tls_key": key, "tls_client_ca": client_ca}.items():
@@ -124,7 +124,7 @@ def _reason(error: Exception) -> str:
     return getattr(error, "reason", None) or type(error).__name__
 
 
-def _voices(place: str | None) -> Iterator[str]:
+def _voice_problems(place: str | None) -> Iterator[str]:
     if place is None or is_address(place):
         return
     folder = Path(place)

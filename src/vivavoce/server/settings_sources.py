@@ -1,6 +1,6 @@
-"""One set of settings from all sources: default < file < environment < flag, with the origin of each value.
+"""Merge the settings of all sources, default < file < environment < flag, and keep the origin of each value.
 
-Each source is validated by itself, so that a value which another source overrules is checked too.
+Each source is validated alone, so that a value which another source overrides is checked too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.server.settings import ServerSettings
@@ -26,11 +25,11 @@ from vivavoce.server.settings_checks import contradictions
 from vivavoce.server.toml_file import closest, read_toml
 
 DEFAULT = "default"
-"""The origin of a value that no source gives."""
+"""The origin of a value without a source."""
 _ALIASES = {"VIVAVOCE_MODEL": "VIVAVOCE_MODEL_MODEL", "VIVAVOCE_VOICES": "VIVAVOCE_VOICES_PLACE"}
 """Variables that every command reads."""
 _OTHERS = {"VIVAVOCE_CONFIG", "VIVAVOCE_HOME", "VIVAVOCE_DEBUG", "VIVAVOCE_MODELSCOPE_ENDPOINT", *_ALIASES}
-"""Variables that are no settings; those of `training` are not a server's."""
+"""Variables that are not settings; the server does not read those of `training`."""
 _CLUSTER = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 _LOGIN = re.compile(r"://.*@", re.DOTALL)
 _SECRET = re.compile(r"([?&][a-z_]*(?:password|token|secret|key)=)[^&]*", re.IGNORECASE)
@@ -54,7 +53,7 @@ class Setting:
     """One field of one section.
 
     name: as in messages, "server.port"; variable: of the environment; flag_spec: its flag of `vivavoce serve` as it is
-    declared; flag: "--port", "": it has none; default: as TOML and JSON write it, None: unset; example: a value as a
+    declared; flag: "--port", "" without one; default: as TOML and JSON write it, None: unset; example: a value as a
     file could have it; kind: the JSON schema of a value that is not unset; wanted: the values that it may have.
     """
 
@@ -80,24 +79,24 @@ def _settings() -> Iterator[Setting]:
     for section, fields in schema["properties"].items():
         for field, part in resolved(fields)["properties"].items():
             found = resolved(part)
-            kind, default, flag = found.get("anyOf", [found])[0], found["default"], found.get("x-flag", "")
+            kind, flag = found.get("anyOf", [found])[0], found.get("x-flag", "")
             yield Setting(
-                section=section,
-                field=field,
+                section,
+                field,
                 name=f"{section}.{field}",
                 variable=f"VIVAVOCE_{section}_{field}".upper(),
                 flag_spec=flag,
                 flag=re.split(r"[ :]", flag)[0],
                 meaning=found.get("description", ""),
-                default=default,
-                example=found.get("x-example", default),
+                default=found["default"],
+                example=found.get("x-example", found["default"]),
                 kind=kind,
                 wanted=_wanted(kind),
             )
 
 
 def _wanted(kind: Mapping[str, Any]) -> str:
-    """The values of a schema: "a whole number in 0 … 65535"."""
+    """The values that a schema allows: "a whole number in 0 … 65535"."""
     if "enum" in kind:
         return f"one of {', '.join(kind['enum'])}"
     if kind.get("format") == "path":
@@ -114,13 +113,12 @@ def _wanted(kind: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings of a server; origins: where each value comes from, by its name ("server.port")."""
+    """The settings of a server, and the origin of each value by its name ("server.port")."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
 
     def value(self, name: str) -> Any:
-        """A setting's value by its name."""
         return attrgetter(name)(self.settings)
 
 
@@ -129,10 +127,10 @@ def resolve_settings(
     environment: Mapping[str, str] = MappingProxyType({}),
     flags: Mapping[str, object] = MappingProxyType({}),
 ) -> Resolved:
-    """The settings of a server; InvalidRequest names the first thing that is wrong: field, value, origin and limits.
+    """The settings of a server; InvalidRequest names the first problem: field, value, origin and limits.
 
-    config: the TOML file; None: the one that VIVAVOCE_CONFIG names in the environment, if it does. flags: values by
-    the settings' names ("server.port"); None: not given.
+    config: the TOML file; None: the one of VIVAVOCE_CONFIG, if set; flags: values by the settings' names
+    ("server.port"), None: not given.
     """
     resolved, problems = try_settings(config, environment, flags)
     if resolved is None:
@@ -144,7 +142,7 @@ def resolve_settings(
 def try_settings(
     config: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]
 ) -> tuple[Resolved | None, list[str]]:
-    """The settings, or one line for each thing that is wrong."""
+    """The settings, or a line for each problem."""
     named = str(config) if config else environment.get("VIVAVOCE_CONFIG")
     try:
         sources = [_file(Path(os.path.expanduser(named)))] if named else []
@@ -174,25 +172,24 @@ def try_settings(
 
 @dataclass(frozen=True)
 class _Source:
-    """values: by sections and fields, as given; origin: where a setting's value stands; unknown: the line about a
-    section and field that are no setting; typed: a text is not a number.
+    """values: as given, by section and field; origin: the place of a setting's value; unknown: the error about a
+    section and field that do not exist; is_file: a number in quotes is an error.
     """
 
     values: Mapping[str, Any]
     origin: Callable[[str], str]
     unknown: Callable[[str, str], str] = "{}.{}: is no setting".format
-    typed: bool = False
+    is_file: bool = False
 
     def validated(self) -> ServerSettings:
-        """The values in their own types."""
-        if self.typed:
-            # In JSON a text may be a path or a choice, and a list a tuple; otherwise types are what they are. A date,
-            # which no setting is, becomes a list that no field takes.
+        if self.is_file:
+            # Strict JSON still takes a text for a path or a choice, and a list for a tuple. TOML's dates, which no
+            # setting has, become a list that no field takes.
             return ServerSettings.model_validate_json(json.dumps(self.values, default=lambda _: [None]), strict=True)
         return ServerSettings.model_validate(self.values)
 
     def problems(self, error: ValidationError) -> list[str]:
-        """A line for each name that is unknown, and then for each value that is wrong."""
+        """A line for each unknown name, then one for each wrong value."""
         unknown: list[str] = []
         wrong: dict[str, str] = {}
         for detail in error.errors():
@@ -209,44 +206,36 @@ class _Source:
 
 
 def _file(path: Path) -> _Source:
-    """A TOML file; InvalidRequest: it is missing, cannot be read or is no TOML."""
-    file = read_toml(path, "config")
+    """A TOML file; errors as `read_toml`."""
 
     def unknown(section: str, field: str) -> str:
         if section not in SECTIONS:
-            return f"{section}: is no section ({file.place(section)}); {closest(section, SECTIONS)}"
+            return f"{section}: is no section ({path}); {closest(section, SECTIONS)}"
         if not field:
-            return f"{section}: is a section ({file.place(section)}); write [{section}] above its fields"
+            return f"{section}: is a section ({path}); write [{section}] above its fields"
         elsewhere = [setting.section for setting in SETTINGS.values() if setting.field == field]
         known = (setting.field for setting in _of(section))
         meant = f"it belongs to [{elsewhere[0]}]" if elsewhere else closest(field, known)
-        return f"{section}.{field}: is no setting ({file.place(f'{section}.{field}')}); {meant}"
+        return f"{section}.{field}: is no setting ({path}); {meant}"
 
-    return _Source(file.values, file.place, unknown, typed=True)
-
-
-class _Variables(ServerSettings, BaseSettings):
-    """What variables are called; no object of it is made."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="VIVAVOCE_", env_nested_delimiter="_", env_nested_max_split=1, enable_decoding=False
-    )
+    return _Source(read_toml(path, "config"), lambda _: str(path), unknown, is_file=True)
 
 
 def _environment(environment: Mapping[str, str]) -> _Source:
-    """Variables; an empty one counts as none."""
+    """Variables; an empty one counts as not given."""
     known, given = {setting.variable: setting for setting in SETTINGS.values()}, _given(environment)
-    variables = {own: name for name, own in _ALIASES.items() if name in given}
-    sections = {f"VIVAVOCE_{section}".upper() for section in SECTIONS}
-    variables |= {name: name for name in given if name not in sections}
-    reader = EnvSettingsSource(_Variables)
-    reader.env_vars = {own.lower(): given[name] for own, name in variables.items()}
+    variables = {own: alias for alias, own in _ALIASES.items() if alias in given} | {name: name for name in given}
+    values: dict[str, dict[str, str]] = {}
+    for own, name in variables.items():
+        section, _, field = own.removeprefix("VIVAVOCE_").lower().partition("_")
+        if own.startswith("VIVAVOCE_") and section in SECTIONS and field:
+            values.setdefault(section, {})[field] = given[name]
 
     def unknown(section: str, field: str) -> str:
         variable = f"VIVAVOCE_{section}_{field}".upper()
         return f"{variable}: is no setting (environment); {closest(variable, known)}"
 
-    return _Source(reader(), lambda name: variables[SETTINGS[name].variable], unknown)
+    return _Source(values, lambda name: variables[SETTINGS[name].variable], unknown)
 
 
 def _given(environment: Mapping[str, str]) -> dict[str, str]:
@@ -259,15 +248,13 @@ def _given(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """A line for each variable that nobody reads, though its name is like ours; those of a section are errors."""
+    """A line for each variable that resembles ours and is not read; unknown ones of a section are errors instead."""
     sections = tuple(f"VIVAVOCE_{section}_".upper() for section in SECTIONS)
+    known = {f"{one.section}_{one.field}".upper(): one.field.upper() for one in SETTINGS.values()}
     for name in _given(environment):
         if name.startswith("VIVAVOCE_") and not name.startswith(sections) and name not in _OTHERS:
-            own, known = (
-                name.removeprefix("VIVAVOCE_"),
-                {one.name.replace(".", "_").upper() for one in SETTINGS.values()},
-            )
-            meant = [f"{one.section}_{own}".upper() for one in SETTINGS.values() if one.field.upper() == own]
+            own = name.removeprefix("VIVAVOCE_")
+            meant = [setting for setting, field in known.items() if field == own]
             meant += difflib.get_close_matches(own, known, n=1)
             end = f"did you mean VIVAVOCE_{meant[0]}?" if meant else "`vivavoce config example` has those that are"
             yield f"{name} is read by nobody; {end}"
@@ -275,15 +262,15 @@ def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 def _flags(flags: Mapping[str, object]) -> _Source:
     """Flags by the settings' names; None and empty lists are not given."""
-    values: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+    values: dict[str, dict[str, object]] = {}
     for name, value in flags.items():
         if value not in (None, [], ()):
-            values[SETTINGS[name].section][SETTINGS[name].field] = value
+            values.setdefault(SETTINGS[name].section, {})[SETTINGS[name].field] = value
     return _Source(values, lambda name: f"flag {SETTINGS[name].flag or name}")
 
 
 def example_file() -> str:
-    """A TOML file with every setting, its meaning, limits, default and variable; it sets nothing."""
+    """A TOML file with every setting, its meaning, limits, default and variable, all commented out."""
     blocks = [_EXAMPLE_HEAD]
     for section, about in SECTIONS.items():
         blocks.append(f"\n[{section}]  # {about}\n")
@@ -308,7 +295,7 @@ def reference() -> str:
 
 
 def plain(value: Any) -> Any:
-    """A setting's value as TOML and JSON have it, secrets in addresses masked."""
+    """A setting's value for TOML or JSON, with secrets masked."""
     if isinstance(value, (tuple, list)):
         return [plain(part) for part in value]
     if isinstance(value, Enum):
@@ -317,14 +304,14 @@ def plain(value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """A value as TOML writes it, which for these types is JSON; "unset" for None."""
+    """A value as TOML, which for these types equals JSON; "unset" for None."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{written(name)} = {written(one)}' for name, one in value.items())}}}"
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def masked(text: str) -> str:
-    """The text with the secrets of an address masked: redis://***@host."""
+    """The text without the secrets of an address: redis://***@host."""
     return _LOGIN.sub("://***@", _SECRET.sub(r"\1***", text))
 
 
@@ -338,8 +325,7 @@ def _shown(value: object) -> str:
 
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in _settings()})
-"""All settings by name, in the order of the models."""
 SECTIONS: Mapping[str, str] = MappingProxyType(
     {name: str(part.annotation and part.annotation.__doc__) for name, part in ServerSettings.model_fields.items()}
 )
-"""The sections and what they are about."""
+"""The sections and their meanings."""

@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: each request for speech as a span with its parts, in the trace of its sender."""
+"""Traces for OpenTelemetry: a span with parts for each request for speech, in the trace of its client."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """Writes spans; made by `exporting` for a collector.
+    """Writes spans; `exporting` makes one for a collector.
 
-    A request is one span, "speech", of kind SERVER; its parent is the span of the `traceparent` header that came with
-    it. Below it: "admission" (until it was taken: voice, text, room), "first audio" (from there to the first audio that
-    was handed over) and "stream" (to the end). The text is not written.
+    A request is the span "speech" of kind SERVER; its parent is the span of the request's `traceparent` header. Below
+    it: "admission" (until it was accepted), "first audio" (from there to the first audio) and "stream" (to the end).
+    The text is not written.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -28,7 +28,7 @@ class Tracing:
 
     @classmethod
     def exporting(cls, endpoint: str, service_name: str) -> Tracing:
-        """Send to a collector that takes OTLP over HTTP, in a thread of its own, which drops what it cannot send.
+        """Send to a collector of OTLP over HTTP, in a thread that drops spans which it cannot send.
 
         Sampling and headers follow OpenTelemetry's variables (OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS).
         """
@@ -42,13 +42,13 @@ class Tracing:
                 f"telemetry: traces need OpenTelemetry ({error}); pip install 'vivavoce[telemetry]'"
             ) from error
         resource = Resource.create({"service.name": service_name, "service.version": __version__})
-        # The server flushes what is left itself, within its own time.
+        # The server flushes the rest itself.
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_address(endpoint))))
         return cls(provider)
 
     def write(self, record: RequestRecord) -> None:
-        """The spans of a request that has ended, with their own times, maybe in another task than its own."""
+        """Write the spans of a request that has ended."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -68,18 +68,18 @@ class Tracing:
         span.end(at(total_s))
 
     def close(self) -> None:
-        """Send what is left; blocks for some seconds at most."""
+        """Send the rest; blocks for some seconds at most."""
         self._provider.shutdown()
 
 
 def traces_address(endpoint: str) -> str:
-    """Where traces go, of a collector at `endpoint`, as http://localhost:4318; a path other than / stays as it is."""
+    """The address for traces of a collector such as http://localhost:4318; a path other than / stays as it is."""
     scheme, _, rest = endpoint.partition("://")
     return f"{scheme}://{rest.rstrip('/')}{'' if '/' in rest.rstrip('/') else '/v1/traces'}"
 
 
 def _parts(record: RequestRecord, total_s: float) -> list[tuple[str, float, float]]:
-    """Name, begin and end of a request's parts, in seconds from its start; of a refused one only the admission."""
+    """Name, begin and end of a request's parts, in seconds from its start; only the admission if refused."""
     if record.admission_s is None:
         return [("admission", 0.0, total_s)]
     first_s = total_s if record.first_audio_s is None else record.first_audio_s
@@ -90,7 +90,7 @@ def _parts(record: RequestRecord, total_s: float) -> list[tuple[str, float, floa
 def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
     known: dict[str, str | int | float | None] = {
         "vivavoce.request_id": record.request_id,
-        "vivavoce.door": record.door,
+        "vivavoce.door": record.protocol,
         "vivavoce.audio_seconds": record.audio_s,
         "vivavoce.segments_spoken": record.segments_spoken,
         "vivavoce.segments_given": record.segments_given,

@@ -1,4 +1,4 @@
-"""One utterance, spoken while it is written: text in by pieces, audio out in order, by one engine request or more."""
+"""One utterance with streamed text: text comes in pieces, and one engine request or more speak it in order."""
 
 from __future__ import annotations
 
@@ -21,49 +21,47 @@ from vivavoce.server.segment_clock import SegmentClock
 log = logging.getLogger(__name__)
 
 PIECES_PER_S = 10
-"""Frames of a second of audio at least: so finely it can be stopped."""
+"""Messages for a second of audio, at least; a cancellation takes effect between two of them."""
 MAX_WAITING = 200
-"""Flushed passages that have not been spoken."""
+"""Flushed passages that are not spoken yet."""
 
 Reply = dict[str, Any]
-"""What a listener is sent, with its "type"; audio as {"type": "audio", "audio": bytes}."""
+"""A message to the client with its "type"; audio as {"type": "audio", "audio": bytes}."""
 
 
 @dataclass(eq=False)
 class Passage:
-    """A stretch of the text that is spoken as one request: it grows until it is flushed or the text ends."""
+    """A part of the text that is spoken as one request; it grows until it is flushed or the text ends."""
 
     first_character: int
     texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
-    """Its pieces, and None where it ends."""
+    """Its pieces; None at the end."""
     length: int = 0
     is_blank: bool = True
-    """It has no text but white space."""
+    """It has nothing but white space."""
     is_open: bool = True
     flushes: int = 0
-    """Flushes to be confirmed when its audio was sent."""
+    """Flushes to confirm when its audio was sent."""
 
     def push(self, text: str) -> None:
-        """More of its text."""
-        if text:  # any number of empty pieces would have room
+        if text:  # the limit of length does not bound the number of empty pieces
             self.length += len(text)
             self.is_blank = self.is_blank and not text.strip()
             self.texts.put_nowait(text)
 
     def end(self) -> None:
-        """All of its text has come. A second time: nothing happens."""
         if self.is_open:
             self.is_open = False
             self.texts.put_nowait(None)
 
 
 class StreamedUtterance:
-    """From a start to its done, cancelled or error.
+    """One utterance, from `start` to `done`, `cancelled` or `error`.
 
-    Its passages are spoken one after the other, each as a request: one listener is one stream, and two at once would be
-    refused where there is room for one. sample_rate: the speech's. start_request: takes the request's id as
-    `request_id`; send: sends a reply, and raises `left` where the listener has gone; refuse: is told of a piece of text
-    that is not taken, and raises where the utterance is to end with that.
+    Its passages are spoken one after another, each as a request: two at once would count as two streams.
+    sample_rate: of the speech; start_request: starts a request with this `request_id`; send: sends a reply, and raises
+    `disconnected` if the client has left; refuse: gets the error of a refused piece of text, and raises it if the
+    utterance has to end.
     """
 
     def __init__(
@@ -74,41 +72,41 @@ class StreamedUtterance:
         start_request: Callable[..., Awaitable[ActiveRequest]],
         send: Callable[[Reply], Awaitable[None]],
         refuse: Callable[[VivavoceError], Awaitable[None]],
-        left: type[Exception],
+        disconnected: type[Exception],
     ) -> None:
         self.request_id, self._output, self._sample_rate = request_id, output, sample_rate
         self._start_request, self._send = start_request, send
-        self._refuse, self._left = refuse, left
+        self._refuse, self._disconnected = refuse, disconnected
         self._characters = 0
         self._lead_in = ""
-        """White space since the last flush, which belongs to what follows."""
+        """White space since the last flush; it belongs to the next passage."""
         self._waiting: asyncio.Queue[Passage | None] = asyncio.Queue()
         self._unspoken = 0
-        """Passages whose audio was not sent yet."""
+        """Passages whose audio is not sent yet."""
         self._active: ActiveRequest | None = None
         self._verdicts: list[Verdict] = []
         self._clock = SegmentClock(sample_rate, "segment", "segment_done")
         self._is_stopped = False
         self.has_ended = False
-        """All of its text has come."""
-        self._passage = self._begin_passage(0)  # at once, so that a bad voice is known at once
+        """All of the text has come."""
+        self._passage = self._begin_passage(0)  # now, so that a wrong voice is refused before the text comes
         self.delivery = asyncio.create_task(self._deliver())
-        """Ends when all audio was sent; raises VivavoceError, or `left`."""
-        # A door that closes does not look at it, and asyncio is not to report it.
+        """Ends when all audio was sent; raises VivavoceError, or `disconnected`."""
+        # A connection that closes does not read the exception, and asyncio must not report it.
         self.delivery.add_done_callback(lambda delivery: delivery.cancelled() or delivery.exception())
 
     @property
     def waits_for_text(self) -> bool:
-        """Nothing is to be spoken before more comes from the client."""
+        """There is nothing to speak before the client sends more."""
         return not self.has_ended and self._unspoken <= self._passage.is_open
 
     @property
     def is_flushed(self) -> bool:
-        """All of its text is to be spoken, whatever comes."""
+        """All of the text so far is to be spoken at once."""
         return not self._passage.is_open
 
     def push(self, text: str) -> None:
-        """More text. InvalidRequest: all of it had come already, or it is too long; nothing is taken."""
+        """Add text. InvalidRequest: the text has ended or is too long; nothing is added."""
         if self.has_ended:
             raise InvalidRequest("text: it comes after the end; wait for done, then send start")
         if self._passage.is_open:
@@ -126,7 +124,7 @@ class StreamedUtterance:
         self._characters += len(text)
 
     async def flush(self) -> None:
-        """Speak what has come, and confirm when it was sent. InvalidRequest: too much is flushed and not spoken."""
+        """Speak the text so far, and confirm when it was sent. InvalidRequest: too many flushes wait."""
         passage = self._passage
         if passage.is_open and not passage.is_blank:
             if self._unspoken >= MAX_WAITING:
@@ -139,30 +137,30 @@ class StreamedUtterance:
             await self._send({"type": "flushed"})
 
     def end(self) -> None:
-        """All of the text has come. A second time: nothing happens."""
+        """End the text; further calls do nothing."""
         if not self.has_ended:
             self.has_ended = True
             self._passage.end()
             self._waiting.put_nowait(None)
 
     def cancel(self) -> None:
-        """Stop: the engine has the cancellation, and when `delivery` has ended nothing more is sent."""
+        """Stop the speech; after the end of `delivery` nothing more is sent."""
         self._is_stopped = True
         if self._active is not None:
             self._active.cancel()
         self.delivery.cancel()
 
     def cancelled(self) -> Reply:
-        """The reply after a cancellation: how much was sent, and where in the text that ends."""
-        place, reached = self._clock.reached, None
-        if place is not None:
-            characters = {"from_character": place["start_character"], "to_character": place["end_character"]}
-            reached = {"segment": place["segment"], **characters}
+        """The reply after a cancellation: how much audio was sent, and where in the text it ends."""
+        segment, reached = self._clock.reached, None
+        if segment is not None:
+            characters = {"from_character": segment["start_character"], "to_character": segment["end_character"]}
+            reached = {"segment": segment["segment"], **characters}
         sent = {"audio_seconds": self._clock.seconds, "reached": reached}
         return {"type": "cancelled", "request_id": self.request_id, **sent}
 
     def verdict(self, error: VivavoceError | None = None) -> Verdict:
-        """The verdict of all its requests together."""
+        """The combined verdict of all its requests."""
         reasons = {verdict.reason for verdict in self._verdicts}
         reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
         return Verdict(
@@ -195,7 +193,7 @@ class StreamedUtterance:
 
     async def _speak(self, passage: Passage, encoder: Encoder) -> None:
         number = len(self._verdicts) + 1
-        # No client can choose an id with this sign for another request.
+        # Clients cannot choose an id with "~".
         identity = self.request_id if number == 1 else f"{self.request_id}~{number}"
         active = self._active = await self._start_request(request_id=identity)
         feeding = asyncio.create_task(self._feed(active, passage))
@@ -216,7 +214,6 @@ class StreamedUtterance:
                 self._verdicts.append(active.verdict)
 
     async def _feed(self, active: ActiveRequest, passage: Passage) -> None:
-        """Hand the passage's text on, while its audio is sent."""
         try:
             while (text := await passage.texts.get()) is not None:
                 try:
@@ -228,8 +225,8 @@ class StreamedUtterance:
             self._failure_of(error, active)
 
     def _failure_of(self, error: Exception, active: ActiveRequest | None = None) -> Exception:
-        """What the client is told of an error, with which its request ends; one that was not foreseen is logged."""
-        if isinstance(error, self._left):
+        """End the request with this error. Returns the error for the client; an unexpected one is logged."""
+        if isinstance(error, self._disconnected):
             if active is not None:
                 active.cancel()
             return error
@@ -263,7 +260,7 @@ class StreamedUtterance:
             self._check_stopped()
 
     def _check_stopped(self) -> None:
-        """A cancellation can be lost in what waits for the transport, so that it is looked for, too."""
+        """A wait for the transport can lose a task's cancellation."""
         if self._is_stopped:
             raise asyncio.CancelledError
 

@@ -1,7 +1,8 @@
-"""The Wyoming protocol, by which Home Assistant speaks, at a port of its own.
+"""The Wyoming protocol of Home Assistant, on a port of its own.
 
-An event is a line of JSON, then its data as JSON, then its payload. The protocol has neither keys nor TLS: whoever
-reaches the port speaks as one caller, anonymous or of the key that the settings name.
+An event is a line of JSON, then its data as JSON, then its payload. The protocol has neither keys nor TLS: all clients
+of the port are one caller, anonymous or with the key that the settings name. The package `wyoming` is not used: its
+reader has no limits for the length of data and payload.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import ServerSection, is_loopback
 from vivavoce.version import __version__
 
-ENTRY_POINT = "wyoming"
+PROTOCOL = "wyoming"
 LINE_BYTES, DATA_BYTES = 65_536, 262_144
-"""Of an event: of its line and its payload, and of its data, which may hold a text of 20,000 characters."""
+"""Longest line and payload of an event, and its longest data, which may hold a text of 20,000 characters."""
 TEXT_PAUSE_S = 120.0
-"""How long the next piece of a text may take to come."""
+"""Longest wait for the next piece of a text."""
 PATIENCE_S = 1.0
-"""How long a client may say nothing although another wants its place."""
+"""Silence of a client after which its connection may be closed for another one."""
 CLOSING_S = 2.0
-"""How long a client may take to read the last of what was sent."""
+"""Longest time in which a client reads the last data."""
 SEND_BYTES = 8 * 1024
-"""Above this a sender waits: 170 ms of audio."""
+"""Unsent bytes above which a sender waits: 170 ms of audio."""
 SERVICE = "_wyoming._tcp.local."
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 async def serving_wyoming(
     dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection, listening: socket.socket
 ) -> AsyncIterator[int]:
-    """Answer in the running event loop at a socket that listens, until the context is left; its port."""
+    """Serve a listening socket in the running event loop until the context ends; yields the port."""
     connections: dict[_Connection, asyncio.Task[None] | None] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,7 +78,7 @@ async def serving_wyoming(
 
 
 class _Connection:
-    """One client: its events come in while audio goes out. waits_since: infinite while something is spoken."""
+    """One client: its events come in while audio goes out. waits_since: inf while a text is spoken."""
 
     def __init__(
         self,
@@ -93,21 +94,21 @@ class _Connection:
         self._speaking: asyncio.Task[None] | None = None
         self._active: ActiveRequest | None = None
         self._is_over = False
-        """Nothing more is to be spoken."""
+        """Further speech is cancelled."""
         self._texts: asyncio.Queue[str | None] | None = None
-        """Of a text that arrives, until all of it has come; None ends it."""
+        """Pieces of a streamed text until all of it has come; None ends it."""
         self._characters = 0
         writer.transport.set_write_buffer_limits(high=SEND_BYTES)
 
     async def serve(self) -> None:
-        """Until either side closes; nothing is left behind. After an error the connection ends, as clients expect."""
+        """Serve until either side closes, and free everything. An error ends the connection, as clients expect."""
         reading = asyncio.ensure_future(self._read())
         try:
             while True:
                 waited = {reading} if self._speaking is None else {reading, self._speaking}
                 done, _ = await asyncio.wait(waited, timeout=self._pause_s, return_when=asyncio.FIRST_COMPLETED)
                 if self._speaking in done:
-                    await self._spoken()
+                    await self._finish()
                 if reading in done:
                     if (event := reading.result()) is None:
                         return
@@ -118,11 +119,11 @@ class _Connection:
                         return
                     raise InvalidRequest(f"text: none came for {TEXT_PAUSE_S:g} s; send synthesize-stop at its end")
         except VivavoceError as error:
-            if self._speaking is None or not self._speaking.done():  # else the dispatcher has counted it
-                self._dispatcher.metrics.refuse(ENTRY_POINT, error.code)
+            if self._speaking is None or not self._speaking.done():  # otherwise the dispatcher has counted it
+                self._dispatcher.metrics.refuse(PROTOCOL, error.code)
             await self._end_with(error)
         except OSError:
-            pass  # it has left
+            pass  # it has disconnected
         except Exception:
             log.exception("wyoming failed")
             await self._end_with(StageFailed("server: an internal error, which was logged; tell its operator"))
@@ -134,13 +135,13 @@ class _Connection:
 
     @property
     def _pause_s(self) -> float | None:
-        """Seconds that the next event may take; None: as long as what is spoken."""
+        """Longest wait for the next event; None: until the end of the speech."""
         if self._texts is not None:
             return TEXT_PAUSE_S
         return None if self._speaking is not None else float(self._settings.keep_alive_s)
 
     async def _read(self) -> tuple[str, dict[str, Any]] | None:
-        """The next event's type and data; None: the client has left. InvalidRequest: what came is no event."""
+        """The next event's type and data; None: the client has disconnected. InvalidRequest: the event is malformed."""
         try:
             if not (line := await self._reader.readline()):
                 return None
@@ -160,7 +161,7 @@ class _Connection:
         return str(head.get("type")), data
 
     async def _handle(self, kind: str, data: dict[str, Any]) -> None:
-        """Act on an event; those that mean nothing to one that speaks are left, as the protocol wants it."""
+        """Act on an event; other types are ignored, as the protocol requires."""
         if kind == "describe":
             await self._send("info", await self._info())
         elif kind == "ping":
@@ -184,10 +185,10 @@ class _Connection:
             self._texts = None
 
     async def _begin(self, data: dict[str, Any], text: str | None) -> None:
-        """Begin to speak a text, once the one before is spoken; None: it arrives."""
+        """Begin to speak a text after the one before; None: a streamed text."""
         if self._speaking is not None:
             await asyncio.wait({self._speaking})
-            await self._spoken()
+            await self._finish()
         voice = data.get("voice")
         name = voice.get("name") if isinstance(voice, dict) else None
         if name is not None and not isinstance(name, str):
@@ -196,8 +197,8 @@ class _Connection:
         self._texts, self._characters, self.waits_since = texts, 0, math.inf
         self._speaking = asyncio.create_task(self._speak(text, name or None, texts))
 
-    async def _spoken(self) -> None:
-        """Take note of the end of what was spoken; raises what it failed with."""
+    async def _finish(self) -> None:
+        """Note the end of a speech; raises its error."""
         assert self._speaking is not None
         self._speaking.result()
         self._speaking, self._texts = None, None
@@ -210,7 +211,7 @@ class _Connection:
             note_principal(principal.name)
             wanted = SpeechRequest(text, voice, principal.owner)
             speak = self._dispatcher.speak
-            active = self._active = await speak(principal, wanted, door=ENTRY_POINT, request_id=request_id)
+            active = self._active = await speak(principal, wanted, protocol=PROTOCOL, request_id=request_id)
             if self._is_over:
                 active.cancel()
             feeding = None if texts is None else asyncio.create_task(_feed(active, texts))
@@ -240,10 +241,10 @@ class _Connection:
         await active.sent_within(patience_s, self._send("audio-stop", moment()))
 
     async def _info(self) -> dict[str, Any]:
-        """What can be asked for: every voice of the caller, with the languages of the model."""
-        about, principal = self._dispatcher.speaker.about, self._principal()
+        """All voices of the caller, with the languages of the model."""
+        about, principal = self._dispatcher.backend.about, self._principal()
         with self._dispatcher.permitted(principal):
-            voices = await self._dispatcher.speaker.voices(principal.owner)
+            voices = await self._dispatcher.backend.voices(principal.owner)
         common = {"attribution": {"name": "vivavoce", "url": ""}, "installed": True, "version": __version__}
         described = [
             {**common, "name": one.name, "description": one.description or one.name, "languages": about.languages}
@@ -256,14 +257,14 @@ class _Connection:
         return self._keys.named(self._settings.wyoming_key or "")
 
     async def _send(self, kind: str, data: dict[str, Any], payload: bytes = b"") -> None:
-        """Returns when the transport has taken it; OSError: the client has left."""
+        """Send an event; returns when the transport has accepted it. OSError: the client has disconnected."""
         content = json.dumps(data, ensure_ascii=False).encode()
         head = {"type": kind, "data_length": len(content), "payload_length": len(payload)}
         self.writer.write(json.dumps(head).encode() + b"\n" + content + payload)
         await self.writer.drain()
 
     async def _stop(self, error: VivavoceError | None = None) -> None:
-        """Give up what is spoken. A cancellation can be lost in a wait that ends just then: the request ends, too."""
+        """Cancel the speech. A task's cancellation is lost if it meets the end of a wait, so its request ends, too."""
         self._is_over = True
         if self._active is not None and error is not None:
             self._active.fail(error)
@@ -280,7 +281,7 @@ class _Connection:
 
 
 async def _feed(active: ActiveRequest, texts: asyncio.Queue[str | None]) -> None:
-    """Hand an arriving text on; a piece that cannot be spoken ends the request."""
+    """Pass a streamed text on; a piece that cannot be spoken ends the request."""
     try:
         while (text := await texts.get()) is not None:
             await active.push(text)
@@ -290,7 +291,7 @@ async def _feed(active: ActiveRequest, texts: asyncio.Queue[str | None]) -> None
 
 
 def _json_object(content: bytes) -> dict[str, Any]:
-    """ValueError: it is none."""
+    """Parse an object. ValueError: the JSON is malformed or has another type."""
     if not isinstance(found := json.loads(content), dict):
         raise ValueError
     return found
@@ -304,7 +305,7 @@ def _text_of(data: dict[str, Any]) -> str:
 
 @asynccontextmanager
 async def _announced(host: str, port: int) -> AsyncIterator[None]:
-    """Tell the local network where the server is, so that Home Assistant finds it, if zeroconf is installed."""
+    """Announce the server in the local network for Home Assistant, if zeroconf is installed."""
     try:
         from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
     except ImportError:

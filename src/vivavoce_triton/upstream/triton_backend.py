@@ -101,7 +101,7 @@ class TritonStream:
         """The one that is heard, and the next."""
         self._progress = Verdict(FinishReason.CANCELLED)
 
-    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+    async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
         """See `SpeechStream`."""
         try:
             async for event in self._events():

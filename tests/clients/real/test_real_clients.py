@@ -49,6 +49,7 @@ def test_a_source_is_what_its_commit_holds(tmp_path: Path, monkeypatch: pytest.M
     assert (running.source_of(unknown), lacking(unknown)) == (named, "")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "client",
     [pytest.param(one, id=one.script, marks=() if one.light else pytest.mark.long) for one in CLIENTS],
@@ -61,6 +62,7 @@ def test_every_call_is_right(client: RealClient, servers: Servers, tmp_path: Pat
     assert [row for row in rows if row.fault] == []
 
 
+@pytest.mark.process
 def test_a_client_without_its_python_does_not_end_the_others(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,19 +13,20 @@ from vivavoce.engine.backends.registry import FLOW, foreign_flow
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
-from vivavoce.models.exported.onnx_estimator import OnnxEstimator
+from vivavoce.models.exported.runtimes import onnx_estimator
 
-KINDS = [
-    pytest.param("onnx", marks=pytest.mark.filterwarnings("ignore::DeprecationWarning")),
-    "jit",
-    "jit+encoder",
-    pytest.param("aoti", marks=pytest.mark.long),
+ONNX = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+PAIRS = [
+    pytest.param("v2", "onnx", marks=ONNX),
+    pytest.param("v2", "jit"),
+    pytest.param("v2", "jit+encoder"),
+    pytest.param("v3", "jit"),
+    pytest.param("v3", "onnx", marks=[ONNX, pytest.mark.long]),
+    pytest.param("v2", "aoti", marks=pytest.mark.long),
+    pytest.param("v3", "aoti", marks=pytest.mark.long),
 ]
-
-
-def every(test):
-    """Of each backend that can run here, and each generation that has them."""
-    return pytest.mark.parametrize("kind", KINDS)(pytest.mark.parametrize("generation", ["v2", "v3"])(test))
+every = pytest.mark.parametrize(("generation", "kind"), PAIRS)
+"""Of each backend that can run here, and each generation that has them."""
 
 
 @pytest.fixture
@@ -214,4 +215,4 @@ def test_code_for_another_device_is_told(models_of, tmp_path):
 
 def test_an_onnxruntime_without_cuda_is_refused_at_once(tmp_path):
     with pytest.raises(MissingDependency, match="knows no CUDA; pip install onnxruntime-gpu"):
-        OnnxEstimator(tmp_path / "any.onnx", torch.device("cuda"))
+        onnx_estimator(tmp_path / "any.onnx", torch.device("cuda"))

@@ -12,8 +12,8 @@ from tests.engine.flow_stage.flow_oracle import run, speech, voice
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.errors import CheckpointError, MissingDependency, StageFailed
 from vivavoce.models.build import build_models
-from vivavoce.models.exported.estimator import OPTIONAL_ENDS, EstimatorInputs, ForeignEstimator, ForeignFlow
-from vivavoce.models.exported.tensorrt_estimator import TensorRTEstimator, find_engine
+from vivavoce.models.exported.estimator import OPTIONAL_ENDS, EstimatorInputs, ExportedEstimator, ExportedFlow
+from vivavoce.models.exported.tensorrt import TensorRTEngine, find_engine, tensorrt_estimator
 from vivavoce_export.network_files import export_part
 from vivavoce_export.parts import part_of
 
@@ -39,7 +39,11 @@ def models(folder):
 
 
 def estimator(folder, contexts=1, dtype=torch.float32):
-    return TensorRTEstimator(find_engine(folder, CPU, dtype, trusted=False), CPU, contexts)
+    return tensorrt_estimator(find_engine(folder, CPU, dtype, trusted=False), CPU, contexts)
+
+
+def engine_of(made):
+    return made.run.__self__
 
 
 def test_an_engine_is_made_once_and_again_when_it_is_stale(folder, trt, records):
@@ -69,14 +73,16 @@ def test_it_computes_what_pytorch_does(folder, models, trt, dtype):
         given = EstimatorInputs(*part_of(models, "estimator").inputs(rows, frames))
         atol = 1e-3 if dtype == torch.float32 else 3e-2
         torch.testing.assert_close(made(given) * given.mask, velocity(models, given), atol=atol, rtol=0)
-    assert [context.runs for context in made._engine.contexts] == [2, 0, 1 + 2, 1], "of one row, and of eight"
+    assert [context.runs for context in engine_of(made)._engine.contexts] == [2, 0, 1 + 2, 1], (
+        "of one row, and of eight"
+    )
 
 
 def test_every_context_waits_for_the_batch_and_the_batch_for_it(folder, models, trt):
     made = estimator(folder, contexts=2)
     made(EstimatorInputs(*part_of(models, "estimator").inputs(16, 9)))
     current = torch.cuda.current_stream(CPU)
-    streams = [stream for _, stream in made._lanes[8]]
+    streams = [stream for _, stream in engine_of(made)._lanes[8]]
     assert current.waited == streams
     assert all(stream.waited == [current] for stream in streams)
 
@@ -91,7 +97,7 @@ def test_rows_of_other_lengths_than_the_engine_s_are_refused(folder, models, trt
 def test_the_flow_is_the_same(folder, models, trt):
     stages = [
         FlowStage(models, state_bytes=0, foreign=one)
-        for one in (ForeignFlow(ForeignEstimator(models.flow.estimator.out, estimator(folder, 2)), None), None)
+        for one in (ExportedFlow(ExportedEstimator(models.flow.estimator.out, estimator(folder, 2)), None), None)
     ]
     for attention in AttentionMode:
         made, wanted = (
@@ -118,7 +124,7 @@ def test_an_official_engine_is_run_on_the_users_word(folder, models, trt):
     (folder / ONNX).unlink()
     with pytest.raises(CheckpointError, match="holds code"):
         find_engine(folder, CPU, torch.float32, trusted=False)
-    made = TensorRTEstimator(find_engine(folder, CPU, torch.float32, trusted=True), CPU, 1)
+    made = tensorrt_estimator(find_engine(folder, CPU, torch.float32, trusted=True), CPU, 1)
     given = EstimatorInputs(*part_of(models, "estimator").inputs(3, 20))
     whole = given._replace(attention_ends=given.attention_ends[:, -1:].expand(-1, 20))
     torch.testing.assert_close(made(given) * given.mask, velocity(models, whole), atol=1e-3, rtol=0)
@@ -133,8 +139,8 @@ def test_the_command_s_engine_is_compared_with_pytorch(folder, models, trt, monk
     path, error = export_part(part_of(models, "estimator"), "tensorrt", folder)
     assert path.is_file()
     assert error < 1e-4
-    run_engine = TensorRTEstimator.__call__
-    monkeypatch.setattr(TensorRTEstimator, "__call__", lambda made, given: run_engine(made, given) + 1)
+    run_engine = TensorRTEngine.run
+    monkeypatch.setattr(TensorRTEngine, "run", lambda made, given: run_engine(made, given) + 1)
     with pytest.raises(CheckpointError, match=r"\.plan: differs from PyTorch by .* nothing was written"):
         export_part(part_of(models, "estimator"), "tensorrt", folder)
     assert not path.exists()
@@ -144,7 +150,7 @@ def test_what_cannot_be_used_is_told(folder, trt, monkeypatch):
     path = find_engine(folder, CPU, torch.float32, trusted=False)
     path.write_bytes(b"of another GPU")
     with pytest.raises(CheckpointError, match=r"is no engine of TensorRT 10\.9\.0\.34 for this GPU; remove it"):
-        TensorRTEstimator(path, CPU, 1)
+        tensorrt_estimator(path, CPU, 1)
     monkeypatch.setattr(trt.Builder, "build_serialized_network", lambda *_: None)
     with pytest.raises(CheckpointError, match="could not build an engine"):
         find_engine(folder, CPU, torch.float32, trusted=False, anew=True)

@@ -10,6 +10,7 @@ from vivavoce.checkpoint.config import DiTConfig
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, PromptPrefill
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.flow.model import fixed_noise, time_steps
+from vivavoce.models.flow.unet import VelocityContext
 
 
 def voice(prompt, seed=0):
@@ -129,7 +130,7 @@ def page_bytes(models):
 
 def _velocity(estimator, t, mask, point, mu, speaker, condition):
     features = torch.cat((point, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
-    return estimator.velocity(features, estimator.time_biases(torch.tensor([t])), mask)
+    return estimator.velocity(features, VelocityContext(estimator.time_biases(torch.tensor([t])), mask))
 
 
 def perform(stage, opened, tokens, schedule, compute=run, ahead=3):

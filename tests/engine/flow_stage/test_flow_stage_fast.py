@@ -72,13 +72,18 @@ CROWDED = ([((30, 1), [4]), ((45, 0), [6, 1]), ((0, 0), [20])], [([0, 1, 2], "pr
 
 
 @pytest.mark.parametrize(
-    ("schedule", "pages", "apart", "ahead"),
+    ("either", "schedule", "pages", "apart", "ahead"),
     [
-        pytest.param(MIXED, 40, False, 3, id="with_state"),
-        pytest.param(MIXED, 0, False, 3, id="without_state", marks=pytest.mark.long),
-        pytest.param(CROWDED, 4, True, 3, id="short_of_pages"),
-        pytest.param(MIXED, 0, False, 0, id="without_state_and_lookahead"),
+        pytest.param("v2", MIXED, 40, False, 3, id="v2_with_state"),
+        pytest.param("v3", MIXED, 40, False, 3, id="v3_with_state"),
+        pytest.param("v2", MIXED, 0, False, 3, id="v2_without_state", marks=pytest.mark.long),
+        pytest.param("v3", MIXED, 0, False, 3, id="v3_without_state", marks=pytest.mark.long),
+        pytest.param("v2", CROWDED, 4, True, 3, id="v2_short_of_pages"),
+        pytest.param("v3", CROWDED, 4, True, 3, id="v3_short_of_pages", marks=pytest.mark.long),
+        pytest.param("v2", MIXED, 0, False, 0, id="v2_without_state_and_lookahead", marks=pytest.mark.long),
+        pytest.param("v3", MIXED, 0, False, 0, id="v3_without_state_and_lookahead"),
     ],
+    indirect=["either"],
 )
 def test_a_schedule_gives_what_the_plain_stage_gives(either, schedule, pages, apart, ahead):
     fast = mels_of(stage_of(either, pages, kernels=True), schedule, apart=apart, ahead=ahead)

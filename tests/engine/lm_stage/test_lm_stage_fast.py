@@ -30,7 +30,7 @@ def quick():
 @pytest.fixture
 def small(monkeypatch):
     """Sizes that an interpreter gets through: whole lengths in one program, prefills of few rows."""
-    monkeypatch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: SplitK(32, 1, 1, 2))
+    monkeypatch.setattr("vivavoce.models.lm.fused.split_k_for", lambda _: SplitK(32, 1, 1, 2))
     monkeypatch.setattr("vivavoce.engine.lm_stage.graphed.ROWS", (16, 32, 48, 96))
 
 

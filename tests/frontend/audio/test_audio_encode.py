@@ -39,6 +39,8 @@ FORMATS = [format for format in AudioFormat if format not in TELEPHONY]
 LOSSY = [AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.AAC]
 LOSSLESS = [AudioFormat.FLAC, AudioFormat.WAV, AudioFormat.PCM]
 RATES = [24_000, 22_050]
+PAIRS = [(format, 24_000) for format in FORMATS] + [(format, 22_050) for format in LOSSY]
+"""Without loss, a rate is but a number in the header."""
 
 LEAST_BYTES = {AudioFormat.MP3: 300}
 """FFmpeg wants to see two MP3 frames before it believes in one."""
@@ -129,8 +131,7 @@ def test_lossless_audio_is_the_16_bit_samples(format, rate, speech):
     np.testing.assert_array_equal(heard * 32768, to_int16(loud))
 
 
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("format", "rate"), PAIRS)
 def test_where_samples_are_cut_is_not_heard(format, rate, speech):
     whole = decode(format, encode_cut(format, speech, rate, []), rate)
     for cuts in (
@@ -141,8 +142,7 @@ def test_where_samples_are_cut_is_not_heard(format, rate, speech):
         np.testing.assert_array_equal(decode(format, encode_cut(format, speech, rate, cuts), rate), whole)
 
 
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("format", "rate"), PAIRS)
 def test_audio_is_heard_within_the_promised_delay(format, rate, speech):
     said = speech[:7_000]
     whole = decode(format, encode_cut(format, said, rate, []), rate)
@@ -160,8 +160,7 @@ def test_audio_is_heard_within_the_promised_delay(format, rate, speech):
     assert max(delays_s) >= 0.9 * allowed_s, "the documentation promises too little"
 
 
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("format", "rate"), PAIRS)
 def test_no_samples_at_all(format, rate):
     nothing = np.zeros(0, np.float32)
     never_asked, asked = open_encoder(format, rate), open_encoder(format, rate)
@@ -174,8 +173,10 @@ def test_no_samples_at_all(format, rate):
 CUTS = [0, 0, 1, 2, 2, 480, 577, 1_000, 9_600, 28_799]
 
 
-@pytest.mark.parametrize("to_rate", SAMPLE_RATES)
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(
+    ("rate", "to_rate"),
+    [*((24_000, rate) for rate in SAMPLE_RATES), *((22_050, rate) for rate in (8_000, 24_000, 48_000))],
+)
 def test_another_rate_has_no_seams_and_shifts_nothing(rate, to_rate, speech):
     data = encode_cut(AudioFormat.PCM, speech, rate, CUTS, to_rate)
     heard = decode(AudioFormat.PCM, data, to_rate)
@@ -188,16 +189,26 @@ def test_another_rate_has_no_seams_and_shifts_nothing(rate, to_rate, speech):
     assert error < 0.05
 
 
-@pytest.mark.parametrize("format", [*LOSSY, AudioFormat.FLAC, AudioFormat.WAV])
-@pytest.mark.parametrize("to_rate", [8_000, 16_000, 44_100, 48_000])
+@pytest.mark.parametrize(
+    ("format", "to_rate"),
+    [
+        *((AudioFormat.MP3, rate) for rate in (8_000, 16_000, 44_100)),  # MPEG-2.5, MPEG-2, MPEG-1
+        *((AudioFormat.OPUS, rate) for rate in (16_000, 44_100, 48_000)),  # its own rates and one that it lacks
+        *((AudioFormat.AAC, rate) for rate in (8_000, 48_000)),
+        (AudioFormat.FLAC, 44_100),
+        (AudioFormat.WAV, 16_000),
+    ],
+)
 def test_all_formats_are_made_at_the_rate_that_was_asked_for(format, to_rate, speech):
     data = encode_cut(format, speech, 24_000, CUTS, to_rate)
     heard = decode(format, data, to_rate)  # which checks the file's rate
     said = np.asarray(soxr.resample(speech, 24_000, min(to_rate, decoded_rate(format, to_rate)), quality="VHQ"))
     if format is AudioFormat.OPUS and to_rate != 48_000:
         said = np.asarray(soxr.resample(said, to_rate, 48_000, quality="VHQ"))
-    likeness = np.correlate(heard[: len(said)], said[: len(said) // 2], "valid").max()
-    loudness = np.linalg.norm(said[: len(said) // 2])
+    heard, begin = heard[: len(said)], said[: len(said) // 2]
+    products = np.fft.irfft(np.fft.rfft(heard) * np.fft.rfft(begin, len(heard)).conj(), len(heard))
+    likeness = products[: len(heard) - len(begin) + 1].max()
+    loudness = np.linalg.norm(begin)
     assert likeness > 0.9 * loudness**2
 
 
@@ -249,11 +260,11 @@ def test_rates_that_are_not_made():
         OutputFormat(AudioFormat.OPUS, 48_000, 400_000)
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 15, 16, 17])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_few_samples(format, num_samples):
-    data = encode_cut(format, np.full(num_samples, 0.5, np.float32), 24_000, [1])
-    assert len(decode(format, data, 24_000)) >= num_samples
+def test_a_few_samples(format):
+    for num_samples in (1, 2, 15, 16, 17):
+        data = encode_cut(format, np.full(num_samples, 0.5, np.float32), 24_000, [1])
+        assert len(decode(format, data, 24_000)) >= num_samples
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from tests.frontend.voices.redis_process import false_redis, running_redis
 from vivavoce.errors import InvalidRequest, VoiceNotFound, VoiceStoreAway, VoiceStoreError
 from vivavoce.frontend.voices.redis_store import DEADLINE_S, RedisStore
 
+pytestmark = pytest.mark.process
+
 PUBLIC_KEY = "vivavoce:voices:public"
 SERVED = "voices seen before are served from local copies"
 

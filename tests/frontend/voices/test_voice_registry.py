@@ -355,11 +355,11 @@ def test_a_recording_is_extracted_once_by_ten_threads_and_kept_without_another_t
         extractor.go.set()
         assert len({id(answer.result()) for answer in answers} - {id(None)}) == 1
     assert extractor.transcripts == ["Hello"]
-    assert library.recordings == CacheCounts(made=1, remembered=9)
+    assert library.recordings == CacheCounts(computed=1, hits=9)
     found = library.find("me", "acme")
     assert (found.name, found.transcript) == ("me", "Hello")
     assert library.remembered(Recording(WAV, "Hello")) is not None
-    assert library.recordings == CacheCounts(made=1, remembered=10)
+    assert library.recordings == CacheCounts(computed=1, hits=10)
     assert library.remembered(Recording(WAV, "Hello there")) is None
 
 

@@ -21,7 +21,7 @@ from vivavoce.models.flow.model import EulerSchedule, Flow
 from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead
 from vivavoce.models.flow.packed_encoder import EncoderBatch, PackedEncoder, PackedEncoderWeights, encoder_cuts, up_taps
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedTables, PackedUNet, cuts_of
-from vivavoce.models.flow.unet import UNet
+from vivavoce.models.flow.unet import UNet, VelocityContext
 from vivavoce.models.kernels import flow_attention
 from vivavoce.models.kernels.flow_products import ConvTails
 from vivavoce.models.layers import keys_before
@@ -108,7 +108,7 @@ def plain(unet, schedule, step, row, memory):
     mask = keys_before(ends, int(ends.max()))
     start = memory.keys[0].shape[1]
     places = {} if isinstance(unet, UNet) else {"positions": torch.arange(start, start + len(row.ends))[None]}
-    return unet.velocity(row.features, schedule.biases[step], mask, memory, **places)
+    return unet.velocity(row.features, VelocityContext(schedule.biases[step], mask, memory, **places))
 
 
 def row_of(unet, schedule, step, past, ends, generator):
@@ -211,8 +211,7 @@ def path(request, monkeypatch):
     def cuts(frames, *, invariant):
         return cuts_of(sizes[request.param], invariant=request.param == "invariant")
 
-    for module in (packed_unet, packed_dit):
-        monkeypatch.setattr(module, "cuts_of", cuts)
+    monkeypatch.setattr(packed_unet, "cuts_of", cuts)
     return request.param
 
 

@@ -150,15 +150,15 @@ def memory_of(lengths: list[int], dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dealing", [SplitK(32, 1, 2, 2), SplitK(16, 3, 1, 2)])
-def test_decode_attention(dtype, dealing):
+@pytest.mark.parametrize("split_k", [SplitK(32, 1, 2, 2), SplitK(16, 3, 1, 2)])
+def test_decode_attention(dtype, split_k):
     lengths = [37, 0, 64, 5]
     numbers = torch.zeros(SLOTS, 5, dtype=torch.int64)
     numbers[:, 1], numbers[:, 0] = torch.tensor(lengths), torch.tensor([1, 1, 1, 0])
     positions, memory, qkv = numbers[:, 1], memory_of(lengths, dtype), some(SLOTS, WIDTH, dtype=dtype)
     before = memory.clone()
     query, key, value = parts(qkv, positions)
-    got = decode_attention(qkv, memory, positions, numbers[:, 0], rotations(), HEADS, dealing, dependent=False)
+    got = decode_attention(qkv, memory, positions, numbers[:, 0], rotations(), HEADS, split_k, dependent=False)
     for slot, length in enumerate(lengths[:3]):
         past = before[:, slot, :, :length].double()
         new = torch.stack((key[slot], value[slot]))[:, :, None]

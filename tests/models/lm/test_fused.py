@@ -40,7 +40,7 @@ def test_the_released_heads_have_tiles_and_strips(generation):
 @pytest.fixture
 def dealt(monkeypatch):
     """A length is dealt out to two programs: an interpreter gets through them."""
-    monkeypatch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: SplitK(32, 2, 2, 2))
+    monkeypatch.setattr("vivavoce.models.lm.fused.split_k_for", lambda _: SplitK(32, 2, 2, 2))
 
 
 def tiled(slots: Sequence[int], starts: Sequence[int], kinds: Sequence[int], ids: Sequence[Sequence[int]]) -> TiledRows:
@@ -100,7 +100,7 @@ def test_prefills_and_steps_are_the_plain_ones(generation, dealt, tiles, request
 @torch.inference_mode()
 def test_a_single_slots_step_is_the_plain_one(generation, monkeypatch, splits, request):
     owner = request.getfixturevalue(generation)
-    monkeypatch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: SplitK(32, splits, 2, 2))
+    monkeypatch.setattr("vivavoce.models.lm.fused.split_k_for", lambda _: SplitK(32, splits, 2, 2))
     strips = {shape: Strip(256 if shape.outputs > 256 else 16, 4) for shape in TILES}
     config = owner.config.lm
     fused, plain = FusedLM(owner.lm, CAPACITY, {}, strips), SlotLM(owner.lm, CAPACITY)

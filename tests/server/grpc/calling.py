@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.server.fake_backend import FakeSpeaker, tone
+from tests.server.fake_backend import FakeBackend, tone
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.protos import message
 from vivavoce.server.dispatcher import RequestDispatcher
@@ -95,7 +95,7 @@ class Caller:
     server: grpc.aio.Server
     port: int
     dispatcher: RequestDispatcher
-    speaker: FakeSpeaker
+    speaker: FakeBackend
 
     def call(self, content: bytes, **metadata: str) -> Any:
         pairs = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
@@ -141,7 +141,7 @@ async def failing(call: Awaitable[Any]) -> tuple[str, str, dict[str, str]]:
 
 @asynccontextmanager
 async def calling(
-    speaker: FakeSpeaker | None = None,
+    speaker: FakeBackend | None = None,
     *,
     keys: KeyRing | None = None,
     observers: Sequence[Callable[[RequestRecord], None]] = (),
@@ -149,7 +149,7 @@ async def calling(
     **server: Any,
 ) -> AsyncIterator[Caller]:
     """A caller of a server with this speaker and these settings."""
-    speaker = speaker or FakeSpeaker()
+    speaker = speaker or FakeBackend()
     dispatcher = RequestDispatcher(speaker, request_log=RequestLog(observers=[*observers]))
     running, port = await start_grpc(dispatcher, keys or KeyRing(), ServerSection(grpc_port=0, **server))
     try:

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from tests.server.certificates import certified, needs_openssl
-from tests.server.fake_backend import FakeSpeaker, Unguided
+from tests.server.fake_backend import FakeBackend, Unguided
 from tests.server.grpc.calling import METHOD, TEXT, audio, calling, pairs, request, sft, spoken
 from vivavoce.errors import EngineStopped, InvalidRequest, Overloaded
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, FinishReason, Recording, SpeechRequest
@@ -61,7 +61,7 @@ def wav(samples: bytes) -> bytes:
     ids=["sft", "zero_shot", "cross_lingual", "instruct"],
 )
 async def test_every_request_is_spoken(content: bytes, order: SpeechRequest) -> None:
-    async with calling(FakeSpeaker(rate=22_050)) as caller:  # the wire tells no rate: it is the model's
+    async with calling(FakeBackend(rate=22_050)) as caller:  # the wire tells no rate: it is the model's
         pieces = await caller.hear(content)
     assert caller.speaker.orders == [order]
     assert len(pieces) == 3  # within one sentence
@@ -77,7 +77,7 @@ async def test_a_whole_answer_says_so_and_whose_it_is() -> None:
         ending = pairs(await call.trailing_metadata())
     assert (ending["x-request-id"], ending["finish-reason"]) == ("mine-1", "stop")
     entry = caller.dispatcher.request_log.get("mine-1", ANONYMOUS)
-    assert (entry.door, entry.reason, entry.audio_s) == ("grpc", FinishReason.STOP, pytest.approx(len(TEXT) / 100))
+    assert (entry.protocol, entry.reason, entry.audio_s) == ("grpc", FinishReason.STOP, pytest.approx(len(TEXT) / 100))
 
 
 async def test_what_is_not_as_wished_is_told_before_the_audio() -> None:
@@ -131,7 +131,7 @@ async def test_what_cannot_be_done_is_refused(content: bytes, status: str, messa
     ],
 )
 async def test_who_should_come_again_learns_when(error: Overloaded, status: str, milliseconds: str) -> None:
-    async with calling(FakeSpeaker(refuses_with=error)) as caller:
+    async with calling(FakeBackend(refuses_with=error)) as caller:
         code, details, ending = await caller.refused(sft(TEXT), x_request_id="full-1")
     assert (code.name, details) == (status, str(error))
     assert (ending["retry-after-ms"], ending["error-code"]) == (milliseconds, error.code)
@@ -139,7 +139,7 @@ async def test_who_should_come_again_learns_when(error: Overloaded, status: str,
 
 
 async def test_what_nobody_foresaw_is_told_without_its_innards(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(FakeSpeaker):
+    class Broken(FakeBackend):
         async def speak(self, order: SpeechRequest) -> Any:
             raise KeyError("a secret")
 
@@ -170,7 +170,7 @@ async def test_keys(tmp_path: Path, header: str) -> None:
     ("asked", "ready", "answer"), [(b"", True, b"\x08\x01"), (b"\x0a\x13cosyvoice.CosyVoice", False, b"\x08\x02")]
 )
 async def test_health(asked: bytes, ready: bool, answer: bytes) -> None:
-    async with calling(FakeSpeaker(is_ready=ready)) as caller:
+    async with calling(FakeBackend(is_ready=ready)) as caller:
         assert await caller.channel.unary_unary("/grpc.health.v1.Health/Check")(asked) == answer
 
 

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.server.fake_backend import FakeSpeaker
+from tests.server.fake_backend import FakeBackend
 from tests.server.grpc.calling import METHOD, TEXT, Caller, audio, calling, pairs, sft, spoken
 from vivavoce.errors import Overloaded
 from vivavoce.frontend.speech import FinishReason, SpeechRequest
@@ -35,7 +35,7 @@ def channel_with(*options: tuple[str, Any]) -> Callable[[str], grpc.aio.Channel]
 
 
 async def test_a_channel_that_retries_on_its_own_waits_as_long_as_it_is_told() -> None:
-    class FullOnce(FakeSpeaker):
+    class FullOnce(FakeBackend):
         async def speak(self, order: SpeechRequest) -> Any:
             stream = await super().speak(order)
             if len(self.orders) == 1:
@@ -50,7 +50,7 @@ async def test_a_channel_that_retries_on_its_own_waits_as_long_as_it_is_told() -
 
 async def test_more_calls_than_max_conc_are_refused_at_once() -> None:
     gate = asyncio.Event()
-    async with calling(FakeSpeaker(gate=gate), max_conc=1) as caller:
+    async with calling(FakeBackend(gate=gate), max_conc=1) as caller:
         first = caller.call(sft(TEXT))
         await first.initial_metadata()
         code, details, ending = await caller.refused(sft(TEXT))
@@ -67,7 +67,7 @@ async def test_more_calls_than_max_conc_are_refused_at_once() -> None:
 
 async def test_a_caller_who_leaves_in_the_middle_frees_its_stream() -> None:
     gate = asyncio.Event()
-    async with calling(FakeSpeaker(gate=gate), max_conc=1) as caller:
+    async with calling(FakeBackend(gate=gate), max_conc=1) as caller:
         call = caller.call(sft(TEXT), x_request_id="left-1")
         await call.initial_metadata()  # it was taken in, and the first piece is awaited
         call.cancel()
@@ -113,7 +113,7 @@ async def test_a_call_belongs_to_its_callers_trace() -> None:
 
 
 async def test_a_failure_in_the_middle_is_no_whole_answer() -> None:
-    async with calling(FakeSpeaker(fails_after=2)) as caller:
+    async with calling(FakeBackend(fails_after=2)) as caller:
         call = caller.call(sft(TEXT))
         heard = [audio(await call.read()), audio(await call.read())]
         with pytest.raises(grpc.aio.AioRpcError, match="engine: it broke") as caught:
@@ -123,7 +123,7 @@ async def test_a_failure_in_the_middle_is_no_whole_answer() -> None:
 
 
 async def test_a_server_that_shuts_down_cuts_nobody_off_silently() -> None:
-    async with calling(FakeSpeaker(gate=asyncio.Event())) as caller:
+    async with calling(FakeBackend(gate=asyncio.Event())) as caller:
         call = caller.call(sft(TEXT))
         await call.initial_metadata()
         await caller.dispatcher.drain(0.0)
@@ -133,7 +133,7 @@ async def test_a_server_that_shuts_down_cuts_nobody_off_silently() -> None:
 
 
 async def test_stopping_ends_calls_that_go_on() -> None:
-    async with calling(FakeSpeaker(gate=asyncio.Event())) as caller:
+    async with calling(FakeBackend(gate=asyncio.Event())) as caller:
         call = caller.call(sft(TEXT))
         await call.initial_metadata()
         await caller.server.stop(0.0)
@@ -244,7 +244,7 @@ async def test_a_connection_without_calls_ends() -> None:
 
 
 async def test_a_call_is_given_up_at_its_deadline() -> None:
-    async with calling(FakeSpeaker(gate=asyncio.Event())) as caller:
+    async with calling(FakeBackend(gate=asyncio.Event())) as caller:
         metadata = (("x-request-id", "late-1"),)
         call = caller.channel.unary_stream(METHOD)(sft(TEXT), metadata=metadata, timeout=0.5)
         assert (await status_of(call))[0] is grpc.StatusCode.DEADLINE_EXCEEDED

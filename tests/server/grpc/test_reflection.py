@@ -15,7 +15,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from tests.server.fake_backend import FakeSpeaker
+from tests.server.fake_backend import FakeBackend
 from tests.server.grpc.calling import Caller, calling, failing, spoken
 from vivavoce import protos
 from vivavoce.frontend.voices.names import VoiceSummary
@@ -126,7 +126,7 @@ async def test_the_manuals_lines_for_grpcurl(tmp_path: Path) -> None:
     lines = lines_of(MANUAL)
     assert len(lines) >= 8
     calm = {("", "calm"): VoiceSummary("calm", "built_in", True)}
-    async with calling(FakeSpeaker(stored=calm)) as open_port, calling(keys=KeyRing(path)) as locked:
+    async with calling(FakeBackend(stored=calm)) as open_port, calling(keys=KeyRing(path)) as locked:
         for line in lines:
             port = locked.port if "KEY" in line else open_port.port
             told = await shell(line.replace("localhost:50000", f"127.0.0.1:{port}").replace("KEY", key), tmp_path)

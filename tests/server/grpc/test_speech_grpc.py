@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.server.fake_backend import FakeSpeaker, Gate, Unguided
+from tests.server.fake_backend import FakeBackend, Gate, Unguided
 from tests.server.grpc.calling import SPEECH, TEXT, asked, calling, failing, heard, kinds, read, rest, sft, spoken
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, StageFailed, VivavoceError
@@ -30,7 +30,7 @@ WHOLE = asked(start={"text": TEXT})
 
 
 async def test_one_message_suffices_and_its_text_is_read_as_a_whole() -> None:
-    async with calling(FakeSpeaker(rate=22_050)) as caller:
+    async with calling(FakeBackend(rate=22_050)) as caller:
         replies = await caller.answers(WHOLE, x_request_id="mine-1")
     assert kinds(replies) == ["started", "segment", "audio", "segment_done", "done"]
     started, done = replies[0].started, replies[-1].done
@@ -41,7 +41,7 @@ async def test_one_message_suffices_and_its_text_is_read_as_a_whole() -> None:
     assert done.audio_seconds == pytest.approx(len(TEXT) * 240 / 22_050, abs=1e-6)
     assert caller.speaker.orders == [SpeechRequest(TEXT)]
     entry = caller.dispatcher.request_log.get("mine-1", ANONYMOUS)
-    assert (entry.door, entry.reason, entry.characters) == ("grpc", FinishReason.STOP, len(TEXT))
+    assert (entry.protocol, entry.reason, entry.characters) == ("grpc", FinishReason.STOP, len(TEXT))
 
 
 async def test_a_whole_text_is_done_whether_its_client_has_closed_its_side_or_not() -> None:
@@ -89,7 +89,7 @@ async def test_a_status_waits_for_the_message_that_is_on_its_way() -> None:
             told.append(code.name)
             raise grpc.aio.AbortError
 
-    calls = Calls(RequestDispatcher(FakeSpeaker()), KeyRing(), ServerSection())
+    calls = Calls(RequestDispatcher(FakeBackend()), KeyRing(), ServerSection())
     with pytest.raises(grpc.aio.AbortError):
         await calls.serve(speech.speak, None, Context())  # type: ignore[arg-type]
     assert told == ["sent", "INVALID_ARGUMENT"]
@@ -194,7 +194,7 @@ async def test_what_is_not_as_wished_is_told_and_nothing_to_say_is_a_silence() -
     ],
 )
 async def test_what_cannot_be_done_is_refused(requests: list[bytes], code: str, message: str) -> None:
-    async with calling(FakeSpeaker(gate=Gate(3)), max_conc=1) as caller:
+    async with calling(FakeBackend(gate=Gate(3)), max_conc=1) as caller:
         status, details, ending = await failing(caller.answers(*requests, x_request_id="bad-1"))
         assert status == ("NOT_FOUND" if code == "voice_not_found" else "INVALID_ARGUMENT")
         assert (details[: len(message)], ending["error-code"]) == (message, code)
@@ -215,14 +215,14 @@ async def test_what_cannot_be_done_is_refused(requests: list[bytes], code: str, 
 async def test_failures_have_their_status_and_tell_when_to_come_again(
     error: VivavoceError, status: str, milliseconds: str | None
 ) -> None:
-    async with calling(FakeSpeaker(refuses_with=error)) as caller:
+    async with calling(FakeBackend(refuses_with=error)) as caller:
         found, details, ending = await failing(caller.answers(WHOLE))
     assert (found, details, ending["error-code"]) == (status, str(error), error.code)
     assert ending.get("retry-after-ms") == ending.get("grpc-retry-pushback-ms") == milliseconds
 
 
 async def test_a_failure_in_the_middle_is_no_whole_answer() -> None:
-    async with calling(FakeSpeaker(fails_after=2)) as caller:
+    async with calling(FakeBackend(fails_after=2)) as caller:
         call, replies = caller.speak(x_request_id="cut-1"), []
 
         async def hear() -> None:
@@ -239,7 +239,7 @@ async def test_a_failure_in_the_middle_is_no_whole_answer() -> None:
 
 
 async def test_what_nobody_foresaw_is_told_without_its_innards(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(FakeSpeaker):
+    class Broken(FakeBackend):
         async def speak(self, order: SpeechRequest) -> Any:
             raise KeyError("a secret")
 
@@ -256,7 +256,7 @@ async def test_what_nobody_foresaw_is_told_without_its_innards(caplog: pytest.Lo
 
 async def test_a_client_who_cancels_frees_its_place_at_once_which_is_one_of_the_ports() -> None:
     gate = Gate(1)
-    async with calling(FakeSpeaker(gate=gate), max_conc=1) as caller:
+    async with calling(FakeBackend(gate=gate), max_conc=1) as caller:
         call = caller.speak(x_request_id="left-1")
         await call.write(WHOLE)
         while read("SpeakResponse", await call.read()).WhichOneof("message") != "audio":
@@ -310,14 +310,14 @@ async def test_a_client_who_does_not_read_is_ended_and_nothing_piles_up() -> Non
 
 async def test_too_many_flushes_end_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utterance, "MAX_WAITING", 2)
-    async with calling(FakeSpeaker(gate=asyncio.Event())) as caller:
+    async with calling(FakeBackend(gate=asyncio.Event())) as caller:
         pieces = [asked(text="A."), asked(**FLUSH)] * 3
         status, details, _ = await failing(caller.answers(*pieces))
     assert (status, details.partition(":")[0]) == ("INVALID_ARGUMENT", "flush")
 
 
 async def test_deadlines_drains_and_messages_that_do_not_come() -> None:
-    async with calling(FakeSpeaker(gate=asyncio.Event()), request_timeout_s=0.2) as caller:
+    async with calling(FakeBackend(gate=asyncio.Event()), request_timeout_s=0.2) as caller:
         status, details, ending = await failing(caller.speak().read())
         assert (status, ending["error-code"]) == ("DEADLINE_EXCEEDED", "deadline_exceeded")
         assert details == "request: did not come within 0.2 s; send it at once"

@@ -13,7 +13,7 @@ from typing import Any
 import soundfile
 from playwright.sync_api import Browser, ConsoleMessage, FilePayload, Locator, Page, expect, sync_playwright
 
-from tests.server.fake_backend import RATE, FakeSpeaker, tone
+from tests.server.fake_backend import RATE, FakeBackend, tone
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.server.http.app import build_app
 from vivavoce.server.keys import KeyRing
@@ -35,7 +35,7 @@ class World:
 
     page: Page
     server: Served
-    speaker: FakeSpeaker
+    speaker: FakeBackend
 
     def open(self, path: str = "/") -> Page:
         self.page.goto(self.server.url + path)
@@ -58,7 +58,7 @@ class World:
 
 
 @contextmanager
-def visiting(browser: Browser, speaker: FakeSpeaker, keys: KeyRing | None = None, **options: Any) -> Iterator[World]:
+def visiting(browser: Browser, speaker: FakeBackend, keys: KeyRing | None = None, **options: Any) -> Iterator[World]:
     """A fresh visitor at a fresh server; what the page complains of at the console fails the test."""
     complaints: list[str] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser
 
-from tests.server.fake_backend import FakeSpeaker
+from tests.server.fake_backend import FakeBackend
 from tests.server.http.browsing import World, chromium, visiting
 
 
@@ -19,5 +19,5 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def world(browser: Browser) -> Iterator[World]:
-    with visiting(browser, FakeSpeaker()) as made:
+    with visiting(browser, FakeBackend()) as made:
         yield made

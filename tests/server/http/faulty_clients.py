@@ -19,7 +19,7 @@ from unittest import TestCase
 import numpy as np
 import pytest
 
-from tests.server.fake_backend import FakeSpeaker, FakeStream, Gate, tone
+from tests.server.fake_backend import FakeBackend, FakeStream, Gate, tone
 from tests.server.http.serving import Served, make_state
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import SpeechRequest
@@ -33,7 +33,7 @@ FORM, END = "multipart/form-data; boundary=x", b"--x--\r\n"
 _PATIENCE_S = 60.0
 
 
-class PatientSpeaker(FakeSpeaker):
+class PatientSpeaker(FakeBackend):
     """Holds the neighbour's stream after its first piece; others it speaks at once, or holds until `gate`."""
 
     async def speak(self, order: SpeechRequest) -> FakeStream:
@@ -43,7 +43,7 @@ class PatientSpeaker(FakeSpeaker):
         return stream
 
 
-def state_of(make: Callable[[], FakeSpeaker] = PatientSpeaker, **server: Any) -> Callable[[], AppState]:
+def state_of(make: Callable[[], FakeBackend] = PatientSpeaker, **server: Any) -> Callable[[], AppState]:
     """What makes a state with these settings of the server."""
     return lambda: make_state(make(), ServerSettings(server=ServerSection(**server)))
 
@@ -182,7 +182,7 @@ def undisturbed(server: Served) -> Iterator[None]:
 
     It must be whole, nothing may be left of any of them, and a client's fault may be logged as no defect of the server.
     """
-    speaker = server.state.dispatcher.speaker
+    speaker = server.state.dispatcher.backend
     assert isinstance(speaker, PatientSpeaker)
     before = len(speaker.streams)
     with TestCase().assertNoLogs(level=logging.ERROR), Client(server) as neighbour:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp
 
-from tests.server.fake_backend import FakeSpeaker
+from tests.server.fake_backend import FakeBackend
 from vivavoce.frontend.speech_backend import SpeechBackend
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app_state import AppState
@@ -28,7 +28,7 @@ def make_state(
 ) -> AppState:
     """A state for a speaker; to be called in the event loop that serves it."""
     settings = settings or ServerSettings()
-    dispatcher = RequestDispatcher(speaker or FakeSpeaker(), rules=settings.requests)
+    dispatcher = RequestDispatcher(speaker or FakeBackend(), rules=settings.requests)
     return AppState(dispatcher, keys or KeyRing(), settings)
 
 

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.server.fake_backend import FakeSpeaker, Gate, tone
+from tests.server.fake_backend import FakeBackend, Gate, tone
 from tests.server.http.faulty_clients import Client
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
@@ -30,9 +30,9 @@ WAV = encode_whole(AudioFormat.WAV, tone(92, 7), 22_050)
 
 @contextmanager
 def legacy(
-    speaker: FakeSpeaker | None = None, keys: KeyRing | None = None, **server: Any
-) -> Iterator[tuple[Served, FakeSpeaker]]:
-    speaker, settings = speaker or FakeSpeaker(), ServerSettings(server=ServerSection(**server))
+    speaker: FakeBackend | None = None, keys: KeyRing | None = None, **server: Any
+) -> Iterator[tuple[Served, FakeBackend]]:
+    speaker, settings = speaker or FakeBackend(), ServerSettings(server=ServerSection(**server))
     with serving(build_legacy_app, lambda: make_state(speaker, settings, keys)) as served:
         yield served, speaker
 
@@ -45,7 +45,7 @@ def shared() -> Iterator[Served]:
 
 
 def orders(served: Served) -> list[SpeechRequest]:
-    return served.state.dispatcher.speaker.orders
+    return served.state.dispatcher.backend.orders
 
 
 def ask(
@@ -179,7 +179,7 @@ def test_a_body_that_is_no_form(shared: Served, body: bytes, kind: str, message:
 
 
 def test_audio_comes_while_it_is_made_and_a_caller_who_leaves_frees_its_stream() -> None:
-    with legacy(FakeSpeaker(gate=Gate(pieces=1))) as (served, speaker):
+    with legacy(FakeBackend(gate=Gate(pieces=1))) as (served, speaker):
         payload = {"tts_text": TEXT, "spk_id": "anna"}
         with httpx.stream("GET", f"{served.url}/inference_sft", params=payload, timeout=60) as answer:
             first = next(answer.iter_raw())  # the rest of the sentence is not made yet
@@ -188,13 +188,13 @@ def test_audio_comes_while_it_is_made_and_a_caller_who_leaves_frees_its_stream()
         served.call(speaker.streams[0].cancelled.wait)
         entry = served.call(lambda: served.state.dispatcher.request_log.get(identity, ANONYMOUS))
         assert entry.reason is FinishReason.CANCELLED
-        assert entry.door == "cosyvoice"
+        assert entry.protocol == "cosyvoice"
         assert served.call(lambda: served.state.dispatcher.active) == 0
 
 
 def test_a_body_that_nobody_needs_and_that_stops_coming_holds_no_place() -> None:
     with (
-        legacy(FakeSpeaker(gate=asyncio.Event()), listener_timeout_s=0.3) as (served, speaker),
+        legacy(FakeBackend(gate=asyncio.Event()), listener_timeout_s=0.3) as (served, speaker),
         Client(served) as client,
     ):
         client.ask("/inference_sft?tts_text=Hello.&spk_id=anna", b"{", content_length="100")

@@ -17,7 +17,7 @@ from elevenlabs.client import ElevenLabs
 from elevenlabs.core.api_error import ApiError
 
 from tests.server.certificates import certified, needs_openssl
-from tests.server.fake_backend import SAMPLES_PER_LETTER, FakeSpeaker
+from tests.server.fake_backend import SAMPLES_PER_LETTER, FakeBackend
 from tests.server.http.faulty_clients import state_of
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.errors import Overloaded
@@ -30,12 +30,12 @@ THEIRS = {"xi-api-key": "any"}
 
 
 @pytest.fixture
-def speaker() -> FakeSpeaker:
-    return FakeSpeaker()
+def speaker() -> FakeBackend:
+    return FakeBackend()
 
 
 @pytest.fixture
-def server(speaker: FakeSpeaker) -> Iterator[Served]:
+def server(speaker: FakeBackend) -> Iterator[Served]:
     with serving(build_app, lambda: make_state(speaker)) as served:
         yield served
 
@@ -46,7 +46,7 @@ def asked(server: Served, path: str, *, output_format: str = "pcm_24000", **fiel
 
 
 @pytest.mark.parametrize("path", ["", "/stream"])
-def test_speech_with_what_their_packages_send(server: Served, speaker: FakeSpeaker, path: str) -> None:
+def test_speech_with_what_their_packages_send(server: Served, speaker: FakeBackend, path: str) -> None:
     settings = {"stability": 0.5, "similarity_boost": 0.75, "style": None, "speed": 0.8}
     ignored = {"model_id": "eleven_turbo_v2_5", "previous_text": "Well.", "apply_text_normalization": "auto"}
     answer = asked(server, path, voice_settings=settings, seed=7, language_code="de-AT", **ignored)
@@ -95,7 +95,7 @@ def test_times_of_characters(server: Served, output_format: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/with-timestamps", "/stream/with-timestamps"])
-def test_failures(server: Served, speaker: FakeSpeaker, path: str) -> None:
+def test_failures(server: Served, speaker: FakeBackend, path: str) -> None:
     for fields, status, words in (
         ({"text": ""}, 400, "text: "),
         ({"voice_settings": {"speed": 9}}, 400, "voice_settings.speed: "),
@@ -143,7 +143,7 @@ def test_voices_models_and_the_user(server: Served) -> None:
     assert [model["id"] for model in models["data"]] == ["fake"]
 
 
-def test_their_package(server: Served, speaker: FakeSpeaker) -> None:
+def test_their_package(server: Served, speaker: FakeBackend) -> None:
     with httpx.Client() as web:  # which theirs would not close
         client = ElevenLabs(base_url=server.url, api_key="any", httpx_client=web)
         settings = VoiceSettings(speed=1.2)
@@ -172,7 +172,7 @@ def test_their_package(server: Served, speaker: FakeSpeaker) -> None:
 def test_their_package_over_tls_which_it_insists_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = certified(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(files["tls_certificate"]))
-    with serving(build_app, state_of(FakeSpeaker, **files)) as server, httpx.Client() as web:
+    with serving(build_app, state_of(FakeBackend, **files)) as server, httpx.Client() as web:
         client = ElevenLabs(base_url=f"https://127.0.0.1:{server.port}", api_key="any", httpx_client=web)
         pieces = client.text_to_speech.convert_realtime("anna", text=iter([TEXT]), output_format="alaw_8000")
         assert sum(map(len, pieces)) == 80 * len(f" {TEXT} ")

@@ -37,7 +37,7 @@ def server() -> Iterator[Served]:
 @pytest.fixture(autouse=True)
 def beside(server: Served) -> Iterator[None]:
     """Nothing here may reach the speaker, but for the neighbour."""
-    speaker = server.state.dispatcher.speaker
+    speaker = server.state.dispatcher.backend
     assert isinstance(speaker, PatientSpeaker)
     before = len(speaker.orders)
     with undisturbed(server):

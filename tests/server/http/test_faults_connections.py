@@ -11,7 +11,7 @@ from unittest import TestCase
 import pytest
 from starlette.types import ASGIApp
 
-from tests.server.fake_backend import FakeSpeaker, FakeStream, Gate
+from tests.server.fake_backend import FakeBackend, FakeStream, Gate
 from tests.server.http.faulty_clients import FORM, NEIGHBOUR, Client, request, speech, state_of, undisturbed, until
 from tests.server.http.serving import Served, serving
 from vivavoce.frontend.speech import SpeechRequest
@@ -143,7 +143,7 @@ def test_who_leaves_is_noticed_although_it_has_asked_for_more(client: Client) ->
     assert client.chunk()
 
 
-class Unanswering(FakeSpeaker):
+class Unanswering(FakeBackend):
     """It never gets as far as to take a request."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Unanswering(FakeSpeaker):
 )
 def test_who_leaves_before_it_is_answered_is_noticed(app: Callable[[AppState], ASGIApp], path: str) -> None:
     with serving(app, state_of(Unanswering)) as server, Client(server) as client:
-        speaker = server.state.dispatcher.speaker
+        speaker = server.state.dispatcher.backend
         client.ask(path, speech() if app is build_app else b"")
         server.call(speaker.asked.wait)
         client.reset()
@@ -177,12 +177,12 @@ class TooLate(Unanswering):
     async def speak(self, order: SpeechRequest) -> FakeStream:
         with suppress(asyncio.CancelledError):
             await super().speak(order)
-        return await FakeSpeaker.speak(self, order)
+        return await FakeBackend.speak(self, order)
 
 
 def test_who_leaves_as_it_is_taken_in_leaves_nothing_behind() -> None:
     with serving(build_app, state_of(TooLate)) as server, Client(server) as client:
-        speaker = server.state.dispatcher.speaker
+        speaker = server.state.dispatcher.backend
         client.ask("/v1/audio/speech", speech())
         server.call(speaker.asked.wait)
         client.reset()
@@ -193,7 +193,7 @@ def test_who_leaves_as_it_is_taken_in_leaves_nothing_behind() -> None:
 
 def test_a_body_that_stops_coming_while_its_speech_is_sent_is_no_defect() -> None:
     with TestCase().assertNoLogs(level="ERROR"):
-        state = state_of(lambda: FakeSpeaker(gate=Gate(pieces=1)), listener_timeout_s=0.3)
+        state = state_of(lambda: FakeBackend(gate=Gate(pieces=1)), listener_timeout_s=0.3)
         with serving(build_legacy_app, state) as server, Client(server) as client:
             path = "/inference_sft?spk_id=anna&tts_text=Hello+there,+all+of+you."
             client.ask(path, content_type="text/plain", content_length="9")
@@ -302,7 +302,7 @@ def test_headers_that_begin_before_an_answer_ends_are_bounded_too() -> None:
         assert client.chunk()
         client.send(POST[:10])
         client.send(POST[10:])
-        stream = hasty.state.dispatcher.speaker.streams[-1]  # type: ignore[attr-defined]
+        stream = hasty.state.dispatcher.backend.streams[-1]  # type: ignore[attr-defined]
         hasty.call(stream.gate.set)
         assert client.rest()[1]
         assert client.ended()

@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.fake_backend import FakeSpeaker
+from tests.server.fake_backend import FakeBackend
 from tests.server.http.serving import ask, make_state
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.statistics import RequestStatistics, SlotStatistics, Statistics
@@ -65,7 +65,7 @@ def busy_engine() -> BackendStatistics:
 
 
 @dataclass
-class BusySpeaker(FakeSpeaker):
+class BusySpeaker(FakeBackend):
     """Has these figures, or fails with this error, or never answers."""
 
     told: BackendStatistics | Exception | None = None
@@ -95,7 +95,7 @@ async def scrape(state: AppState, accept: str = "", patience_s: float = 60.0, ke
 
 async def speak(state: AppState, text: str, door: str = "http", name: str = "") -> None:
     caller = Principal(name, name)
-    visit = await state.dispatcher.speak(caller, SpeechRequest(text), door=door, request_id=new_request_id())
+    visit = await state.dispatcher.speak(caller, SpeechRequest(text), protocol=door, request_id=new_request_id())
     async with visit:
         async for _ in visit:
             pass
@@ -184,7 +184,7 @@ def test_the_speakers_figures(busy: httpx.Response) -> None:
 
 
 @dataclass
-class Fleet(FakeSpeaker):
+class Fleet(FakeBackend):
     """Two engines that told, and one that has gone."""
 
     @property
@@ -206,11 +206,11 @@ async def test_each_of_several_engines_has_its_figures() -> None:
 
 
 async def test_requests_are_counted_by_door_and_outcome() -> None:
-    speaker = FakeSpeaker()
+    speaker = FakeBackend()
     state = make_state(speaker)
     await speak(state, "One. Two.")
     await speak(state, "Three.", door="websocket")
-    async with await state.dispatcher.speak(ANONYMOUS, SpeechRequest("Four."), door="http", request_id="a"):
+    async with await state.dispatcher.speak(ANONYMOUS, SpeechRequest("Four."), protocol="http", request_id="a"):
         assert value(await scraped(state), "vivavoce_streams_active") == 1
     speaker.fails_after = 0
     await refused(state, "Five.")  # it was taken, and breaks
@@ -250,11 +250,11 @@ def test_buckets_add_up_to_their_count(busy: httpx.Response) -> None:
         pytest.param(BusySpeaker(is_ready=False, told=EngineStopped("engine: starts")), "", 0, None, id="starts"),
         pytest.param(BusySpeaker(is_ready=False, told=OSError("broken pipe")), "", 0, None, id="fails"),
         pytest.param(BusySpeaker(told=None), "fake", 1, None, id="tells no figures, and is up without them"),
-        pytest.param(FakeSpeaker(is_ready=False), "fake", 0, 1, id="stopped"),
+        pytest.param(FakeBackend(is_ready=False), "fake", 0, 1, id="stopped"),
         pytest.param(BusySpeaker(told=replace(busy_engine(), voice_store="voices.db: full")), "fake", 1, 0, id="store"),
     ],
 )
-async def test_states_of_the_engine(speaker: FakeSpeaker, model: str, up: int, store: int | None) -> None:
+async def test_states_of_the_engine(speaker: FakeBackend, model: str, up: int, store: int | None) -> None:
     families = await scraped(make_state(speaker), patience_s=0.01)
     labels = families["vivavoce_build_info"].samples[0].labels
     assert labels["model"] == model
@@ -268,7 +268,7 @@ async def test_states_of_the_engine(speaker: FakeSpeaker, model: str, up: int, s
 
 
 async def test_a_server_that_drains_says_so() -> None:
-    state = make_state(FakeSpeaker())
+    state = make_state(FakeBackend())
     await state.dispatcher.drain(0.0)
     assert value(await scraped(state), "vivavoce_draining") == 1
 
@@ -276,7 +276,7 @@ async def test_a_server_that_drains_says_so() -> None:
 async def test_a_key_is_wanted_if_the_operator_says_so(tmp_path: Path) -> None:
     key, file = new_key(), tmp_path / "keys.toml"
     add_key(file, new_entry(key, "prometheus"))
-    state = replace(make_state(FakeSpeaker()), keys=KeyRing(file))
+    state = replace(make_state(FakeBackend()), keys=KeyRing(file))
     closed = replace(state, settings=ServerSettings(server=ServerSection(metrics_key_required=True)))
     answers = [await scrape(state), await scrape(closed), await scrape(closed, key=key)]
     assert [answer.status_code for answer in answers] == [200, 401, 200]
@@ -328,7 +328,7 @@ def test_no_label_comes_from_a_caller(busy: httpx.Response) -> None:
     ],
 )
 async def test_the_page_has_the_wanted_type_and_nobody_keeps_it(accept: str, content_type: str) -> None:
-    answer = await scrape(make_state(FakeSpeaker()), accept)
+    answer = await scrape(make_state(FakeBackend()), accept)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith(content_type)
     assert answer.headers["cache-control"] == "no-store"

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.fake_backend import RATE, FakeSpeaker, Unguided
+from tests.server.fake_backend import RATE, FakeBackend, Unguided
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
@@ -46,8 +46,8 @@ def refusal(answer: httpx.Response) -> tuple[str, str]:
 
 
 def last_order(server: Served) -> Any:
-    speaker = server.state.dispatcher.speaker
-    assert isinstance(speaker, FakeSpeaker)
+    speaker = server.state.dispatcher.backend
+    assert isinstance(speaker, FakeBackend)
     return speaker.orders[-1]
 
 

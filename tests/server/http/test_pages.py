@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from tests.server.fake_backend import FakeSpeaker
+from tests.server.fake_backend import FakeBackend
 from tests.server.http.serving import Served, make_state, serving
 from tests.server.http.serving import ask as asked_of
 from vivavoce.errors import EngineStopped
@@ -36,7 +36,7 @@ MODULES = sorted(name for name in ASSETS if name.endswith(".js"))
 
 
 async def ask(
-    path: str, method: str = "GET", speaker: FakeSpeaker | None = None, draining: bool = False, **headers: str
+    path: str, method: str = "GET", speaker: FakeBackend | None = None, draining: bool = False, **headers: str
 ) -> httpx.Response:
     state = make_state(speaker, ServerSettings(server=ServerSection(allowed_hosts=("*",))))
     if draining:
@@ -215,7 +215,7 @@ def test_samples_of_a_page_come_back_as_mp3(tmp_path: Path) -> None:
 
 
 @dataclass
-class StartingSpeaker(FakeSpeaker):
+class StartingSpeaker(FakeBackend):
     is_ready: bool = False
 
     @property
@@ -226,16 +226,16 @@ class StartingSpeaker(FakeSpeaker):
 @pytest.mark.parametrize(
     ("speaker", "draining", "reason"),
     [
-        (FakeSpeaker(), False, None),
+        (FakeBackend(), False, None),
         (StartingSpeaker(), False, "engine_starting"),
-        (FakeSpeaker(is_ready=False), False, "engine_stopped"),
-        (FakeSpeaker(is_ready=False, stuck=True), False, "engine_stuck"),
-        (FakeSpeaker(), True, "draining"),
-        (FakeSpeaker(is_ready=False), True, "draining"),
+        (FakeBackend(is_ready=False), False, "engine_stopped"),
+        (FakeBackend(is_ready=False, stuck=True), False, "engine_stuck"),
+        (FakeBackend(), True, "draining"),
+        (FakeBackend(is_ready=False), True, "draining"),
     ],
 )
 async def test_a_server_is_ready_or_says_why_not_and_lives(
-    speaker: FakeSpeaker, draining: bool, reason: str | None
+    speaker: FakeBackend, draining: bool, reason: str | None
 ) -> None:
     for method in ("GET", "HEAD"):
         live = await ask("/health/live", method, speaker, draining)
@@ -248,17 +248,17 @@ async def test_a_server_is_ready_or_says_why_not_and_lives(
 
 
 async def test_a_voice_store_that_fails_is_told_and_not_where_it_is() -> None:
-    ready = await ask("/health/ready", "GET", FakeSpeaker(voice_store="voice store: '/srv/voices' is read-only"), False)
+    ready = await ask("/health/ready", "GET", FakeBackend(voice_store="voice store: '/srv/voices' is read-only"), False)
     assert (ready.status_code, ready.json()) == (200, {"status": "ready", "voice_store": "unavailable"})
 
 
 @dataclass
-class TwoEngines(FakeSpeaker):
+class TwoEngines(FakeBackend):
     """One of them is away."""
 
     @property
-    def engines(self) -> dict[str, FakeSpeaker]:
-        return {"cuda:0": FakeSpeaker(), "cuda:1": FakeSpeaker(is_ready=False)}
+    def engines(self) -> dict[str, FakeBackend]:
+        return {"cuda:0": FakeBackend(), "cuda:1": FakeBackend(is_ready=False)}
 
 
 async def test_each_of_several_engines_is_told() -> None:
@@ -272,7 +272,7 @@ PAGE = "https://app.example"
 
 def serving_with(keys: KeyRing | None = None, **server: Any) -> AbstractContextManager[Served]:
     settings = ServerSettings(server=ServerSection(**server))
-    return serving(build_app, lambda: make_state(FakeSpeaker(), settings, keys))
+    return serving(build_app, lambda: make_state(FakeBackend(), settings, keys))
 
 
 OWN = {"allowed_hosts": ("tts.example.org",)}
@@ -385,4 +385,4 @@ def test_a_page_from_elsewhere_adds_no_voice(
         if status == 403:
             assert answer.json()["error"]["code"] == "forbidden"
             assert answer.json()["error"]["message"].startswith("origin: ")
-        assert bool(server.state.dispatcher.speaker.stored) is (status == 201)  # type: ignore[attr-defined]
+        assert bool(server.state.dispatcher.backend.stored) is (status == 201)  # type: ignore[attr-defined]

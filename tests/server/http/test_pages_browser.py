@@ -10,14 +10,17 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Route, expect
 
-from tests.server.fake_backend import FakeSpeaker, Gate
+from tests.server.fake_backend import FakeBackend, Gate
 from tests.server.http.browsing import CHROMIUM, TEXT, World, frames_of, saved, sound_file, visiting
 from vivavoce.errors import InvalidText, Overloaded
 from vivavoce.frontend.speech import Recording
 from vivavoce.server.http import pages
 from vivavoce.server.keys import KeyRing, add_key, new_entry
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH"),
+]
 COLOURS = """() => {
     const canvas = document.getElementById("picture");
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -139,13 +142,13 @@ def test_a_recording_is_spoken_like(world: World) -> None:
 @pytest.mark.parametrize(
     ("speaker", "told", "audio"),
     [
-        (FakeSpeaker(fails_after=0), "The speech engine has stopped", "–"),
-        (FakeSpeaker(fails_after=2), "The speech engine has stopped", "140 ms"),
-        (FakeSpeaker(refuses_with=InvalidText("text: no such letter; leave it out")), "No such letter; leave it", "–"),
-        (FakeSpeaker(refuses_with=Overloaded("engine: is full", 3600.0)), "busy with other speech", "–"),
+        (FakeBackend(fails_after=0), "The speech engine has stopped", "–"),
+        (FakeBackend(fails_after=2), "The speech engine has stopped", "140 ms"),
+        (FakeBackend(refuses_with=InvalidText("text: no such letter; leave it out")), "No such letter; leave it", "–"),
+        (FakeBackend(refuses_with=Overloaded("engine: is full", 3600.0)), "busy with other speech", "–"),
     ],
 )
-def test_failures_say_what_to_do(browser: Browser, speaker: FakeSpeaker, told: str, audio: str) -> None:
+def test_failures_say_what_to_do(browser: Browser, speaker: FakeBackend, told: str, audio: str) -> None:
     with visiting(browser, speaker) as world:
         page = world.open()
         sound = world.speak()
@@ -294,7 +297,7 @@ def use_key(dialog: Locator, key: str, remember: bool = False) -> None:
 
 def test_a_key_is_asked_for_and_kept(browser: Browser, key: tuple[str, KeyRing]) -> None:
     secret, ring = key
-    with visiting(browser, FakeSpeaker(), ring) as world:
+    with visiting(browser, FakeBackend(), ring) as world:
         page = world.open()
         dialog = page.get_by_role("dialog")
         use_key(dialog, "vv_wrong")
@@ -317,7 +320,7 @@ def test_a_key_is_asked_for_and_kept(browser: Browser, key: tuple[str, KeyRing])
 
 def test_a_refusal_of_an_older_key_asks_no_second_time(browser: Browser, key: tuple[str, KeyRing]) -> None:
     secret, ring = key
-    with visiting(browser, FakeSpeaker(), ring) as world:
+    with visiting(browser, FakeBackend(), ring) as world:
         page = world.page
         late: list[Route] = []
 
@@ -402,7 +405,7 @@ def test_a_keyboard_is_enough(world: World) -> None:
 @pytest.mark.parametrize("path", pages.PAGES)
 @pytest.mark.parametrize("width", [390, 320])
 def test_a_small_screen_needs_no_sideways_scrolling(browser: Browser, path: str, width: int) -> None:
-    with visiting(browser, FakeSpeaker(), viewport={"width": width, "height": 740}) as world:
+    with visiting(browser, FakeBackend(), viewport={"width": width, "height": 740}) as world:
         page = world.open(path)
         page.evaluate(UNFOLD)
         assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -432,7 +435,7 @@ def test_a_signed_address_plays_on_a_page_of_another_site_and_a_plain_one_does_n
 ) -> None:
     add_key(tmp_path / "keys.toml", new_entry("vv_1", "a"))
     keys, plain = KeyRing(tmp_path / "keys.toml"), f"/v1/audio/speech?input={TEXT}"
-    with visiting(browser, FakeSpeaker()) as open_one, visiting(browser, FakeSpeaker(), keys) as guarded:
+    with visiting(browser, FakeBackend()) as open_one, visiting(browser, FakeBackend(), keys) as guarded:
         assert isinstance(guarded.open("/voices").evaluate(AUDIO, plain), str)
         made = httpx.post(
             f"{guarded.server.url}/v1/audio/speech/url", json={"input": TEXT}, headers={"x-api-key": "vv_1"}

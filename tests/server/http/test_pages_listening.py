@@ -16,7 +16,7 @@ import pytest
 import soundfile
 from playwright.sync_api import Browser, Page, expect
 
-from tests.server.fake_backend import FakeSpeaker, FakeStream, Gate
+from tests.server.fake_backend import FakeBackend, FakeStream, Gate
 from tests.server.http.browsing import CHROMIUM, TEXT, World, saved, visiting
 from vivavoce.errors import Overloaded
 from vivavoce.frontend.speech import Mark, SpeechRequest
@@ -25,11 +25,14 @@ from vivavoce.frontend.subtitles import to_srt, to_vtt
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http import pages
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH"),
+]
 
 
 @dataclass
-class NarrowSpeaker(FakeSpeaker):
+class NarrowSpeaker(FakeBackend):
     """Has room for one, and counts one that was given up a little longer, as engines do."""
 
     freed: set[int] = field(default_factory=set)
@@ -75,7 +78,7 @@ def test_listening_to_a_second_voice_takes_the_place_of_the_first(browser: Brows
 
 
 def test_a_busy_server_is_asked_again_when_it_says_so(browser: Browser) -> None:
-    speaker = FakeSpeaker(refuses_with=Overloaded("engine: is full", 2.0))
+    speaker = FakeBackend(refuses_with=Overloaded("engine: is full", 2.0))
     with visiting(browser, speaker) as world:
         page = world.open()
         sound = world.speak()
@@ -102,7 +105,7 @@ class SlowGate(Gate):
 
 
 def test_a_slow_server_is_heard_without_gaps(browser: Browser) -> None:
-    with visiting(browser, FakeSpeaker(gate=SlowGate(0))) as world:
+    with visiting(browser, FakeBackend(gate=SlowGate(0))) as world:
         page = world.open()
         sound = world.speak("A text that takes a while. " * 5)
         expect(page.get_by_text("This server speaks slower than it is heard")).to_be_visible()
@@ -113,7 +116,7 @@ def test_a_slow_server_is_heard_without_gaps(browser: Browser) -> None:
 
 
 def test_who_does_not_want_to_wait_hears_it_now(browser: Browser) -> None:
-    with visiting(browser, FakeSpeaker(gate=SlowGate(0))) as world:
+    with visiting(browser, FakeBackend(gate=SlowGate(0))) as world:
         page = world.open()
         sound = world.speak("A text that takes a while. " * 5)
         page.get_by_role("button", name="Play now").click()
@@ -218,7 +221,7 @@ NAMES = re.compile(
 
 @pytest.mark.parametrize("path", pages.PAGES)
 def test_a_chinese_reader_finds_no_english(browser: Browser, path: str) -> None:
-    with visiting(browser, FakeSpeaker(), locale="zh-CN") as world:
+    with visiting(browser, FakeBackend(), locale="zh-CN") as world:
         page = world.open(path)
         if path == "/":
             page.get_by_label("文字", exact=True).fill(TEXT)
@@ -238,7 +241,7 @@ def test_a_chinese_reader_finds_no_english(browser: Browser, path: str) -> None:
 
 
 @dataclass
-class PlainSpeaker(FakeSpeaker):
+class PlainSpeaker(FakeBackend):
     @property
     def about(self) -> ModelInfo:
         return ModelInfo("plain", "a tone", 24_000, demo=False, instructions=False)
@@ -265,7 +268,7 @@ def violations(page: Page) -> list[Any]:
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_nothing(browser: Browser, scheme: Any, width: int) -> None:
     size: Any = {"width": width, "height": 800}
-    with visiting(browser, FakeSpeaker(), color_scheme=scheme, viewport=size) as world:
+    with visiting(browser, FakeBackend(), color_scheme=scheme, viewport=size) as world:
         page = world.open()
         expect(world.speak()).to_have_attribute("data-state", "finished")
         page.get_by_role("radio", name="Your own recording").check()

@@ -15,6 +15,8 @@ import pytest
 
 from tests.server.http.serve_process import LATE_S, ServerProcess, serving_process
 
+pytestmark = pytest.mark.process
+
 TEXT = "One two three four five six seven eight. " * 4
 BRIEF = {"max_ratio": 2.0, "min_ratio": 0.0, "top_k": 5}
 """Babble does not stop by itself."""

@@ -35,6 +35,8 @@ from vivavoce_bench.evaluate.sound import abruptness, abruptness_everywhere, joi
 
 pytest.importorskip("pocketsphinx", reason="needs the extra eval")
 
+pytestmark = pytest.mark.process
+
 TESTS = Path(__file__).parents[2]
 SENTENCES = (TESTS.parent / "benchmarks" / "sentences" / "held_out.txt").read_text(encoding="utf-8").splitlines()[:16]
 """What the recogniser knows; none of them was in the training's corpus."""

@@ -23,6 +23,8 @@ from tests.server.http.serve_process import (
 )
 from tests.server.http.websocket_serving import END, answered, audio_of, start, text
 
+pytestmark = pytest.mark.process
+
 TEXT = "One two three four five six seven eight. " * 60
 """More audio than sockets hold: a listener who does not read keeps its slot."""
 RECORDING = Path(__file__).parents[2] / "data" / "audio" / "speech_24k_float.wav"

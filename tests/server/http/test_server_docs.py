@@ -25,12 +25,12 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from tests.server.fake_backend import RATE, FakeSpeaker, tone
+from tests.server.fake_backend import RATE, FakeBackend, tone
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
-from vivavoce.server.http.speech_input import SamplingFields, SpeechFields
+from vivavoce.server.http.speech_fields import SamplingFields, SpeechFields
 from vivavoce.server.keys import SPEECH_PATH, KeyRing
 
 ROOT = Path(__file__).parents[3]
@@ -49,7 +49,7 @@ def blocks(language: str, page: str = MANUAL) -> list[str]:
 def server() -> Iterator[Served]:
     """With the voice that the small demo has, too."""
     calm = {("", "calm"): VoiceSummary("calm", "built_in", True)}
-    with serving(build_app, lambda: make_state(FakeSpeaker(stored=calm))) as served:
+    with serving(build_app, lambda: make_state(FakeBackend(stored=calm))) as served:
         yield served
 
 

@@ -19,7 +19,7 @@ import openai
 import pytest
 import soundfile
 
-from tests.server.fake_backend import RATE, SAMPLES_PER_LETTER, FakeSpeaker
+from tests.server.fake_backend import RATE, SAMPLES_PER_LETTER, FakeBackend
 from tests.server.http.faulty_clients import Client, state_of, until
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.errors import (
@@ -42,9 +42,9 @@ TEXT = "Hello there. How are you?"
 LENGTH = len(TEXT) * SAMPLES_PER_LETTER
 
 
-def speaker_of(served: Served) -> FakeSpeaker:
-    speaker = served.state.dispatcher.speaker
-    assert isinstance(speaker, FakeSpeaker)
+def speaker_of(served: Served) -> FakeBackend:
+    speaker = served.state.dispatcher.backend
+    assert isinstance(speaker, FakeBackend)
     return speaker
 
 
@@ -121,7 +121,7 @@ def test_the_rate_may_be_chosen(server: Served, name: str, fields: dict[str, Any
 
 def test_a_model_of_another_rate_is_heard_as_fast_and_as_high(server: Served) -> None:
     """Headers and types tell 22.05 kHz; samples without a header are of 24 kHz, OpenAI's rate, unless asked for."""
-    with serving(build_app, lambda: make_state(FakeSpeaker(rate=22_050))) as slower:
+    with serving(build_app, lambda: make_state(FakeBackend(rate=22_050))) as slower:
         samples, rate = soundfile.read(io.BytesIO(speech(slower, response_format="wav").content))
         assert (len(samples), rate) == (LENGTH, 22_050)
         for name in ("mp3", "opus", "aac", "flac"):
@@ -222,7 +222,7 @@ ENDINGS = {"raises": {}, "cancelled": {"ends_with": CANCELLED}, "error": {"ends_
 def test_what_ends_before_there_is_audio_is_an_error_answer(
     speaker: dict[str, Any], status: int, code: str, retry_after: str | None, fields: dict[str, str]
 ) -> None:
-    with serving(build_app, lambda: make_state(FakeSpeaker(**speaker))) as server:
+    with serving(build_app, lambda: make_state(FakeBackend(**speaker))) as server:
         answer = speech(server, **fields)
         assert (answer.status_code, answer.headers.get("retry-after")) == (status, retry_after)
         error = answer.json()["error"]
@@ -244,7 +244,7 @@ def test_what_ends_before_there_is_audio_is_an_error_answer(
 def test_speech_that_is_not_whole_does_not_end_as_if_it_were(
     ending: str, build: Callable[..., Any], path: str, asked: dict[str, Any]
 ) -> None:
-    with serving(build, lambda: make_state(FakeSpeaker(fails_after=2, **ENDINGS[ending]))) as server:
+    with serving(build, lambda: make_state(FakeBackend(fails_after=2, **ENDINGS[ending]))) as server:
         with httpx.stream("POST", server.url + path, **asked) as answer, pytest.raises(httpx.RemoteProtocolError):
             answer.read()
         told = server.call(lambda: server.state.dispatcher.request_log.get(answer.headers["x-request-id"], ANONYMOUS))
@@ -254,7 +254,7 @@ def test_speech_that_is_not_whole_does_not_end_as_if_it_were(
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_events_tell_the_verdict_of_what_was_cut(ending: str) -> None:
-    with serving(build_app, lambda: make_state(FakeSpeaker(fails_after=2, **ENDINGS[ending]))) as server:
+    with serving(build_app, lambda: make_state(FakeBackend(fails_after=2, **ENDINGS[ending]))) as server:
         *events, last = events_of(speech(server, stream_format="sse"))
         assert last["verdict"]["finish_reason"] == ("cancelled" if ending == "cancelled" else "error")
         assert [event["type"] for event in events].count("error") == (ending == "raises")
@@ -331,7 +331,7 @@ def test_a_recording_comes_as_base64_or_as_a_file(server: Served) -> None:
 
 
 def test_a_listener_that_does_not_read_is_ended_and_others_go_on() -> None:
-    make = state_of(FakeSpeaker, listener_timeout_s=0.2)
+    make = state_of(FakeBackend, listener_timeout_s=0.2)
     with serving(build_app, make) as server, Client(server, receive_buffer=4096) as slow:
         body = {"input": "A long sentence that is spoken again. " * 500, "response_format": "pcm"}
         slow.ask("/v1/audio/speech", json.dumps(body).encode(), x_request_id="slow-1")
@@ -392,7 +392,7 @@ VOICE_REQUESTS: dict[str, Callable[[httpx.Client], httpx.Response]] = {
 def test_a_reading_is_under_the_limits_of_a_key(tmp_path: Path) -> None:
     path, key = tmp_path / "keys.toml", new_key()
     add_key(path, new_entry(key, "anna", requests_per_minute=2))
-    with serving(build_app, lambda: make_state(FakeSpeaker(), keys=KeyRing(path))) as server:
+    with serving(build_app, lambda: make_state(FakeBackend(), keys=KeyRing(path))) as server:
         asked = {
             "url": f"{server.url}/v1/audio/normalize",
             "json": {"input": "5 km", "language": "de", "emojis": "named"},
@@ -412,7 +412,7 @@ def test_voices_are_under_the_limits_of_a_key(tmp_path: Path, what: str) -> None
     path, key, other = tmp_path / "keys.toml", new_key(), new_key()
     add_key(path, new_entry(key, "anna", requests_per_minute=2, concurrent=1))
     add_key(path, new_entry(other, "berta"))
-    speaker = FakeSpeaker(gate=asyncio.Event())
+    speaker = FakeBackend(gate=asyncio.Event())
     with serving(build_app, lambda: make_state(speaker, keys=KeyRing(path))) as server:
         anna, berta = (httpx.Client(base_url=server.url, headers={"x-api-key": one}) for one in (key, other))
         with ThreadPoolExecutor(1) as aside, anna, berta:
@@ -463,7 +463,7 @@ def late(answer: httpx.Response) -> bool:
 def test_speech_is_given_up_when_nobody_waits_for_it_any_more(
     build: Callable[..., Any], path: str, asked: dict[str, Any]
 ) -> None:
-    with serving(build, lambda: make_state(FakeSpeaker(gate=asyncio.Event()))) as server:
+    with serving(build, lambda: make_state(FakeBackend(gate=asyncio.Event()))) as server:
         answer = httpx.post(server.url + path, headers={"x-request-timeout": "0.3"}, timeout=20, **asked)
         assert late(answer)
         server.call(speaker_of(server).streams[0].cancelled.wait)
@@ -498,7 +498,7 @@ def test_an_id_is_its_callers_own(tmp_path: Path) -> None:
     path, keys = tmp_path / "keys.toml", {name: new_key() for name in ("anna", "berta")}
     for name, key in keys.items():
         add_key(path, new_entry(key, name))
-    with serving(build_app, lambda: make_state(FakeSpeaker(), keys=KeyRing(path))) as server:
+    with serving(build_app, lambda: make_state(FakeBackend(), keys=KeyRing(path))) as server:
 
         def ask(name: str, chosen: str) -> str:
             headers = {"x-api-key": keys[name], "x-request-id": chosen}

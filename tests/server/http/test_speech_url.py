@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from tests.server.fake_backend import FakeSpeaker, Gate
+from tests.server.fake_backend import FakeBackend, Gate
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.server.http.app import build_app
 from vivavoce.server.keys import KeyRing, add_key, new_entry, remove_key
@@ -45,7 +45,7 @@ def guarded(keys: Path) -> Iterator[Served]:
 
 
 def orders(served: Served) -> list[Any]:
-    return served.state.dispatcher.speaker.orders
+    return served.state.dispatcher.backend.orders
 
 
 def message_of(answer: httpx.Response, status: int) -> str:
@@ -203,7 +203,7 @@ def test_without_keys_an_address_is_plain(shared: Served) -> None:
 
 
 def test_a_listener_who_leaves_frees_the_place() -> None:
-    speaker = FakeSpeaker(gate=Gate(pieces=1))
+    speaker = FakeBackend(gate=Gate(pieces=1))
     with serving(build_app, lambda: make_state(speaker)) as served:
         with httpx.stream("GET", f"{served.url}{SPEECH}?input={TEXT}&response_format=pcm", timeout=60) as answer:
             next(answer.iter_raw())

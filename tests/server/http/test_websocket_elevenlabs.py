@@ -11,7 +11,7 @@ import av
 import pytest
 from websockets.asyncio.client import ClientConnection
 
-from tests.server.fake_backend import FakeSpeaker, Gate
+from tests.server.fake_backend import FakeBackend, Gate
 from tests.server.http.faulty_clients import until
 from tests.server.http.websocket_serving import STREAM, FakeKeys, connected, ending_of, next_reply, send
 from vivavoce.errors import InvalidRequest, Overloaded
@@ -182,7 +182,7 @@ async def test_contexts_on_one_connection_as_pipecat_sends_them() -> None:
 
 async def test_contexts_at_once_and_times_from_their_beginning_as_livekit_wants_them() -> None:
     gate = Gate(1)
-    async with connected(FakeSpeaker(gate=gate), MULTI + "?output_format=pcm_24000&sync_alignment=true") as (client, _):
+    async with connected(FakeBackend(gate=gate), MULTI + "?output_format=pcm_24000&sync_alignment=true") as (client, _):
         for context in ("a", "b"):
             await send(client, {"text": " ", "context_id": context, "voice_settings": {}})
             await send(client, {"text": f"One {context}. ", "context_id": context, "flush": True})
@@ -203,7 +203,7 @@ async def test_contexts_at_once_and_times_from_their_beginning_as_livekit_wants_
 
 async def test_an_interruption_drops_what_was_not_flushed_and_a_second_one_the_rest() -> None:
     gate = Gate(2)
-    async with connected(FakeSpeaker(gate=gate), MULTI + "?output_format=pcm_24000") as (client, served):
+    async with connected(FakeBackend(gate=gate), MULTI + "?output_format=pcm_24000") as (client, served):
         await send(client, {"text": " ", "context_id": "a"}, {"text": "A long sentence.", "context_id": "a"})
         await next_reply(client)
         await send(client, {"context_id": "a", "close_context": True})
@@ -227,7 +227,7 @@ async def test_an_interruption_drops_what_was_not_flushed_and_a_second_one_the_r
 
 
 async def test_a_context_that_fails_ends_alone_and_the_rest_of_its_text_is_not_spoken() -> None:
-    async with connected(FakeSpeaker(gate=Gate(0)), MULTI + "?output_format=pcm_24000") as (client, served):
+    async with connected(FakeBackend(gate=Gate(0)), MULTI + "?output_format=pcm_24000") as (client, served):
         await send(client, {"text": "Held up. ", "context_id": "held"})
         await until(lambda: served.speaker.streams)
         served.speaker.refuses_with = Overloaded("server: it is busy; try again in 3 s")

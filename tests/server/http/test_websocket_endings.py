@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
 
 from tests.server.certificates import certified, needs_openssl
-from tests.server.fake_backend import FakeSpeaker, FakeStream
+from tests.server.fake_backend import FakeBackend, FakeStream
 from tests.server.http.websocket_serving import (
     CANCEL,
     END,
@@ -47,7 +47,7 @@ from vivavoce.server.http.listener import BODIES_AT_ONCE, SMALL_BYTES
 
 @pytest.mark.parametrize("messages", [[], [start(text="Hello."), END]], ids=["nothing", "no audio yet"])
 async def test_a_cancel_before_any_audio_frees_the_stream(messages: list[dict[str, Any]]) -> None:
-    speaker = FakeSpeaker(gate=asyncio.Event())
+    speaker = FakeBackend(gate=asyncio.Event())
     async with connected(speaker) as (client, served):
         request_id = (await answered(client, *messages, until="started"))[0]["request_id"] if messages else None
         nothing = {"type": "cancelled", "request_id": request_id, "audio_seconds": 0.0, "reached": None}
@@ -77,7 +77,7 @@ async def test_a_cancel_in_the_middle_of_audio_is_the_last_of_it_and_says_how_fa
 
 
 async def test_who_leaves_frees_the_stream() -> None:
-    speaker = FakeSpeaker(gate=asyncio.Event())
+    speaker = FakeBackend(gate=asyncio.Event())
     async with serving(speaker) as served:
         async with served.connect() as client:
             await answered(client, start(text="Hello."), until="started")
@@ -142,7 +142,7 @@ async def test_who_waits_for_audio_need_not_say_anything(
 ) -> None:
     monkeypatch.setattr(ws_session, "IDLE_S", 1.0)
     gate = asyncio.Event()
-    async with connected(FakeSpeaker(gate=gate)) as (client, _):
+    async with connected(FakeBackend(gate=gate)) as (client, _):
         await answered(client, text("Hello."), last, until="started")
         await asyncio.sleep(1.5)  # longer than it may be idle
         gate.set()
@@ -152,7 +152,7 @@ async def test_who_waits_for_audio_need_not_say_anything(
 @pytest.mark.parametrize("in_time", [True, False])
 async def test_a_server_that_shuts_down_finishes_what_is_spoken_in_time_and_then_goes(in_time: bool) -> None:
     gate = asyncio.Event()
-    async with connected(FakeSpeaker(gate=gate)) as (client, served):
+    async with connected(FakeBackend(gate=gate)) as (client, served):
         await answered(client, text("Hello."), END, until="started")
         draining = asyncio.create_task(served.dispatcher.drain(LATE_S if in_time else 0.0))
         await asyncio.sleep(0)
@@ -172,7 +172,7 @@ async def test_a_start_while_the_server_shuts_down_is_refused() -> None:
         assert (await ending_of(client))[0] == ws_session.GOING_AWAY
 
 
-@pytest.mark.parametrize(("owner", "method"), [(FakeSpeaker, "speak"), (FakeStream, "push"), (Encoder, "encode")])
+@pytest.mark.parametrize(("owner", "method"), [(FakeBackend, "speak"), (FakeStream, "push"), (Encoder, "encode")])
 async def test_a_defect_is_told_as_the_servers_without_its_innards(
     monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
-from tests.server.fake_backend import FakeSpeaker, Unguided, tone
+from tests.server.fake_backend import FakeBackend, Unguided, tone
 from tests.server.http.websocket_serving import (
     END,
     FLUSH,
@@ -59,7 +59,7 @@ async def test_the_rate_may_be_chosen_and_marks_stay_what_they_are() -> None:
 
 @pytest.mark.parametrize("rate", [24_000, 22_050])
 async def test_the_simplest_client_gets_its_samples_and_a_verdict(rate: int) -> None:
-    async with connected(FakeSpeaker(rate=rate)) as (client, _):
+    async with connected(FakeBackend(rate=rate)) as (client, _):
         replies = await answered(client, text("Hello."), END)
         identity = replies[0]["request_id"]
         assert replies[0] == {
@@ -134,7 +134,7 @@ async def test_passages_that_were_flushed_ahead_come_in_order_as_one_request_at_
 async def test_a_flush_of_nothing_is_confirmed_and_of_too_much_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utterance, "MAX_WAITING", 2)
     gate = asyncio.Event()
-    async with connected(FakeSpeaker(gate=gate)) as (client, _):
+    async with connected(FakeBackend(gate=gate)) as (client, _):
         await answered(client, start(), FLUSH, until="flushed")
         refused = await answered(client, text("A."), FLUSH, text("B."), FLUSH, FLUSH, until="error")
         assert errors_of(refused, "param") == ["flush"]
@@ -173,7 +173,7 @@ async def test_every_format_can_be_played(response_format: str) -> None:
 
 
 async def test_a_failure_in_the_middle_is_told_and_the_rest_of_the_text_is_not_spoken() -> None:
-    speaker = FakeSpeaker(fails_after=1)
+    speaker = FakeBackend(fails_after=1)
     async with connected(speaker) as (client, _):
         replies = await answered(client, start(text="It is long enough."))
         assert errors_of(replies) == ["engine_stopped"]
@@ -321,7 +321,7 @@ async def test_a_page_from_elsewhere_is_refused_before_the_connection_is_there()
 
 async def test_an_utterance_is_given_up_at_the_time_that_its_client_gave() -> None:
     gate = asyncio.Event()
-    async with connected(FakeSpeaker(gate=gate), headers={"x-request-timeout": "0.3"}) as (client, served):
+    async with connected(FakeBackend(gate=gate), headers={"x-request-timeout": "0.3"}) as (client, served):
         for number in (1, 2):
             replies = await answered(client, start(response_format="pcm"), text("Hello there."))
             assert errors_of(replies) == ["deadline_exceeded"]

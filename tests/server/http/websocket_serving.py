@@ -12,7 +12,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
-from tests.server.fake_backend import FakeSpeaker
+from tests.server.fake_backend import FakeBackend
 from vivavoce.errors import Unauthorized
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app import build_app
@@ -57,7 +57,7 @@ class Served:
     port: int
     listener: Listener
     dispatcher: RequestDispatcher
-    speaker: FakeSpeaker
+    speaker: FakeBackend
 
     def record(self, request_id: str) -> RequestRecord:
         return self.dispatcher.request_log.get(request_id, ANONYMOUS)
@@ -68,9 +68,9 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    speaker: FakeSpeaker | None = None, *, keys: FakeKeys | None = None, **server: Any
+    speaker: FakeBackend | None = None, *, keys: FakeKeys | None = None, **server: Any
 ) -> AsyncIterator[Served]:
-    speaker = speaker or FakeSpeaker()
+    speaker = speaker or FakeBackend()
     dispatcher = RequestDispatcher(speaker)
     settings = ServerSettings(server=ServerSection(**server))
     state = AppState(dispatcher, keys or FakeKeys(required=False), settings)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ async def serving(
 
 @asynccontextmanager
 async def connected(
-    speaker: FakeSpeaker | None = None,
+    speaker: FakeBackend | None = None,
     path: str = STREAM,
     *,
     keys: FakeKeys | None = None,

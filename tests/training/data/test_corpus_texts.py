@@ -103,14 +103,14 @@ KNOWN = frozenset((Path(__file__).parent / "known_words.txt").read_text(encoding
 WELL_FORMED = re.compile(r"[A-Z][A-Za-z' ,.?!:-]*[.?!]")
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_every_template_speaks(template: str) -> None:
-    r = random.Random(template)
-    for _ in range(20):
-        filled = fill(template, r)
-        assert WELL_FORMED.fullmatch(filled), filled
-        assert "  " not in filled
-        assert is_suitable(filled)
+def test_every_template_speaks() -> None:
+    for template in TEMPLATES:
+        r = random.Random(template)
+        for _ in range(20):
+            filled = fill(template, r)
+            assert WELL_FORMED.fullmatch(filled), filled
+            assert "  " not in filled
+            assert is_suitable(filled), filled
 
 
 def test_all_words_are_known() -> None:

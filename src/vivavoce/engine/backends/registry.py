@@ -12,7 +12,7 @@ from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.engine.stages import LMInterface
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
-from vivavoce.models.exported.estimator import EstimatorRunner, ForeignEstimator, ForeignFlow
+from vivavoce.models.exported.estimator import EstimatorRunner, ExportedEstimator, ExportedFlow
 from vivavoce.models.exported.files import ENCODER, ESTIMATOR, file_name, find_export
 
 
@@ -37,13 +37,13 @@ LM: dict[str, Callable[[Models | LanguageModel, EngineSettings, MemoryPlan], LMI
 """MissingDependency, from one of them: its package is not here."""
 
 
-def _onnx(models: Models, settings: EngineSettings) -> ForeignFlow:
-    from vivavoce.models.exported.onnx_estimator import OnnxEstimator
+def _onnx(models: Models, settings: EngineSettings) -> ExportedFlow:
+    from vivavoce.models.exported.runtimes import onnx_estimator
 
-    return _flow(models, OnnxEstimator(_estimator_file("onnx", models)[0], models.device))
+    return _flow(models, onnx_estimator(_estimator_file("onnx", models)[0], models.device))
 
 
-def _jit(models: Models, settings: EngineSettings) -> ForeignFlow:
+def _jit(models: Models, settings: EngineSettings) -> ExportedFlow:
     """The estimator, the encoder, or both, as there are files of them."""
     trusted = settings.trust_model_code
     found = find_export(models.folder, ENCODER, "jit", models.device, models.dtype)
@@ -51,26 +51,26 @@ def _jit(models: Models, settings: EngineSettings) -> ForeignFlow:
         return _from_torch("jit", models, trusted)
     from vivavoce.models.exported.script_encoder import ScriptEncoder
 
-    opened, path, dtype = ForeignFlow(None, None), *found
+    opened, path, dtype = ExportedFlow(None, None), *found
     if find_export(models.folder, ESTIMATOR, "jit", models.device, models.dtype):
         opened = _from_torch("jit", models, trusted)
     return opened._replace(encoder=ScriptEncoder(path, models.flow.encoder, dtype, trusted=trusted))
 
 
-def _aoti(models: Models, settings: EngineSettings) -> ForeignFlow:
+def _aoti(models: Models, settings: EngineSettings) -> ExportedFlow:
     return _from_torch("aoti", models, settings.trust_model_code)
 
 
-def _tensorrt(models: Models, settings: EngineSettings) -> ForeignFlow:
+def _tensorrt(models: Models, settings: EngineSettings) -> ExportedFlow:
     if models.device.type != "cuda":
         raise InvalidRequest(f"flow_backend: tensorrt runs on CUDA devices alone, not on {models.device}; use another")
-    from vivavoce.models.exported.tensorrt_estimator import TensorRTEstimator, find_engine
+    from vivavoce.models.exported.tensorrt import find_engine, tensorrt_estimator
 
     path = find_engine(models.folder, models.device, models.dtype, trusted=settings.trust_model_code)
-    return _flow(models, TensorRTEstimator(path, models.device, settings.trt_concurrent))
+    return _flow(models, tensorrt_estimator(path, models.device, settings.trt_concurrent))
 
 
-FLOW: dict[str, Callable[[Models, EngineSettings], ForeignFlow]]
+FLOW: dict[str, Callable[[Models, EngineSettings], ExportedFlow]]
 FLOW = {"onnx": _onnx, "jit": _jit, "aoti": _aoti, "tensorrt": _tensorrt}
 """Errors as of `LM`; CheckpointError: the file is missing, cannot be used, or holds code that is not to be run."""
 
@@ -82,7 +82,7 @@ def lm_stage(models: Models | LanguageModel, settings: EngineSettings, memory: M
     return LM[settings.lm_backend](models, settings, memory)
 
 
-def foreign_flow(models: Models, settings: EngineSettings) -> ForeignFlow | None:
+def foreign_flow(models: Models, settings: EngineSettings) -> ExportedFlow | None:
     """What takes part in the flow's stage, None: its own networks do it all."""
     if settings.flow_backend == "torch":
         return None
@@ -91,16 +91,16 @@ def foreign_flow(models: Models, settings: EngineSettings) -> ForeignFlow | None
     return FLOW[settings.flow_backend](models, settings)
 
 
-def _flow(models: Models, run: EstimatorRunner) -> ForeignFlow:
-    return ForeignFlow(ForeignEstimator(models.flow.estimator.out, run), None)
+def _flow(models: Models, run: EstimatorRunner) -> ExportedFlow:
+    return ExportedFlow(ExportedEstimator(models.flow.estimator.out, run), None)
 
 
-def _from_torch(kind: str, models: Models, trusted: bool) -> ForeignFlow:
-    from vivavoce.models.exported.torch_estimator import TorchEstimator, open_package, open_script
+def _from_torch(kind: str, models: Models, trusted: bool) -> ExportedFlow:
+    from vivavoce.models.exported.runtimes import open_package, open_script, torch_estimator
 
     path, dtype = _estimator_file(kind, models)
     opened = open_script if kind == "jit" else open_package
-    return _flow(models, TorchEstimator(opened(path, models.device, trusted=trusted), models.device, dtype))
+    return _flow(models, torch_estimator(opened(path, models.device, trusted=trusted), models.device, dtype))
 
 
 def _estimator_file(kind: str, models: Models) -> tuple[Path, torch.dtype]:

@@ -16,7 +16,7 @@ from vivavoce.engine.device import upload
 from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
 from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
 from vivavoce.models.build import Models
-from vivavoce.models.exported.estimator import ForeignEstimator
+from vivavoce.models.exported.estimator import ExportedEstimator
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
 from vivavoce.models.layers import PairRunner, keys_before
 
@@ -51,7 +51,7 @@ class PaddedPath:
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
         """The rows in the order in which they came, as many together as can be."""
-        most = self.estimator.run.most_rows if isinstance(self.estimator, ForeignEstimator) else None
+        most = self.estimator.run.most_rows if isinstance(self.estimator, ExportedEstimator) else None
         if self.encoder is not self.models.flow.encoder:
             most = 1
         return [rows] if most is None else [rows[first : first + most] for first in range(0, len(rows), most)]

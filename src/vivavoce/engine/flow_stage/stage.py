@@ -12,7 +12,7 @@ from vivavoce.engine.flow_stage.planning import FlowChunk, FlowRow, FlowStream, 
 from vivavoce.engine.flow_stage.state_pool import PagePool, PromptCache
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
-from vivavoce.models.exported.estimator import ForeignFlow
+from vivavoce.models.exported.estimator import ExportedFlow
 from vivavoce.models.flow.model import EulerSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
 
@@ -99,7 +99,7 @@ class FlowStage:
         deterministic: bool = False,
         most_frames: int | None = None,
         both: PairRunner | None = None,
-        foreign: ForeignFlow | None = None,
+        foreign: ExportedFlow | None = None,
     ) -> None:
         if foreign is not None:
             kernels, state_bytes, both = False, 0, None

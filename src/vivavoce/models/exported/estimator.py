@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vivavoce.checkpoint.onnx_writer import optional_input
-from vivavoce.models.layers import Memory
+from vivavoce.models.flow.unet import VelocityContext
 
 if TYPE_CHECKING:
     from vivavoce.models.exported.script_encoder import ScriptEncoder
 
 
 class EstimatorInputs(NamedTuple):
-    """Tensors by the names and in the order of the official exports; a batch has its rows with their conditions, and
-    then the same without.
+    """Tensors by the names and in the order of the official exports: all rows with their conditions, then all without.
 
     x, mu, cond: [rows, bins, frames]; mask: [rows, 1, frames], 1 where a frame is the row's own; spks: [rows, bins],
     all of one dtype; t: [rows] float32 (in 16 bit its sinusoids would be off); attention_ends: [rows, frames] int32,
-    how many frames each one sees, from the row's first on: an input of our exports alone.
+    the number of frames that each frame sees, from the row's first on. Only our exports have this input.
     """
 
     x: Tensor
@@ -36,59 +37,61 @@ class EstimatorInputs(NamedTuple):
 OFFICIAL_INPUTS, ENDS = EstimatorInputs._fields[:-1], EstimatorInputs._fields[-1]
 OUTPUT = "estimator_out"
 OPTIONAL_ENDS = optional_input(ENDS, np.full((1, 1), 1 << 30, np.int32))
-"""At the end of an ONNX file: where `attention_ends` is not given, every frame sees all of its row. For TensorRT, which
-would take it for a constant, it is taken away."""
+"""The end of an ONNX file: a default for `attention_ends`, with which every frame sees all of its row. TensorRT would
+take this input for a constant, so it is cut off there."""
 
 
-class EstimatorRunner(Protocol):
-    """Runs an exported estimator."""
+@dataclass(eq=False)
+class EstimatorRunner:
+    """Runs an exported estimator in any runtime.
 
-    most_rows: int | None
-    """Rows of a batch at most, each of which is two of the inputs'; None: any number."""
+    run: contiguous tensors by name → velocity, any shape of that size, any device and dtype; dtypes: of the inputs that
+    the file has, in its order; most_rows: the most rows of a batch, of which each is two of the inputs', None: any.
+    """
 
-    def __call__(self, given: EstimatorInputs) -> Tensor:
-        """Velocity [rows, bins, frames] on the inputs' device; what stands past a row's frames says nothing."""
+    run: Callable[[dict[str, Tensor]], Tensor]
+    dtypes: Mapping[str, torch.dtype]
+    most_rows: int | None = None
+
+    def __call__(self, inputs: EstimatorInputs) -> Tensor:
+        """Velocity [rows, bins, frames], device and dtype as `x`; anything past a row's frames."""
+        tensors, x = inputs._asdict(), inputs.x
+        cast = {name: tensors[name].to(dtype).contiguous() for name, dtype in self.dtypes.items()}
+        return self.run(cast).view(x.shape).to(x.device, x.dtype)
 
 
-class ForeignFlow(NamedTuple):
-    """What takes the place of the flow's networks; None: the network itself."""
+class ExportedFlow(NamedTuple):
+    """Replacements of the flow's networks; None: the network itself."""
 
-    estimator: ForeignEstimator | None
+    estimator: ExportedEstimator | None
     encoder: ScriptEncoder | None
 
 
-class ForeignEstimator:
+class ExportedEstimator:
     """Takes the place of `UNet` and `DiT` where rows have no past.
 
-    out: the network's own last layer, whose device and dtype its neighbours go by; run: what computes.
+    out: the network's own last layer, which gives its neighbours device and dtype.
     """
 
     def __init__(self, out: nn.Linear | nn.Conv1d, run: EstimatorRunner) -> None:
         self.out, self.run = out, run
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """The time itself: the runtime embeds it. t: [steps]  →  [1, steps, 1, 1]."""
+        """The time itself, as the runtime embeds it. t: [steps]  →  [1, steps, 1, 1]."""
         return t[None, :, None, None]
 
-    def velocity(
-        self,
-        features: Tensor,
-        biases: Tensor,
-        mask: Tensor | None,
-        memory: Memory | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """As `UNet.velocity` of whole rows; biases: of `time_biases`; mask: additive, keys from the first on."""
-        if memory is not None:
+    def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
+        """See `VelocityEstimator`; whole rows, each frame sees its row's first keys; the mask is additive."""
+        if context.memory is not None:
             raise ValueError("an exported estimator computes whole rows only")
         rows, frames = features.shape[:2]
         x, mu, speaker, condition = (part.transpose(1, 2) for part in features.chunk(4, dim=-1))
-        if mask is None:
+        if context.mask is None:
             ends = torch.full((rows, frames), frames, device=features.device, dtype=torch.int32)
         else:
-            ends = (mask[:, 0] == 0).sum(dim=-1, dtype=torch.int32).expand(rows, frames)
-        # The last frame sees all of its row, and padding sees as much.
+            ends = (context.mask[:, 0] == 0).sum(dim=-1, dtype=torch.int32).expand(rows, frames)
+        # The last frame sees the whole row, and padding has the last frame's mask.
         own = torch.arange(frames, device=features.device) < ends[:, -1:]
-        t = biases.flatten().float().expand(rows)
-        given = EstimatorInputs(x, own[:, None].to(x.dtype), mu, t, speaker[..., 0], condition, ends)
-        return self.run(given).transpose(1, 2)
+        t = context.biases.flatten().float().expand(rows)
+        inputs = EstimatorInputs(x, own[:, None].to(x.dtype), mu, t, speaker[..., 0], condition, ends)
+        return self.run(inputs).transpose(1, 2)

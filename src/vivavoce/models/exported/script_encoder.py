@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.exported.torch_estimator import open_script
+from vivavoce.models.exported.runtimes import open_script
 from vivavoce.models.layers import Memory
 
 
 class ScriptEncoder:
-    """Takes the place of `TokenEncoder` where rows have no past, of one row at a time.
+    """Takes the place of `TokenEncoder` where rows have no past, for one row at a time.
 
     network: the `TokenEncoder`; dtype: of the file. An official file attends to the whole row, or by the official grid
     of chunks. CheckpointError: as of `open_script`, or it does not run on this device.
@@ -46,7 +46,7 @@ class ScriptEncoder:
         memory: tuple[Memory, Memory] | None = None,
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
-        """As `TokenEncoder.encode` of one row without a past."""
+        """`TokenEncoder.encode` of one row without a past."""
         if memory is not None or len(x) != 1:
             raise ValueError("an exported encoder computes whole rows only, one by one")
         x, ahead, mask = x.to(self._dtype), self._network.config.lookahead, masks[0]
@@ -56,7 +56,7 @@ class ScriptEncoder:
             heard = lengths[:, None].expand(1, size) if lookahead_ends is None else lookahead_ends
             h = self._script.encode(x, lengths, ends.to(torch.int32), heard)
         else:
-            # What is less than the whole lookahead its files do not take.
+            # Official files take the whole lookahead or none of it.
             context = x[:, size : size + ahead]
             more = (context,) if context.shape[1] == ahead and int(lengths[0]) == size + ahead else ()
             chunked = mask is not None and mask.shape[2] > 1

@@ -14,8 +14,8 @@ from torch.nn.functional import conv1d, gelu, layer_norm, linear, pad, silu
 from vivavoce.checkpoint.config import DiTConfig, LookaheadConfig
 from vivavoce.models.flow.layout import lay_for_windows, mish
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, look_ahead
-from vivavoce.models.flow.unet import TimeEmbedding, attend
-from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, valid_positions, visible_keys
+from vivavoce.models.flow.unet import TimeEmbedding, VelocityContext, VelocityEstimator, attend
+from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, valid_positions
 from vivavoce.models.packed_linear import Linear
 
 POSITION_KERNEL = 31
@@ -28,7 +28,7 @@ PER_BLOCK = 6
 
 
 class LookaheadEncoder(nn.Module):
-    """Embedded tokens → mu: each hears the next `lookahead` tokens and the two before it, and stands for its frames."""
+    """Embedded tokens → mu: a token hears `lookahead` tokens after and two before it, and fills its frames."""
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__()
@@ -38,11 +38,10 @@ class LookaheadEncoder(nn.Module):
 
     @property
     def memory_shapes(self) -> tuple[MemoryShape, MemoryShape]:
-        """What is kept at token rate, and at mel rate nothing."""
         return MemoryShape(0, 0, HISTORY_KERNEL - 1, self.config.channels), MemoryShape(0, 0, 0, 0)
 
     def forward(self, x: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        """As `TokenEncoder.forward`; nothing attends, so it is the same whether chunked or not."""
+        """`TokenEncoder.forward`; without attention `chunked` changes nothing."""
         kept = torch.where(final, lengths, lengths - self.config.lookahead)
         return self.encode(x, lengths, x.shape[1]), kept * self.config.upsampling
 
@@ -57,20 +56,19 @@ class LookaheadEncoder(nn.Module):
         memory: tuple[Memory, Memory] | None = None,
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
-        """As `TokenEncoder.encode`, without attention: masks, keys and past say nothing."""
+        """`TokenEncoder.encode` without attention: masks, keys and past are not read."""
         x = x * valid_positions(lengths, x.shape[1])[..., None]
         of_tokens = memory[0] if memory else None
         mu = look_ahead(x, size, self.lookahead_conv, self.history_conv, of_tokens, lookahead_ends)
         return mu.repeat_interleave(self.config.upsampling, dim=1)
 
     def lay_out(self) -> None:
-        """Place the weights in memory as inference reads them; nothing that it computes changes."""
         lay_for_windows(self.lookahead_conv)
         lay_for_windows(self.history_conv)
 
 
 class PositionConv(nn.Module):
-    """Two causal convolutions in groups, with Mish after each: where a frame stands among its neighbours."""
+    """Positions by convolution: two causal convolutions in groups, with Mish after each."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -78,19 +76,19 @@ class PositionConv(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory | None) -> Tensor:
         """x: [batch, frames, size]; memory: what precedes x, zeros if None  →  the same shape."""
-        for place, conv in enumerate(self.convs):
+        for index, conv in enumerate(self.convs):
             assert isinstance(conv, nn.Conv1d)
-            first = place * x.shape[2]
+            first = index * x.shape[2]
             x = pad(x, (0, 0, POSITION_KERNEL - 1, 0)) if memory is None else memory.extend(first, x)
             x = mish(conv1d(x.transpose(1, 2), conv.weight, conv.bias, groups=POSITION_GROUPS).transpose(1, 2))
         return x
 
 
 class RotaryAttention(nn.Module):
-    """Self-attention of which the official code gives positions to the first head alone."""
+    """Self-attention; the official code gives positions to the first head only."""
 
     site = 0
-    """Its place among the network's attentions."""
+    """Index among the network's attentions."""
 
     def __init__(self, size: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -122,7 +120,7 @@ def rotation_of(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 class DiTBlock(nn.Module):
-    """Attention and feed-forward, each behind a norm that the time shifts and scales, and through a gate of it."""
+    """Attention and feed-forward, each between a norm that time shifts and scales, and a gate of time (adaLN-Zero)."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -144,8 +142,10 @@ class DiTBlock(nn.Module):
         return x + later_gate * self.feed_forward(_modulated(x, later_shift, later_scale))
 
 
-class DiT(nn.Module):
-    """(x, mu, speaker, condition, t) → velocity, in the place of CosyVoice2's `UNet`."""
+class DiT(VelocityEstimator):
+    """CosyVoice3's estimator, in the place of CosyVoice2's `UNet`."""
+
+    config: DiTConfig
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -161,18 +161,9 @@ class DiT(nn.Module):
 
     @property
     def memory_shape(self) -> MemoryShape:
-        """What one pass leaves behind: keys and values of each block, and the inputs of the two convolutions."""
         config = self.config
         keys = 2 * config.num_heads * config.head_dim
         return MemoryShape(config.num_blocks, keys, POSITION_KERNEL - 1, 2 * config.size)
-
-    def forward(
-        self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
-    ) -> Tensor:
-        """As `UNet.forward`."""
-        mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
-        features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
-        return self.velocity(features, self.time_biases(t), mask)
 
     def time_biases(self, t: Tensor) -> Tensor:
         """All modulations at flow time t: [batch] float32  →  [6 · blocks + 2, batch, 1, size], those of the last norm,
@@ -184,30 +175,22 @@ class DiT(nn.Module):
         parts.append(self.last_modulation(time).chunk(2, dim=-1))
         return torch.stack([one for part in parts for one in part])[:, :, None]
 
-    def velocity(
-        self,
-        features: Tensor,
-        biases: Tensor,
-        mask: Tensor | None,
-        memory: Memory | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """As `UNet.velocity`; positions: [batch or 1, frames] int, places in the whole row, None: from its start."""
+    def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
+        positions = context.positions
         if positions is None:
             positions = torch.arange(features.shape[1], device=features.device)[None]
         rotation = rotation_of(positions, self.config.head_dim)
         # The official order is x, condition, mu, speaker.
         first, condition, mu, speaker = self.input.weight.chunk(4, dim=1)
         x = linear(features, torch.cat((first, mu, speaker, condition), dim=1), self.input.bias)
-        x = x + self.position_conv(x, memory)
-        *modulations, scale, shift = biases.unbind()
+        x = x + self.position_conv(x, context.memory)
+        *modulations, scale, shift = context.biases.unbind()
         grouped = torch.stack(modulations).unflatten(0, (-1, PER_BLOCK))
         for block, own in zip(self.blocks, grouped, strict=True):
-            x = block(x, own, rotation, mask, memory)
+            x = block(x, own, rotation, context.mask, context.memory)
         return self.out(_modulated(x, shift, scale))
 
     def lay_out(self) -> None:
-        """Place the weights in memory as inference reads them; nothing that it computes changes."""
         for block in self.blocks:
             attention = cast(DiTBlock, block).attention
             lay_together((attention.query.weight, attention.key.weight, attention.value.weight))

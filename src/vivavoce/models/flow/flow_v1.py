@@ -27,7 +27,7 @@ REGULATOR_CONVS = 4
 
 
 class Regulator(nn.Module):
-    """Convolutions over what was drawn out from token rate to mel rate."""
+    """Convolutions over token features that were stretched to mel rate."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -86,16 +86,16 @@ class FlowV1(nn.Module):
         ragged = len(set(lengths)) > 1
         mask = visible_keys(torch.tensor(lengths, device=tokens.device), tokens.shape[1], None) if ragged else None
         x = self.mu_projection(self.encoder(self.token_embedding(tokens.clamp(min=0)), mask))
-        drawn = [self._drawn_out(row[:length], item) for row, length, item in zip(x, lengths, items, strict=True)]
-        frames = torch.tensor([len(one) for one in drawn], device=x.device)
-        ragged = len({len(one) for one in drawn}) > 1
-        padded = pad_sequence(drawn, batch_first=True)
+        stretched = [self._stretched(row[:length], item) for row, length, item in zip(x, lengths, items, strict=True)]
+        frames = torch.tensor([len(one) for one in stretched], device=x.device)
+        ragged = len({len(one) for one in stretched}) > 1
+        padded = pad_sequence(stretched, batch_first=True)
         inside = valid_positions(frames, padded.shape[1])[..., None].to(x.dtype) if ragged else None
         return self.regulator(padded, inside)
 
-    def _drawn_out(self, x: Tensor, item: WholeInput) -> Tensor:
-        """Rows of tokens → frames, in parts that are drawn out by themselves: a chunk's overlaps with its neighbours
-        come out alike in both. x: [tokens, bins]  →  [frames, bins]
+    def _stretched(self, x: Tensor, item: WholeInput) -> Tensor:
+        """Tokens → frames, in parts that are stretched by themselves: overlapping tokens of two chunks give the same
+        frames in both. x: [tokens, bins]  →  [frames, bins]
         """
         frames_of, overlap = self.rates.frames_of, self.config.overlap
         prompt, target = x.split((len(item.prompt), len(item.tokens)))
@@ -146,4 +146,4 @@ class FlowV1(nn.Module):
         return [mel[len(one.prompt_mel) : self.frames_of(one)] for one, mel in zip(items, path.x, strict=True)]
 
     def lay_out(self) -> None:
-        """Place the weights in memory as inference reads them: they lie so."""
+        """Nothing to do: inference reads the weights in the order of the checkpoint."""

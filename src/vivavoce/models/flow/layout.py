@@ -1,4 +1,4 @@
-"""Where weights lie in memory: the same parameters, placed so that a product reads them without a copy.
+"""Layout of weights in memory: the same parameters, placed so that a product reads them without a copy.
 
 A parameter keeps its name, its shape and its values; code that finds it placed otherwise computes the same, and slower.
 """
@@ -17,10 +17,10 @@ from vivavoce.models.packed_linear import MANY_ROWS, Product, packed, packs
 
 
 def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
-    """What a residual stream has too much at each reader if all output biases of its blocks are added at its start.
+    """Excess of a residual stream at each reader if all output biases of its blocks are added at its start.
 
     biases: [size] each, of attention and feed-forward of every block in order  →  [biases + 1, size] float32; the first
-    row is what was added, the last is zeros.
+    row is the sum of all, the last is zeros.
     """
     wide = [bias.float() for bias in biases]
     return torch.stack((*wide, torch.zeros_like(wide[0]))).flip(0).cumsum(0).flip(0)
@@ -70,7 +70,7 @@ def pack_windows(conv: nn.Conv1d) -> Product | None:
 
 
 def lay_for_windows(conv: nn.Conv1d) -> None:
-    """Order a convolution's weights as `convolve` reads them."""
+    """Put a convolution's weights in the order in which `convolve` reads them."""
     if conv.weight.is_inference():
         return
     with torch.inference_mode(False), torch.no_grad():

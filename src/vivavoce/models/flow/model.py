@@ -16,16 +16,16 @@ from torch.nn.utils.rnn import pad_sequence
 from vivavoce.checkpoint.config import FlowConfig, LookaheadConfig, UNetConfig
 from vivavoce.models.flow.dit import DiT, LookaheadEncoder
 from vivavoce.models.flow.token_encoder import TokenEncoder
-from vivavoce.models.flow.unet import UNet
+from vivavoce.models.flow.unet import UNet, VelocityContext
 from vivavoce.models.layers import Memory, PairRunner, additive, visible_keys
 
 if TYPE_CHECKING:
-    from vivavoce.models.exported.estimator import ForeignEstimator
+    from vivavoce.models.exported.estimator import ExportedEstimator
     from vivavoce.models.exported.script_encoder import ScriptEncoder
     from vivavoce.models.flow.unet_v1 import UNetV1
 
     Encoder = TokenEncoder | LookaheadEncoder | ScriptEncoder
-    Estimator = UNet | DiT | UNetV1 | ForeignEstimator
+    Estimator = UNet | DiT | UNetV1 | ExportedEstimator
 
 MAX_FRAMES = 15_000
 """Mel frames for which the official code draws noise: 300 s, prompt included."""
@@ -69,7 +69,6 @@ class EulerSchedule:
 
     @classmethod
     def of(cls, estimator: Estimator, num_steps: int) -> EulerSchedule:
-        """Steps of `estimator` with its present weights."""
         times = time_steps(num_steps)
         t = torch.tensor([t for t, _ in times], device=estimator.out.weight.device)
         return cls(tuple(times), tuple(estimator.time_biases(t)[:, :, None].unbind(1)))
@@ -111,25 +110,19 @@ class Path:
         conditional[:, :, 1], conditional[:, :, 2], conditional[:, :, 3] = mu, speaker[:, None], condition
 
     def step(self, number: int, *memories: Memory) -> None:
-        """Take step `number`; memories: of this step and twice the batch, the conditional rows first, or with `both`
-        one of each half; none: rows have no past.
+        """Take step `number`; memories: of this step, one for twice the batch (conditional rows first), or with `both`
+        one for each half; none: rows have no past.
         """
-        _, dt = self._schedule.times[number]
+        (_, dt), biases = self._schedule.times[number], self._schedule.biases[number]
         self._features[..., : self.x.shape[-1]] = self.x
+        contexts = [VelocityContext(biases, self._mask, past, self._positions) for past in memories or (None, None)]
+        velocity = self._estimator.velocity
         if self._both is None:
-            conditional, free = self._velocity(number, self._features.flatten(0, 1), memories[:1]).chunk(2)
+            conditional, free = velocity(self._features.flatten(0, 1), contexts[0]).float().chunk(2)
         else:
-            halves = [
-                partial(self._velocity, number, half, memories[place : place + 1])
-                for place, half in enumerate(self._features)
-            ]
-            conditional, free = self._both(*halves)
+            halves = zip(self._features, contexts, strict=True)
+            conditional, free = (one.float() for one in self._both(*(partial(velocity, *half) for half in halves)))
         self.x = self.x + dt * ((1 + self._guidance) * conditional - self._guidance * free)
-
-    def _velocity(self, number: int, features: Tensor, memory: Sequence[Memory]) -> Tensor:
-        biases = self._schedule.biases[number]
-        past = memory[0] if memory else None
-        return self._estimator.velocity(features, biases, self._mask, past, self._positions).float()
 
 
 @dataclass(frozen=True)
@@ -171,7 +164,7 @@ class Flow(nn.Module):
         return self.encoder(self.token_embedding(tokens.clamp(min=0)), lengths, final, chunked)
 
     def lay_out(self) -> None:
-        """Place the weights in memory as inference reads them; names, shapes, values and results stay."""
+        """Put the weights in the order in which inference reads them; names, shapes, values and results stay."""
         self.encoder.lay_out()
         self.estimator.lay_out()
 

@@ -1,7 +1,7 @@
 """CosyVoice3's velocity estimator and lookahead over packed rows; batches are those of `packed_unet`.
 
-Weights are views of the network's own, and a few more: what flow time makes of every norm and gate is worked out once
-for each Euler step, output biases included.
+Weights are views of the network's own, and a few more: the modulations of every norm and gate are computed once for
+each Euler step, output biases included.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from vivavoce.models.flow.dit import NORM_EPS, PER_BLOCK, DiT, DiTBlock, Lookahe
 from vivavoce.models.flow.layout import joined
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Flow
 from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderCuts, encoder_cuts, windowed
-from vivavoce.models.flow.packed_unet import Cuts, PackedBatch, cuts_of
+from vivavoce.models.flow.packed_unet import PackedBatch, PackedEstimator
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL
 from vivavoce.models.kernels.common import tile_of
 from vivavoce.models.kernels.encoder_windows import windows_ahead, windows_behind
 from vivavoce.models.kernels.flow_attention import PagePlaces, attend, keep_in_pages
 from vivavoce.models.kernels.flow_products import product
-from vivavoce.models.kernels.flow_rows import Modulations, advance, modulated
+from vivavoce.models.kernels.flow_rows import Modulations, modulated
 from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
 
 NORM_ROWS = 4
 """Rows of a program of LayerNorm: few, as there is one at every turn, and a first chunk's batch is small."""
 
 
-class BlockWeights(NamedTuple):
+class DiTBlockWeights(NamedTuple):
     """A block: matrices [out, in]; biases of `mixed` and `contract` are with the gates."""
 
     queries_and_keys: tuple[Tensor, Tensor]
@@ -37,40 +37,29 @@ class BlockWeights(NamedTuple):
     contract: Tensor
 
 
-class PackedDiT:
-    """Computes what `model.Path.step` does with a `DiT`, row by row; arguments and errors as `PackedUNet`."""
+class PackedDiT(PackedEstimator):
+    """`PackedEstimator` of a `DiT`."""
 
     @torch.no_grad()
     def __init__(self, dit: DiT, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
-        config, device = dit.config, dit.out.weight.device
+        super().__init__(dit, schedule, guidance, invariant=invariant)
+        config = dit.config
         for size in (config.in_channels, config.out_channels, config.size, config.head_dim):
             tile_of(size, 16)
         blocks = [cast(DiTBlock, block) for block in dit.blocks]
         first, condition, mu, speaker = dit.input.weight.chunk(4, dim=1)
         self._input = torch.cat((first, mu, speaker, condition), dim=1), dit.input.bias
         self._convs = [
-            grouped_weights(cast(nn.Conv1d, conv), place * config.size)
-            for place, conv in enumerate(dit.position_conv.convs)
+            grouped_weights(cast(nn.Conv1d, conv), index * config.size)
+            for index, conv in enumerate(dit.position_conv.convs)
         ]
         self._blocks = [_block(block) for block in blocks]
         self._velocity = dit.out.weight, dit.out.bias
         self._norms, self._gates = _modulations(blocks, schedule)
-        positions = torch.arange(MAX_FRAMES, device=device)
+        positions = torch.arange(MAX_FRAMES, device=dit.out.weight.device)
         self._rotation = torch.cat(rotation_of(positions, config.head_dim), dim=1)
-        self._num_heads, self._guidance, self._invariant = config.num_heads, guidance, invariant
-        self._spans = torch.tensor([dt for _, dt in schedule.times], device=device)
-
-    def cuts(self, frames: int) -> Cuts:
-        """As `PackedUNet.cuts`."""
-        return cuts_of(frames, invariant=self._invariant)
-
-    def step(self, batch: PackedBatch) -> None:
-        """As `PackedUNet.step`."""
-        velocity = self.velocity(batch)
-        advance(batch.x, velocity, batch.features, self._spans, batch.step, self._guidance)
 
     def velocity(self, batch: PackedBatch) -> Tensor:
-        """As `PackedUNet.velocity`."""
         cuts, tables = self.cuts(len(batch.x)), batch.tables
         cut, times = cuts.products, Modulations(self._norms, self._gates, batch.step)
         in_rows = ((tables.row, tables.local, tables.length), tables.first, batch.tails, cuts.conv)
@@ -78,7 +67,6 @@ class PackedDiT:
         seen = (tables.tiles, tables.ends, tables.first, tables.pages, batch.step)
 
         def normal(added: Tensor | None, norm: int) -> Tensor:
-            """Take what a residual adds into the stream, and give the next one's input."""
             return modulated(x, None if added is None else (added, norm - 1), times, norm, NORM_EPS, NORM_ROWS)
 
         start = product(batch.features, *self._input, cut)
@@ -94,10 +82,10 @@ class PackedDiT:
         return product(h, *self._velocity, cut)
 
 
-def _block(block: DiTBlock) -> BlockWeights:
+def _block(block: DiTBlock) -> DiTBlockWeights:
     attention, feed_forward = block.attention, block.feed_forward
     parts = (attention.query, attention.key, attention.value)
-    return BlockWeights(
+    return DiTBlockWeights(
         (joined([part.weight for part in parts]), torch.cat([part.bias for part in parts])),
         attention.out.weight,
         (feed_forward.expand.weight, feed_forward.expand.bias),
@@ -120,7 +108,7 @@ def _modulations(blocks: list[DiTBlock], schedule: EulerSchedule) -> tuple[Tenso
 
 
 class PackedLookahead:
-    """Computes what `LookaheadEncoder.encode` does, row by row; arguments and errors as `PackedEncoder`."""
+    """`LookaheadEncoder.encode` row by row; arguments and errors as in `PackedEncoder`."""
 
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
         encoder, self._table = flow.encoder, flow.token_embedding.weight
@@ -133,11 +121,9 @@ class PackedLookahead:
         self._up = encoder.config.upsampling
 
     def cuts(self, tokens: int) -> EncoderCuts:
-        """As `PackedEncoder.cuts`."""
         return encoder_cuts(tokens, invariant=self._invariant)
 
     def encode(self, batch: EncoderBatch) -> None:
-        """As `PackedEncoder.encode`; nothing attends, and nothing is kept at mel rate."""
         tables = batch.tables
         cuts, (weight, bias) = self.cuts(len(tables.row)), self._behind
         windows, x = windows_ahead(tables.ids, self._table, bias, cuts.rows)

@@ -65,7 +65,7 @@ def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
 
 
 class EncoderTables(NamedTuple):
-    """What stands where; all int32.
+    """Positions of packed tokens; all int32.
 
     ids: [tokens, 1 + lookahead], of each packed token its id and those that follow in its row, −1: zeros.
     row, local, ends: [tokens], of each its row, its place among the row's new tokens (−1: padding), and the place in
@@ -104,7 +104,7 @@ class EncoderPast(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderBatch:
-    """What one run of the encoder reads and writes.
+    """Inputs and outputs of one run of the encoder.
 
     mu: [frames, bins], its result, anything in padding; past: at token rate and at mel rate; None: rows have no past
     and leave no state.
@@ -155,7 +155,7 @@ class PackedEncoderWeights:
     @classmethod
     @torch.no_grad()
     def of(cls, flow: Flow) -> PackedEncoderWeights:
-        """Those of a flow; what is not worked out anew is shared with it."""
+        """Weights of a flow; those that are not computed anew are shared with it."""
         encoder = flow.encoder
         assert isinstance(encoder, TokenEncoder)
         up, table = encoder.config.upsampling, flow.token_embedding.weight
@@ -186,7 +186,7 @@ def _blocks(modules: nn.ModuleList, reach: int) -> tuple[tuple[EncoderBlock, ...
     """The blocks, and the sum of their output biases: [size] float32; reach: positions of the longest row."""
     blocks = [cast(ConformerBlock, block) for block in modules]
     ahead = biases_ahead([bias for one in blocks for bias in (one.attention.out.bias, one.feed_forward.contract.bias)])
-    packed = [_block(block, -ahead[2 * place], -ahead[2 * place + 1], reach) for place, block in enumerate(blocks)]
+    packed = [_block(block, -ahead[2 * index], -ahead[2 * index + 1], reach) for index, block in enumerate(blocks)]
     return tuple(packed), ahead[0]
 
 
@@ -232,11 +232,10 @@ def _upsampling(encoder: TokenEncoder) -> Linear:
 
 
 class PackedEncoder:
-    """Computes what `TokenEncoder.encode` does, row by row; it holds weights only.
+    """`TokenEncoder.encode` row by row; it holds weights only.
 
-    flow: on the device; it is read, and shares some of its weights; invariant: what a row computes does not depend on
-    its neighbours, nor on whether its past was kept or is computed again, to the bit; slower. ValueError: sizes that
-    the kernels do not take.
+    flow: on the device; some of its weights are shared; invariant: a row's bits depend neither on its neighbours nor on
+    whether its past was kept or is computed again, which is slower. ValueError: the kernels do not take its sizes.
     """
 
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
@@ -247,7 +246,7 @@ class PackedEncoder:
         self._weights, self._up, self._invariant = PackedEncoderWeights.of(flow), config.upsampling, invariant
 
     def cuts(self, tokens: int) -> EncoderCuts:
-        """How a batch of this many packed tokens is cut; its attention's tiles must be of that size."""
+        """Tiles of a batch of this many packed tokens; the batch's attention tiles must have their size."""
         return encoder_cuts(tokens, invariant=self._invariant)
 
     def encode(self, batch: EncoderBatch) -> None:
@@ -278,7 +277,6 @@ def _run_blocks(
     rate: int,
     cuts: EncoderCuts,
 ) -> None:
-    """Conformer blocks, in place."""
     keys, cut = past.keys if past else None, cuts.products
     for site, block in enumerate(blocks):
         products = product(layer_norm(x, block.attention_norm, cuts.rows), *block.queries_and_keys, cut)

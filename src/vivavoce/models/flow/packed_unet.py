@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.layout import biases_ahead, joined
 from vivavoce.models.flow.model import EulerSchedule
 from vivavoce.models.flow.unet import CausalConv, Level, TransformerBlock, UNet
@@ -59,7 +60,7 @@ def cuts_of(frames: int, *, invariant: bool) -> Cuts:
 
 
 class PackedTables(NamedTuple):
-    """What stands where; all int32.
+    """Positions of packed frames; all int32.
 
     row, local, position, ends: [frames], of each packed frame its row, its place among the row's new frames (−1:
     padding), its place in the whole row, and the place before which it sees the row's keys.
@@ -80,7 +81,7 @@ class PackedTables(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """What one Euler step reads and updates in place.
+    """Tensors that one Euler step reads and updates in place.
 
     x: [frames, bins] float32, where each frame is on its path.
     features: [2 · frames, in], x, mu, the speaker and the condition side by side; zeros but for x without conditions.
@@ -130,7 +131,7 @@ def _level(level: Level) -> LevelWeights:
         (_conv(resnet.conv1), _conv(resnet.conv2)),
         ((resnet.norm1.weight, resnet.norm1.bias), (resnet.norm2.weight, resnet.norm2.bias)),
         (resnet.shortcut.weight[..., 0].contiguous(), resnet.shortcut.bias.float() + ahead[0]),
-        tuple(_block(block, -ahead[2 * place], -ahead[2 * place + 1]) for place, block in enumerate(blocks)),
+        tuple(_block(block, -ahead[2 * index], -ahead[2 * index + 1]) for index, block in enumerate(blocks)),
         _conv(level.conv) if hasattr(level, "conv") else None,
     )
 
@@ -153,38 +154,50 @@ def _conv(conv: CausalConv) -> ConvWeights:
     return ConvWeights(conv.weight.permute(0, 2, 1).contiguous(), conv.bias, conv.first)
 
 
-class PackedUNet:
-    """Computes what `model.Path.step` does with a `UNet`, row by row; it holds weights only.
+class PackedEstimator:
+    """Computes what `model.Path.step` does, row by row; it holds weights only.
 
-    unet: on the device, after `UNet.lay_out`; it is read, and shares its weights; schedule: of the same network;
-    guidance: of classifier-free guidance; invariant: what a row computes does not depend on its neighbours, to the bit;
-    slower. ValueError: sizes that the kernels do not take.
+    network: on the device, after `lay_out`; its weights are shared; schedule: of the same network; guidance: of
+    classifier-free guidance; invariant: a row's bits do not depend on its neighbours, which is slower. ValueError: the
+    kernels do not take its sizes.
     """
+
+    def __init__(
+        self, network: UNet | DiT, schedule: EulerSchedule, guidance: float, *, invariant: bool = False
+    ) -> None:
+        self._num_heads, self._guidance, self._invariant = network.config.num_heads, guidance, invariant
+        self._spans = torch.tensor([dt for _, dt in schedule.times], device=network.out.weight.device)
+
+    def cuts(self, frames: int) -> Cuts:
+        """Tiles of a batch of this many packed frames; the batch's attention tiles must have their size."""
+        return cuts_of(frames, invariant=self._invariant)
+
+    def step(self, batch: PackedBatch) -> None:
+        """Take the Euler step `batch.step` in place; new keys and tails are left for the next chunk."""
+        velocity = self.velocity(batch)
+        advance(batch.x, velocity, batch.features, self._spans, batch.step, self._guidance)
+
+    def velocity(self, batch: PackedBatch) -> Tensor:
+        """Velocities of all frames with conditions and then without, [2 · frames, bins]; anything in padding."""
+        raise NotImplementedError
+
+
+class PackedUNet(PackedEstimator):
+    """`PackedEstimator` of a `UNet`."""
 
     @torch.no_grad()
     def __init__(self, unet: UNet, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
-        config, device = unet.config, unet.out.weight.device
+        super().__init__(unet, schedule, guidance, invariant=invariant)
+        config = unet.config
         for size in (config.in_channels, config.out_channels, config.channels, config.num_heads * config.head_dim):
             tile_of(size, 16)
         assert unet.out.bias is not None
         self._levels = [_level(cast(Level, level)) for level in (unet.down, *unet.mid, unet.up)]
         self._final, self._final_norm = _conv(unet.final_conv), (unet.final_norm.weight, unet.final_norm.bias)
         self._velocity = unet.out.weight[..., 0].contiguous(), unet.out.bias
-        self._num_heads, self._guidance, self._invariant = config.num_heads, guidance, invariant
         self._times = torch.stack(schedule.biases).flatten(1, -2).contiguous()
-        self._spans = torch.tensor([dt for _, dt in schedule.times], device=device)
-
-    def cuts(self, frames: int) -> Cuts:
-        """How a batch of this many packed frames is cut; its attention's tiles must be of that size."""
-        return cuts_of(frames, invariant=self._invariant)
-
-    def step(self, batch: PackedBatch) -> None:
-        """Take the Euler step that `batch.step` names, in place; new keys and tails are left for the next chunk."""
-        velocity = self.velocity(batch)
-        advance(batch.x, velocity, batch.features, self._spans, batch.step, self._guidance)
 
     def velocity(self, batch: PackedBatch) -> Tensor:
-        """Velocities of all frames with conditions and then without, [2 · frames, bins]; anything in padding."""
         cuts, tables = self.cuts(len(batch.x)), batch.tables
         places = (tables.row, tables.local, tables.length)
 
@@ -198,8 +211,8 @@ class PackedUNet:
             weights = self._levels[number]
             h = conv(x, weights.convs[0], weights.norms[0], time=(self._times, batch.step, number))
             h = conv(h, weights.convs[1], weights.norms[1], skip=(x, *weights.shortcut))
-            for place, block in enumerate(weights.blocks):
-                self._block(h, block, batch, cuts, number * len(weights.blocks) + place)
+            for index, block in enumerate(weights.blocks):
+                self._block(h, block, batch, cuts, number * len(weights.blocks) + index)
             return h
 
         last = len(self._levels) - 1
@@ -211,7 +224,6 @@ class PackedUNet:
         return product(conv(h, self._final, self._final_norm), *self._velocity, cuts.products)
 
     def _block(self, x: Tensor, block: BlockWeights, batch: PackedBatch, cuts: Cuts, site: int) -> None:
-        """In place; new keys and values are kept."""
         tables, step = batch.tables, batch.step
         products = product(layer_norm(x, block.attention_norm, NORM_ROWS), block.queries_and_keys, None, cuts.products)
         if batch.keys is not None:

@@ -47,7 +47,7 @@ class TokenEncoder(nn.Module):
 
     @property
     def memory_shapes(self) -> tuple[MemoryShape, MemoryShape]:
-        """What is kept at token rate and, behind the upsampling, at mel rate."""
+        """At token rate and, behind the upsampling, at mel rate."""
         config, size = self.config, self.config.hidden_size
         return (
             MemoryShape(config.num_blocks, 2 * size, HISTORY_KERNEL - 1, size),
@@ -107,7 +107,6 @@ class TokenEncoder(nn.Module):
         return self.mu_projection(self.norm(x))
 
     def lay_out(self) -> None:
-        """Place the weights in memory as inference reads them; nothing that it computes changes."""
         for conv in (self.lookahead_conv, self.history_conv, self.up_conv):
             lay_for_windows(conv)
 
@@ -120,7 +119,7 @@ def look_ahead(
     memory: Memory | None,
     lookahead_ends: Tensor | None,
 ) -> Tensor:
-    """Add to the first `size` tokens what a convolution hears ahead of them, and one behind it of that.
+    """Add two convolutions to the first `size` tokens: the first hears ahead, the second hears the first's past.
 
     x: [batch, tokens, channels]; memory, lookahead_ends: as in `TokenEncoder.encode`  →  [batch, size, channels]
     """
@@ -139,6 +138,6 @@ def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor 
     """`convolve`, each window being zeros from its end on; lookahead_ends: [batch, time]."""
     batch, time = lookahead_ends.shape
     windows = x.unfold(1, weight.shape[2], 1).transpose(2, 3)
-    place = torch.arange(time, device=x.device)[:, None] + torch.arange(weight.shape[2], device=x.device)
-    heard = windows * (place < lookahead_ends[..., None])[..., None]
+    position = torch.arange(time, device=x.device)[:, None] + torch.arange(weight.shape[2], device=x.device)
+    heard = windows * (position < lookahead_ends[..., None])[..., None]
     return convolve(heard.flatten(0, 1), weight, bias).view(batch, time, -1)

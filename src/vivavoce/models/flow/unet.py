@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, pad, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention, silu
 
-from vivavoce.checkpoint.config import UNetConfig
+from vivavoce.checkpoint.config import DiTConfig, UNetConfig
 from vivavoce.models.flow.layout import convolve, joined, lay_for_windows, mish, pack_windows
 from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, visible_keys
-from vivavoce.models.packed_linear import MANY_ROWS, Linear, Product, multiply, packed, packs
+from vivavoce.models.packed_linear import MANY_ROWS, Linear, Product, packed, packs
 
 KERNEL = 3
 TIME_SCALE = 1000.0
@@ -46,7 +48,9 @@ class PointwiseConv(nn.Conv1d):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, time, in]  →  [batch, time, out]."""
-        return multiply(x, self.weight[..., 0], self.bias, self.product)
+        if self.product is None or torch.is_grad_enabled():
+            return linear(x, self.weight[..., 0], self.bias)
+        return self.product(x)
 
 
 class TimeEmbedding(nn.Module):
@@ -99,9 +103,9 @@ class SelfAttention(nn.Module):
     """Self-attention without positions: the convolutions around it carry them."""
 
     site = 0
-    """Its place among the network's attentions."""
+    """Index among the network's attentions."""
     product: Product | None = None
-    """Of query, key and value with packed weights; None: plain."""
+    """Query, key and value with packed weights; None: plain."""
 
     def __init__(self, channels: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -114,8 +118,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
         """x: [batch, frames, channels]; mask: as in `UNet.velocity`  →  [batch, frames, channels]."""
-        weight = joined((self.query.weight, self.key.weight, self.value.weight))
-        projected = multiply(x, weight, None, self.product)
+        if self.product is None or torch.is_grad_enabled():
+            projected = linear(x, joined((self.query.weight, self.key.weight, self.value.weight)))
+        else:
+            projected = self.product(x)
         inner = self.out.in_features
         query, keys = projected[..., :inner], projected[..., inner:]
         if memory is not None:
@@ -160,8 +166,60 @@ class Level(nn.Module):
         return x
 
 
-class UNet(nn.Module):
-    """(x, mu, speaker, condition, t) → velocity. All levels run at mel rate."""
+class VelocityContext(NamedTuple):
+    """Arguments of an estimator beside its features.
+
+    biases: of its `time_biases`, for each row or one for all; mask: [batch, 1, 1 or frames, keys], bool or additive,
+    None: every frame sees every key; memory: the past, shaped as `memory_shape` says, None: rows have no past;
+    positions: [batch or 1, frames] int, of each frame in its row, None: from 0 on; only `DiT` reads them.
+    """
+
+    biases: Tensor
+    mask: Tensor | None = None
+    memory: Memory | None = None
+    positions: Tensor | None = None
+
+
+class VelocityEstimator(nn.Module):
+    """(x, mu, speaker, condition, t) → velocity, by `UNet` in CosyVoice2 and by `DiT` in CosyVoice3."""
+
+    config: UNetConfig | DiTConfig
+
+    def time_biases(self, t: Tensor) -> Tensor:
+        """Everything that depends on flow time alone; t: [batch] float32  →  [levels, batch, 1, channels]."""
+        raise NotImplementedError
+
+    def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
+        """features: [batch, frames, in], x, mu, the speaker in every frame, and the condition
+        →  [batch, frames, bins].
+        """
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
+    ) -> Tensor:
+        """Velocity at flow time t  →  [batch, frames, bins].
+
+        x: the point on the path, mu: the encoder's output, and condition: the prompt's mel and zeros after it, [batch,
+        frames, bins]; speaker: [batch, bins], projected; t: [batch] float32; lengths: [batch] int64, frames of each
+        row; frames within them do not see the padding; chunked: attend chunk by chunk (streaming) instead of to the
+        whole row.
+        """
+        mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
+        features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
+        return self.velocity(features, VelocityContext(self.time_biases(t), mask))
+
+
+def level_time_biases(embedding: TimeEmbedding, levels: Iterable[Any], t: Tensor) -> Tensor:
+    """`time_biases` of a U-Net, whose levels have a resnet block each."""
+    time = mish(embedding(t))
+    return torch.stack([level.resnet.time_projection(time) for level in levels])[:, :, None]
+
+
+class UNet(VelocityEstimator):
+    """CosyVoice2's estimator. All levels run at mel rate."""
+
+    config: UNetConfig
 
     def __init__(self, config: UNetConfig) -> None:
         super().__init__()
@@ -178,42 +236,13 @@ class UNet(nn.Module):
         self.out = PointwiseConv(channels, config.out_channels)
         self.memory_shape = self._number_sites()
 
-    def forward(
-        self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
-    ) -> Tensor:
-        """Velocity at flow time t  →  [batch, frames, bins].
-
-        x: the point on the path, mu: the encoder's output, and condition: the prompt's mel and zeros after it, [batch,
-        frames, bins]; speaker: [batch, bins], projected; t: [batch] float32; lengths: [batch] int64, frames of each
-        row; what stands past them is not seen by what precedes; chunked: attend chunk by chunk (streaming) instead of
-        to the whole row.
-        """
-        mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
-        features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
-        return self.velocity(features, self.time_biases(t), mask)
-
     def time_biases(self, t: Tensor) -> Tensor:
-        """What each level's resnet block adds at flow time t: [batch] float32  →  [levels, batch, 1, channels]."""
-        time = mish(self.time_embedding(t))
-        levels = (self.down, *self.mid, self.up)
-        return torch.stack([level.resnet.time_projection(time) for level in levels])[:, :, None]
+        """Summand of each level's resnet block at flow time t: [batch] float32  →  [levels, batch, 1, channels]."""
+        return level_time_biases(self.time_embedding, (self.down, *self.mid, self.up), t)
 
-    def velocity(
-        self,
-        features: Tensor,
-        biases: Tensor,
-        mask: Tensor | None,
-        memory: Memory | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """Velocity of rows that may have a past  →  [batch, frames, bins].
-
-        features: [batch, frames, in], x, mu, the speaker in every frame, and the condition; biases: of `time_biases`,
-        for each row or one for all; mask: [batch, 1, 1 or frames, keys], bool or additive, None: every frame sees every
-        key; memory: the past, shaped as `memory_shape` says; None: there is none; positions: of `DiT.velocity`, not
-        needed here.
-        """
-        first, *middle, last = biases.unbind()
+    def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
+        mask, memory = context.mask, context.memory
+        first, *middle, last = context.biases.unbind()
         skip = self.down(features, first, mask, memory)
         h = self.down.conv(skip, memory)
         for level, bias in zip(self.mid, middle, strict=True):
@@ -223,7 +252,6 @@ class UNet(nn.Module):
         return self.out(mish(self.final_norm(h)))
 
     def lay_out(self) -> None:
-        """Place the weights in memory as inference reads them; nothing that it computes changes."""
         for module in self.modules():
             if isinstance(module, CausalConv):
                 lay_for_windows(module)

@@ -13,8 +13,16 @@ from torch.nn.functional import conv1d, conv_transpose1d, group_norm
 
 from vivavoce.checkpoint.config import HourglassConfig
 from vivavoce.models.flow.layout import mish
-from vivavoce.models.flow.unet import EXPANSION, KERNEL, PointwiseConv, TimeEmbedding, TransformerBlock
-from vivavoce.models.layers import Memory, additive
+from vivavoce.models.flow.unet import (
+    EXPANSION,
+    KERNEL,
+    PointwiseConv,
+    TimeEmbedding,
+    TransformerBlock,
+    VelocityContext,
+    level_time_biases,
+)
+from vivavoce.models.layers import additive
 
 GROUPS = 8
 
@@ -125,27 +133,18 @@ class UNetV1(nn.Module):
         self.out = PointwiseConv(channels, config.out_channels)
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """As `UNet.time_biases`."""
-        time = mish(self.time_embedding(t))
-        levels = [cast(WholeLevel, level) for level in (*self.downs, *self.mid, *self.ups)]
-        return torch.stack([level.resnet.time_projection(time) for level in levels])[:, :, None]
+        return level_time_biases(self.time_embedding, (*self.downs, *self.mid, *self.ups), t)
 
-    def velocity(
-        self,
-        features: Tensor,
-        biases: Tensor,
-        mask: Tensor | None,
-        memory: Memory | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """As `UNet.velocity` of rows without a past; mask: additive, [batch, 1, 1, frames], a row sees all of it."""
+    def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
+        """See `VelocityEstimator`; rows without a past, mask: additive, [batch, 1, 1, frames]."""
+        mask = context.mask
         half_mask = None if mask is None else additive(mask[..., ::2] == 0, features.dtype)
         inside, half_inside = (
             None if one is None else (one[:, 0, 0, :, None] == 0).to(features.dtype) for one in (mask, half_mask)
         )
         outer, inner = (cast(WholeLevel, level) for level in self.downs)
         rising, last = (cast(WholeLevel, level) for level in self.ups)
-        first, second, *middle, before_last, at_last = biases.unbind()
+        first, second, *middle, before_last, at_last = context.biases.unbind()
         skip = outer(features, first, mask, inside)
         half_skip = inner(outer.conv(within(skip, inside)), second, half_mask, half_inside)
         h = inner.conv(within(half_skip, half_inside))
@@ -158,4 +157,4 @@ class UNetV1(nn.Module):
         return self.out(mish(self.final_norm(h, inside)))
 
     def lay_out(self) -> None:
-        """Place the weights in memory as inference reads them: they lie so."""
+        """Nothing to do: inference reads the weights in the order of the checkpoint."""

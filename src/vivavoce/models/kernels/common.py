@@ -1,4 +1,4 @@
-"""What the kernels of several networks share: launches, random numbers by position, running softmax, row formulas."""
+"""Shared by several networks' kernels: launches, random numbers by position, online softmax, row formulas."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _ahead: ContextVar[bool] = ContextVar("ahead", default=False)
 
 
 def launched(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
-    """What launches a kernel on a grid; inside of `compiled_ahead` it compiles it for these arguments only."""
+    """The launcher of a kernel on a grid; within `compiled_ahead` it only compiles for its arguments."""
     return partial(kernel.warmup, grid=grid) if _ahead.get() else kernel[grid]
 
 
 @contextmanager
 def compiled_ahead() -> Iterator[bool]:
-    """Launches inside of this only compile, on all cores, and are waited for at the end; what they give is nothing.
+    """Within this block launches only compile, on all cores; the end waits for them. Their outputs are not written.
 
-    Kernels keep what is compiled, and Triton keeps it on disk. Where it cannot be done, as in Triton's interpreter,
-    this gives False, and launches are launches.
+    Yields False, and launches run, where Triton cannot compile ahead, as in its interpreter.
     """
     mode = getattr(triton, "AsyncCompileMode", None)
     if mode is None or os.environ.get("TRITON_INTERPRET") == "1":
@@ -50,13 +49,12 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 def stream_offset(stream: NoiseStream) -> int:
-    """What is added to a seed for one of its streams, as a signed 64-bit number."""
+    """Summand of a seed for one of its streams, as a signed 64-bit number."""
     return (int(stream) * _STEP + 2**63) % 2**64 - 2**63
 
 
 @triton.jit
 def _shift(x, bits: tl.constexpr):
-    """Logical right shift of signed numbers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -92,28 +90,28 @@ def normal(seed, counter, offset: tl.constexpr):
 
 
 HIDDEN = tl.constexpr(-1e30)
-"""Score of a key that a query does not see, and the highest one before the first tile."""
+"""Score of a key that a query does not see, and m_i before the first tile."""
 
 
 @triton.jit
-def absorb_scores(score, value, scale, end, position, peak, total, out, MASKED: tl.constexpr):
-    """One tile of keys more in the running softmax (arXiv:1805.02867); MASKED: queries see the keys before their ends.
+def online_softmax(score, value, scale, end, position, m_i, l_i, acc, MASKED: tl.constexpr):
+    """Add one tile of keys to the online softmax (arXiv:1805.02867); MASKED: queries see the keys before their ends.
 
-    A tile that a query sees nothing of changes nothing for it, to the bit: its weights are 0 and its fade is 1.
+    A tile that a query does not see leaves its bits as they are: its weights are 0 and its alpha is 1.
     """
     if MASKED:
         score = tl.where(position[None, :] < end[:, None], score, HIDDEN)
-    higher = tl.maximum(peak, tl.max(score, 1) * scale)
-    weight = tl.exp2(score * scale - higher[:, None])
-    fade = tl.exp2(peak - higher)
-    total = total * fade + tl.sum(weight, 1)
-    out = tl.dot(weight.to(value.dtype), value, out * fade[:, None], input_precision="ieee")
-    return higher, total, out
+    m_new = tl.maximum(m_i, tl.max(score, 1) * scale)
+    weight = tl.exp2(score * scale - m_new[:, None])
+    alpha = tl.exp2(m_i - m_new)
+    l_i = l_i * alpha + tl.sum(weight, 1)
+    acc = tl.dot(weight.to(value.dtype), value, acc * alpha[:, None], input_precision="ieee")
+    return m_new, l_i, acc
 
 
 @triton.jit
 def channels(pointer, inside, WHOLE: tl.constexpr):
-    """Load where `inside`; WHOLE: that is everywhere."""
+    """Load where `inside`; WHOLE: everywhere, without a mask."""
     if WHOLE:
         loaded = tl.load(pointer)
     else:

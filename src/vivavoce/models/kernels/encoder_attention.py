@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.kernels.common import HIDDEN, absorb_scores, channels, launched
+from vivavoce.models.kernels.common import HIDDEN, channels, launched, online_softmax
 from vivavoce.models.kernels.layouts import KEY_TILE
 
 SPARE = 128
@@ -28,20 +28,20 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class RelativeTile:
-    """How the work is cut: queries of one program, 16 to 64; warps and pipeline stages of its loop."""
+    """Queries of one program, 16 to 64; warps and pipeline stages of its loop."""
 
     queries: int
     warps: int
     stages: int
 
     def __post_init__(self) -> None:
-        # With more of them a tile would read past a table of distances, of which `SPARE` rows are to spare.
+        # More queries would read past a table of distances, which ends with `SPARE` rows of zeros.
         if not 16 <= self.queries <= SPARE - KEY_TILE:
             raise ValueError(f"a tile of {self.queries} queries; it takes 16 to {SPARE - KEY_TILE}")
 
 
 class RelativeWeights(NamedTuple):
-    """What an attention knows of distances.
+    """Weights of relative positions.
 
     distances: [heads, 2 · (reach + `SPARE`), head], contiguous; row reach + `SPARE` − 1 − d of each head is the key
     of distance d, query − key, which lies between −reach and reach; content_bias, position_bias: [heads · head], u
@@ -69,25 +69,24 @@ class RelativePlaces(NamedTuple):
 
 
 @triton.jit
-def _absorb(query, asker, key, value, distant, pick, scale, end, position, peak, total, out, MASKED: tl.constexpr):
-    """One tile of keys more: their scores, into the running softmax."""
+def _absorb(query, asker, key, value, distant, pick, scale, end, position, m_i, l_i, acc, MASKED: tl.constexpr):
     score = tl.gather(tl.dot(asker, distant, input_precision="ieee"), pick, 1)
     score = tl.dot(query, key, input_precision="ieee") + score
-    return absorb_scores(score, value, scale, end, position, peak, total, out, MASKED)
+    return online_softmax(score, value, scale, end, position, m_i, l_i, acc, MASKED)
 
 
 @triton.jit
 def _sources(
     products, keys, fresh, table, site, place, past,
-    PAGED: tl.constexpr, PAGE: tl.constexpr, SITES: tl.constexpr, INNER: tl.constexpr, KEYS: tl.constexpr,
+    PAGED: tl.constexpr, PAGE: tl.constexpr, SITES: tl.constexpr, INNER: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Where the keys of a tile lie, [KEYS] pointers; their values lie `INNER` behind them."""
-    line = tl.arange(0, KEYS)
+    """Where the keys of a tile lie, [BLOCK_N] pointers; their values lie `INNER` behind them."""
+    line = tl.arange(0, BLOCK_N)
     source = products + ((fresh + place + line) * (3 * INNER) + INNER)
     if PAGED:
-        # As few numbers, not one for each key: so any layout of the tile works out its pointers without an exchange.
-        base = tl.zeros([KEYS], tl.int64)
-        for part in tl.static_range(KEYS // PAGE):
+        # Few scalars instead of one for each key: threads compute their pointers without exchanging them.
+        base = tl.zeros([BLOCK_N], tl.int64)
+        for part in tl.static_range(BLOCK_N // PAGE):
             begin = place + part * PAGE
             page = tl.load(table + begin // PAGE, begin < past, 0).to(tl.int64)
             base = tl.where(line // PAGE == part, (page * SITES + site) * (PAGE * 2 * INNER), base)
@@ -100,15 +99,15 @@ def _attend(
     products, keys, distances, content_bias, position_bias, out, tiles, ends, first, past, pages, site, pages_width,
     middle, reach, scale,
     RATE: tl.constexpr, PAGED: tl.constexpr, PAGE: tl.constexpr, SITES: tl.constexpr, HEADS: tl.constexpr,
-    HEAD: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     row, start, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if count == 0:
         return
     inner: tl.constexpr = HEADS * HEAD
-    whole: tl.constexpr = HEAD == BLOCK
-    line, channel, key_line = tl.arange(0, QUERIES), tl.arange(0, BLOCK), tl.arange(0, KEYS)
+    whole: tl.constexpr = HEAD == BLOCK_D
+    line, channel, key_line = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     inside = channel < HEAD
     content = tl.load(content_bias + head * HEAD + channel, inside, 0.0).to(tl.float32)
     distance = tl.load(position_bias + head * HEAD + channel, inside, 0.0).to(tl.float32)
@@ -117,7 +116,7 @@ def _attend(
     kept = end > 0
     last = tl.max(end, 0)
     end = tl.where(real, end, last)
-    seen_by_all = tl.min(end, 0) // KEYS * KEYS
+    seen_by_all = tl.min(end, 0) // BLOCK_N * BLOCK_N
     row_past = tl.load(past + row) * RATE
     # Packed places of keys are positions in the row and this.
     fresh = tl.load(first + row) * RATE - row_past
@@ -127,38 +126,38 @@ def _attend(
     query = (given.to(tl.float32) + content[None, :]).to(given.dtype)
     asker = (given.to(tl.float32) + distance[None, :]).to(given.dtype)
     # Distances of the tile's last query come first, and its own are the ones that begin there.
-    furthest = distances + (head * reach + middle - QUERIES - (start - fresh)) * HEAD
+    furthest = distances + (head * reach + middle - BLOCK_M - (start - fresh)) * HEAD
     wide = tl.arange(0, WIDTH)[None, :] * HEAD + channel[:, None]
-    pick = (QUERIES - 1 - line)[:, None] + key_line[None, :]
+    pick = (BLOCK_M - 1 - line)[:, None] + key_line[None, :]
     table, products_here, keys_here = pages + row * pages_width, products + head * HEAD, keys + head * HEAD
-    peak, total = tl.full([QUERIES], HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
-    for place in range(0, seen_by_all, KEYS):
+    m_i, l_i = tl.full([BLOCK_M], HIDDEN, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for place in range(0, seen_by_all, BLOCK_N):
         source = _sources(
-            products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, KEYS
+            products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, BLOCK_N
         )
         key = channels(source[None, :] + channel[:, None], inside[:, None], whole)
         value = channels(source[:, None] + inner + channel[None, :], inside[None, :], whole)
         distant = channels(furthest + place * HEAD + wide, inside[:, None], whole)
-        peak, total, mixed = _absorb(
-            query, asker, key, value, distant, pick, scale, end, place + key_line, peak, total, mixed, False
+        m_i, l_i, acc = _absorb(
+            query, asker, key, value, distant, pick, scale, end, place + key_line, m_i, l_i, acc, False
         )
-    for place in range(seen_by_all, last, KEYS):
+    for place in range(seen_by_all, last, BLOCK_N):
         source = _sources(
-            products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, KEYS
+            products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, BLOCK_N
         )
-        # What lies behind the row's end may be anything, and nothing times anything is not always nothing.
+        # Memory past the row's end may hold NaN, and 0 · NaN is not 0: it is not loaded.
         seen = place + key_line < last
         key = tl.load(source[None, :] + channel[:, None], inside[:, None] & seen[None, :], 0.0)
         value = tl.load(source[:, None] + inner + channel[None, :], seen[:, None] & inside[None, :], 0.0)
         distant = channels(furthest + place * HEAD + wide, inside[:, None], whole)
-        peak, total, mixed = _absorb(
-            query, asker, key, value, distant, pick, scale, end, place + key_line, peak, total, mixed, True
+        m_i, l_i, acc = _absorb(
+            query, asker, key, value, distant, pick, scale, end, place + key_line, m_i, l_i, acc, True
         )
     tl.store(
         out + at[:, None] * inner + head * HEAD + channel[None, :],
-        # What sees nothing, as padding does, is zero.
-        (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty),
+        # Padding sees no key: its output is 0.
+        (acc / tl.maximum(l_i, 1e-30)[:, None]).to(out.dtype.element_ty),
         there,
     )
     if PAGED:
@@ -199,7 +198,7 @@ def attend_relatively(
         products, products if keys is None else keys, *weights, out, *places,
         site, places.pages.shape[1], rows // 2, rows, _LOG2_E / head**0.5,
         RATE=rate, PAGED=keys is not None, PAGE=page, SITES=sites, HEADS=heads, HEAD=head,
-        BLOCK=max(16, triton.next_power_of_2(head)), QUERIES=cut.queries, KEYS=KEY_TILE,
+        BLOCK_D=max(16, triton.next_power_of_2(head)), BLOCK_M=cut.queries, BLOCK_N=KEY_TILE,
         WIDTH=triton.next_power_of_2(cut.queries + KEY_TILE), num_warps=cut.warps, num_stages=stages,
     )  # fmt: skip
     return out

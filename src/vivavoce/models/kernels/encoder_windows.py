@@ -1,4 +1,4 @@
-"""Windows of packed rows: what a convolution reads at each place, side by side, so that a product does the rest.
+"""Windows of packed rows: all inputs of a convolution at each position side by side, so that a product does the rest.
 
 What precedes a row's first new token comes from the tails that its last chunk left in the pool, and is zero without
 any: rows without a past name a page beside which zeros lie.
@@ -19,7 +19,7 @@ _LEAK = tl.constexpr(0.01)
 
 
 class EncoderTails(NamedTuple):
-    """What a convolution reads and leaves at the edges of a batch's rows.
+    """Inputs of a convolution at the edges of a batch's rows.
 
     pool: [pages, …, tail, channels] contiguous; slots: [rows] int32, pages beside which the rows' tails lie; after:
     [rows, tail, channels], where the new ones go; its rows may lie further apart.

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.kernels.common import HIDDEN, absorb_scores, channels
+from vivavoce.models.kernels.common import HIDDEN, channels, online_softmax
 from vivavoce.models.kernels.layouts import KEY_TILE
 
 _FRAMES = 4
@@ -53,17 +53,17 @@ def _turn(source, target, rotation, at, there, HEAD: tl.constexpr):
 def _keep(
     products, keys, row, local, position, pages, step, rotation, site, frames, pages_width,
     PAGED: tl.constexpr, HEAD: tl.constexpr, SITES: tl.constexpr, PAGE_SLABS: tl.constexpr, INNER: tl.constexpr,
-    BLOCK: tl.constexpr, FRAMES: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK_D: tl.constexpr, FRAMES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    frame, copy, channel = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES), tl.program_id(1), tl.arange(0, BLOCK)
+    frame, copy, channel = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES), tl.program_id(1), tl.arange(0, BLOCK_D)
     there = frame < frames
     there = there & (tl.load(local + frame, there, -1) >= 0)
     at = tl.load(position + frame, there, 0)
     source = products + (copy * frames + frame) * (3 * INNER)
     if PAGED:
-        page = tl.load(pages + tl.load(row + frame, there, 0) * pages_width + at // KEYS, there, 0).to(tl.int64)
+        page = tl.load(pages + tl.load(row + frame, there, 0) * pages_width + at // BLOCK_N, there, 0).to(tl.int64)
         slab = page * PAGE_SLABS + (tl.load(step) * SITES + site) * 2 + copy
-        target = keys + (slab * KEYS + at % KEYS) * (2 * INNER)
+        target = keys + (slab * BLOCK_N + at % BLOCK_N) * (2 * INNER)
         inside = there[:, None] & ((channel < 2 * INNER) & (channel >= HEAD))[None, :]
         kept = tl.load(source[:, None] + INNER + channel[None, :], inside, 0.0)
         tl.store(target[:, None] + channel[None, :], kept, inside)
@@ -77,8 +77,8 @@ def _keep(
 def keep_in_pages(products: Tensor, places: PagePlaces, site: int, rotation: Tensor | None = None) -> None:
     """Copy new keys and values to their places; products, site: as in `attend`.
 
-    rotation: [positions, head], cosines and sines of each position's angles: the first head's queries, in place, and
-    keys are rotated by them; the keys in place, too, where there are no pages. None: nothing is.
+    rotation: [positions, head], cosines and sines of each position's angles, by which the first head's queries (in
+    place) and keys (in place without pages) are rotated; None: without rotation.
     """
     inner, frames, keys = products.shape[1] // 3, len(places.row), places.keys
     sites, slabs = (1, 1) if keys is None else (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner))
@@ -86,7 +86,7 @@ def keep_in_pages(products: Tensor, places: PagePlaces, site: int, rotation: Ten
     _keep[(triton.cdiv(frames, _FRAMES), 2)](
         products, of_keys, *places[1:], angles, site, frames, places.pages.shape[1],
         PAGED=keys is not None, HEAD=0 if rotation is None else rotation.shape[1], SITES=sites, PAGE_SLABS=slabs,
-        INNER=inner, BLOCK=triton.next_power_of_2(2 * inner), FRAMES=_FRAMES, KEYS=KEY_TILE, num_warps=4,
+        INNER=inner, BLOCK_D=triton.next_power_of_2(2 * inner), FRAMES=_FRAMES, BLOCK_N=KEY_TILE, num_warps=4,
     )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """How the work is cut: queries of one program, 16 or more; warps and pipeline stages of its loop."""
+    """Queries of one program, 16 or more; warps and pipeline stages of its loop."""
 
     queries: int
     warps: int
@@ -103,17 +103,16 @@ class AttentionTile:
 
 
 @triton.jit
-def _absorb(query, key, value, scale, end, position, peak, total, out, MASKED: tl.constexpr):
-    """One tile of keys more: their scores, into the running softmax."""
+def _absorb(query, key, value, scale, end, position, m_i, l_i, acc, MASKED: tl.constexpr):
     score = tl.dot(query, key, input_precision="ieee")
-    return absorb_scores(score, value, scale, end, position, peak, total, out, MASKED)
+    return online_softmax(score, value, scale, end, position, m_i, l_i, acc, MASKED)
 
 
 @triton.jit(do_not_specialize=["site", "frames", "pages_width"])
 def _attend(
     products, keys, out, tiles, ends, first, pages, step, site, frames, pages_width, scale,
     PAGED: tl.constexpr, SITES: tl.constexpr, PAGE_SLABS: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr,
-    BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     tile, head, copy = tl.program_id(0), tl.program_id(1) % HEADS, tl.program_id(1) // HEADS
     row, start, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
@@ -121,50 +120,50 @@ def _attend(
         return
     inner: tl.constexpr = HEADS * HEAD
     stride: tl.constexpr = 2 * inner if PAGED else 3 * inner
-    whole: tl.constexpr = HEAD == BLOCK
-    line, channel, key_line = tl.arange(0, QUERIES), tl.arange(0, BLOCK), tl.arange(0, KEYS)
+    whole: tl.constexpr = HEAD == BLOCK_D
+    line, channel, key_line = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     inside, real = channel < HEAD, line < count
     end = tl.load(ends + start + line, real, 0)
     last = tl.max(end, 0)
     end = tl.where(real, end, last)
-    seen_by_all = tl.min(end, 0) // KEYS * KEYS
+    seen_by_all = tl.min(end, 0) // BLOCK_N * BLOCK_N
     at = copy * frames + start + line
     query = tl.load(
         products + at[:, None] * (3 * inner) + head * HEAD + channel[None, :], real[:, None] & inside[None, :], 0.0
     )
     if PAGED:
         slab = (tl.load(step).to(tl.int64) * SITES + site) * 2 + copy
-        base = keys + slab * (KEYS * stride) + head * HEAD
+        base = keys + slab * (BLOCK_N * stride) + head * HEAD
         table = pages + row * pages_width
     else:
         base = products + (copy * frames + tl.load(first + row)).to(tl.int64) * stride + inner + head * HEAD
         table = pages
-    peak, total = tl.full([QUERIES], HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
-    for place in range(0, seen_by_all, KEYS):
+    m_i, l_i = tl.full([BLOCK_M], HIDDEN, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for place in range(0, seen_by_all, BLOCK_N):
         if PAGED:
-            source = base + tl.load(table + place // KEYS).to(tl.int64) * (PAGE_SLABS * KEYS * stride)
+            source = base + tl.load(table + place // BLOCK_N).to(tl.int64) * (PAGE_SLABS * BLOCK_N * stride)
         else:
             source = base + place * stride
         key = channels(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None], whole)
         value = channels(source + inner + (key_line * stride)[:, None] + channel[None, :], inside[None, :], whole)
-        peak, total, mixed = _absorb(query, key, value, scale, end, place + key_line, peak, total, mixed, False)
-    for place in range(seen_by_all, last, KEYS):
+        m_i, l_i, acc = _absorb(query, key, value, scale, end, place + key_line, m_i, l_i, acc, False)
+    for place in range(seen_by_all, last, BLOCK_N):
         if PAGED:
-            source = base + tl.load(table + place // KEYS).to(tl.int64) * (PAGE_SLABS * KEYS * stride)
+            source = base + tl.load(table + place // BLOCK_N).to(tl.int64) * (PAGE_SLABS * BLOCK_N * stride)
         else:
             source = base + place * stride
-        # What lies behind the row's end may be anything, and nothing times anything is not always nothing.
+        # Memory past the row's end may hold NaN, and 0 · NaN is not 0: it is not loaded.
         seen = place + key_line < last
         key = tl.load(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None] & seen[None, :], 0.0)
         value = tl.load(
             source + inner + (key_line * stride)[:, None] + channel[None, :], seen[:, None] & inside[None, :], 0.0
         )
-        peak, total, mixed = _absorb(query, key, value, scale, end, place + key_line, peak, total, mixed, True)
+        m_i, l_i, acc = _absorb(query, key, value, scale, end, place + key_line, m_i, l_i, acc, True)
     tl.store(
         out + at[:, None] * inner + head * HEAD + channel[None, :],
-        # What sees nothing, as padding does, is zero.
-        (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty),
+        # Padding sees no key: its output is 0.
+        (acc / tl.maximum(l_i, 1e-30)[:, None]).to(out.dtype.element_ty),
         real[:, None] & inside[None, :],
     )
 
@@ -201,7 +200,7 @@ def attend(
         products, products if keys is None else keys, out, tiles, ends, first, pages, step,
         site, frames, pages.shape[1], _LOG2_E / head**0.5,
         PAGED=keys is not None, SITES=sites, PAGE_SLABS=slabs, HEADS=num_heads, HEAD=head,
-        BLOCK=max(16, triton.next_power_of_2(head)), QUERIES=cut.queries, KEYS=KEY_TILE,
+        BLOCK_D=max(16, triton.next_power_of_2(head)), BLOCK_M=cut.queries, BLOCK_N=KEY_TILE,
         num_warps=cut.warps, num_stages=stages,
     )  # fmt: skip
     return out

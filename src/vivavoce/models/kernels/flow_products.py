@@ -25,7 +25,7 @@ TAIL = 2
 
 @dataclass(frozen=True)
 class ConvTile:
-    """How the work is cut: frames of one program, input channels at a time; warps and pipeline stages of its loop."""
+    """Frames of one program, input channels at a time; warps and pipeline stages of its loop."""
 
     frames: int
     channels: int
@@ -34,7 +34,7 @@ class ConvTile:
 
 
 class ConvTails(NamedTuple):
-    """What convolutions read and leave at the edges of a batch's rows: [2, rows, TAIL, channels of all convolutions].
+    """Inputs of convolutions at the edges of a batch's rows: [2, rows, TAIL, channels of all convolutions].
 
     before: of the frames before the rows' first new ones; after: of those at their ends.
     """
@@ -62,7 +62,7 @@ def _conv(
     channel, part = tl.arange(0, BLOCK), tl.arange(0, STEP)
     inside = channel < OUT
     there = frame < frames
-    # As products with constants, so that the compiler sees by what they can be divided, and loads many at once.
+    # Products with constants show the compiler their divisors, so that it loads many values at once.
     first, skip_size = first_16 * 16, skip_parts * SKIP_STEP
     size: tl.constexpr = PARTS * STEP
     at = copy * frames + frame
@@ -149,7 +149,7 @@ def causal_conv(
 
 @dataclass(frozen=True)
 class ProductTile:
-    """How the work is cut: rows and columns of one program, inputs at a time; warps and pipeline stages of its loop."""
+    """Rows and columns of one program, inputs at a time; warps and pipeline stages of its loop."""
 
     rows: int
     columns: int

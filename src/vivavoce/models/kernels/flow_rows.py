@@ -1,6 +1,4 @@
-"""The flow row by row: LayerNorm of a residual stream that still lacks some biases, or that flow time modulates, SiLU,
-the guided Euler step.
-"""
+"""The flow row by row: LayerNorm of a residual stream with a shift or with flow time's modulation, SiLU, Euler step."""
 
 from __future__ import annotations
 
@@ -26,7 +24,6 @@ class ShiftedNorm(NamedTuple):
 
     @classmethod
     def of(cls, norm: nn.LayerNorm, shift: Tensor) -> ShiftedNorm:
-        """That of a network, with the shift."""
         return cls(shift, norm.weight, norm.bias, norm.eps)
 
 
@@ -68,7 +65,7 @@ def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
 
 
 class Modulations(NamedTuple):
-    """What flow time makes of a network's norms and residuals, for each Euler step; float32.
+    """Modulations of a network's norms and residuals by flow time, for each Euler step; float32.
 
     norms: [steps, norms, 2, channels], factor and summand after each LayerNorm, which has none of its own; gates:
     [steps, residuals, 2, channels], what is added to the stream is gate · x + summand; step: [1] int32, which it is.
@@ -142,9 +139,9 @@ def _advance(
     moved = tl.load(x + place, there, 0.0) + span * ((1 + guidance) * conditional - guidance * free)
     tl.store(x + place, moved, there)
     at = place // BINS * IN + place % BINS
-    told = moved.to(features.dtype.element_ty)
-    tl.store(features + at, told, there)
-    tl.store(features + size // BINS * IN + at, told, there)
+    rounded = moved.to(features.dtype.element_ty)
+    tl.store(features + at, rounded, there)
+    tl.store(features + size // BINS * IN + at, rounded, there)
 
 
 def advance(x: Tensor, velocity: Tensor, features: Tensor, spans: Tensor, step: Tensor, guidance: float) -> None:

@@ -25,7 +25,7 @@ class Field(IntEnum):
     RUNNING = 0
     """1 from prefill to the run's control id."""
     POSITION = 1
-    """Where the row that this launch feeds stands (a prefill's last row)."""
+    """Position of the row that this launch feeds (a prefill's last row)."""
     COUNT = 2
     """Ids sampled in the slot."""
     RUN_COUNT = 3
@@ -40,7 +40,7 @@ class Field(IntEnum):
     WINDOW = 10
     MAX_REPEATS = 11
     TOP_P = 12
-    """As the bits of a float64."""
+    """The bits of a float64."""
 
 
 class PackedRow(NamedTuple):
@@ -59,7 +59,7 @@ class PackedRow(NamedTuple):
     carried: int = 0
     """1: they run on from the carried phase; 0: from nought."""
     seed: int = 0
-    """Of the noise."""
+    """Seed of the noise."""
     counter: int = 0
     """The first frame's place in its whole stream, by which noise is drawn."""
     kept_phase: int = 0

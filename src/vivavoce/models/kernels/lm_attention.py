@@ -2,8 +2,9 @@
 
 Decode: one program does one slot and one key-value head with all the query heads that share it. It rotates query and
 key, stores key and value in the slot's memory, and uses them from registers, so that storing and reading do not race.
-Each warp keeps a softmax of its own over its share of the keys, so that warps wait for one another at the end only. For
-few slots the length is divided among several programs too, whose results a second kernel merges.
+Each warp keeps an online softmax of its own (arXiv:1805.02867: running maximum m_i, sum l_i and output acc, which alpha
+rescales) over its share of the keys, so that warps wait for one another at the end only. For few slots the keys are
+split over several programs too, and a second kernel merges their results: FlashDecoding's split-K (arXiv:2311.01282).
 
 Prefill: every sequence begins at a multiple of `ROW_TILE` rows. A program does one tile of rows, which are of one
 sequence, and one key-value head; the rows' query heads of that group are the rows of its products. Keys are read in
@@ -33,8 +34,9 @@ class Rotations(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitK:
-    """How a slot's length is worked off: keys per round, 16 or more for each warp; programs that take the rounds in
-    turn; and the compiler's warps and stages.
+    """FlashDecoding (arXiv:2311.01282): a slot's keys are split over programs.
+
+    keys: per round, at least 16 a warp; splits: programs, which take the rounds in turn; warps, stages: the compiler's.
     """
 
     keys: int
@@ -44,19 +46,19 @@ class SplitK:
 
 
 class PartialAttention(NamedTuple):
-    """Attention of n slots that is not put together yet.
+    """Attention of n slots before the splits are merged.
 
-    partial: [n · heads · splits, head_dim] float32; parts: [n · heads · splits, 2] float32, each one's largest score
-    and sum of weights. With splits 0, partial is the result itself.
+    acc: [n · heads · splits, head_dim] float32, not yet divided by l; stats: [n · heads · splits, 2] float32, m (the
+    largest score) and l (the sum of weights) of each split. With splits 0, acc is the result itself.
     """
 
-    partial: Tensor
-    parts: Tensor
+    acc: Tensor
+    stats: Tensor
     splits: int
 
 
-def dealing_for(slots: int) -> SplitK:
-    """By the number of slots in the step: few are dealt out, so that all multiprocessors have work."""
+def split_k_for(slots: int) -> SplitK:
+    """Few slots are split, so that all multiprocessors have work."""
     if slots <= 16:
         return SplitK(keys=64, splits=8, warps=2, stages=1)
     if slots <= 32:
@@ -74,30 +76,30 @@ def rotated(x, partner, cos, sin, half: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["stride", "capacity"])
 def _decode_attention_kernel(
-    qkv, keys, values, positions, running, cos, sin, out, parts, stride, capacity, scale,
-    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, group_rows: tl.constexpr,
-    block: tl.constexpr, sides: tl.constexpr, splits: tl.constexpr, dependent: tl.constexpr,
+    qkv, keys, values, positions, running, cos, sin, out, stats, stride, capacity, scale,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block_m: tl.constexpr,
+    block_n: tl.constexpr, warps: tl.constexpr, split_k: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     slot, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = head_dim // 2
     group: tl.constexpr = heads // kv_heads
     dtype: tl.constexpr = keys.dtype.element_ty
-    d, g, within = tl.arange(0, head_dim), tl.arange(0, group_rows), tl.arange(0, block)
-    side = tl.arange(0, sides)
+    d, g, within = tl.arange(0, head_dim), tl.arange(0, block_m), tl.arange(0, block_n)
+    warp = tl.arange(0, warps)
     partner = (d + half) % head_dim
     in_group = (g < group)[:, None]
     row = qkv + slot * (heads + 2 * kv_heads) * head_dim
-    result = (slot * heads + head * group + g) * splits + split
+    result = (slot * heads + head * group + g) * split_k + split
     position = tl.load(positions + slot * stride).to(tl.int32)
     is_running = tl.load(running + slot * stride)
     c, s = tl.load(cos + position * half + d % half), tl.load(sin + position * half + d % half)
     base = (slot * kv_heads + head) * capacity * head_dim
-    place = side[:, None] * block + within[None, :]
+    place = warp[:, None] * block_n + within[None, :]
     if dependent:
         wait_for_inputs()
-    peak = tl.full([sides, group_rows], -1e30, tl.float32)
-    weight = tl.zeros([sides, group_rows], tl.float32)
-    total = tl.zeros([sides, group_rows, head_dim], tl.float32)
+    m_i = tl.full([warps, block_m], -1e30, tl.float32)
+    l_i = tl.zeros([warps, block_m], tl.float32)
+    acc = tl.zeros([warps, block_m, head_dim], tl.float32)
     if is_running != 0:
         q_row = row + (head * group + g)[:, None] * head_dim
         query = rotated(
@@ -110,44 +112,44 @@ def _decode_attention_kernel(
         if split == 0:
             tl.store(keys + base + position * head_dim + d, key)
             tl.store(values + base + position * head_dim + d, value)
-            # The new key is the first side's.
-            own = (side == 0)[:, None]
+            # The new key belongs to the first warp.
+            own = (warp == 0)[:, None]
             newest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
-            peak = tl.where(own, newest[None, :], peak)
-            weight = tl.where(own, 1.0, weight)
-            total = tl.where(own[:, :, None], value.to(tl.float32)[None, None, :], total)
-        queries = tl.broadcast_to(query[None, :, :], sides, group_rows, head_dim)
+            m_i = tl.where(own, newest[None, :], m_i)
+            l_i = tl.where(own, 1.0, l_i)
+            acc = tl.where(own[:, :, None], value.to(tl.float32)[None, None, :], acc)
+        queries = tl.broadcast_to(query[None, :, :], warps, block_m, head_dim)
         at = base + place[:, :, None] * head_dim + d[None, None, :]
-        for start in range(split * block * sides, position, splits * block * sides):
+        for start in range(split * block_n * warps, position, split_k * block_n * warps):
             known = start + place < position
             tile = at + start * head_dim
             k = tl.load(keys + tile, known[:, :, None], 0.0)
             v = tl.load(values + tile, known[:, :, None], 0.0)
             scores = tl.dot(queries, tl.permute(k, (0, 2, 1)), input_precision="ieee") * scale
             scores = tl.where(known[:, None, :], scores, float("-inf"))
-            higher = tl.maximum(peak, tl.max(scores, 2))
-            p = tl.exp(scores - higher[:, :, None])
-            fading = tl.exp(peak - higher)
-            total = total * fading[:, :, None] + tl.dot(p.to(dtype), v, input_precision="ieee")
-            weight = weight * fading + tl.sum(p, 2)
-            peak = higher
-    highest = tl.max(peak, 0)
-    share = tl.exp(peak - highest[None, :])
-    weights = tl.sum(weight * share, 0)
-    result_rows = tl.sum(total * share[:, :, None], 0)
+            m_new = tl.maximum(m_i, tl.max(scores, 2))
+            p = tl.exp(scores - m_new[:, :, None])
+            alpha = tl.exp(m_i - m_new)
+            acc = acc * alpha[:, :, None] + tl.dot(p.to(dtype), v, input_precision="ieee")
+            l_i = l_i * alpha + tl.sum(p, 2)
+            m_i = m_new
+    m_all = tl.max(m_i, 0)
+    alpha_all = tl.exp(m_i - m_all[None, :])
+    l_all = tl.sum(l_i * alpha_all, 0)
+    acc_all = tl.sum(acc * alpha_all[:, :, None], 0)
     where = out + result[:, None] * head_dim + d[None, :]
-    if splits == 1:
-        # A slot that does not run has no weight: its row is 0.
-        tl.store(where, (result_rows / tl.maximum(weights, 1e-30)[:, None]).to(out.dtype.element_ty), in_group)
+    if split_k == 1:
+        # A slot that does not run has l = 0: its row is 0.
+        tl.store(where, (acc_all / tl.maximum(l_all, 1e-30)[:, None]).to(out.dtype.element_ty), in_group)
     else:
-        tl.store(parts + result * 2, highest, g < group)
-        tl.store(parts + result * 2 + 1, weights, g < group)
-        tl.store(where, result_rows, in_group)
+        tl.store(stats + result * 2, m_all, g < group)
+        tl.store(stats + result * 2 + 1, l_all, g < group)
+        tl.store(where, acc_all, in_group)
 
 
 @triton.jit
 def _combine_kernel(
-    partial, parts, out, head_dim: tl.constexpr, splits: tl.constexpr, heads: tl.constexpr, head_rows: tl.constexpr,
+    acc, stats, out, head_dim: tl.constexpr, split_k: tl.constexpr, heads: tl.constexpr, head_rows: tl.constexpr,
     dependent: tl.constexpr,
 ):  # fmt: skip
     head, d = tl.arange(0, head_rows), tl.arange(0, head_dim)
@@ -155,63 +157,65 @@ def _combine_kernel(
     row = tl.program_id(0).to(tl.int64) * heads + head
     if dependent:
         wait_for_inputs()
-    highest = tl.full([head_rows], -1e30, tl.float32)
-    for split in tl.static_range(splits):
-        highest = tl.maximum(highest, tl.load(parts + (row * splits + split) * 2, inside, -1e30))
-    weight = tl.zeros([head_rows], tl.float32)
-    total = tl.zeros([head_rows, head_dim], tl.float32)
-    for split in tl.static_range(splits):
-        at = row * splits + split
-        share = tl.exp(tl.load(parts + at * 2, inside, -1e30) - highest)
-        weight += share * tl.load(parts + at * 2 + 1, inside, 0.0)
-        total += share[:, None] * tl.load(partial + at[:, None] * head_dim + d[None, :], inside[:, None], 0.0)
-    result = (total / tl.maximum(weight, 1e-30)[:, None]).to(out.dtype.element_ty)
+    m_all = tl.full([head_rows], -1e30, tl.float32)
+    for split in tl.static_range(split_k):
+        m_all = tl.maximum(m_all, tl.load(stats + (row * split_k + split) * 2, inside, -1e30))
+    l_all = tl.zeros([head_rows], tl.float32)
+    acc_all = tl.zeros([head_rows, head_dim], tl.float32)
+    for split in tl.static_range(split_k):
+        at = row * split_k + split
+        alpha = tl.exp(tl.load(stats + at * 2, inside, -1e30) - m_all)
+        l_all += alpha * tl.load(stats + at * 2 + 1, inside, 0.0)
+        acc_all += alpha[:, None] * tl.load(acc + at[:, None] * head_dim + d[None, :], inside[:, None], 0.0)
+    result = (acc_all / tl.maximum(l_all, 1e-30)[:, None]).to(out.dtype.element_ty)
     tl.store(out + row[:, None] * head_dim + d[None, :], result, inside[:, None])
 
 
 def decode_attention(
     qkv: Tensor, memory: Tensor, positions: Tensor, running: Tensor, rotations: Rotations, heads: int,
-    dealing: SplitK, *, dependent: bool,
+    split_k: SplitK, *, dependent: bool,
 ) -> Tensor:  # fmt: skip
     """Rotate, store and attend for the first n slots of one layer  →  [n, heads · head_dim], qkv's dtype.
 
     qkv: [n, (heads + 2 · kv_heads) · head_dim], not yet rotated, heads being query heads; memory: the layer's keys and
     values, [2, slots, kv_heads, capacity, head_dim]; head_dim is a power of 2; positions: [n] int64, where the new key
     goes; running: [n] int64 of the same stride; of a slot at 0 nothing is read or stored, and its row is 0; rotations:
-    by position; dealing: any; results differ in rounding; dependent: see `lm_rows.dependent_launches`.
+    by position; split_k: changes the rounding alone; dependent: see `lm_rows.dependent_launches`.
     """
-    divided = divided_attention(qkv, memory, positions, running, rotations, heads, dealing, dependent=dependent)
-    if divided.splits == 0:
-        return divided.partial
-    head_dim = divided.partial.shape[1]
+    partial = partial_attention(qkv, memory, positions, running, rotations, heads, split_k, dependent=dependent)
+    if partial.splits == 0:
+        return partial.acc
+    head_dim = partial.acc.shape[1]
     out = torch.empty(len(qkv), heads * head_dim, dtype=qkv.dtype, device=qkv.device)
     launched(_combine_kernel, (len(qkv),))(
-        divided.partial, divided.parts, out, head_dim=head_dim, splits=divided.splits, heads=heads,
+        partial.acc, partial.stats, out, head_dim=head_dim, split_k=partial.splits, heads=heads,
         head_rows=triton.next_power_of_2(heads), dependent=dependent, num_warps=4, **launch_options(dependent),
     )  # fmt: skip
     return out
 
 
-def divided_attention(
+def partial_attention(
     qkv: Tensor, memory: Tensor, positions: Tensor, running: Tensor, rotations: Rotations, heads: int,
-    dealing: SplitK, *, dependent: bool,
+    split_k: SplitK, *, dependent: bool,
 ) -> PartialAttention:  # fmt: skip
-    """The same, not put together where the dealing has several programs."""
-    slots, splits = len(qkv), dealing.splits
+    """`decode_attention` before its merge, which one split does not need."""
+    slots, splits = len(qkv), split_k.splits
     _, _, kv_heads, capacity, head_dim = memory.shape
     if splits > 1:
-        partial = torch.empty(slots * heads * splits, head_dim, dtype=torch.float32, device=qkv.device)
-        parts = torch.empty(slots * heads * splits, 2, dtype=torch.float32, device=qkv.device)
+        acc = torch.empty(slots * heads * splits, head_dim, dtype=torch.float32, device=qkv.device)
+        stats = torch.empty(slots * heads * splits, 2, dtype=torch.float32, device=qkv.device)
     else:
-        partial, parts = torch.empty(slots, heads * head_dim, dtype=qkv.dtype, device=qkv.device), rotations.cos
+        # The kernel wants a pointer for `stats` but does not follow it: any float32 tensor on the device will do, and
+        # this one costs no allocation.
+        acc, stats = torch.empty(slots, heads * head_dim, dtype=qkv.dtype, device=qkv.device), rotations.cos
     launched(_decode_attention_kernel, (slots, kv_heads, splits))(
-        qkv, *memory, positions, running, *rotations, partial, parts,
+        qkv, *memory, positions, running, *rotations, acc, stats,
         positions.stride(0), capacity, head_dim**-0.5, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        group_rows=max(16, triton.next_power_of_2(heads // kv_heads)), block=dealing.keys // dealing.warps,
-        sides=dealing.warps, splits=splits, dependent=dependent,
-        num_warps=dealing.warps, num_stages=dealing.stages, **launch_options(dependent),
+        block_m=max(16, triton.next_power_of_2(heads // kv_heads)), block_n=split_k.keys // split_k.warps,
+        warps=split_k.warps, split_k=splits, dependent=dependent,
+        num_warps=split_k.warps, num_stages=split_k.stages, **launch_options(dependent),
     )  # fmt: skip
-    return PartialAttention(partial, parts, splits if splits > 1 else 0)
+    return PartialAttention(acc, stats, splits if splits > 1 else 0)
 
 
 ROW_TILE = 16
@@ -245,18 +249,18 @@ def _append_kernel(
 @triton.jit(do_not_specialize=["capacity"])
 def _prefill_attention_kernel(
     qkv, keys, values, slots, positions, cos, sin, out, capacity, scale,
-    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, group_rows: tl.constexpr,
-    row_tile: tl.constexpr, block: tl.constexpr, dependent: tl.constexpr,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block_m: tl.constexpr,
+    row_tile: tl.constexpr, block_n: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     first, head = tl.program_id(0).to(tl.int64) * row_tile, tl.program_id(1)
     half: tl.constexpr = head_dim // 2
     group: tl.constexpr = heads // kv_heads
     dtype: tl.constexpr = keys.dtype.element_ty
-    d, within = tl.arange(0, head_dim), tl.arange(0, block)
+    d, within = tl.arange(0, head_dim), tl.arange(0, block_n)
     partner = (d + half) % head_dim
     # Row after row, and within a row one query head after another.
-    m = tl.arange(0, row_tile * group_rows)
-    row, g = first + m // group_rows, m % group_rows
+    m = tl.arange(0, row_tile * block_m)
+    row, g = first + m // block_m, m % block_m
     in_group = (g < group)[:, None]
     slot = tl.load(slots + first)
     position = tl.load(positions + row).to(tl.int32)
@@ -270,25 +274,25 @@ def _prefill_attention_kernel(
         tl.load(q_row + d[None, :], in_group, 0.0), tl.load(q_row + partner[None, :], in_group, 0.0), c, s, half, dtype
     )
     at = (slot * kv_heads + head) * capacity * head_dim + within[:, None] * head_dim + d[None, :]
-    peak = tl.full([row_tile * group_rows], -1e30, tl.float32)
-    weight = tl.zeros([row_tile * group_rows], tl.float32)
-    total = tl.zeros([row_tile * group_rows, head_dim], tl.float32)
-    for start in range(0, last + 1, block):
-        # What stands past the tile's last row is another's rest: it may be anything, and 0 times it not 0.
+    m_i = tl.full([row_tile * block_m], -1e30, tl.float32)
+    l_i = tl.zeros([row_tile * block_m], tl.float32)
+    acc = tl.zeros([row_tile * block_m, head_dim], tl.float32)
+    for start in range(0, last + 1, block_n):
+        # Keys past the tile's last row are left from another sequence: they may be NaN, and 0 · NaN is not 0.
         known = start + within <= last
         tile = at + start * head_dim
         k = tl.load(keys + tile, known[:, None], 0.0)
         v = tl.load(values + tile, known[:, None], 0.0)
         scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where((start + within)[None, :] <= position[:, None], scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        p = tl.exp(scores - higher[:, None])
-        fading = tl.exp(peak - higher)
-        total = total * fading[:, None] + tl.dot(p.to(dtype), v, input_precision="ieee")
-        weight = weight * fading + tl.sum(p, 1)
-        peak = higher
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        p = tl.exp(scores - m_new[:, None])
+        alpha = tl.exp(m_i - m_new)
+        acc = acc * alpha[:, None] + tl.dot(p.to(dtype), v, input_precision="ieee")
+        l_i = l_i * alpha + tl.sum(p, 1)
+        m_i = m_new
     place = out + (row * heads + head * group + g)[:, None] * head_dim + d[None, :]
-    tl.store(place, (total / weight[:, None]).to(out.dtype.element_ty), in_group)
+    tl.store(place, (acc / l_i[:, None]).to(out.dtype.element_ty), in_group)
 
 
 def prefill_attention(
@@ -308,10 +312,10 @@ def prefill_attention(
         head_rows=triton.next_power_of_2(kv_heads), head_dim=head_dim, dependent=dependent, num_warps=1,
         **launch_options(dependent),
     )  # fmt: skip
-    group_rows = triton.next_power_of_2(heads // kv_heads)
+    block_m = triton.next_power_of_2(heads // kv_heads)
     launched(_prefill_attention_kernel, (rows // ROW_TILE, kv_heads))(
         qkv, *memory, slots, positions, *rotations, out, capacity, head_dim**-0.5, heads=heads,
-        kv_heads=kv_heads, head_dim=head_dim, group_rows=group_rows, row_tile=ROW_TILE, block=_KEYS,
+        kv_heads=kv_heads, head_dim=head_dim, block_m=block_m, row_tile=ROW_TILE, block_n=_KEYS,
         dependent=dependent, num_warps=_WARPS, num_stages=_STAGES, **launch_options(dependent),
     )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ faster; which way a product takes is looked up in a table of tiles.
 
 A single row takes products without tensor cores, with everything around them in the same kernel: there a step is bound
 by how soon weights arrive and by how many kernels follow one another. Each program asks for its rows of the weights
-before it waits for its input; norms, the residual sum, SwiGLU and the merge of a divided attention are done on the way,
+before it waits for its input; norms, the residual sum, SwiGLU and the merge of a partial attention are done on the way,
 so that a layer is five kernels.
 """
 
@@ -40,7 +40,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a product's tile depends on besides the number of rows; outputs are those after SwiGLU if it is gated."""
+    """Size of a product, by which its tile is chosen; outputs are counted after SwiGLU if it is gated."""
 
     outputs: int
     inputs: int
@@ -55,7 +55,7 @@ ROW_CLASSES = (16, 32, 64, 128)
 
 _HIDDEN, _INNER, _QKV = 896, 4864, 1152
 _IDS = (6564, 6761)
-"""Of CosyVoice2's head and of CosyVoice3's."""
+"""Outputs of CosyVoice2's head and of CosyVoice3's."""
 _ID_TILES = {
     16: Tile(32, 128, 1, 4, 4),
     32: Tile(64, 64, 1, 4, 5),
@@ -171,31 +171,31 @@ STRIPS: Strips = {
     Shape(_HIDDEN, _INNER): Strip(4, 8),
     **{Shape(ids, _HIDDEN): Strip(4, 4) for ids in _IDS},
 }
-"""As `TILES`."""
+"""CosyVoice2's and CosyVoice3's sizes, measured like `TILES`."""
 
 
 @triton.jit
-def _together(partial, parts, k, inside, head_dim: tl.constexpr, splits: tl.constexpr):
-    """The row k of all heads, from its parts."""
-    first = (k // head_dim) * splits
-    highest = tl.load(parts + first * 2, inside, 0.0)
-    for split in tl.static_range(1, splits):
-        highest = tl.maximum(highest, tl.load(parts + (first + split) * 2, inside, 0.0))
-    total, weight = tl.zeros_like(highest), tl.zeros_like(highest)
-    for split in tl.static_range(splits):
+def _merged(acc, stats, k, inside, head_dim: tl.constexpr, split_k: tl.constexpr):
+    """Channels k of all heads, from the splits of a `PartialAttention`."""
+    first = (k // head_dim) * split_k
+    m_all = tl.load(stats + first * 2, inside, 0.0)
+    for split in tl.static_range(1, split_k):
+        m_all = tl.maximum(m_all, tl.load(stats + (first + split) * 2, inside, 0.0))
+    acc_all, l_all = tl.zeros_like(m_all), tl.zeros_like(m_all)
+    for split in tl.static_range(split_k):
         at = first + split
-        share = tl.exp(tl.load(parts + at * 2, inside, 0.0) - highest)
-        weight += share * tl.load(parts + at * 2 + 1, inside, 0.0)
-        total += share * tl.load(partial + at * head_dim + k % head_dim, inside, 0.0)
-    return total / tl.maximum(weight, 1e-30)
+        alpha = tl.exp(tl.load(stats + at * 2, inside, 0.0) - m_all)
+        l_all += alpha * tl.load(stats + at * 2 + 1, inside, 0.0)
+        acc_all += alpha * tl.load(acc + at * head_dim + k % head_dim, inside, 0.0)
+    return acc_all / tl.maximum(l_all, 1e-30)
 
 
 @triton.jit
 def _vector_kernel(
-    x, parts, scaling, weight, bias, out, eps,
+    x, stats, scaling, weight, bias, out, eps,
     outputs: tl.constexpr, inputs: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
     normed: tl.constexpr, with_bias: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
-    splits: tl.constexpr, head_dim: tl.constexpr, dependent: tl.constexpr,
+    split_k: tl.constexpr, head_dim: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
     k = tl.arange(0, block_inputs)
@@ -209,8 +209,8 @@ def _vector_kernel(
         norm_weight = tl.load(scaling + k, inside_k, 0.0).to(tl.float32)
     if dependent:
         wait_for_inputs()
-    if splits > 0:
-        row = _together(x, parts, k, inside_k, head_dim, splits)
+    if split_k > 0:
+        row = _merged(x, stats, k, inside_k, head_dim, split_k)
     else:
         row = tl.load(x + k, inside_k, 0.0).to(tl.float32)
     if normed:
@@ -234,18 +234,18 @@ def vector_product(
 ) -> None:  # fmt: skip
     """One row times the weights, written to `out`, [1, outputs]; added: added to it, which is then float32.
 
-    x: [1, inputs], or a divided attention of this many channels; weight: [outputs, inputs], or [2 · outputs, inputs]
+    x: [1, inputs], or a partial attention of this many channels; weight: [outputs, inputs], or [2 · outputs, inputs]
     with the gates first (gated: SwiGLU of the product is wanted); bias: [outputs]; strip: how outputs are dealt out;
     scaling: [inputs], the weight of an RMSNorm of this eps that x goes through first; dependent: see
     `lm_rows.dependent_launches`.
     """
     inputs = weight.shape[1]
     outputs = len(weight) // 2 if gated else len(weight)
-    divided = x if isinstance(x, PartialAttention) else PartialAttention(x, x, 0)
+    partial = x if isinstance(x, PartialAttention) else PartialAttention(x, x, 0)
     launched(_vector_kernel, (triton.cdiv(outputs, strip.outputs),))(
-        divided.partial, divided.parts, weight if scaling is None else scaling, weight,
+        partial.acc, partial.stats, weight if scaling is None else scaling, weight,
         weight if bias is None else bias, out, eps, outputs=outputs, inputs=inputs,
         block_outputs=strip.outputs, block_inputs=triton.next_power_of_2(inputs), normed=scaling is not None,
-        with_bias=bias is not None, gated=gated, added=added, splits=divided.splits,
-        head_dim=divided.partial.shape[1], dependent=dependent, num_warps=strip.warps, **launch_options(dependent),
+        with_bias=bias is not None, gated=gated, added=added, split_k=partial.splits,
+        head_dim=partial.acc.shape[1], dependent=dependent, num_warps=strip.warps, **launch_options(dependent),
     )  # fmt: skip

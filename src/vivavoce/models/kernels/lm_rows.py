@@ -12,12 +12,12 @@ from vivavoce.models.kernels.common import launched
 
 
 def dependent_launches(device: torch.device) -> bool:
-    """Whether kernels may be launched so on the device."""
+    """Whether the device supports programmatic dependent launches (compute capability 9.0)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def launch_options(dependent: bool) -> dict[str, bool]:
-    """Arguments of a launch; elsewhere the launcher may not know them."""
+    """Options of a dependent launch; launchers of other devices may not know them."""
     return {"launch_pdl": True} if dependent else {}
 
 

@@ -18,10 +18,10 @@ from vivavoce.models.kernels.layouts import IDLE, Field
 from vivavoce.models.kernels.lm_rows import launch_options, wait_for_inputs
 
 MOST_CANDIDATES = 128
-"""No slot's top_k may be larger."""
+"""Upper limit of a slot's top_k."""
 
 WARPS = 8
-"""Of a program, which holds a row of scores in its registers."""
+"""Warps of a program, which holds a row of scores in its registers."""
 
 _NUCLEUS = tl.constexpr(stream_offset(NoiseStream.NUCLEUS))
 _FALLBACK = tl.constexpr(stream_offset(NoiseStream.FALLBACK))
@@ -134,7 +134,7 @@ def _advance_kernel(
         is_speech = taken < ids - controls
         newer = tl.load(history + place * window + column + 1, column + 1 < window, 0)
         newer = tl.where(column + 1 == window, taken, newer)
-        # What other threads of the program still have to read is overwritten from here on.
+        # From here on values are overwritten that other threads of the program read above.
         tl.debug_barrier()
         tl.store(history + place * window + column, newer, column < window)
         tl.store(own + _POSITION, position + 1)

@@ -20,10 +20,10 @@ _CHANNELS = 128
 
 
 def grouped_weights(conv: nn.Conv1d, first: int) -> ConvWeights:
-    """Those of a convolution in groups; groups too narrow for a product are taken together, with zeros between them.
+    """Weights of a convolution in groups; groups too narrow for a product are joined, with zeros between them.
 
-    →  weight: [blocks, taps, in, out] contiguous; first: as in `ConvWeights`. ValueError: groups of a size that is no
-    power of two.
+    →  weight: [blocks, taps, in, out] contiguous; first: as in `ConvWeights`. ValueError: the size of a group is
+    not a power of two.
     """
     (channels, size, taps), groups = conv.weight.shape, conv.groups
     if size & (size - 1) or channels % _LEAST:

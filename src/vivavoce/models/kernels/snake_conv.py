@@ -19,11 +19,11 @@ import triton
 from vivavoce.models.kernels.common import launched
 
 PRECISION = "ieee"
-"""Of products in float32 and more: pitches are summed up to phases, so that an error of a thousandth is heard."""
+"""Precision of products in float32 and more: pitches are summed up to phases, so an error of a thousandth is heard."""
 
 
 class Activation(IntEnum):
-    """What is applied to the sum before it is stored for the next convolution."""
+    """Activation of the sum before it is stored for the next convolution."""
 
     SNAKE = 0
     """x + sin²(αx) / α with an α per channel."""
@@ -33,7 +33,7 @@ class Activation(IntEnum):
 
 @dataclass(frozen=True)
 class SnakeTile:
-    """How a product is cut: rows, columns (32 or more) and depth of a program's tile, warps, loads in flight."""
+    """Rows, columns (32 or more) and depth of a program's tile, warps, loads in flight."""
 
     rows: int
     columns: int
@@ -105,7 +105,7 @@ def _finish(
         kept = inside[:, None] | (reached[:, None] & (n < OUT // FAN)[None, :])
     here = m[:, None] * OUT + n[None, :]
     total = accumulator + tl.load(bias + n, mask=column, other=0.0)[None, :]
-    # What is read where nothing is kept may be anything: it is read nowhere.
+    # Where the output is cleared the summands may hold NaN: they are not loaded.
     if ADDS > 0:
         total += tl.load(added + here, mask=stored & kept, other=0.0).to(tl.float32)
     if ADDS > 1:
@@ -233,7 +233,6 @@ _CUTS = ((128, 128, 8, 3), (64, 128, 4, 4), (128, 64, 4, 3), (64, 64, 4, 4))
 
 
 def tile_for(conv: Convolution, frames: int, device: torch.device) -> SnakeTile:
-    """The tile that serves a convolution over that many frames."""
     positions, columns = frames * conv.rate, conv.weight.shape[1]
     if device.type == "cpu":
         # Triton's interpreter takes a program's time for each tile, whatever its size.

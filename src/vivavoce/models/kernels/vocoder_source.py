@@ -31,9 +31,7 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 class SourceShape(NamedTuple):
-    """What the source depends on of a configuration; harmonics: the fundamental included; samples: per frame; stepped:
-    `SteppedSource`'s, not `HarmonicSource`'s.
-    """
+    """Settings of a source; harmonics: with the fundamental; samples: per frame; stepped: of `SteppedSource`."""
 
     harmonics: int
     samples: int
@@ -259,7 +257,7 @@ def _wave(
         at = polar + q[:, None] * (2 * LANES) + lane[None, :]
         magnitude = tl.load(at, mask=reached[:, None], other=0.0)
         phase = tl.sin(tl.load(at + LANES, mask=reached[:, None], other=0.0))
-        # What is no number stays so, here and below: clamped it would pass for a loud sample.
+        # Keep NaN, here and below: clamping would turn it into a valid-looking loud sample.
         magnitude = tl.exp(tl.minimum(magnitude, largest, propagate_nan=tl.PropagateNan.ALL))
         magnitude = tl.where(reached[:, None], magnitude, 0.0)
         real, imaginary = magnitude * tl.cos(phase), magnitude * tl.sin(phase)

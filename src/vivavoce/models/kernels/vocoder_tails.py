@@ -31,7 +31,7 @@ from vivavoce.models.kernels.vocoder_source import (
 
 
 class Pool(NamedTuple):
-    """What streams remember, a row each, float32.
+    """Tails of streams, a row each, float32.
 
     mel: [rows, frames, bins]; source, held: [rows, frames, samples per frame]; phase: [rows, lanes] cycles.
     """

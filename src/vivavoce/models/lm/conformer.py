@@ -21,7 +21,7 @@ from vivavoce.models.lm.slot_lm import SAFE_ROWS, Attend, PackedRows, SlotCache,
 from vivavoce.models.packed_linear import Product
 
 TEXT, SPEAKER = 1, 3
-"""Numbers of rows in `PackedRows.kinds`: of an encoded text, and of a speaker."""
+"""Kinds of rows in `PackedRows.kinds`: an encoded text, and a speaker."""
 
 
 class ConformerLM(nn.Module):
@@ -45,7 +45,6 @@ class ConformerLM(nn.Module):
 
     @property
     def control_rows(self) -> nn.Embedding:
-        """The embedding of `sos` and `task`."""
         return self.control_embedding
 
     def text_rows(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -70,7 +69,7 @@ def _causal(size: int, device: torch.device) -> Tensor:
 
 def conformer_rows(lm: ConformerLM, text: Sequence[int], speech: Sequence[int], speaker: Tensor | None) -> Tensor:
     """[sos, speaker, text, task, speech]  →  [rows, hidden]; text: the transcript's ids first; speaker: [speaker size],
-    None: there is no such row.
+    None: without its row.
     """
     vocabulary, device = lm.config.vocabulary, lm.speech_head.weight.device
     sos, task = lm.control_embedding(torch.tensor([vocabulary.sos, vocabulary.task], device=device)).split(1)
@@ -122,7 +121,6 @@ class ConformerSlotLM:
         )
 
     def prefill(self, packed: PackedRows, cache: SlotCache, reach: int) -> Tensor:
-        """As `SlotLM.prefill`."""
         count, longest = packed.padded.shape
         span = self._span(packed.starts[:, None] + self._reached[:longest], reach)
 
@@ -136,7 +134,6 @@ class ConformerSlotLM:
         return self._scores(pad(hidden[packed.last], (0, 0, 0, -count % 8)), count)
 
     def step(self, ids: Tensor, positions: Tensor, cache: SlotCache, reach: int) -> Tensor:
-        """As `SlotLM.step`."""
         slots = len(ids)
         index = positions[None, :, None, None, None].expand(2, slots, self._heads, 1, self._head_dim)
         idle = -slots % self.row_step
@@ -174,7 +171,7 @@ class ConformerSlotLM:
         return rows
 
     def _span(self, asking: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-        """How far back each key lies, and 0 where it may be seen, −inf elsewhere: both [n, 1, rows, reach].
+        """Distance back to each key, and 0 where it may be seen, −inf elsewhere: both [n, 1, rows, reach].
 
         asking: [n, rows] positions
         """

@@ -17,10 +17,10 @@ from vivavoce.models.kernels.lm_attention import (
     ROW_TILE,
     PartialAttention,
     Rotations,
-    dealing_for,
     decode_attention,
-    divided_attention,
+    partial_attention,
     prefill_attention,
+    split_k_for,
 )
 from vivavoce.models.kernels.lm_products import STRIPS, TILES, Shape, Strips, Tiles, product, vector_product
 from vivavoce.models.kernels.lm_rows import Tables, add_norm, dependent_launches, embed_norm
@@ -35,7 +35,7 @@ __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 class TiledRows:
     """Packed rows of n sequences, each from a multiple of `ROW_TILE` rows on; all int64 on the model's device.
 
-    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and place in it; slots, positions: [rows] where each row's
+    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows] where each row's
     key goes; last: [n] each sequence's last row. Rows that only pad a tile have position 0 and a slot that never runs.
     """
 
@@ -83,7 +83,7 @@ class FusedLM:
         """
         if len(ids) == 1 and all(shape in self._strips for shape in self._shapes()):
             return self._step_alone(ids, positions, running, cache)
-        given = (positions, running, self._rotations, self.config.num_heads, dealing_for(len(ids)))
+        given = (positions, running, self._rotations, self.config.num_heads, split_k_for(len(ids)))
 
         def attend(qkv: Tensor, memory: Tensor) -> Tensor:
             return decode_attention(qkv, memory, *given, **self._options)
@@ -104,16 +104,15 @@ class FusedLM:
             return out
 
         width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        given = (positions, running, self._rotations, config.num_heads, dealing_for(1))
+        given = (positions, running, self._rotations, config.num_heads, split_k_for(1))
         for index, layer in enumerate(self._layers):
             qkv = times(stream, layer.qkv, x.new_empty(1, width), layer.attention_norm)
-            times(divided_attention(qkv, cache.memory[index], *given, **self._options), layer.out, stream)
+            times(partial_attention(qkv, cache.memory[index], *given, **self._options), layer.out, stream)
             inner = times(stream, layer.gate_up, x.new_empty(1, config.intermediate_size), layer.mlp_norm)
             times(inner, layer.down, stream)
         return times(stream, self._head, stream.new_empty(1, len(self._head[0])), self._norm)
 
     def _shapes(self) -> tuple[Shape, ...]:
-        """Of all products."""
         layer, config = self._layers[0], self.config
         plain = (layer.qkv, layer.out, layer.down, self._head)
         gate_up = Shape(config.intermediate_size, config.hidden_size, gated=True)

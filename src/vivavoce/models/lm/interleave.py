@@ -11,8 +11,8 @@ As in the official code, text tokens are looked at one by one and each starts at
 last is fed once more in front of the rest of the text: the trained sequences are what the model sees.
 
 A system prompt (CosyVoice3) is fed first, as a whole. Where no reference's speech follows, the official code decodes 15
-speech tokens right after it, before the model has seen a word: 0.6 s of what nobody wrote. Here the first block of text
-comes first, as in training; `at_once` is the official way.
+speech tokens right after it, before the model has seen a word: 0.6 s of speech without text. Here the first block of
+text comes first, as in training; `at_once` is the official way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RowKind(Enum):
     TEXT = auto()
     SPEECH = auto()
     SPEAKER = auto()
-    """Of no table: the sequence's own (CosyVoice 1)."""
+    """The sequence's own row, not from a table (CosyVoice 1)."""
 
 
 class Row(NamedTuple):
@@ -78,16 +78,13 @@ class TextInterleaver:
 
     @property
     def done(self) -> bool:
-        """No more rows will come."""
         return self._state is _State.DONE
 
     def push(self, ids: Sequence[int]) -> None:
-        """More text tokens have arrived."""
         self._incoming.extend(ids)
         self._num_text += len(ids)
 
     def close(self) -> None:
-        """No more text will come."""
         self._closed = True
 
     def next_rows(self) -> list[Row] | None:
@@ -110,9 +107,8 @@ class TextInterleaver:
         return self._vocabulary.fill if due else None
 
     def ids_until_control(self) -> int | None:
-        """How many ids are sampled from now on, at most, before a control id is due; None: any number.
-
-        Once text is closed the sequence itself is over then, and its control id means nothing.
+        """The most ids that are sampled before a control id is due, None: any number; once text is closed, before the
+        sequence ends.
         """
         if self._state is not _State.FINISHING:
             return self._next_fill - len(self.decoded)

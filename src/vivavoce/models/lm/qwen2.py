@@ -71,7 +71,7 @@ StoredKeys = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Layer(nn.Module):
-    """One pre-norm transformer layer."""
+    """Pre-norm transformer layer."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class SpeechLM(nn.Module):
 
     @property
     def control_rows(self) -> nn.Embedding:
-        """The embedding of `sos` and `task`."""
+        """Embedding of `sos` and `task`."""
         return self.control_embedding if self.config.vocabulary.has_own_controls else self.speech_embedding
 
     def forward(self, rows: Tensor, past: Past | None = None) -> Tensor:
@@ -154,7 +154,6 @@ def prompt_rows(lm: SpeechLM, prompt: LMPrompt) -> Tensor:
 
 
 def _extended(past: Past | None, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """All keys and values of a layer, the new ones last."""
     if past is not None:
         if layer < len(past):
             key, value = torch.cat((past[layer][0], key), dim=2), torch.cat((past[layer][1], value), dim=2)

@@ -32,10 +32,18 @@ def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | Non
     """Candidates by falling probability: as long as the sum *before* one is below top_p, and at most top_k.
 
     probabilities: [batch, ids]; top_p, top_k: [batch]; most: see `SamplingRows`  →  ids and their probabilities, both
-    [batch, most]; what is no candidate has probability 0. Ties keep the order of ids.
+    [batch, most]; other ids have probability 0. Ties keep the order of ids.
     """
-    most = min(probabilities.shape[-1], int(top_k.max()) if most is None else most)
-    ids = _best(probabilities, most)
+    size = probabilities.shape[-1]
+    most = min(size, int(top_k.max()) if most is None else most)
+    if probabilities.dtype == torch.float32:
+        # Which of equals a library's topk gives is undefined. Bits of floats ≥ 0 are in the order of the floats; with
+        # the id below them no two keys are equal.
+        backwards = torch.arange(size - 1, -1, -1, device=probabilities.device)
+        keys = (probabilities.view(torch.int32).long() << 32) | backwards
+        ids = size - 1 - (keys.topk(most, dim=-1).values & 0xFFFFFFFF)
+    else:
+        ids = probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :most]
     ranked = probabilities.gather(-1, ids)
     # Running sums are added one by one in the row's own precision: a sum that meets top_p exactly must fall on the
     # official side of it, and a library that adds in another order or precision rounds otherwise.
@@ -66,9 +74,9 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def repeats(recent: Tensor, window: Tensor, candidate: Tensor) -> Tensor:
-    """How often the candidate stands among the last `window` tokens.
+    """Count of the candidate among the last `window` tokens.
 
-    recent: [batch, n] int64, newest last, −1 where there is none; window, candidate: [batch]  →  [batch] int64
+    recent: [batch, n] int64, newest last, −1: no token yet; window, candidate: [batch]  →  [batch] int64
     """
     age = torch.arange(recent.shape[-1], 0, -1, device=recent.device)
     inside = age <= window[:, None]
@@ -97,15 +105,3 @@ def sample(scores: Tensor, recent: Tensor, settings: SamplingRows, uniforms: Ten
 def fallback_probabilities(scores: Tensor, forbidden: Tensor) -> Tensor:
     """All ids but the forbidden one; scores: [batch, ids], forbidden: [batch]  →  [batch, ids]."""
     return scores.scatter(-1, forbidden[:, None], float("-inf")).softmax(dim=-1)
-
-
-def _best(probabilities: Tensor, count: int) -> Tensor:
-    """Ids of the `count` largest, falling, ties in the order of ids; [batch, ids]  →  [batch, count] int64."""
-    if probabilities.dtype != torch.float32:
-        return probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-    # A library's choice among equals is its own affair. Bits of floats ≥ 0 are in the order of the floats; with the
-    # id below them no two keys are equal.
-    size = probabilities.shape[-1]
-    backwards = torch.arange(size - 1, -1, -1, device=probabilities.device)
-    keys = (probabilities.view(torch.int32).long() << 32) | backwards
-    return size - 1 - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)

@@ -80,7 +80,7 @@ Weights = TypeVar("Weights")
 
 @dataclass(frozen=True)
 class JoinedLayer(Generic[Weights]):
-    """One layer of the network, what reads the same input together."""
+    """One layer of the network; linear layers over the same input are joined."""
 
     attention_norm: Tensor
     qkv: Weights
@@ -91,7 +91,7 @@ class JoinedLayer(Generic[Weights]):
 
     @classmethod
     def all(cls, lm: SpeechLM, join: Callable[[Sequence[nn.Linear]], Weights]) -> list[JoinedLayer[Weights]]:
-        """Those of a network; join: makes one of several linear layers over one input."""
+        """Layers of a network; join: makes one product of several linear layers over one input."""
         layers = [(layer, layer.attention, layer.mlp) for layer in cast(Iterable[Layer], lm.layers)]
         return [
             JoinedLayer(
@@ -120,7 +120,6 @@ class SlotCache:
     def allocate(
         cls, config: LMConfig | ConformerLMConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
     ) -> SlotCache:
-        """Reserve it."""
         shape = (config.num_layers, 2, slots, config.num_kv_heads, capacity, config.head_dim)
         return cls(_zeros(shape, device, dtype))
 
@@ -145,7 +144,7 @@ class SlotCache:
 class PackedRows:
     """Rows of n sequences, one sequence after another, and where they belong; all int64 on the model's device.
 
-    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and place in it; slots, positions: [rows] where each row's
+    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows] where each row's
     key goes; sequences: [n] slots; starts: [n] position of each one's first row; padded: [n, longest] the packed row
     that stands at each place of a rectangle; unpadded: [rows] the place in the rectangle of each packed row;
     last: [n] each one's last packed row. Rows that only pad belong to a slot's last position, which is never read.
@@ -191,7 +190,7 @@ class SlotLM:
         config = self.config = lm.config
         weight = lm.speech_head.weight
         self._device, self._dtype = weight.device, weight.dtype
-        self._group = config.num_heads // config.num_kv_heads
+        self._group, self._head_dim = config.num_heads // config.num_kv_heads, config.head_dim
         embeddings = (lm.control_rows, lm.text_embedding, lm.speech_embedding)
         self._tables = [one.weight.detach() for one in embeddings]
         self._layers = JoinedLayer.all(lm, joined)
@@ -215,7 +214,7 @@ class SlotLM:
         """
         count, longest = packed.padded.shape
         asking = packed.starts[:, None] + self._reached[:longest]
-        bias = self._bias(asking, reach)[:, None].repeat(1, 1, self._group, 1)
+        bias = self._bias(asking, reach).repeat(1, 1, self._group, 1)
 
         def attend(layer: int, query: Tensor, keys_values: Tensor) -> Tensor:
             cache.memory[layer][:, packed.slots, :, packed.positions] = keys_values
@@ -223,13 +222,12 @@ class SlotLM:
             rows = query[packed.padded].view(count, longest, self.config.num_kv_heads, self._group, -1)
             rows = rows.permute(0, 2, 3, 1, 4).flatten(2, 3)
             out = scaled_dot_product_attention(rows, keys, values, attn_mask=bias)
-            out = out.view(count, -1, self._group, longest, self.config.head_dim).permute(0, 3, 1, 2, 4)
+            out = out.view(count, -1, self._group, longest, self._head_dim).permute(0, 3, 1, 2, 4)
             return out.reshape(count * longest, -1)[packed.unpadded]
 
         rows, of_kind = [table[packed.ids.clamp(max=len(table) - 1)] for table in self._tables], packed.kinds[:, None]
         embedded = torch.where(of_kind == 0, rows[0], torch.where(of_kind == 1, rows[1], rows[2]))
-        hidden = self._hidden(embedded, packed.positions, attend)
-        return self._scores(pad(hidden[packed.last], (0, 0, 0, -count % 8)), count)
+        return self._scores(embedded, packed.positions, attend, count, packed.last)
 
     def step(self, ids: Tensor, positions: Tensor, cache: SlotCache, reach: int) -> Tensor:
         """Feed one speech token to each of the first slots.
@@ -237,8 +235,8 @@ class SlotLM:
         ids, positions: [slots] int64; reach: a bound on the positions  →  [slots, ids] float32 log-probabilities
         """
         slots, heads = len(ids), self.config.num_kv_heads
-        bias = self._bias(positions[:, None], reach)[:, None]
-        index = positions[None, :, None, None, None].expand(2, slots, heads, 1, self.config.head_dim)
+        bias = self._bias(positions[:, None], reach)
+        index = positions[None, :, None, None, None].expand(2, slots, heads, 1, self._head_dim)
         idle = -slots % self.row_step
         stored, readable = cache.first(slots, reach)
 
@@ -250,29 +248,28 @@ class SlotLM:
 
         if idle:
             ids, positions = pad(ids, (0, idle)), pad(positions, (0, idle))
-        return self._scores(self._hidden(self._tables[2][ids], positions, attend), slots)
+        return self._scores(self._tables[2][ids], positions, attend, slots)
 
-    def _hidden(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        config = self.config
+    def _scores(self, x: Tensor, positions: Tensor, attend: Attend, count: int, picked: Tensor | None = None) -> Tensor:
+        """Scores of the first `count` rows, or of the `picked` ones: [count, ids]; x: [rows, hidden] embedded."""
+        config, head_dim = self.config, self._head_dim
         rows, eps = len(x), config.rms_norm_eps
         size, turned = (config.hidden_size,), config.num_heads + config.num_kv_heads
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self._layers):
-            heads = layer.qkv(rms_norm(x, size, layer.attention_norm, eps)).view(rows, -1, config.head_dim)
+            heads = layer.qkv(rms_norm(x, size, layer.attention_norm, eps)).view(rows, -1, head_dim)
             rotating = heads[:, :turned]
             # In place: the rotated keys stand before the values again, and both are stored at once.
-            rotating.copy_(torch.addcmul(rotating * cos, rotating.roll(config.head_dim // 2, -1), sin))
-            keys_values = heads[:, config.num_heads :].view(rows, 2, config.num_kv_heads, config.head_dim)
+            rotating.copy_(torch.addcmul(rotating * cos, rotating.roll(head_dim // 2, -1), sin))
+            keys_values = heads[:, config.num_heads :].view(rows, 2, config.num_kv_heads, head_dim)
             x = x + layer.out(attend(index, heads[:, : config.num_heads], keys_values))
             gate, up = layer.gate_up(rms_norm(x, size, layer.mlp_norm, eps)).chunk(2, dim=-1)
             x = x + layer.down(silu(gate) * up)
-        return x
-
-    def _scores(self, hidden: Tensor, count: int) -> Tensor:
-        normal = rms_norm(hidden, (self.config.hidden_size,), self._norm, self.config.rms_norm_eps)
-        return self._head(normal)[:count].float().log_softmax(dim=-1)
+        if picked is not None:
+            x = pad(x[picked], (0, 0, 0, -len(picked) % SAFE_ROWS))
+        return self._head(rms_norm(x, size, self._norm, eps))[:count].float().log_softmax(dim=-1)
 
     def _bias(self, positions: Tensor, reach: int) -> Tensor:
-        """0 where a row may look, −inf elsewhere; positions: [n, rows]  →  [n, rows, reach]."""
-        hidden = self._reached[:reach] > positions[..., None]
+        """0 where a row may look, −inf elsewhere; positions: [n, rows]  →  [n, 1, rows, reach]."""
+        hidden = self._reached[:reach] > positions[:, None, :, None]
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))

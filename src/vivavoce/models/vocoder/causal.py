@@ -23,12 +23,12 @@ from vivavoce.models.vocoder.hift import (
     OUTER_KERNEL,
     HarmonicSource,
     Reach,
-    ResBlock,
     convolve,
     convolve_behind,
     istft,
     laid_out,
     mean_of_blocks,
+    residual_blocks,
     stft,
 )
 
@@ -37,9 +37,8 @@ PITCH_LOOKAHEAD = 3
 
 
 class CausalF0Predictor(nn.Module):
-    """As `F0Predictor`, and a frame's pitch hears `PITCH_LOOKAHEAD` frames after it; computed in float64.
-
-    The source sums the pitch up to phases: the official code takes float64 for it.
+    """`F0Predictor` whose frames hear `PITCH_LOOKAHEAD` frames after them, in float64, as in the official code: the
+    source sums pitches up to phases.
     """
 
     def __init__(self, mel_bins: int, channels: int) -> None:
@@ -52,10 +51,10 @@ class CausalF0Predictor(nn.Module):
         self.out = nn.Linear(channels, 1)
 
     def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
-        """As `F0Predictor.forward`, but meaningless past a row's end."""
+        """`F0Predictor.forward`; pitches past a row's end are meaningless."""
         x = pad(zero_padding(mel, lengths), (0, PITCH_LOOKAHEAD)).double()
-        for place, conv in enumerate(self.convs):
-            x = pad(x, (F0_KERNEL - 1 if place else 0, 0))
+        for index, conv in enumerate(self.convs):
+            x = pad(x, (F0_KERNEL - 1 if index else 0, 0))
             assert isinstance(conv, nn.Conv1d)
             assert conv.bias is not None
             x = elu(torch.conv1d(x, conv.weight.double(), conv.bias.double()))
@@ -64,8 +63,8 @@ class CausalF0Predictor(nn.Module):
 
 
 class SteppedSource(HarmonicSource):
-    """As `HarmonicSource`, but a phase stands still within a frame, and the noise is not centred, as the official
-    code has it: uniform numbers in [0, 1).
+    """`HarmonicSource` whose phase is constant within a frame, and whose noise is uniform in [0, 1), not centred, as in
+    the official code.
     """
 
     def excite(self, f0: Tensor, cycles: Tensor, noise: Tensor | None, carried: Tensor | None) -> Tensor:
@@ -80,7 +79,10 @@ class SteppedSource(HarmonicSource):
         return torch.tanh(signal).transpose(1, 2)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """See `HarmonicSource.draw`; uniform, one of each harmonic: none alone is distributed as their sum is."""
+        """Uniform noise by position, one number per harmonic, as their sum has no simple distribution of its own.
+
+        Shapes as in `HarmonicSource.draw`  →  [batch, samples, harmonics].
+        """
         harmonics = self.config.num_harmonics + 1
         counters = places[..., None] * harmonics + torch.arange(harmonics, device=places.device)
         return uniform(seeds[..., None], NoiseStream.SOURCE, counters)
@@ -109,17 +111,7 @@ class CausalHiFT(nn.Module):
             nn.Conv1d(spectrum, size, 1 if stride == 1 else 2 * stride, stride)
             for size, stride in zip(channels[1:], strides, strict=True)
         )
-        self.source_resblocks = nn.ModuleList(
-            ResBlock(size, kernel, dilations, causal=True)
-            for size, kernel, dilations in zip(
-                channels[1:], config.source_resblock_kernels, config.source_resblock_dilations, strict=True
-            )
-        )
-        self.resblocks = nn.ModuleList(
-            ResBlock(size, kernel, dilations, causal=True)
-            for size in channels[1:]
-            for kernel, dilations in zip(config.resblock_kernels, config.resblock_dilations, strict=True)
-        )
+        self.source_resblocks, self.resblocks = residual_blocks(config, channels[1:], causal=True)
         self.conv_post = nn.Conv1d(channels[-1], spectrum, OUTER_KERNEL)
 
     @property
@@ -133,28 +125,27 @@ class CausalHiFT(nn.Module):
         """Frames before its own that a sample hears: of mel and source, then of what each stage makes."""
         config = self.config
         # The first position that the first sample hears, layer by layer down to the mel.
-        place = -((config.n_fft // 2 - 1) // config.hop) - (OUTER_KERNEL - 1)
+        position = -((config.n_fft // 2 - 1) // config.hop) - (OUTER_KERNEL - 1)
         first, stages = -(F0_CONVS - 1) * (F0_KERNEL - 1), list[int]()
         for stage in range(len(self.ups) - 1, -1, -1):
             blocks = zip(config.resblock_kernels, config.resblock_dilations, strict=True)
-            place -= max(_heard(kernel, dilations) for kernel, dilations in blocks)
+            position -= max(_heard(kernel, dilations) for kernel, dilations in blocks)
             down = self.source_downs[stage]
             assert isinstance(down, nn.Conv1d)
-            entry = place - _heard(config.source_resblock_kernels[stage], config.source_resblock_dilations[stage])
+            entry = position - _heard(config.source_resblock_kernels[stage], config.source_resblock_dilations[stage])
             stages.insert(0, -(entry // math.prod(config.upsample_rates[: stage + 1])))
             spectrum = entry * down.stride[0] - (down.stride[0] - 1)
             first = min(first, (spectrum * config.hop - config.n_fft // 2) // config.samples_per_frame)
             # The last stage's mirrored position puts all behind it one further.
-            place -= config.upsample_kernels[stage] - 1 + (stage == len(self.ups) - 1)
-            place //= config.upsample_rates[stage]
-        return -min(first, place), *stages
+            position -= config.upsample_kernels[stage] - 1 + (stage == len(self.ups) - 1)
+            position //= config.upsample_rates[stage]
+        return -min(first, position), *stages
 
     def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
-        """As `HiFT.forward`; noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
+        """`HiFT.forward`; noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
-        """As `HiFT.decode`."""
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
         spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))

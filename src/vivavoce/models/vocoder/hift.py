@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -21,21 +23,24 @@ def laid_out(x: Tensor) -> Tensor:
     return x[:, :, None].contiguous(memory_format=order)
 
 
-def convolve(conv: nn.Module, x: Tensor) -> Tensor:
-    """What the Conv1d `conv` computes; x: [batch, channels in, 1, time]  →  [batch, channels out, 1, time']."""
+def convolve(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor:
+    """The Conv1d `conv`; x: [batch, channels in, 1, time]; inside: [batch, 1, 1, time'], 1 within a row and 0 past its
+    end, None: all rows are full  →  [batch, channels out, 1, time'], zero past each row's end.
+    """
     assert isinstance(conv, nn.Conv1d)
     across, beside, step = conv.stride[0], int(conv.padding[0]), conv.dilation[0]
-    return conv2d(x, conv.weight[:, :, None], conv.bias, (1, across), (0, beside), (1, step))
+    out = conv2d(x, conv.weight[:, :, None], conv.bias, (1, across), (0, beside), (1, step))
+    return out if inside is None else out.mul_(inside)
 
 
-def convolve_behind(conv: nn.Module, x: Tensor) -> Tensor:
-    """What the Conv1d `conv`, which pads nothing, computes of positions and what precedes them; as `convolve`."""
+def convolve_behind(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor:
+    """The Conv1d `conv`, which has no padding, over x and the zeros before it; shapes as in `convolve`."""
     assert isinstance(conv, nn.Conv1d)
-    return convolve(conv, pad(x, ((conv.kernel_size[0] - 1) * conv.dilation[0], 0)))
+    return convolve(conv, pad(x, ((conv.kernel_size[0] - 1) * conv.dilation[0], 0)), inside)
 
 
 def convolve_transposed(conv: nn.Module, x: Tensor) -> Tensor:
-    """What the ConvTranspose1d `conv` computes; x: [batch, channels, 1, time]  →  [batch, channels out, 1, time']."""
+    """The ConvTranspose1d `conv`; x: [batch, channels, 1, time]  →  [batch, channels out, 1, time']."""
     assert isinstance(conv, nn.ConvTranspose1d)
     return conv_transpose2d(x, conv.weight[:, :, None], conv.bias, (1, conv.stride[0]), (0, int(conv.padding[0])))
 
@@ -142,7 +147,7 @@ class HarmonicSource(nn.Module):
         return interpolate(radians, scale_factor=float(hop), mode="linear")[..., 0 if carried is None else hop :]
 
     def initial(self, seeds: Tensor) -> Tensor | None:
-        """What is carried into a source that starts anew with noise: nothing, its phases start at 0."""
+        """Carried phase of a source that starts anew with noise; None: phases start at 0."""
         return None
 
     def phase_at_end(self, f0: Tensor, carried: Tensor | None = None) -> Tensor:
@@ -246,19 +251,12 @@ class ResBlock(nn.Module):
         self.convs2 = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=half) for _ in dilations)
 
     def forward(self, x: Tensor, inside: Tensor | None) -> Tensor:
-        """x: [batch, channels, 1, time], zero past each row's length; inside: [batch, 1, 1, time], 1 within it and 0
-        past it, None if all rows are full  →  the same as x.
-        """
+        """x: [batch, channels, 1, time], zero past each row's length; inside: as in `convolve`  →  as x."""
         stages = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in stages:
-            h = keep(self._convolve(conv1, snake1(x)), inside)
-            x = keep(self._convolve(conv2, snake2(h)), inside).add_(x)
+            h = self._convolve(conv1, snake1(x), inside)
+            x = self._convolve(conv2, snake2(h), inside).add_(x)
         return x
-
-
-def keep(fresh: Tensor, inside: Tensor | None) -> Tensor:
-    """Zero past each row's length, in place; fresh: finite, made for this alone; inside: as in `ResBlock.forward`."""
-    return fresh if inside is None else fresh.mul_(inside)
 
 
 OUTER_KERNEL = 7
@@ -305,17 +303,7 @@ class HiFT(nn.Module):
             else nn.Conv1d(spectrum, channels[i + 1], 2 * stride, stride, padding=stride // 2)
             for i, stride in enumerate(strides)
         )
-        self.source_resblocks = nn.ModuleList(
-            ResBlock(channels[i + 1], kernel, dilations)
-            for i, (kernel, dilations) in enumerate(
-                zip(config.source_resblock_kernels, config.source_resblock_dilations, strict=True)
-            )
-        )
-        self.resblocks = nn.ModuleList(
-            ResBlock(channels[i + 1], kernel, dilations)
-            for i in range(len(rates))
-            for kernel, dilations in zip(config.resblock_kernels, config.resblock_dilations, strict=True)
-        )
+        self.source_resblocks, self.resblocks = residual_blocks(config, channels[1:])
         self.conv_post = nn.Conv1d(channels[-1], spectrum, OUTER_KERNEL, padding=OUTER_KERNEL // 2)
 
     def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
@@ -331,19 +319,21 @@ class HiFT(nn.Module):
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
         spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
-        x = laid_out(zero_padding(mel, lengths))
-        x = keep(convolve(self.conv_pre, x), _inside(lengths, x))
+        inside = None if lengths is None else _inside(lengths, mel)
+        x = convolve(self.conv_pre, laid_out(zero_padding(mel, lengths)), inside)
         for stage, (up, rate) in enumerate(zip(self.ups, config.upsample_rates, strict=True)):
             # One step up in rate: the signal drawn out, the source's spectrum added, the mean of the residual blocks.
             x = convolve_transposed(up, leaky_relu(x, config.leaky_slope))
-            lengths = None if lengths is None else lengths * rate
-            if stage == len(self.ups) - 1:
+            is_last = stage == len(self.ups) - 1
+            if is_last:
                 # One more frame, mirrored, makes the centred STFT's odd count.
                 x = torch.cat((x[..., 1:2], x), dim=-1)
-                lengths = None if lengths is None else lengths + 1
-            inside = _inside(lengths, x)
-            injected = keep(convolve(self.source_downs[stage], spectrum), inside)
-            x = keep(self.source_resblocks[stage](injected, inside).add_(x), inside)
+            if lengths is not None:
+                lengths = lengths * rate + is_last
+                inside = _inside(lengths, x)
+            x = self.source_resblocks[stage](convolve(self.source_downs[stage], spectrum, inside), inside).add_(x)
+            if inside is not None:
+                x.mul_(inside)
             count = len(config.resblock_kernels)
             x = mean_of_blocks(self.resblocks[stage * count : (stage + 1) * count], x, inside, both)
         x = convolve(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
@@ -353,25 +343,32 @@ class HiFT(nn.Module):
         return wave.clamp(-config.audio_limit, config.audio_limit)
 
 
+def residual_blocks(
+    config: VocoderConfig, channels: Sequence[int], *, causal: bool = False
+) -> tuple[nn.ModuleList, nn.ModuleList]:
+    """Blocks of the source, one per stage, and of the signal, stage after stage; channels: of each stage."""
+    of_source = zip(channels, config.source_resblock_kernels, config.source_resblock_dilations, strict=True)
+    parallel = list(zip(config.resblock_kernels, config.resblock_dilations, strict=True))
+    return (
+        nn.ModuleList(ResBlock(size, kernel, dilations, causal=causal) for size, kernel, dilations in of_source),
+        nn.ModuleList(
+            ResBlock(size, kernel, dilations, causal=causal) for size in channels for kernel, dilations in parallel
+        ),
+    )
+
+
 def mean_of_blocks(blocks: nn.ModuleList, x: Tensor, inside: Tensor | None, both: PairRunner) -> Tensor:
     """The mean of residual blocks over one input; the last block, whose kernel is the longest, costs half of all.
 
     x, inside: as in `ResBlock.forward`  →  as x
     """
     *most, last = blocks
-
-    def sum_of_most() -> Tensor:
-        first, *others = (block(x, inside) for block in most)
-        for other in others:
-            first = first.add_(other)
-        return first
-
     if not most:
         return last(x, inside)
-    first, second = both(sum_of_most, lambda: last(x, inside))
-    return first.add_(second) / len(blocks)
+    sums = both(lambda: reduce(Tensor.add_, (block(x, inside) for block in most)), lambda: last(x, inside))
+    return sums[0].add_(sums[1]) / len(blocks)
 
 
-def _inside(lengths: Tensor | None, x: Tensor) -> Tensor | None:
-    """1 where a row of x has a position, 0 past its end, None if all are full  →  [batch, 1, 1, time] like x."""
-    return None if lengths is None else valid_positions(lengths, x.shape[-1])[:, None, None].to(x.dtype)
+def _inside(lengths: Tensor, x: Tensor) -> Tensor:
+    """1 where a row of x [..., time] has a position, 0 past its end  →  [batch, 1, 1, time] like x."""
+    return valid_positions(lengths, x.shape[-1])[:, None, None].to(x.dtype)

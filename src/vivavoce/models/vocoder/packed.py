@@ -70,7 +70,7 @@ class PackedVocoderWeights(NamedTuple):
 def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocoderWeights:
     """Lay the weights out anew; dtype: of the products and of what they read, but for the pitch's."""
     config, exact = vocoder.config, torch.float32
-    # What layers hear after their own positions; None: as much as before them.
+    # Positions that layers hear after their own; None: as many as before.
     ahead = pitch_ahead = first_ahead = None
     if isinstance(config, CausalVocoderConfig):
         exact, ahead, pitch_ahead, first_ahead = torch.float64, 0, PITCH_LOOKAHEAD, config.lookahead
@@ -88,7 +88,7 @@ def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocode
         leaving = Activated(Activation.LEAKY, slope=LAST_SLOPE) if ends else leaky
         stages.append(PackedStage(up, down, source, blocks, _together([block.entry for block in blocks]), leaving))
     pitch = [
-        _convolution(conv, 1, exact, ahead if place else pitch_ahead) for place, conv in enumerate(vocoder.f0.convs)
+        _convolution(conv, 1, exact, ahead if index else pitch_ahead) for index, conv in enumerate(vocoder.f0.convs)
     ]
     return PackedVocoderWeights(
         pitch=(*pitch, _pitch(vocoder.f0.out, exact)),
@@ -124,7 +124,7 @@ def _laid(
 
 
 def _pitch(linear: nn.Linear, dtype: torch.dtype) -> Convolution:
-    # As many columns as a product has at least; those behind the first stay zero.
+    # A product has at least 16 columns; those behind the first stay zero.
     weight = linear.weight.new_zeros(1, linear.in_features, 16)
     weight[0, :, 0] = linear.weight[0]
     bias = linear.bias.new_zeros(16)
@@ -142,19 +142,19 @@ def _up(conv: nn.Module, rate: int, fan: int, last: bool, dtype: torch.dtype) ->
     size, kernel = conv.kernel_size[0], conv.weight
     assert conv.bias is not None
     phases = [phase - int(last) for phase in range(fan)]
-    # seen: output position u · fan + phase sees input u + reach through a place of the kernel.
+    # seen: output position u · fan + phase sees input u + reach through a tap of the kernel.
     if isinstance(conv, nn.ConvTranspose1d):
         pad = int(conv.padding[0])
         seen = [(phase, reach, phase + pad - reach * fan) for phase in phases for reach in range(-size, size)]
-        seen = [(phase, reach, place) for phase, reach, place in seen if 0 <= place < size]
+        seen = [(phase, reach, tap) for phase, reach, tap in seen if 0 <= tap < size]
     else:
         kernel = kernel.transpose(0, 1)
-        seen = [(phase, (phase + place + 1 - size) // fan, place) for phase in phases for place in range(size)]
+        seen = [(phase, (phase + tap + 1 - size) // fan, tap) for phase in phases for tap in range(size)]
     least, most = min(reach for _, reach, _ in seen), max(reach for _, reach, _ in seen)
     channels, columns = kernel.shape[:2]
     weight = kernel.new_zeros(most - least + 1, channels, fan, columns)
-    for phase, reach, place in seen:
-        weight[reach - least, :, phase - phases[0]] += kernel[:, :, place]
+    for phase, reach, tap in seen:
+        weight[reach - least, :, phase - phases[0]] += kernel[:, :, tap]
     return Convolution(
         weight=weight.reshape(-1, fan * columns).to(dtype).contiguous(),
         bias=conv.bias.float().repeat(fan),
@@ -215,7 +215,7 @@ def _together(entries: list[Activated]) -> Activated:
 
 
 PADDING, INSIDE, AFTER, FIRST = range(4)
-"""What a packed frame is: between rows, of a row, the frame right after a row, a row's first frame."""
+"""Tags of packed frames: between rows, within a row, right after a row, a row's first frame."""
 
 
 class PackedFrames(NamedTuple):

@@ -1,4 +1,4 @@
-"""What all methods of the gRPC port share: keys, limits, how messages are read, how calls end."""
+"""The common part of all gRPC methods: keys, limits, reading of messages, and statuses."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from vivavoce.server.keys import KeyRing, token_in
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import ServerSection
 
-ENTRY_POINT = "grpc"
+PROTOCOL = "grpc"
 LEAST_STREAMS = 8
-"""Calls of one connection at once, and messages of one caller that are read, whatever `max_conc` says."""
+"""Lowest limit of a connection's calls and of a caller's messages that are read at once; `max_conc` may be lower."""
 REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
 ERROR_CODE = "error-code"
 """`VivavoceError.code`."""
 RETRY_AFTER = "retry-after-ms"
-"""Milliseconds after which the same request may succeed, only where waiting helps."""
+"""Milliseconds after which the same request may succeed; sent only if waiting helps."""
 PUSHBACK = "grpc-retry-pushback-ms"
-"""The same for gRPC itself: clients whose channel has a retry policy wait that long and try again on their own."""
+"""The same for gRPC itself: clients with a retry policy wait that long and try again on their own."""
 
 Metadata = tuple[tuple[str, str], ...]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-"""Of a call whose messages cross as bytes."""
+"""The context of a call whose messages are bytes."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call whose key is good."""
+    """One call with a valid key."""
 
     port: Calls
     context: Context
@@ -51,17 +51,17 @@ class Call:
     request_id: str
 
     async def receive(self, name: str) -> Any:
-        """The one message, of this full name, that the client of a unary method sends; errors as `Calls.message`."""
+        """The one message, of this full name, of a unary method's client; errors as `Calls.message`."""
         return parsed(name, await self.port.message(self.context, self.principal.name) or b"")
 
     async def send(self, name: str, /, **fields: Any) -> None:
-        """Send a message of this full name; ListenerStalled: the client has not read for too long."""
+        """Send a message of this full name. ListenerStalled: the client has not read for too long."""
         content = message(name)(**fields).SerializeToString()
         await sent_within(self.port.patience_s, self.context.write(content))
 
 
 Answer = Callable[[Call], Awaitable[Metadata]]
-"""A method: it answers a call, and returns what its trailing metadata say beside the request's id."""
+"""A method: it answers a call, and returns the trailing metadata besides the request's id."""
 
 
 class Calls:
@@ -72,12 +72,11 @@ class Calls:
         self.patience_s, self._message_s = settings.listener_timeout_s, settings.request_timeout_s
         self._max_conc, self.at_once = settings.max_conc, max(LEAST_STREAMS, 2 * settings.max_conc)
         self._speaking = 0
-        """Calls for speech that are being answered."""
+        """Running calls for speech."""
         self._reading: Counter[str] = Counter()
-        """Messages that are being read, by the names of keys; of health checks by their service's."""
+        """Messages that are being read, by the name of the key; health checks by their service."""
 
     async def serve(self, answer: Answer, _: object, context: Context) -> None:
-        """One call, from its key to its status."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         request_log = self.dispatcher.request_log
         request_id = request_log.accept_request_id(metadata.get(REQUEST_ID))
@@ -86,12 +85,12 @@ class Calls:
             principal = self._keys.authenticate(token_in(metadata))
             request_id = request_log.accept_request_id(request_id, principal)
             with request_scope(request_id, **trace):
-                told = await answer(Call(self, context, principal, request_id))
-            context.set_trailing_metadata(((REQUEST_ID, request_id), *told))
+                trailing = await answer(Call(self, context, principal, request_id))
+            context.set_trailing_metadata(((REQUEST_ID, request_id), *trailing))
         except VivavoceError as error:
             await self._end(context, grpc.StatusCode[error.grpc_status], str(error), _trailer(error, request_id))
         except grpc.aio.BaseError:
-            raise  # the client has left while something was sent to it; gRPC knows
+            raise  # the client has disconnected during a send, which gRPC handles
         except Exception:
             log.exception("request failed: %(request_id)s", {"request_id": request_id})
             details = f"server: an internal error, which was logged; tell its operator the request's id {request_id}"
@@ -99,9 +98,9 @@ class Calls:
             await self._end(context, grpc.StatusCode.INTERNAL, details, trailing)
 
     async def message(self, context: Context, caller: str) -> bytes | None:
-        """What a call brings; None: its client will send no more.
+        """The next message of a call; None: its client has closed its side.
 
-        Overloaded: too many are being read; DeadlineExceeded: it did not come in time.
+        Overloaded: too many messages are being read; DeadlineExceeded: it did not come in time.
         """
         if self._reading[caller] >= self.at_once:
             raise Overloaded(f"calls: {self.at_once} are being read, which is the limit; try again soon")
@@ -116,7 +115,7 @@ class Calls:
 
     @asynccontextmanager
     async def speaking(self, call: Call) -> AsyncIterator[bytes]:
-        """The first message of a call for speech, which has one of the `max_conc` places; errors as `message`."""
+        """The first message of a call for speech, which counts for `max_conc` until it ends; errors as `message`."""
         try:
             content = await self.message(call.context, call.principal.name)
             if self._speaking >= self._max_conc:
@@ -124,7 +123,7 @@ class Calls:
                     f"calls: {self._speaking} are being answered, which is the limit (max_conc); try again soon"
                 )
         except VivavoceError as error:
-            self.dispatcher.metrics.refuse(ENTRY_POINT, error.code)
+            self.dispatcher.metrics.refuse(PROTOCOL, error.code)
             raise
         self._speaking += 1
         try:
@@ -133,12 +132,12 @@ class Calls:
             self._speaking -= 1
 
     def deadline(self, call: Call) -> float | None:
-        """When a call is given up, by the dispatcher's clock; None: its client waits for ever."""
+        """The deadline of a call on the dispatcher's clock; None: its client waits for ever."""
         left_s = call.context.time_remaining()
         return None if left_s is None else self.dispatcher.clock() + left_s
 
     async def _end(self, context: Context, status: grpc.StatusCode, details: str, trailing: Metadata) -> None:
-        """Abort the call; never returns. A status that cannot be sent in time is given up, and the call dropped."""
+        """Abort the call; never returns. A call whose status cannot be sent in time is dropped."""
         try:
             # The status waits behind audio that the client has not read.
             await asyncio.wait_for(context.abort(status, details, trailing), self.patience_s)
@@ -147,7 +146,7 @@ class Calls:
 
 
 def parsed(name: str, content: bytes) -> Any:
-    """The message of this full name; InvalidRequest where the bytes are not one."""
+    """Parse a message of this full name. InvalidRequest: the bytes are malformed."""
     made = message(name)()
     try:
         made.ParseFromString(content)

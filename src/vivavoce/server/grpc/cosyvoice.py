@@ -1,4 +1,4 @@
-"""CosyVoice's own service, as its clients know it: one text, its audio piece by piece."""
+"""CosyVoice's own service: one text in, its audio out piece by piece."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.protos import message
 from vivavoce.server.grpc.calls import (
-    ENTRY_POINT,
     FINISH_REASON,
+    PROTOCOL,
     REQUEST_ID,
     Call,
     Metadata,
@@ -18,10 +18,10 @@ from vivavoce.server.grpc.calls import (
 )
 
 PROMPT_RATE = 16_000
-"""Samples per second of `prompt_audio`, which comes without a header."""
+"""Samples per second of `prompt_audio`, which has no header."""
 WARNING = "x-warning"
 ADMISSION = "x-admission-seconds"
-"""How long the request took to be taken: its text, its voice, and the wait for room."""
+"""Seconds until the request was accepted: its text, its voice, and the wait for room."""
 
 
 async def infer(call: Call) -> Metadata:
@@ -29,13 +29,13 @@ async def infer(call: Call) -> Metadata:
     deadline, speak, response = call.port.deadline(call), call.port.dispatcher.speak, message("cosyvoice.Response")
     async with call.port.speaking(call) as content:
         wanted, identity = _speech_request(content, call.principal.owner), call.request_id
-        active = await speak(call.principal, wanted, door=ENTRY_POINT, request_id=identity, deadline=deadline)
+        active = await speak(call.principal, wanted, protocol=PROTOCOL, request_id=identity, deadline=deadline)
         async with active:
             waited = (ADMISSION, f"{active.admission_s:.3f}")
             notes = ((WARNING, "; ".join(active.request.notes)),) if active.request.notes else ()
             await call.context.send_initial_metadata(((REQUEST_ID, identity), waited, *notes))
             async for event in active:
-                if isinstance(event, AudioChunk):  # each when the one before is on its way
+                if isinstance(event, AudioChunk):  # after the one before was sent
                     pcm = to_int16(event.samples).astype("<i2").tobytes()
                     sending = call.context.write(response(tts_audio=pcm).SerializeToString())
                     await active.sent_within(call.port.patience_s, sending)
@@ -43,7 +43,7 @@ async def infer(call: Call) -> Metadata:
 
 
 def _speech_request(content: bytes, owner: str) -> SpeechRequest:
-    """What a serialised `Request` asks for; InvalidRequest or InvalidAudio: it is malformed, or lacks something."""
+    """Make the engine's request of a serialised `Request`. InvalidRequest, InvalidAudio: malformed or incomplete."""
     request = parsed("cosyvoice.Request", content)
     kind = request.WhichOneof("RequestPayload")
     if kind is None:

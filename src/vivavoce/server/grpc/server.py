@@ -1,6 +1,4 @@
-"""The gRPC port, in the event loop of the server's other entry points: its services, its bounds, its certificate, and
-what programs ask that know nothing of speech: the health check and reflection.
-"""
+"""The gRPC port in the server's event loop: its services, bounds and certificate, the health check and reflection."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection
 
 MOST_BYTES = int(2 * PROMPT_RATE * MAX_REFERENCE_S) + 240_000
-"""Of a message: its recording, and texts of 20,000 characters in UTF-8."""
+"""Longest message: a recording, and texts of 20,000 characters in UTF-8."""
 CONNECTION_S, GRACE_S = 3_600, 6 * 3_600
-"""After an hour a connection takes no new calls; its last ones have longer than any speech."""
+"""After an hour a connection accepts no new calls; the last ones may run longer than any speech."""
 HEALTH, REFLECTION = "grpc.health.v1", "grpc.reflection.v1"
 SERVING, NOT_SERVING = 1, 2
 
@@ -36,17 +34,17 @@ async def start_grpc(
 ) -> tuple[grpc.aio.Server, int]:
     """Serve `vivavoce.v1.Speech`, `cosyvoice.CosyVoice`, health and reflection in the running event loop.
 
-    Returns the server, and its port. The settings' grpc_port may be 0, for a free one.
-    InvalidRequest: the port cannot be taken, or the certificate and its key are no pair.
+    Returns the server and its port; the settings' grpc_port 0 means a free one.
+    InvalidRequest: the port is not free, or the certificate and its key do not match.
     """
     calls, patience_ms = Calls(dispatcher, keys, settings), int(1_000 * settings.request_timeout_s)
     host, port = settings.host, settings.grpc_port or 0
-    # gRPC's own bound of all calls is left out: it would refuse health checks, too.
+    # gRPC's own limit of all calls is not used: it would refuse health checks, too.
     server = grpc.aio.server(
         options=(
             ("grpc.max_receive_message_length", min(MOST_BYTES, settings.max_body_bytes)),
-            ("grpc.http2.lookahead_bytes", 65_536),  # what a call may send that is not read
-            ("grpc.http2.bdp_probe", 0),  # which would raise that to megabytes
+            ("grpc.http2.lookahead_bytes", 65_536),  # unread bytes of a call
+            ("grpc.http2.bdp_probe", 0),  # it would raise that to megabytes
             ("grpc.max_concurrent_streams", calls.at_once),  # of a connection
             ("grpc.max_allowed_incoming_connections", settings.max_connections),
             ("grpc.max_connection_idle_ms", 1_000 * settings.keep_alive_s),
@@ -54,7 +52,7 @@ async def start_grpc(
             ("grpc.max_connection_age_grace_ms", 1_000 * GRACE_S),
             ("grpc.server_handshake_timeout_ms", patience_ms),  # of TLS
             ("grpc.http2.settings_timeout", patience_ms),  # until a connection's first frame
-            ("grpc.so_reuseport", 0),  # else two servers share a port, and each gets some of the calls
+            ("grpc.so_reuseport", 0),  # otherwise two servers could share a port, and each would get some of the calls
         )
     )
     answers: dict[str, dict[str, Answer]] = {
@@ -66,9 +64,9 @@ async def start_grpc(
         },
         "cosyvoice.CosyVoice": {"Inference": infer},
         f"{REFLECTION}.ServerReflection": {"ServerReflectionInfo": reflect},
-        f"{REFLECTION}alpha.ServerReflection": {"ServerReflectionInfo": reflect},  # an older name of the same
+        f"{REFLECTION}alpha.ServerReflection": {"ServerReflectionInfo": reflect},  # its older name
     }
-    # As streams: messages of unary calls are read before anything here sees the call, and its key.
+    # All are streams: messages of unary calls are read before this program sees the call and its key.
     services: Any = {f"{HEALTH}.Health": {"Check": grpc.stream_unary_rpc_method_handler(partial(check, calls))}}
     for service, methods in answers.items():
         stream = grpc.stream_stream_rpc_method_handler
@@ -89,7 +87,7 @@ async def start_grpc(
 
 
 def _credentials(settings: ServerSection) -> grpc.ServerCredentials | None:
-    """The certificate of the settings, whose files were checked; None: the port has no TLS."""
+    """The certificate of the settings, whose files are checked already; None: the port has no TLS."""
     certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
     if certificate is None or key is None:
         return None
@@ -101,12 +99,12 @@ def _credentials(settings: ServerSection) -> grpc.ServerCredentials | None:
 
 
 async def check(calls: Calls, _: object, context: Context) -> bytes:
-    """`Health/Check`, as probes of orchestrators ask it, without a key: SERVING while requests are taken."""
+    """`Health/Check`, which orchestrators call without a key: SERVING while requests are accepted."""
     try:
         content = await calls.message(context, HEALTH)
         service = parsed(f"{HEALTH}.HealthCheckRequest", content or b"").service
     except Overloaded:
-        service = ""  # all are in the same health, and a probe is answered however many others do not end
+        service = ""  # all services have the same health, and probes are always answered
     except (DeadlineExceeded, InvalidRequest) as error:
         await context.abort(grpc.StatusCode[error.grpc_status], str(error))
     if service not in ("", *SERVICES):
@@ -117,7 +115,7 @@ async def check(calls: Calls, _: object, context: Context) -> bytes:
 
 
 async def reflect(call: Call) -> Metadata:
-    """`ServerReflection/ServerReflectionInfo`: the files that describe this port, by their names or what is in them."""
+    """`ServerReflection/ServerReflectionInfo`: the files that describe this port, by their names or symbols."""
     while (content := await call.port.message(call.context, call.principal.name)) is not None:
         request = parsed(f"{REFLECTION}.ServerReflectionRequest", content)
         answer: dict[str, Any]
@@ -134,9 +132,9 @@ async def reflect(call: Call) -> Metadata:
 
 
 def _file(kind: str | None, wanted: str) -> bytes | None:
-    """The serialised file of that name, or with that symbol; none has extensions."""
+    """The serialised file of that name or with that symbol; the files have no extensions."""
     if kind == "file_containing_symbol":
-        for symbol in (wanted, wanted.rpartition(".")[0]):  # the pool does not find methods, but their services
+        for symbol in (wanted, wanted.rpartition(".")[0]):  # the pool finds services, but not their methods
             with suppress(KeyError):
                 wanted = POOL.FindFileContainingSymbol(symbol).name
                 break

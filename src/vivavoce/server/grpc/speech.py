@@ -13,28 +13,28 @@ from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.frontend.audio.encode import parse_format
 from vivavoce.frontend.speech import Recording, SpeechRequest
-from vivavoce.frontend.text.official import parse_reading
-from vivavoce.server.grpc.calls import ENTRY_POINT, FINISH_REASON, Call, Metadata, parsed
+from vivavoce.frontend.speech_options import SPEECH_OPTIONS
+from vivavoce.server.grpc.calls import FINISH_REASON, PROTOCOL, Call, Metadata, parsed
 from vivavoce.server.rate_limiter import voice_owner
 from vivavoce.server.utterance import Reply, StreamedUtterance
 
 PACKAGE = "vivavoce.v1"
 IDLE_S = 120.0
-"""How long a client may send nothing while nothing is spoken."""
+"""Longest silence of a client while nothing is spoken."""
 
 
 async def speak(call: Call) -> Metadata:
-    """`Speak`: one utterance, until all was spoken, the client has left, or something was refused."""
+    """`Speak`: one utterance, until all is spoken, the client disconnects, or a message is refused."""
     deadline = call.port.deadline(call)
     async with call.port.speaking(call) as content:
         first = parsed(f"{PACKAGE}.SpeakRequest", content)
         start, talk = first.start, Conversation(call)
-        ask = partial(call.port.dispatcher.speak, call.principal, _order(start, call.principal.owner))
+        ask = partial(call.port.dispatcher.speak, call.principal, _request(start, call.principal.owner))
         utterance = StreamedUtterance(
             call.request_id,
             parse_format(start.response_format or "pcm", start.sample_rate or None),
-            call.port.dispatcher.speaker.about.sample_rate,
-            partial(ask, door=ENTRY_POINT, deadline=deadline),
+            call.port.dispatcher.backend.about.sample_rate,
+            partial(ask, protocol=PROTOCOL, deadline=deadline),
             talk.send,
             _refuse,
             grpc.aio.BaseError,
@@ -42,37 +42,41 @@ async def speak(call: Call) -> Metadata:
         try:
             if start.text:
                 utterance.end()
-            await talk.take_in(first, utterance)
+            await talk.receive_all(first, utterance)
             await utterance.delivery
         finally:
-            async with talk.turn:  # a message on its way is not given up: gRPC could send no status then
+            async with talk.turn:  # a send must not be cancelled: gRPC could not send a status after it
                 utterance.cancel()
             await asyncio.wait({utterance.delivery})
         ended = utterance.verdict()
-        told = {name: getattr(ended, name) for name in ("segments_spoken", "segments_given")}
-        told |= {"finish_reason": ended.reason.value, "audio_seconds": ended.audio_s}
-        await talk.send({"type": "done", **told})
+        done = {
+            "finish_reason": ended.reason.value,
+            "audio_seconds": ended.audio_s,
+            "segments_spoken": ended.segments_spoken,
+            "segments_given": ended.segments_given,
+        }
+        await talk.send({"type": "done", **done})
     return ((FINISH_REASON, ended.reason.value),)
 
 
 async def list_voices(call: Call) -> Metadata:
-    """`ListVoices`: the public ones, and the caller's own."""
+    """`ListVoices`: public voices and the caller's own."""
     await call.receive(f"{PACKAGE}.ListVoicesRequest")
     with call.port.dispatcher.permitted(call.principal):
-        found = await call.port.dispatcher.speaker.voices(call.principal.owner)
+        found = await call.port.dispatcher.backend.voices(call.principal.owner)
     await call.send(f"{PACKAGE}.ListVoicesResponse", voices=[asdict(voice) for voice in found])
     return ()
 
 
 async def add_voice(call: Call) -> Metadata:
-    """`AddVoice`: keep the voice of a recording."""
+    """`AddVoice`: store the voice of a recording."""
     asked = await call.receive(f"{PACKAGE}.AddVoiceRequest")
     owner, name, sent = voice_owner(call.principal, asked.public), asked.name, asked.recording
     if not name:
         raise InvalidRequest("name: is missing; give the voice a name")
     more = {"description": asked.description, "replace": asked.replace}
     with call.port.dispatcher.permitted(call.principal):
-        voice = await call.port.dispatcher.speaker.add_voice(
+        voice = await call.port.dispatcher.backend.add_voice(
             owner, name, Recording(sent.content, sent.transcript), **more
         )
     await call.send(f"{PACKAGE}.Voice", **asdict(voice))
@@ -80,25 +84,25 @@ async def add_voice(call: Call) -> Metadata:
 
 
 async def remove_voice(call: Call) -> Metadata:
-    """`RemoveVoice`: forget a stored one."""
+    """`RemoveVoice`: delete a stored voice."""
     asked = await call.receive(f"{PACKAGE}.RemoveVoiceRequest")
     with call.port.dispatcher.permitted(call.principal):
-        await call.port.dispatcher.speaker.remove_voice(voice_owner(call.principal, asked.public), asked.name)
+        await call.port.dispatcher.backend.remove_voice(voice_owner(call.principal, asked.public), asked.name)
     await call.send(f"{PACKAGE}.RemoveVoiceResponse")
     return ()
 
 
 class Conversation:
-    """A client that writes and hears one utterance at once."""
+    """The messages of one `Speak` call in both directions."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self.turn = asyncio.Lock()
-        """Messages of several tasks go out one at a time."""
+        """Held while a message is sent, because several tasks send."""
         self._segment = 0
         self._clock = asyncio.get_running_loop().time
         self._last_at = self._clock()
-        """When text came or something was sent."""
+        """Time of the last text or the last message to the client."""
 
     async def send(self, reply: Reply) -> None:
         """Send an utterance's reply; ListenerStalled: the client has not read for too long."""
@@ -111,8 +115,8 @@ class Conversation:
             await self._call.send(f"{PACKAGE}.SpeakResponse", **{kind: fields})
         self._last_at = self._clock()
 
-    async def take_in(self, request: Any, utterance: StreamedUtterance) -> None:
-        """Hand on what the client sends, from its first request on, until it has ended or the utterance has."""
+    async def receive_all(self, request: Any, utterance: StreamedUtterance) -> None:
+        """Pass on the client's messages, the first one included, until its side or the utterance has ended."""
         is_first = True
         while request is not None:
             kind = request.WhichOneof("message")
@@ -129,7 +133,7 @@ class Conversation:
         utterance.end()
 
     async def _next(self, utterance: StreamedUtterance) -> Any:
-        """The client's next request; None: there is no more, or the utterance has ended."""
+        """The client's next request; None: its side or the utterance has ended."""
         reading = asyncio.ensure_future(self._call.context.read())
         try:
             while not (reading.done() or utterance.delivery.done()):
@@ -147,23 +151,22 @@ class Conversation:
 
 
 async def _refuse(error: VivavoceError) -> None:
-    """A piece of text is not taken: the call ends with that."""
+    """End the call because a piece of text is refused."""
     raise error
 
 
-def _order(start: Any, owner: str) -> SpeechRequest:
-    """What a `Start` asks for. InvalidRequest names the field that is out of its limits."""
+def _request(start: Any, owner: str) -> SpeechRequest:
+    """The request of a `Start`, whose fields are options by their names. InvalidRequest: one is out of its limits."""
     recording = Recording(start.recording.content, start.recording.transcript)
+    known = start.DESCRIPTOR.fields_by_name
+    # Options of proto3 that are left out read as 0 or "".
+    given = {
+        option.field: getattr(start, option.name) or option.default for option in SPEECH_OPTIONS if option.name in known
+    }
     return SpeechRequest(
         text=start.text or None,
         voice=recording if start.HasField("recording") else start.voice or None,
         owner=owner,
-        mode=start.mode or None,
-        instruct=start.instructions or None,
-        speed=start.speed or 1.0,
-        seed=start.seed,
         sampling=SamplingParams(**{field.name: value for field, value in start.sampling.ListFields()}),
-        policy=start.chunk_policy or None,
-        language=start.language or None,
-        reading=parse_reading(start.reading or "natural"),
+        **given,
     )

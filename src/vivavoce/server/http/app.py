@@ -33,7 +33,7 @@ _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-"""How a key is sent, as OpenAPI says it."""
+"""The headers for a key, in OpenAPI's form."""
 
 
 def build_app(state: AppState) -> FastAPI:
@@ -58,8 +58,8 @@ def build_legacy_app(state: AppState) -> FastAPI:
 
 
 def build_health_app(state: AppState) -> FastAPI:
-    """Health and figures, for a port of their own that no client of the others can fill."""
-    app = _BoundedApp(state, "vivavoce's health", "Whether the server works, and figures for Prometheus.")
+    """Health and metrics, for a port of their own, which clients of the others cannot fill."""
+    app = _BoundedApp(state, "vivavoce's health", "Health checks, and metrics for Prometheus.")
     app.include_router(pages.health_router(state))
     if state.settings.server.metrics:
         app.include_router(metrics.router(state))
@@ -67,7 +67,7 @@ def build_health_app(state: AppState) -> FastAPI:
 
 
 class _BoundedApp(FastAPI):
-    """An app without routes, bounded, that answers all failures in one shape."""
+    """An app without routes, with bounds, that answers all failures in one form."""
 
     def __init__(self, state: AppState, title: str, description: str) -> None:
         server = state.settings.server
@@ -76,10 +76,10 @@ class _BoundedApp(FastAPI):
             description=description,
             version=__version__,
             openapi_url="/openapi.json" if server.docs else None,
-            docs_url=None,  # its page would load scripts from elsewhere; ours is below
+            docs_url=None,  # its page loads scripts from another server; ours is below
             redoc_url=None,
             root_path=server.root_path,
-            # A slash too many is a mistake to be told, not a request to be sent twice with its body.
+            # A needless slash gets an error, and not a redirect that sends the body twice.
             redirect_slashes=False,
         )
         self.state.vivavoce = state
@@ -102,7 +102,7 @@ class _BoundedApp(FastAPI):
         return HTMLResponse(page, headers=pages.PAGE_HEADERS)
 
     def openapi(self) -> dict[str, Any]:
-        """The app's description, without FastAPI's own answer to malformed requests: `errors` gives another status."""
+        """The app's description, without FastAPI's 422, which `errors` replaces by 400."""
         state: AppState = self.state.vivavoce
         description = super().openapi()
         if state.keys.required:
@@ -122,7 +122,7 @@ class _BoundedApp(FastAPI):
 
 
 async def _not_routed(scope: Scope, receive: Receive, send: Send) -> None:
-    """Starlette itself refuses unknown WebSockets with 403, as if a key were wrong."""
+    """Answer 404 also to unknown WebSockets, which Starlette refuses with 403."""
     if scope["type"] != "websocket":
         raise HTTPException(404)
     message = f"path: there is no WebSocket at {scope['path'][:100]!r} here; text is taken at /v1/audio/stream"

@@ -1,4 +1,4 @@
-"""What routes share: the app's state, who asks, and which web pages may."""
+"""The state and the dependencies that routes share: principals, deadlines and checks of web origins."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ from vivavoce.server.settings import ServerSettings
 
 REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout"
 ADMISSION_HEADER = "x-admission-seconds"
-"""How long a request for speech took to be taken: its text, its voice, and the wait for room."""
+"""Seconds until a request for speech was accepted: its text, its voice, and the wait for room."""
 SPEED_HEADER, WARNING_HEADER = "x-speed", "x-warning"
-"""Of speech: its speed, and what is not as its caller wished."""
+"""The speed of the speech, and deviations from the caller's wishes."""
 SPEECH_HEADERS = (REQUEST_ID_HEADER, ADMISSION_HEADER, SPEED_HEADER, WARNING_HEADER)
 _SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
-TIMEOUT = {"name": TIMEOUT_HEADER, "in": "header", "schema": _SECONDS, "description": "Then the speech is given up."}
-"""How the header is documented."""
+TIMEOUT = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "schema": _SECONDS,
+    "description": "Seconds after which the speech is given up.",
+}
+"""Documentation of the header."""
 PUBLIC_READER = Principal("*", concurrent=16)
-"""All callers without a key together, where lists are open and the rest is not; no key has this name."""
+"""All callers without a key together, if only lists are open; a key cannot have this name."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 @dataclass(frozen=True, eq=False)
 class AppState:
-    """One for all routes and ports of a server."""
+    """The state that all routes and ports of a server share."""
 
     dispatcher: RequestDispatcher
     keys: KeyRing
@@ -42,40 +47,39 @@ class AppState:
 
 
 def request_id(connection: HTTPConnection) -> str:
-    """The id of a request or WebSocket, which the middleware gave it."""
+    """The id that the middleware gave a request or WebSocket."""
     return cast(str, connection.state.request_id)
 
 
 def state_of(connection: HTTPConnection) -> AppState:
-    """The state of the app that a request or WebSocket came to."""
     return cast(AppState, connection.app.state.vivavoce)
 
 
 async def current_principal(connection: HTTPConnection) -> Principal:
-    """The principal whose key the headers bring, as a dependency of routes; Unauthorized: it is missing or unknown."""
+    """The principal of the key in the headers. Unauthorized: the key is missing or unknown."""
     principal = state_of(connection).keys.authenticate(token_in(connection.headers))
     note_principal(principal.name)
     return principal
 
 
 KnownPrincipal = Annotated[Principal, Depends(current_principal)]
-"""A route's parameter: who asks, or the answer 401."""
+"""Parameter of a route: the principal, or the answer 401."""
 
 
 async def list_reader(connection: HTTPConnection) -> Principal:
-    """The same for lists, which callers without a key may read where the settings say so: the public part of them."""
+    """The principal for a list, whose public part callers without a key may read if the settings say so."""
     state = state_of(connection)
-    is_stranger = state.settings.auth.open_lists and token_in(connection.headers) is None
-    return PUBLIC_READER if is_stranger and state.keys.required else await current_principal(connection)
+    is_anonymous = state.settings.auth.open_lists and token_in(connection.headers) is None
+    return PUBLIC_READER if is_anonymous and state.keys.required else await current_principal(connection)
 
 
 ListReader = Annotated[Principal, Depends(list_reader)]
 
 
 async def deadline_of(connection: HTTPConnection) -> float | None:
-    """When a request that begins now is given up, by the dispatcher's clock; None: its client does not say.
+    """The deadline of a request that begins now, on the dispatcher's clock; None: its client sent none.
 
-    InvalidRequest: what it says is no number of seconds that can be waited.
+    InvalidRequest: the header is not a number of seconds in range.
     """
     if (given := connection.headers.get(TIMEOUT_HEADER)) is None:
         return None
@@ -89,14 +93,14 @@ async def deadline_of(connection: HTTPConnection) -> float | None:
 
 
 Deadline = Annotated[float | None, Depends(deadline_of)]
-"""A route's parameter: until when its speech is waited for, the time for its body included."""
+"""Parameter of a route: the deadline of its speech, counted from the headers."""
 
 
 def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], what: str = "change voices") -> None:
-    """Forbidden: a page of another origin sends a form or shows what it finds here, for which browsers ask nobody.
+    """Forbidden: a page of another origin sends a form or shows content of this server. Browsers do not prevent that.
 
-    They say where a page is from in `Sec-Fetch-Site`, but to servers with TLS and on this machine only; to others
-    `Origin` tells, as for `is_own_page`, whose arguments these are; without that, as of an image, `Referer` does.
+    They send `Sec-Fetch-Site` only to servers with TLS and on this machine. Other requests have `Origin`, which is
+    checked as in `is_own_page` with the same arguments, or, such as for an image, only `Referer`.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if origin is None and "referer" in headers:
@@ -108,10 +112,10 @@ def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], w
 
 
 def is_own_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:
-    """Whether a page asks that may: one of this server's own host and port, or of an allowed origin ("*": any).
+    """True for a page of this server's own host and port, or of an allowed origin ("*": any), and for other programs.
 
-    Browsers open WebSockets and send forms from any page, with the user's own cookies and network. scheme: "http",
-    "ws", "https" or "wss". Clients other than browsers send no `Origin`, and may.
+    Browsers open WebSockets and send forms from any page, with the user's cookies and network. scheme: "http", "ws",
+    "https" or "wss". Clients other than browsers send no `Origin`.
     """
     origin = headers.get("origin")
     if origin is None or "*" in allowed or origin in allowed:
@@ -120,7 +124,7 @@ def is_own_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:
         page, own = urlsplit(origin), urlsplit(f"//{headers.get('host', '')}")
         if page.scheme not in _PORTS or page.hostname is None:
             return False  # "null": a sandboxed page, or a file
-        # A proxy in front may have taken the encryption off, so that the scheme tells nothing but its usual port.
+        # A proxy in front may have removed TLS, so that the scheme shows only the usual port.
         usual = {None, _PORTS[page.scheme], _PORTS.get(scheme, 80)}
         same_port = page.port == own.port or {page.port, own.port} <= usual
         return page.hostname == own.hostname and same_port

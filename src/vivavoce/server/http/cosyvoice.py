@@ -14,19 +14,19 @@ from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal
-from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND, failures, fields_named
-from vivavoce.server.http.speech_input import MAX_FORM_FIELDS, read_form, url_fields
-from vivavoce.server.http.streaming import speak
+from vivavoce.server.http.bodies import MAX_FORM_FIELDS, read_form, url_fields
+from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND, failures
+from vivavoce.server.http.streaming import SpeechAnswer
 
-DOOR = "cosyvoice"
+PROTOCOL = "cosyvoice"
 RECORDING, STORED = "prompt_wav", "zero_shot_spk_id"
 _NAMES = {"text": "tts_text", "instruct": "instruct_text", "reference audio": RECORDING}
-"""What messages call a field → its name in the form."""
+"""A field's name in messages → its name in the form."""
 
 
 @dataclass(frozen=True)
 class _Route:
-    """texts: the fields that it cannot do without; takes_recording: it wants a recording too."""
+    """texts: required fields; takes_recording: it needs a recording, too."""
 
     path: str
     mode: str
@@ -39,16 +39,18 @@ _ROUTES = (
     _Route("/inference_sft", "sft", "A voice of the server", ("tts_text", "spk_id"), False),
     _Route("/inference_zero_shot", "zero_shot", "A recording and its words", ("tts_text", "prompt_text"), True),
     _Route("/inference_cross_lingual", "cross_lingual", "A recording, another language", ("tts_text",), True),
-    _Route("/inference_instruct", "instruct", "A voice, told how", ("tts_text", "spk_id", "instruct_text"), False),
-    _Route("/inference_instruct2", "instruct", "A recording, told how", ("tts_text", "instruct_text"), True),
+    _Route(
+        "/inference_instruct", "instruct", "A voice, with instructions", ("tts_text", "spk_id", "instruct_text"), False
+    ),
+    _Route("/inference_instruct2", "instruct", "A recording, with instructions", ("tts_text", "instruct_text"), True),
 )
 _TEXT = {"type": "string", "minLength": 1}
 _FILE = {"type": "string", "format": "binary"}
 _SPEED = {"type": "number", "minimum": 0.5, "maximum": 2, "default": 1, "description": "0.5 to 2; the pitch stays."}
 _FIELDS: dict[str, dict[str, Any]] = {
-    "tts_text": {**_TEXT, "description": "What to say."},
+    "tts_text": {**_TEXT, "description": "The text."},
     "spk_id": {**_TEXT, "description": "A voice's name."},
-    "prompt_text": {**_TEXT, "description": "What the recording says."},
+    "prompt_text": {**_TEXT, "description": "The words of the recording."},
     "instruct_text": {**_TEXT, "description": "How to say it, in words."},
     RECORDING: {**_FILE, "description": "0.5 to 30 s of clear speech: an audio file, at any rate."},
     STORED: {**_TEXT, "description": "A stored voice's name, in place of a recording and its words."},
@@ -74,7 +76,7 @@ def router(_: AppState) -> APIRouter:
             responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: _SAMPLES},
             openapi_extra={"requestBody": _request_body(route), "parameters": [TIMEOUT]},
         )
-        # The service's own client sends its form with GET, which no schema can say.
+        # The service's own client sends its form with GET, which a schema cannot express.
         routes.add_api_route(route.path, endpoint, methods=["GET"], response_class=Response, include_in_schema=False)
     return routes
 
@@ -82,19 +84,26 @@ def router(_: AppState) -> APIRouter:
 def _endpoint(route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Awaitable[Response]]:
     async def endpoint(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         form = await read_form(request, MAX_FORM_FIELDS)
-        # The form's fields go before those of the query; unknown ones are ignored.
+        # Fields of the form win over those of the query; unknown ones are ignored.
         query = url_fields(request.scope["query_string"])
         texts, recording = {**dict(query), **dict(form.texts)}, dict(form.files).get(RECORDING)
         wanted = _request(route, texts, recording, principal.owner)
-        with fields_named(_NAMES):
-            return await speak(request, principal, wanted, OutputFormat(AudioFormat.PCM), door=DOOR, deadline=deadline)
+        return SpeechAnswer(
+            request,
+            principal,
+            wanted,
+            OutputFormat(AudioFormat.PCM),
+            protocol=PROTOCOL,
+            deadline=deadline,
+            field_names=_NAMES,
+        )
 
     endpoint.__name__ = route.path[1:]
     return endpoint
 
 
 def _request(route: _Route, texts: dict[str, str], recording: bytes | None, owner: str) -> SpeechRequest:
-    """What a request asks for. InvalidRequest: a field is missing or no number; InvalidAudio: of the recording."""
+    """Make the engine's request. InvalidRequest: a field is missing or malformed; InvalidAudio: the recording is."""
     stored = texts.get(STORED, "") if route.takes_recording else ""
     given = {name: texts.get(name, "") for name in route.texts}
     for name, text in given.items():
@@ -110,8 +119,8 @@ def _request(route: _Route, texts: dict[str, str], recording: bytes | None, owne
     except ValueError:
         raise InvalidRequest(f"speed: {texts['speed'][:40]!r} is no number; choose one from 0.5 to 2") from None
     instruct = given.get("instruct_text")
-    manner: dict[str, Any] = {"mode": route.mode, "instruct": instruct, "speed": speed, "reading": "official"}
-    return SpeechRequest(given["tts_text"], voice, owner=owner, **manner)
+    options: dict[str, Any] = {"mode": route.mode, "instruct": instruct, "speed": speed, "reading": "official"}
+    return SpeechRequest(given["tts_text"], voice, owner=owner, **options)
 
 
 def _recording_problem(route: _Route, texts: dict[str, str], recording: bytes | None) -> str:
@@ -123,7 +132,7 @@ def _recording_problem(route: _Route, texts: dict[str, str], recording: bytes | 
 
 
 def _request_body(route: _Route) -> dict[str, Any]:
-    """The schema of a form that the route reads by itself, for it may come with GET and in the query."""
+    """The schema of a form, which the route reads itself because its fields may also come in the query."""
     fields = [*route.texts, *((RECORDING, STORED) if route.takes_recording else ()), "speed"]
     alone = [RECORDING, *(name for name in route.texts if name == "prompt_text")]
     required = [name for name in route.texts if name not in alone]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, closing
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any, get_args
@@ -17,8 +16,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import InvalidRequest, VoiceNotFound
-from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat, encode
+from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech import SegmentText
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
@@ -26,36 +26,37 @@ from vivavoce.frontend.text.official import Language
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
+from vivavoce.server.http.bodies import json_schema, read_json, validated
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
-from vivavoce.server.http.speech_input import CommonFields, json_schema, read_json, validated
-from vivavoce.server.http.streaming import speak
+from vivavoce.server.http.speech_fields import CommonFields
+from vivavoce.server.http.streaming import AudioBody, SpeechAnswer
 from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text, natural
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.segment_clock import SegmentClock
 from vivavoce.server.utterance import Reply
 
-DOOR = "elevenlabs"
+PROTOCOL = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"
-"""What ElevenLabs' service sends if nothing else is asked for."""
+"""The default of ElevenLabs' service."""
 _NAMES = ("Chinese", "English", "Japanese", "Korean", "German", "Spanish", "French", "Italian", "Russian")
 _LANGUAGES: dict[str, str] = dict(zip(get_args(Language), _NAMES, strict=True))
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
-"""Contexts that failed and whose text may still come."""
+"""Most failed contexts whose further text is ignored."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
 _OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
 _AUDIO = {"description": "Audio as it is made.", "content": {"audio/*": {"schema": {"type": "string"}}}}
 
 
 class VoiceSettings(BaseModel):
-    """Of these only `speed` means something here."""
+    """Settings of a voice; only `speed` has an effect here."""
 
     model_config = ConfigDict(extra="ignore")
     speed: float | None = Field(None, ge=0.5, le=2.0)
 
 
 class SpeechBody(BaseModel):
-    """What is to be spoken; all else that their clients send is ignored."""
+    """A request for speech; further fields of ElevenLabs' clients are ignored."""
 
     model_config = ConfigDict(extra="ignore")
     text: str = Field(min_length=1, max_length=MAX_TEXT_CHARS)
@@ -65,7 +66,7 @@ class SpeechBody(BaseModel):
 
 
 class SocketMessage(BaseModel):
-    """Any message of their clients to a WebSocket."""
+    """A WebSocket message of ElevenLabs' clients."""
 
     model_config = ConfigDict(extra="ignore")
     text: str | None = Field(None, max_length=MAX_TEXT_CHARS)
@@ -89,28 +90,28 @@ def router(state: AppState) -> APIRouter:
     """`/v1/text-to-speech/…`, `/v1/voices`, `/v2/voices`, `/v1/user`; `/v1/models` and the WebSockets lie elsewhere."""
     routes = APIRouter()
     dispatcher = state.dispatcher
-    told_as_json = "application/json"
-    body = {"required": True, "content": {told_as_json: {"schema": json_schema(SpeechBody)}}}
-    told = {"requestBody": body, "parameters": [TIMEOUT, _OUTPUT_FORMAT]}
-    for path, summary, form, media_type in (
+    json_type = "application/json"
+    request_body = {"required": True, "content": {json_type: {"schema": json_schema(SpeechBody)}}}
+    documented = {"requestBody": request_body, "parameters": [TIMEOUT, _OUTPUT_FORMAT]}
+    for path, summary, body, media_type in (
         ("", "Speak a text", None, ""),
         ("/stream", "Speak a text", None, ""),
-        ("/with-timestamps", "Speak, and tell when each character is spoken", _one_object, told_as_json),
-        ("/stream/with-timestamps", "The same, an object to a line", _lines, told_as_json),
+        ("/with-timestamps", "Speak, with the time of each character in one JSON object", ObjectBody, json_type),
+        ("/stream/with-timestamps", "Speak, with the time of each character in JSON lines", LineBody, json_type),
     ):
         routes.add_api_route(
             _SPEECH + path,
-            _endpoint(state, form, media_type),
+            _endpoint(state, body, media_type),
             methods=["POST"],
             response_class=Response,
             summary=f"{summary}, as ElevenLabs' clients ask",
             responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: _AUDIO},
-            openapi_extra=told,
+            openapi_extra=documented,
         )
 
     async def voices_of(principal: Principal) -> list[dict[str, Any]]:
         with dispatcher.permitted(principal):
-            return [_voice(voice) for voice in await dispatcher.speaker.voices(principal.owner)]
+            return [_voice(voice) for voice in await dispatcher.backend.voices(principal.owner)]
 
     @routes.get("/v1/voices", summary="All voices, for ElevenLabs' clients", responses=failures(401, 429, 503))
     async def voices(principal: ListReader) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def router(state: AppState) -> APIRouter:
                 return one
         raise VoiceNotFound(f"voice: {voice_id[:80]!r} is not registered; GET /v1/voices lists those that are")
 
-    @routes.get("/v1/user", summary="Who asks", responses=ENGINE_FAILURES)
+    @routes.get("/v1/user", summary="The caller", responses=ENGINE_FAILURES)
     async def user(principal: KnownPrincipal) -> dict[str, Any]:
         return {"user_id": principal.name, "workspace_id": principal.owner, **_USER}
 
@@ -150,7 +151,7 @@ _SUBSCRIPTION: dict[str, Any] = {
     **{"can_use_professional_voice_cloning": False, "max_credit_limit_extension": 0, "open_invoices": []},
     **{"has_open_invoices": False, "current_overage": {"amount": "0", "currency": "usd"}},
 }
-"""Their clients look here for what is left of a month's characters; the limits of a key are told where they are met."""
+"""ElevenLabs' clients read the rest of a month's characters here. A key's limits are reported when they are met."""
 _USER: dict[str, Any] = {
     **{"created_at": 0, "seat_type": "workspace_admin", "subscription": _SUBSCRIPTION},
     **dict.fromkeys(("is_new_user", "can_use_delayed_payment_methods"), False),
@@ -159,32 +160,36 @@ _USER: dict[str, Any] = {
 
 
 def _endpoint(
-    state: AppState, form: Callable[..., AsyncGenerator[bytes, None]] | None, media_type: str
+    state: AppState, body_class: type[TimedBody] | None, media_type: str
 ) -> Callable[[Request, str, KnownPrincipal, Deadline], Awaitable[Response]]:
     async def text_to_speech(
         request: Request, voice_id: str, principal: KnownPrincipal, deadline: Deadline
     ) -> Response:
-        body = await read_json(request, SpeechBody)
+        asked, dispatcher = await read_json(request, SpeechBody), state.dispatcher
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
-        fields = validated(CommonFields, _fields(voice_id, body.voice_settings, body.seed, body.language_code))
-        wanted = await fields.request(
-            body.text, principal, state.dispatcher.speaker.about, rules=state.dispatcher.rules
-        )
-        made = None if form is None else partial(form, body.text)
-        return await speak(
-            request, principal, wanted, output, door=DOOR, deadline=deadline, form=made, media_type=media_type
+        fields = validated(CommonFields, _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code))
+        wanted = await fields.request(asked.text, principal, dispatcher.backend.about, rules=dispatcher.rules)
+        return SpeechAnswer(
+            request,
+            principal,
+            wanted,
+            output,
+            protocol=PROTOCOL,
+            deadline=deadline,
+            body=AudioBody if body_class is None else partial(body_class, asked.text),
+            media_type=media_type,
         )
 
     return text_to_speech
 
 
 def is_elevenlabs(headers: Headers) -> bool:
-    """Whether one of their packages asks, or a program that sends their header: paths that OpenAI has too differ."""
+    """True for ElevenLabs' packages and programs with its header: it shares some paths with OpenAI's API."""
     return "xi-api-key" in headers or "elevenlabs" in headers.get("x-fern-sdk-name", "")
 
 
 def models(about: ModelInfo) -> list[dict[str, Any]]:
-    """The served model, as their clients know one."""
+    """The served model in ElevenLabs' form."""
     known = {"model_id": about.name, "name": about.name, "description": about.description}
     languages = [{"language_id": code, "name": _LANGUAGES.get(code, code)} for code in about.languages]
     others = ("can_be_finetuned", "can_do_voice_conversion", "can_use_style", "can_use_speaker_boost")
@@ -193,7 +198,7 @@ def models(about: ModelInfo) -> list[dict[str, Any]]:
 
 
 def output_format(name: str) -> OutputFormat:
-    """What one of their names asks for: codec_rate, or codec_rate_kbit. InvalidRequest: nothing here is called so."""
+    """The format of one of ElevenLabs' names: codec_rate or codec_rate_kbit. InvalidRequest: it is unknown here."""
     codec, _, numbers = name.partition("_")
     rate, *kbits = map(natural, numbers.split("_"))
     try:
@@ -208,7 +213,7 @@ def output_format(name: str) -> OutputFormat:
 
 
 def _fields(voice: str | None, settings: VoiceSettings | None, seed: Any, language: str | None) -> dict[str, Any]:
-    """The fields of `CommonFields` that theirs stand for."""
+    """The fields of `CommonFields` for ElevenLabs' fields."""
     found = {"voice": voice, "seed": seed, "speed": settings.speed if settings else None}
     if (language or "")[:2] in _LANGUAGES:
         found["language"] = (language or "")[:2]
@@ -224,77 +229,94 @@ def _voice(voice: VoiceSummary) -> dict[str, Any]:
 
 
 class Alignment:
-    """When each character of a text is spoken, as far as that is known: those of a segment share its time evenly."""
+    """Times of a text's characters, which share the time of their segment evenly."""
 
     def __init__(self, text: str = "") -> None:
         self.text, self.last = text, " "
-        """What no time was told of."""
-        self._told = 0
+        """The text without times so far, and its last character."""
+        self._timed = 0
 
     def add(self, text: str) -> None:
-        """More text."""
         self.text, self.last = self.text + text, text[-1]
 
     def take(self, mark: Mapping[str, Any]) -> tuple[list[str], list[float]]:
-        """A complete segment's characters, with white space around it, and [characters + 1] seconds between them."""
-        end = max(0, mark["end_character"] - self._told)
+        """The characters of a complete segment, with white space around it, and [characters + 1] times in seconds."""
+        end = max(0, mark["end_character"] - self._timed)
         while end < len(self.text) and self.text[end].isspace():
             end += 1
         characters, self.text = list(self.text[:end]), self.text[end:]
-        self._told += len(characters)
+        self._timed += len(characters)
         step = (mark["end"] - mark["start"]) / max(1, len(characters))
         return characters, [mark["start"] + step * number for number in range(len(characters) + 1)]
 
 
-async def _timed(
-    text: str, active: ActiveRequest, output: OutputFormat
-) -> AsyncGenerator[tuple[bytes, dict[str, Any] | None], None]:
-    """All of a request's audio, each piece with the alignment of what was spoken before it."""
-    clock, told = SegmentClock(active.sample_rate, "", "done"), Alignment(text)
+class TimedBody(AudioBody):
+    """Audio with the alignment of the text that was spoken before it, in frames of a subclass."""
 
-    def alignment(marks: list[dict[str, Any]]) -> dict[str, Any] | None:
-        for mark in marks:
-            if mark["type"] == "done":
-                characters, times = told.take(mark)
-                times = [round(time, 3) for time in times]
-                starts, ends = "character_start_times_seconds", "character_end_times_seconds"
-                return {"characters": characters, starts: times[:-1], ends: times[1:]}
-        return None
+    def __init__(self, text: str, active: ActiveRequest) -> None:
+        super().__init__(active)
+        self._clock, self._alignment = SegmentClock(active.sample_rate, "", "done"), Alignment(text)
 
-    with closing(output.open(active.sample_rate)) as encoder:
-        async for event in active:
-            if isinstance(event, SegmentText):
-                clock.announce(event)
-                continue
-            marks = clock.begin(event.segment)
-            data = await encode(output, partial(encoder.encode, event.samples))
-            clock.add(len(event.samples))
-            yield data, alignment(marks)
-        active.whole()
-        yield await encode(output, encoder.finish), alignment(clock.end())
+    def announce(self, segment: SegmentText) -> None:
+        self._clock.announce(segment)
+
+    def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
+        marks = self._clock.begin(chunk.segment)
+        self._clock.add(len(chunk.samples))
+        return self._frame(data, marks)
+
+    def end(self, data: bytes) -> bytes:
+        self._active.whole()
+        return self._frame(data, self._clock.end())
+
+    def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
+        raise NotImplementedError
+
+    def _aligned(self, marks: list[dict[str, Any]]) -> dict[str, Any] | None:
+        done = next((mark for mark in marks if mark["type"] == "done"), None)
+        if done is None:
+            return None
+        characters, times = self._alignment.take(done)
+        times = [round(time, 3) for time in times]
+        return {
+            "characters": characters,
+            "character_start_times_seconds": times[:-1],
+            "character_end_times_seconds": times[1:],
+        }
 
 
-async def _lines(text: str, active: ActiveRequest, output: OutputFormat) -> AsyncGenerator[bytes, None]:
-    async with aclosing(_timed(text, active, output)) as pieces:
-        async for data, found in pieces:
-            if data or found:
-                audio = base64.b64encode(data).decode()
-                yield _json({"audio_base64": audio, "alignment": found, "normalized_alignment": found}) + b"\n"
+class LineBody(TimedBody):
+    """One JSON object to a line."""
+
+    def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
+        alignment = self._aligned(marks)
+        if not data and alignment is None:
+            return b""
+        audio = base64.b64encode(data).decode()
+        return _json({"audio_base64": audio, "alignment": alignment, "normalized_alignment": alignment}) + b"\n"
 
 
-async def _one_object(text: str, active: ActiveRequest, output: OutputFormat) -> AsyncGenerator[bytes, None]:
-    """The object's beginning goes out while its rest is made."""
-    head, rest, whole = b'{"audio_base64":"', b"", dict[str, list[Any]]()
-    async with aclosing(_timed(text, active, output)) as pieces:
-        async for data, found in pieces:
-            for name, values in (found or {}).items():
-                whole.setdefault(name, []).extend(values)
-            rest += data
-            size = len(rest) // 3 * 3  # base64 writes three bytes at a time
-            yield head + base64.b64encode(rest[:size])
-            head, rest = b"", rest[size:]
-    told = _json(whole)
-    yield base64.b64encode(rest) + b'","alignment":' + told + b',"normalized_alignment":' + told + b"}"
+class ObjectBody(TimedBody):
+    """One JSON object, whose beginning is sent while its rest is made."""
+
+    def __init__(self, text: str, active: ActiveRequest) -> None:
+        super().__init__(text, active)
+        self._head, self._rest = b'{"audio_base64":"', b""
+        self._whole: dict[str, list[Any]] = {}
+
+    def end(self, data: bytes) -> bytes:
+        frame = super().end(data)
+        times = _json(self._whole)
+        rest = base64.b64encode(self._rest)
+        return frame + rest + b'","alignment":' + times + b',"normalized_alignment":' + times + b"}"
+
+    def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
+        for name, values in (self._aligned(marks) or {}).items():
+            self._whole.setdefault(name, []).extend(values)
+        data = self._rest + data
+        size = len(data) // 3 * 3  # base64 writes three bytes at a time
+        head, self._head, self._rest = self._head, b"", data[size:]
+        return head + base64.b64encode(data[:size])
 
 
 def _json(value: object) -> bytes:
@@ -302,26 +324,26 @@ def _json(value: object) -> bytes:
 
 
 class ElevenLabsDialect(Dialect):
-    """ElevenLabs' WebSockets, as far as they have a meaning here; docs/integrations.md lists the rest.
+    """The messages of ElevenLabs' WebSockets; docs/integrations.md lists those without an effect here.
 
-    voice: None for the model's first; query: of the address; several: `multi-stream-input`, where each text has a
-    context; else it is `stream-input`, with one text to a connection.
+    voice: None for the model's first; query: the URL's parameters; several: `multi-stream-input`, in which each text
+    has a context; otherwise `stream-input`, with one text to a connection.
     """
 
     def __init__(self, voice: str | None, query: Mapping[str, str], several: bool = False) -> None:
         self._voice, self._query, self.several, self.one_utterance = voice, query, several, not several
         self._contexts: dict[str, Alignment] = {}
-        """Those that take text, or are spoken."""
+        """Contexts that accept text or are spoken."""
         self._closing: set[str] = set()
         self._failed: deque[str] = deque(maxlen=_MAX_FAILED)
 
     def context_of(self, fields: dict[str, Any]) -> str:
-        """The context that a frame speaks of, "" if it names none."""
+        """The context that a frame names, or ""."""
         given = fields.get("context_id") or fields.get("contextId")
         return given[:200] if self.several and isinstance(given, str) else ""
 
     def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
-        """The first frame of a context starts its utterance, whatever else it says."""
+        """The messages in a frame; the first frame of a context also starts its utterance."""
         message, context = validated(SocketMessage, fields, "message"), self.context_of(fields)
         if not self.several:
             if message.context_id is not None or message.close_context:
@@ -337,19 +359,19 @@ class ElevenLabsDialect(Dialect):
         elif context in self._failed or context in self._closing or not (message.text or context in self._contexts):
             return []
         found: list[ClientMessage] = [] if context in self._contexts else [self._start(message)]
-        told = self._contexts.setdefault(context, Alignment())
+        alignment = self._contexts.setdefault(context, Alignment())
         text = message.text or ""
-        if self.several and message.flush and not (text or told.last)[-1].isspace():
-            text += " "  # a client knows by it that the last word is complete
+        if self.several and message.flush and not (text or alignment.last)[-1].isspace():
+            text += " "  # the last word is complete
         if text:
-            told.add(text)
+            alignment.add(text)
             found.append(Text(text=text))
         if message.flush:
             found.append(Signal(type="flush"))
         return found or [Signal(type="end")]
 
     def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | None:
-        """Audio, times, the end, and failures. One after which the context is not open is its end."""
+        """The frame of audio, times, an end or a failure; a failure that leaves the context closed is its end."""
         kind = reply["type"]
         if kind == "error":
             error = reply["error"]
@@ -371,19 +393,19 @@ class ElevenLabsDialect(Dialect):
         if self.several:
             frame["contextId"] = context or None
             if frame.get("isFinal"):
-                frame["is_final"] = True  # as ElevenLabs' own description of these frames has it
+                frame["is_final"] = True  # the name in ElevenLabs' description of these frames
         return _json(frame).decode()
 
     def _frame(self, audio: str | None, alignment: dict[str, Any] | None = None) -> dict[str, Any]:
         return {"audio": audio, "isFinal": None, "normalizedAlignment": alignment, "alignment": alignment}
 
-    def _aligned(self, told: Alignment, mark: Reply) -> dict[str, Any]:
-        """Times from the segment's beginning on, as they are counted there; with `sync_alignment` from the first."""
-        characters, times = told.take(mark)
+    def _aligned(self, alignment: Alignment, mark: Reply) -> dict[str, Any]:
+        """Times from the segment's beginning; with `sync_alignment` from the beginning of the audio."""
+        characters, times = alignment.take(mark)
         first = 0.0 if self._query.get("sync_alignment") == "true" else mark["start"]
-        places = [round(1000 * (time - first)) for time in times]
-        durations = [end - start for start, end in pairwise(places)]
-        return {"chars": characters, "charStartTimesMs": places[:-1], "charDurationsMs": durations}
+        edges = [round(1000 * (time - first)) for time in times]
+        durations = [end - start for start, end in pairwise(edges)]
+        return {"chars": characters, "charStartTimesMs": edges[:-1], "charDurationsMs": durations}
 
     def _closed(self, context: str) -> list[ClientMessage]:
         if context in self._failed:

@@ -1,10 +1,9 @@
-"""Errors as clients of OpenAI's API know them: one JSON object with message, type, param and code."""
+"""Errors in the form of OpenAI's API: one JSON object with message, type, param and code."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -31,28 +30,28 @@ _FIELDS = {
     "reference audio": "prompt_audio",
     "chunk policy": "chunk_policy",
 }
-"""What messages call a field → what this API calls it."""
+"""A field's name in messages → its name in this API."""
 _NOT_FIELDS = ("body", "query", "path", "form", "constrained-str", "VoiceId")
-"""Left out of a field's name: where it came, and the forms that one field may have."""
+"""Parts of an error's location that are not names of fields."""
 _METHODS = ("GET", "POST", "DELETE")
 _MISTAKES = 10
-"""Mistakes that a message names."""
+"""Most mistakes that one message names."""
 _DESCRIPTIONS = {
     400: "A field is missing, unknown or out of its limits.",
-    401: "No API key, or one that nobody has.",
+    401: "The API key is missing or unknown.",
     403: "The key may not do this.",
-    404: "There is none of that name.",
+    404: "The name is unknown.",
     408: "The body stopped coming.",
     409: "The name is taken.",
     413: "The body is too large.",
     429: "No room now; Retry-After says when to come again.",
     503: "The engine is starting or stopping; Retry-After says when to come again.",
-    504: "The time that x-request-timeout gave was over.",
+    504: "The time of x-request-timeout was over.",
 }
 
 
 class ErrorBody(BaseModel):
-    """What went wrong."""
+    """An error."""
 
     message: str = Field(description="One line: the field, the value, the limit, the way out.")
     type: str
@@ -61,25 +60,25 @@ class ErrorBody(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every failure, in OpenAI's shape."""
+    """Every failure, in OpenAI's form."""
 
     error: ErrorBody
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """How a route's failures are documented."""
+    """Documentation of a route's failures."""
     return {status: {"model": ErrorAnswer, "description": _DESCRIPTIONS[status]} for status in statuses}
 
 
 ENGINE_FAILURES = failures(401, 503)
-"""Of routes that ask the engine's process for something."""
+"""Failures of routes that need the engine's process."""
 BODY_FAILURES = failures(400, 401, 408, 413, 429, 503)
-"""Of routes with a body."""
+"""Failures of routes with a body."""
 NOT_FOUND = failures(404)
 
 
 def install(app: FastAPI) -> None:
-    """Have the app answer every failure in one shape."""
+    """Let the app answer every failure in one form."""
     app.add_exception_handler(VivavoceError, _refused)
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _not_routed)
@@ -97,7 +96,7 @@ def error_body(error: VivavoceError) -> dict[str, Any]:
 
 
 def response_of(error: VivavoceError) -> Response:
-    """The whole answer; with `Retry-After` in whole seconds where waiting helps."""
+    """The answer to an error, with `Retry-After` in whole seconds if waiting helps."""
     headers = {}
     if (seconds := error.retry_after_s) is not None:
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
@@ -109,40 +108,34 @@ def response_of(error: VivavoceError) -> Response:
 
 
 def error_response(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of that shape for failures without a `VivavoceError`: what failed never became a request."""
+    """An answer of that form for failures without a `VivavoceError`."""
     return JSONResponse({"error": _body(status, message, code, None)}, status_code=status, headers=headers)
 
 
 def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
-    """What a schema found wrong, as one line: the first mistake in each field, and how many more than ten there are."""
+    """The mistakes that a schema found, in one line: the first one in each field, ten at most."""
     mistakes: list[str] = []
-    told: set[str] = set()
-    # Of the forms that one field may have, the one that goes deepest is meant.
+    named: set[str] = set()
+    # A field may have several forms; the deepest mistake belongs to the intended one.
     for detail in sorted(details, key=lambda detail: -len(detail["loc"])):
         path = ".".join(_printable(part) for part in detail["loc"] if part not in _NOT_FIELDS) or where
         given, message = detail.get("input"), str(detail["msg"])
         shown = "" if isinstance(given, (dict, list)) or given is None else f" (given: {str(given)[:40]!r})"
-        if path not in told:
+        if path not in named:
             mistakes.append(f"{path}: {message[:1].lower()}{message[1:]}{shown}")
-        told |= {path, path.partition(".")[0]}
+        named |= {path, path.partition(".")[0]}
     more = f"; {len(mistakes) - _MISTAKES} more" if len(mistakes) > _MISTAKES else ""
     return InvalidRequest(f"{'; '.join(mistakes[:_MISTAKES])}{more}; see /openapi.json")
 
 
-@contextmanager
-def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Have errors name a route's fields as the route does; names: what messages call a field → its name there."""
-    try:
-        yield
-    except InvalidRequest as error:
-        field, _, rest = str(error).partition(":")
-        if field not in names:
-            raise
-        raise type(error)(f"{names[field]}:{rest}") from None
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """The error with a route's own name of the field; names: the name in messages → the route's name."""
+    field, _, rest = str(error).partition(":")
+    return type(error)(f"{names[field]}:{rest}") if field in names else error
 
 
 def _printable(part: object) -> str:
-    """A field's name as a message may hold it: a client may have sent any string, of any length."""
+    """A field's name, safe for a message: a client may have sent any string."""
     name = str(part)
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum() and len(name) <= 40
     return name if plain else f"{name[:40]!r}"
@@ -164,7 +157,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     elif status == 405:
         code = "method_not_allowed"
         message = f"method: {request.method} is not what {path!r} takes; /openapi.json says what it does"
-        # A route knows its own methods alone, and several may share a path.
+        # A route knows only its own methods, and several routes may share a path.
         taken = [one for one in _METHODS if any(_takes(route, one, request.scope) for route in request.app.routes)]
         return error_response(status, message, code, {"allow": ", ".join(taken).replace("GET", "GET, HEAD")})
     return error_response(status, message, code, error.headers)
@@ -175,8 +168,8 @@ def _takes(route: BaseRoute, method: str, scope: Scope) -> bool:
 
 
 async def _defect(request: Request, _: Exception) -> Response:
-    """An unforeseen exception: the log holds it, the answer does not."""
-    # This answer alone is given outside of the middleware, which marks the others.
+    """The answer to an unforeseen exception, which only the log shows."""
+    # Only this answer is made outside the middleware, which adds the id to all others.
     message = "server: an internal error, which was logged; tell its operator the x-request-id of this answer"
     return error_response(500, message, "internal_error", {REQUEST_ID_HEADER: request_id(request)})
 

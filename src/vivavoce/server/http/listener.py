@@ -1,4 +1,4 @@
-"""An app on a port: uvicorn in an event loop that it shares with others, and what uvicorn itself does not bound."""
+"""An app on a port: uvicorn in a shared event loop, with the bounds that uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from vivavoce.server.settings import ServerSection
 log = logging.getLogger(__name__)
 
 BODIES_AT_ONCE = 16
-"""Bodies of the greatest size that may be in memory at once; messages of WebSockets likewise."""
+"""Most bodies of the greatest size in memory at once; the limit of WebSocket messages is the same."""
 SMALL_BYTES = 1 << 16
-"""A WebSocket message of this size is taken whatever others send."""
+"""A WebSocket message up to this size is always accepted."""
 MARGIN = 64
-"""Connections above the limit that are still answered, if need be with 503; those above that wait to be taken."""
+"""Connections above the limit that are still answered, mostly with 503; further ones wait in the operating system."""
 PATIENCE_S = 1.0
-"""How long a client may say nothing although others want its place."""
+"""Silence of a client after which its connection may be closed for another one."""
 _BACKLOG = 1024
-"""Connections that wait in the operating system: with fewer, of a crowd that comes at once some wait for a second."""
+"""Connections that wait in the operating system; with fewer, some clients of a sudden crowd wait for a second."""
 PAUSE_S = 0.1
-"""Between two attempts to take a connection where there is no room for one."""
+"""Time between two attempts to accept a connection while the server is full."""
 _UNSENT_BYTES = 32 * 1024
-"""Above this, what a client does not take waits in the engine and not in the operating system, which would take
-megabytes: minutes of speech that may never be heard."""
+"""Unsent bytes of a connection above which its request waits. The operating system would buffer megabytes: minutes of
+speech that may never be heard."""
 _WEBSOCKET_SEND_BYTES = 8 * 1024
-"""Above this a sender waits: 170 ms of 16-bit samples, so that little is on its way when a listener interrupts."""
+"""Unsent bytes above which a sender waits: 170 ms of 16-bit samples, so that an interruption is heard soon."""
 _WEBSOCKET_QUEUE = 32
 _PING_S = 20.0
 
@@ -48,42 +48,40 @@ _PING_S = 20.0
 class BoundedConnection(asyncio.Protocol):
     """One connection, with the bounds that uvicorn's settings lack.
 
-    It stands between asyncio and uvicorn's protocol: to asyncio it is the protocol, to uvicorn the transport. It uses
-    only what asyncio documents of the two, so that uvicorn's own classes stay as they are.
+    It stands between asyncio and uvicorn's protocol: it is asyncio's protocol and uvicorn's transport. It uses only the
+    documented methods of the two and overrides none of uvicorn's.
     """
 
     def __init__(self, listener: Listener) -> None:
         self._settings, self._connections = listener.settings, listener.connections
         self._protocol: asyncio.Protocol = H11Protocol(listener.config, listener.server_state, listener.lifespan.state)
         self.opening: asyncio.Task[None] | None = None
-        """Until it is made; with TLS that takes a handshake."""
+        """The task that opens it, which takes a handshake with TLS; None: it is open."""
         self.waits_since = asyncio.get_running_loop().time()
-        """Since when the server waits for what the client has to send next, infinite: it does not."""
+        """Start of the server's wait for the client; inf: it does not wait."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._head_begun, self._may_answer_late_head = False, True
         self._is_idle = False
-        """A request was answered, and no further one has begun."""
+        """The last request is answered, and the next one has not begun."""
         self._requests = 0
         self._held = bytearray()
-        """What came while uvicorn did not want to read."""
+        """Data that came while uvicorn had paused reading."""
         self._is_paused = self._is_websocket = False
         self._has_left = False
         self.is_unread = False
-        """What was sent waits for the client to read."""
+        """The client does not read as fast as is written."""
         self.waiting = 0
-        """Bytes of a WebSocket that came since the app last took a message."""
+        """Bytes of a WebSocket that came since the app took a message."""
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
         self._transport, self.opening = cast(asyncio.Transport, transport), None
         self.write = self._transport.write
         self._protocol.connection_made(cast(asyncio.Transport, self))
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        """A client has sent something."""
         if self._has_left:
             return
         if self._is_websocket:
@@ -106,33 +104,30 @@ class BoundedConnection(asyncio.Protocol):
             self._forward(data)
 
     def eof_received(self) -> None:
-        """A client that closes its writing side has left; asyncio would tell that only when all sent was read."""
+        """Treat a client that closes its writing side as disconnected; asyncio reports that only after all was read."""
         self._leave(None)
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more can be sent."""
         self._connections.discard(self)
         self._stop_timer("head")
         self._stop_timer("unread")
         self._leave(None)
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as is written."""
         self.is_unread = True
         self._await_reader()
         if not self._has_left:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """The client has read."""
         self.is_unread = False
         if not self._has_left:
             if not self._transport.is_closing():
                 self._stop_timer("unread")
             self._protocol.resume_writing()
 
-    # What uvicorn calls; `write` is the transport's own
+    # Called by uvicorn; `write` is the transport's own
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -140,49 +135,48 @@ class BoundedConnection(asyncio.Protocol):
         return getattr(self._transport, name)
 
     def set_protocol(self, protocol: asyncio.Protocol) -> None:
-        """It becomes a WebSocket."""
         self._protocol = protocol
 
     def pause_reading(self) -> None:
-        """Give uvicorn nothing more. Reading goes on for a while, for only that tells that the client leaves."""
+        """Forward nothing more. Reading goes on for a while, because only a read shows that the client disconnects."""
         self._is_paused = True
 
     def resume_reading(self) -> None:
-        """Give uvicorn what came meanwhile, and then what comes."""
+        """Forward the data that came meanwhile, and all that follows."""
         self._is_paused = False
         if self._held:
             asyncio.get_running_loop().call_soon(self._forward_held)
         self._transport.resume_reading()
 
     def close(self) -> None:
-        """Close when what was sent is read; one that does not read it in time is dropped."""
+        """Close after the client has read all data; drop a client that does not read in time."""
         self._stop_timer("head")
         self._await_reader()
         self._transport.close()
 
-    # What the app's middleware calls
+    # Called by the app's middleware
 
     @property
     def is_crowded(self) -> bool:
-        """More are being served than should be."""
+        """More connections are served than the limit allows."""
         most = self._settings.max_connections
         return len(self._connections) > most < sum(each.waits_since == math.inf for each in self._connections)
 
     def begin_request(self) -> None:
-        """A request's headers are complete."""
+        """The headers of a request are complete."""
         self._requests += 1
         self._is_idle = False
         self.waits_since = math.inf
         self._stop_timer("head")
 
     def end_request(self, *, body_was_read: bool) -> None:
-        """A request is answered. What comes next may be the rest of its body, which 408 would not answer."""
+        """A request is answered. The next data may be the rest of its body, which 408 would not answer."""
         self._requests -= 1
         self._head_begun = False
         self._may_answer_late_head = body_was_read
         if self._requests or self._has_left:
             return
-        # What the client has still to read is not cut as soon as others come.
+        # A client that still has data to read keeps its connection when others come.
         reading_s = self._settings.listener_timeout_s if self._transport.get_write_buffer_size() else 0.0
         self.waits_since = asyncio.get_running_loop().time() + reading_s
         if not self._is_websocket:
@@ -191,18 +185,18 @@ class BoundedConnection(asyncio.Protocol):
             self._await_head(self._settings.keep_alive_s)
 
     def accept_websocket(self) -> None:
-        """Bound what waits in this process; the operating system's own buffer is as it is."""
+        """Bound the data that waits in this process; the operating system has a buffer of its own."""
         self._is_websocket = True
         self._transport.set_write_buffer_limits(high=_WEBSOCKET_SEND_BYTES)
 
     def message_taken(self) -> None:
-        """The app has taken a WebSocket's message, and there is room again."""
+        """The app has taken a message of the WebSocket."""
         self.waiting = len(self._held)
 
-    # What the listener calls
+    # Called by the listener
 
     def give_up(self) -> None:
-        """End it at once; its place is free."""
+        """End it at once, which makes room for another one."""
         self._connections.discard(self)
         if self.opening is None:
             self._transport.abort()
@@ -222,7 +216,7 @@ class BoundedConnection(asyncio.Protocol):
             self._forward(data)
 
     def _leave(self, exc: Exception | None) -> None:
-        """Tell uvicorn that the client has left. None: it closes the transport, too."""
+        """Report the end to uvicorn, once. exc None: uvicorn closes the transport, too."""
         if not self._has_left:
             self._has_left = True
             self._held.clear()
@@ -232,11 +226,11 @@ class BoundedConnection(asyncio.Protocol):
         self._start_timer("head", idle_s + self._settings.request_timeout_s, self._give_up_head)
 
     def _await_reader(self) -> None:
-        # Longer than speech waits, whose verdict then tells the reason.
+        # Speech gives up earlier, and its verdict has the reason.
         self._start_timer("unread", 2 * self._settings.listener_timeout_s, self._transport.abort)
 
     def _start_timer(self, name: str, seconds: float, act: Callable[[], None]) -> None:
-        """Act after this time; a timer that runs goes on as it is, and a connection that is lost needs none."""
+        """Act after this time, unless that timer runs already or the connection is lost."""
         if name not in self._timers and self in self._connections:
             self._timers[name] = asyncio.get_running_loop().call_later(seconds, act)
 
@@ -255,7 +249,7 @@ class BoundedConnection(asyncio.Protocol):
         self.close()
 
     def _turn_away(self) -> None:
-        """Close a WebSocket; what its client still sends is read and dropped, so that it sees why."""
+        """Close a WebSocket; data that still comes is read and dropped, so that the client sees the reason."""
         self.waiting = 0
         self._leave(ConnectionAbortedError())
         close = Close(CloseCode.TRY_AGAIN_LATER, "more is being sent to this server than it holds; try again in 2 s")
@@ -265,22 +259,22 @@ class BoundedConnection(asyncio.Protocol):
 
 
 current_connection: ContextVar[BoundedConnection] = ContextVar("current_connection")
-"""Of the request or WebSocket that a task serves."""
+"""The connection of the current request or WebSocket."""
 
 
 def drop_connection() -> None:
-    """End the current request's or WebSocket's connection at once, whatever was still to be sent."""
+    """End the current request's or WebSocket's connection at once, without its unsent data."""
     current_connection.get().abort()
 
 
 def bind(host: str, port: int, field: str) -> socket.socket:
-    """A socket that listens there, 0: at a free port; InvalidRequest: the port is taken, or the address not our own."""
+    """Make a listening socket; port 0: a free one. InvalidRequest: the port is taken, or the address is not ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Of a socket that names its protocol asyncio switches Nagle's algorithm off, which would hold small pieces back.
+    # asyncio switches Nagle's algorithm, which delays small pieces, off if the socket names its protocol.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections have what the socket has that takes them
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # accepted sockets inherit it
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         listening.bind((host, port))
         listening.listen(_BACKLOG)
@@ -294,14 +288,13 @@ def bind(host: str, port: int, field: str) -> socket.socket:
 
 
 class Listener(uvicorn.Server):
-    """One port. Signals are left to the process that runs it."""
+    """One port. The process that runs it handles signals."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket, settings: ServerSection) -> None:
         self._socket, self.settings = listening, settings
         self.port: int = listening.getsockname()[1]
-        """Where it listens."""
         self.connections: set[BoundedConnection] = set()
-        """Those that are open, WebSockets among them."""
+        """All open connections, with those of WebSockets."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -316,7 +309,7 @@ class Listener(uvicorn.Server):
                 h11_max_incomplete_event_size=settings.max_header_bytes,
                 timeout_keep_alive=settings.keep_alive_s,
                 timeout_graceful_shutdown=5,
-                # A message that is too large by less is told so; a larger one is not read at all.
+                # A message slightly above the limit gets an error with a reason; a larger one is not read.
                 ws_max_size=settings.max_body_bytes + SMALL_BYTES,
                 ws_per_message_deflate=False,  # audio does not shrink
                 ws_max_queue=_WEBSOCKET_QUEUE,
@@ -331,7 +324,7 @@ class Listener(uvicorn.Server):
         logging.getLogger("uvicorn.error").addFilter(_is_defect)
 
     async def start(self) -> None:
-        """Answer from now on; raises what uvicorn cannot begin for."""
+        """Begin to answer; raises the reason if uvicorn cannot."""
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup([])  # without sockets: connections are taken below
@@ -339,7 +332,7 @@ class Listener(uvicorn.Server):
         self._taking = asyncio.create_task(self._take_all())
 
     async def stop(self) -> None:
-        """Take no more connections, and close those that are open."""
+        """Accept no more connections, and close the open ones."""
         self._taking.cancel()
         for connection in list(self.connections):
             if connection.opening is not None:
@@ -349,11 +342,11 @@ class Listener(uvicorn.Server):
         await self.shutdown([self._socket])
 
     async def _take_all(self) -> None:
-        """Take connections for ever, and count them from the first moment: a TLS handshake has a place, too.
+        """Accept connections for ever, and count them from the first moment, TLS handshakes too.
 
-        asyncio's own servers count and bound nothing, and log a line for each that they cannot take.
+        asyncio's own servers count and bound nothing, and log a line for each connection that they cannot accept.
         """
-        loop, told_at = asyncio.get_running_loop(), -math.inf
+        loop, logged_at = asyncio.get_running_loop(), -math.inf
         while True:
             most = self.settings.max_connections
             if len(self.connections) >= most + MARGIN and not self._make_room():
@@ -366,13 +359,13 @@ class Listener(uvicorn.Server):
                 connection = BoundedConnection(self)
                 self.connections.add(connection)
                 connection.opening = asyncio.create_task(self._open(connection, client))
-                await asyncio.sleep(0)  # those that are open go on, however many more wait
+                await asyncio.sleep(0)  # open connections go on, even if many wait to be accepted
             except Exception as error:
-                if loop.time() - told_at >= 1.0:
-                    told_at = loop.time()
-                    told = {"error": error}
+                if loop.time() - logged_at >= 1.0:
+                    logged_at = loop.time()
                     log.warning(
-                        "connections: none can be taken now (%(error)s); allow more open files (ulimit -n)", told
+                        "connections: none can be taken now (%(error)s); allow more open files (ulimit -n)",
+                        {"error": error},
                     )
                 self._make_room()
                 await asyncio.sleep(PAUSE_S)
@@ -380,7 +373,7 @@ class Listener(uvicorn.Server):
     async def _open(self, connection: BoundedConnection, client: socket.socket) -> None:
         context, patience_s = self.config.ssl, self.settings.request_timeout_s
         try:
-            with suppress(OSError):  # its handshake failed, or took too long
+            with suppress(OSError):  # the handshake failed or took too long
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: connection, client, ssl=context, ssl_handshake_timeout=patience_s if context else None
                 )
@@ -389,7 +382,7 @@ class Listener(uvicorn.Server):
                 self.connections.discard(connection)
 
     def _make_room(self) -> bool:
-        """End the connection that has kept the server waiting for the longest; False: none has for a second."""
+        """End the connection that has kept the server waiting longest; False: all waits are shorter than a second."""
         oldest = min(self.connections, key=lambda connection: connection.waits_since, default=None)
         if oldest is None or asyncio.get_running_loop().time() - oldest.waits_since < PATIENCE_S:
             return False
@@ -398,7 +391,7 @@ class Listener(uvicorn.Server):
 
 
 def _is_defect(record: logging.LogRecord) -> bool:
-    """Clients' mistakes that uvicorn logs as errors: text that is not UTF-8 (closed with 1007), refused WebSockets."""
+    """Filter mistakes of clients that uvicorn logs as errors: text that is not UTF-8 and refused WebSockets."""
     return not str(record.msg).startswith(
         ("Invalid UTF-8 sequence", "ASGI callable returned without completing handshake")
     )

@@ -18,19 +18,19 @@ from vivavoce.errors import EngineStopped
 from vivavoce.frontend.speech_backend import SpeechBackend, engines_of
 from vivavoce.server.http.app_state import AppState, current_principal
 from vivavoce.server.http.errors import failures
-from vivavoce.server.metrics import labelled, server_families, speaker_families
+from vivavoce.server.metrics import backend_families, labelled, server_families
 
 log = logging.getLogger(__name__)
 
 _TYPES = ("text/plain", "application/openmetrics-text")
 PATIENCE_S = 2.0
-"""How long an engine may take to tell its figures; Prometheus itself waits for 10 s by default."""
+"""Longest wait for an engine's figures; Prometheus itself waits for 10 s by default."""
 
 
 def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
-    """The route; it names no voice or text, and needs a key only if the operator says so.
+    """The route. Its page has no voices or texts, and needs a key only if the operator says so.
 
-    It names callers only where it has a port of its own, which is for monitoring alone.
+    It has the names of callers only on a port of its own, which is for monitoring alone.
     """
     callers = state.settings.server.health_port is not None
     wanted = [Depends(current_principal)] if state.settings.server.metrics_key_required else []
@@ -44,25 +44,25 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
         responses={200: {"content": {kind: {} for kind in _TYPES}}, **failures(401)},
     )
     async def metrics(request: Request) -> Response:
-        speaker = dispatcher.speaker
-        engines = engines_of(speaker)
-        told = await asyncio.gather(*(_of_speaker(one, patience_s) for one in (engines or {"": speaker}).values()))
+        backend = dispatcher.backend
+        engines = engines_of(backend)
+        figures = await asyncio.gather(*(_families(one, patience_s) for one in (engines or {"": backend}).values()))
         try:
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        except (TypeError, ValueError):  # of a version that is no number
+        except (TypeError, ValueError):  # a malformed version
             encode, content_type = choose_encoder("")
         try:
-            model = speaker.about.name
+            model = backend.about.name
         except EngineStopped:
             model = ""
 
         def page() -> bytes:
             server = server_families(model=model, draining=dispatcher.draining)
             listeners = dispatcher.metrics.families(callers)
-            of_engines = labelled(dict(zip(engines, told, strict=True))) if engines else told[0]
+            of_engines = labelled(dict(zip(engines, figures, strict=True))) if engines else figures[0]
             return encode(_Page([*server, *listeners, *of_engines, *process.collect()]))
 
-        # A thousand lines take tens of milliseconds, for which no stream should wait.
+        # A thousand lines take tens of milliseconds; streams must not wait for them.
         body = await asyncio.to_thread(page)
         return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 
@@ -70,8 +70,6 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
 
 
 class _Page(Collector):
-    """The families of one scrape."""
-
     def __init__(self, found: Sequence[Metric]) -> None:
         self._found = found
 
@@ -79,15 +77,15 @@ class _Page(Collector):
         return iter(self._found)
 
 
-async def _of_speaker(speaker: SpeechBackend, patience_s: float) -> list[Metric]:
-    """The speaker's metrics, that it is down if it did not answer, however that failed: monitoring outlives it."""
+async def _families(backend: SpeechBackend, patience_s: float) -> list[Metric]:
+    """The backend's metrics; those of a backend that is down if it fails to answer in any way."""
     try:
-        statistics = await asyncio.wait_for(speaker.statistics(), patience_s)
-        return list(speaker_families(statistics, speaker.ready))
+        statistics = await asyncio.wait_for(backend.statistics(), patience_s)
+        return list(backend_families(statistics, backend.ready))
     except (TimeoutError, asyncio.TimeoutError):
-        log.warning("metrics: the engine did not tell its figures within %(seconds)g s", {"seconds": patience_s})
+        log.warning("metrics: the engine did not send its figures within %(seconds)g s", {"seconds": patience_s})
     except EngineStopped:
-        pass  # it is being started or stopped: vivavoce_engine_up says so
+        pass  # it is starting or stopping, as vivavoce_engine_up shows
     except Exception as error:
-        log.warning("metrics: the engine could not tell its figures", exc_info=error)
-    return list(speaker_families(None, False))
+        log.warning("metrics: the engine could not send its figures", exc_info=error)
+    return list(backend_families(None, False))

@@ -1,4 +1,4 @@
-"""What happens to every request around its route: id, access log, connection and host checks, bounds of its body."""
+"""The middleware of all requests: ids, the access log, checks of connections and hosts, bounds of bodies."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ from vivavoce.server.settings import is_loopback
 access_log = logging.getLogger("vivavoce.access")
 
 LINGER_S = 10.0
-"""How long a body that is too large is still read and dropped: a client that writes all of it before it reads would
-not see the answer."""
+"""Time in which the rest of a refused body is read and dropped, so that a client that writes first sees the answer."""
 PAUSE_S = 1.0
-"""A client that writes nothing for this long meanwhile has stopped."""
+"""Silence of such a client after which it is taken to have stopped."""
 BODY_BYTES_PER_S = 16 * 1024
-"""The least rate of a body, beside the time that each of its parts may take."""
+"""The lowest rate of a body, beside the time that each of its parts may take."""
 CALLERS_SHARE = 4
-"""One caller's bodies may be such a part of all."""
+"""The bodies of one caller may be this fraction of all."""
 _HEALTH = "/health"
-"""Answered even if there are too many connections: what restarts servers must not take a full one for a broken one."""
+"""Answered even with too many connections: an orchestrator must not restart a full server as a broken one."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
-"""What machines ask for all the time; logged for debugging only."""
+"""Paths that machines ask for all the time; logged at level debug."""
 _MAX_LOGGED_PATH = 200
 _VERSIONS = ("1.0", "1.1")
 _CLOSE = {"connection": "close"}
 
 
 class RequestMiddleware:
-    """Around an app: answers carry `x-request-id`, each request ends with a line in the access log, and requests that
-    break a bound are refused.
+    """Adds `x-request-id` to answers, writes the access log, and refuses requests that break a bound.
 
-    Bodies have `max_body_bytes` at most, and `listener_timeout_s` between their parts, in all that long and what their
-    bytes take at the least rate. Those that are being read have 16 times that together, one caller's a quarter of it.
+    A body has at most `max_body_bytes`, and at most `listener_timeout_s` between its parts; its whole time is that and
+    the time of its bytes at the lowest rate. All bodies that are being read have at most 16 times `max_body_bytes`
+    together, and those of one caller a quarter of it.
     """
 
     def __init__(self, app: ASGIApp, *, state: AppState, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,10 +57,9 @@ class RequestMiddleware:
         self._hosts = allowed_hosts(state)
         self.settings = state.settings.server
         self.body_bytes: Counter[str] = Counter()
-        """Of requests that are not answered yet, by their callers."""
+        """Bytes of the bodies of unanswered requests, by caller."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request or WebSocket."""
         headers, connection = Headers(scope=scope), current_connection.get()
         identity = self._request_log.accept_request_id(headers.get(REQUEST_ID_HEADER))
         is_head = scope.get("method") == "HEAD"
@@ -74,7 +72,7 @@ class RequestMiddleware:
             try:
                 refusal = self._refusal(scope, headers, connection.is_crowded)
                 if refusal is None:
-                    # Routes see a GET, whose body the server leaves out.
+                    # Routes see a GET; the server leaves its body out.
                     seen = {**scope, "method": "GET"} if is_head else scope
                     await self._app(seen, exchange.receive, exchange.send)
                 elif scope["type"] == "websocket":
@@ -96,13 +94,13 @@ class RequestMiddleware:
         version = scope.get("http_version", "1.1")
         if scope["type"] == "http" and version not in _VERSIONS:
             return error_response(505, "request: HTTP/1.1 is spoken here, and HTTP/1.0", "invalid_request", _CLOSE)
-        # uvicorn bounds headers that are not complete; those that come in one piece may be longer.
+        # uvicorn bounds incomplete headers; headers that come in one piece may be longer.
         line = len(scope.get("raw_path", b"")) + len(scope["query_string"])
         limit = self.settings.max_header_bytes
         if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
             message = f"headers: with the path they are longer than the limit of {limit} bytes; send shorter ones"
             return error_response(431, message, "invalid_request", _CLOSE)
-        # A proxy in front may take the other one of the two, and what follows for the next request.
+        # A proxy in front may use the other header of the two, and read the rest as another request.
         if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
             message = "headers: transfer-encoding goes neither with content-length nor with HTTP/1.0; leave it out"
             return error_response(400, message, "invalid_request", _CLOSE)
@@ -114,14 +112,14 @@ class RequestMiddleware:
 
 
 class BodyStalled(VivavoceError):
-    """The next part of a request's body did not come in time."""
+    """A request's body did not come in time."""
 
     code = "request_timeout"
     http_status = 408
 
 
 class _Exchange:
-    """The messages of one request or WebSocket between its server and the app."""
+    """The messages of one request or WebSocket between uvicorn and the app."""
 
     def __init__(self, bounds: RequestMiddleware, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         self._bounds, self._scope = bounds, scope
@@ -133,16 +131,16 @@ class _Exchange:
         self._size, self._caller = 0, ""
         self._began = asyncio.get_running_loop().time()
         self._closes = scope.get("http_version") == "1.0" or "close" in headers.get("connection", "").lower()
-        """The connection ends with the answer."""
+        """The connection is closed after the answer."""
         self._status: int | None = None
-        """Of HTTP, or the code that closed a WebSocket."""
+        """The status of HTTP, or the close code of a WebSocket."""
         self._sent = 0
         self._is_whole = False
 
     async def receive(self) -> Message:
-        """The next message; those after the body (that the client has left) may take any time.
+        """The next message. After the body comes the client's disconnection, which may take any time.
 
-        A VivavoceError is the app's answer: the rest of the body will not come, or is not wanted.
+        The app answers with a VivavoceError if the rest of the body does not come or is refused.
         """
         if self._is_websocket:
             message = await self._receive()
@@ -153,7 +151,7 @@ class _Exchange:
         self._take(0)  # before the server asks the client for what it has promised
         connection, now = current_connection.get(), asyncio.get_running_loop().time()
         seconds = self._bounds.settings.listener_timeout_s
-        # Up to then what has come is worth its time: whoever is slower than the least rate falls behind.
+        # The time up to which the received bytes count at the lowest rate; a slower client falls behind it.
         connection.waits_since = self._began + self._size / BODY_BYTES_PER_S
         try:
             message = await asyncio.wait_for(self._receive(), min(seconds, connection.waits_since + seconds - now))
@@ -170,7 +168,7 @@ class _Exchange:
         return message
 
     def _take(self, added: int) -> None:
-        """Count a part of the body; TooLarge: it has too many bytes, Overloaded: all bodies or the caller's have."""
+        """Count a part of the body. TooLarge: the body is too long; Overloaded: all bodies, or the caller's, are."""
         self._size += added
         self._caller = self._caller or self._find_caller()
         bodies = self._bounds.body_bytes
@@ -186,7 +184,7 @@ class _Exchange:
             raise Overloaded(f"uploads: {over[0]}; try again when they have come", 2.0)
 
     def _find_caller(self) -> str:
-        """The name of the key that the request was let in with, else the client's address."""
+        """The name of the request's key, else the client's address."""
         request, client = current_scope(), self._scope.get("client")
         name = request.principal_name if request else ""
         return f"key {name}" if name else f"address {client and client[0]}"
@@ -199,12 +197,12 @@ class _Exchange:
             del bodies[self._caller]
 
     async def send(self, message: Message) -> None:
-        """Send on what the app answers.
+        """Send a message of the app's answer.
 
-        A connection that is closed with unread data takes the answer along, so that its body is read for a while first.
+        Closing a connection with unread data would destroy the answer, so the body is read for a while before.
         """
-        self.release_body()  # speech may go on for minutes after what it needs of the body was handed over
-        kind = message["type"].removeprefix("websocket.")  # a WebSocket may be denied by an answer as of HTTP
+        self.release_body()  # the app has read the body, and speech may go on for minutes
+        kind = message["type"].removeprefix("websocket.")  # a WebSocket may be denied with an HTTP answer
         if kind in ("http.response.start", "accept"):
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID_HEADER] = self._scope["state"]["request_id"]
@@ -235,12 +233,12 @@ class _Exchange:
             pass
 
     def fail(self) -> None:
-        """An unforeseen exception: the answer of 500 is given further out, if none was begun."""
+        """Note an unforeseen exception; the outer app answers with 500 if the answer has not begun."""
         if self._status is None:
             self._status, self._is_whole = 500, True
 
     def log(self, seconds: float) -> None:
-        """A line of the path without its query, which may hold a key; the text is in the speech's own line."""
+        """Log a line with the path, without its query, which may hold a key."""
         path, client = self._scope["path"], self._scope.get("client")
         log_event(
             access_log,
@@ -257,11 +255,11 @@ class _Exchange:
 
 
 def allowed_hosts(state: AppState) -> frozenset[str] | None:
-    """The names that the server may be asked under beside localhost and addresses; None: any.
+    """Host names that requests may use beside localhost and addresses; None: any.
 
-    A name's owner can make it point at 127.0.0.1 (DNS rebinding): browsers then take that server for one with the
-    page's own, and let the page read its answers. Only the name in the request tells. Where other machines reach the
-    server, or keys are wanted, a page gains nothing by a name, and a proxy in front may use any.
+    The owner of a name can make it point at 127.0.0.1 (DNS rebinding). Browsers then let the owner's pages read this
+    server's answers; only the name in the request shows it. If other machines reach the server, or keys are required,
+    a page gains nothing by a name, and a proxy in front may use any.
     """
     server = state.settings.server
     if "*" in server.allowed_hosts:
@@ -275,7 +273,7 @@ def _is_known(host: str, names: frozenset[str]) -> bool:
     try:
         name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:
-        return False  # a bracket without its other one
+        return False  # an unclosed bracket
     if name == "localhost" or name.endswith(".localhost") or name in names:
         return True
     try:

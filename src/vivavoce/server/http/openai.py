@@ -15,21 +15,22 @@ from vivavoce.frontend.audio.encode import parse_format
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http import elevenlabs
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader, state_of
+from vivavoce.server.http.bodies import json_schema
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
-from vivavoce.server.http.speech_input import SpeechFields, check_model, json_schema, read_speech
-from vivavoce.server.http.streaming import speak, speech_events
+from vivavoce.server.http.speech_fields import SpeechFields, check_model, read_speech
+from vivavoce.server.http.streaming import AudioBody, EventBody, SpeechAnswer
 from vivavoce.server.keys import SPEECH_PATH
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.request_log import RequestRecord
 
-DOOR = "openai"
+PROTOCOL = "openai"
 PCM_RATE = 24_000
-"""Of samples without a header: OpenAI's clients play them at this rate, whatever the model."""
+"""OpenAI's clients play samples without a header at this rate, with every model."""
 _AUDIO = {"schema": {"type": "string", "format": "binary"}}
 _EVENT = {"schema": {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}}
-"""Of a stream of server-sent events the schema is that of one: its data are JSON with a `type`."""
+"""The schema of one server-sent event; its data are JSON with a `type`."""
 SPEECH = {
-    "description": "Audio as it is made. A body that ends cleanly is whole; one that breaks off is cut.",
+    "description": "Audio, sent while it is made. If it cannot be completed, the connection breaks off.",
     "content": {
         **{f"audio/{name}": _AUDIO for name in ("mpeg", "ogg", "aac", "flac", "wav", "pcm", "PCMU", "PCMA")},
         "text/event-stream": _EVENT,
@@ -38,7 +39,7 @@ SPEECH = {
 
 
 class ModelEntry(BaseModel):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -46,35 +47,35 @@ class ModelEntry(BaseModel):
     owned_by: str
     description: str
     sample_rate: int = Field(description="Samples per second of all audio.")
-    demo: bool = Field(description="It shows how the program works, and is no real voice.")
-    instructions: bool = Field(description="It follows instructions; else they are not spoken.")
+    demo: bool = Field(description="A demo model, which is not meant for real use.")
+    instructions: bool = Field(description="It follows instructions; other models ignore them.")
 
 
 class ModelLabel(BaseModel):
-    """What a list of models to choose from needs."""
+    """A model in a list to choose from."""
 
     id: str
     name: str
 
 
 class ModelList(BaseModel):
-    """All models that are served."""
+    """All served models."""
 
     object: Literal["list"] = "list"
     data: list[ModelEntry]
-    models: list[ModelLabel] = Field(description="The same ones, where Open WebUI looks for them.")
+    models: list[ModelLabel] = Field(description="The same models in the form that Open WebUI reads.")
 
 
 class RequestEntry(BaseModel):
-    """What became of a request."""
+    """The state of a request."""
 
     id: str
     object: Literal["audio.request"] = "audio.request"
     status: Literal["running", "finished"]
-    door: str = Field(description="Where it came in.")
+    door: str = Field(description="The protocol by which it came.")
     created: int
     finish_reason: Literal["stop", "length", "cancelled", "error"] | None
-    audio_seconds: float = Field(description="Audio that was handed to the listener.")
+    audio_seconds: float = Field(description="Audio that was delivered.")
     segments_spoken: int
     segments_given: int
     first_audio_seconds: float | None
@@ -100,21 +101,21 @@ def router(state: AppState) -> APIRouter:
         fields, uploaded = await read_speech(request)
         return await spoken(request, principal, deadline, fields, uploaded)
 
-    @routes.get("/v1/models", summary="The model that is served", response_model=ModelList, responses=ENGINE_FAILURES)
+    @routes.get("/v1/models", summary="The served model", response_model=ModelList, responses=ENGINE_FAILURES)
     @routes.get("/v1/audio/models", response_model=ModelList, include_in_schema=False)  # where Open WebUI asks first
     async def models(request: Request, _: ListReader) -> ModelList | Response:
-        if elevenlabs.is_elevenlabs(request.headers):  # whose packages read a list
-            return JSONResponse(elevenlabs.models(dispatcher.speaker.about))
-        served = _model(dispatcher.speaker.about, began)
+        if elevenlabs.is_elevenlabs(request.headers):  # their packages expect a list
+            return JSONResponse(elevenlabs.models(dispatcher.backend.about))
+        served = _model(dispatcher.backend.about, began)
         return ModelList(data=[served], models=[ModelLabel(id=served.id, name=served.id)])
 
     @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
     async def model(name: str, _: ListReader) -> ModelEntry:
-        about = dispatcher.speaker.about
+        about = dispatcher.backend.about
         check_model(name, about)
         return _model(about, began).model_copy(update={"id": name})
 
-    @routes.get("/v1/audio/requests/{identity}", summary="What became of a request", responses=failures(401, 404))
+    @routes.get("/v1/audio/requests/{identity}", summary="The state of a request", responses=failures(401, 404))
     async def requested(identity: str, principal: KnownPrincipal) -> RequestEntry:
         return _entry(dispatcher.request_log.get(identity, principal))
 
@@ -123,20 +124,27 @@ def router(state: AppState) -> APIRouter:
 
 async def spoken(
     request: Request, principal: Principal, deadline: float | None, fields: SpeechFields, uploaded: bytes | None = None
-) -> Response:
-    """The answer to these fields, and to a recording that came beside them."""
+) -> SpeechAnswer:
+    """Speak these fields, with a recording that came beside them."""
     dispatcher = state_of(request).dispatcher
-    wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded, dispatcher.rules)
+    wanted = await fields.request(fields.input, principal, dispatcher.backend.about, uploaded, dispatcher.rules)
     rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
     output = parse_format(fields.response_format, rate)
-    form, media_type = (speech_events, "text/event-stream") if fields.stream_format == "sse" else (None, "")
-    return await speak(
-        request, principal, wanted, output, door=DOOR, deadline=deadline, form=form, media_type=media_type
+    is_sse = fields.stream_format == "sse"
+    return SpeechAnswer(
+        request,
+        principal,
+        wanted,
+        output,
+        protocol=PROTOCOL,
+        deadline=deadline,
+        body=EventBody if is_sse else AudioBody,
+        media_type="text/event-stream; charset=utf-8" if is_sse else "",
     )
 
 
 def _request_body() -> dict[str, Any]:
-    """The schema of a body that the route reads by itself, for it may be JSON or a form."""
+    """The schema of the body, which is JSON or a form, so that the route reads it itself."""
     inlined = json_schema(SpeechFields)
     form = {**inlined, "properties": {**inlined["properties"], "prompt_audio": {"type": "string", "format": "binary"}}}
     return {
@@ -146,15 +154,15 @@ def _request_body() -> dict[str, Any]:
 
 
 def _model(about: ModelInfo, created: int) -> ModelEntry:
-    told = asdict(about)
-    return ModelEntry(id=told.pop("name"), created=created, owned_by="vivavoce", **told)
+    fields = asdict(about)
+    return ModelEntry(id=fields.pop("name"), created=created, owned_by="vivavoce", **fields)
 
 
 def _entry(entry: RequestRecord) -> RequestEntry:
     return RequestEntry(
         id=entry.request_id,
         status=entry.status,
-        door=entry.door,
+        door=entry.protocol,
         created=int(entry.started),
         finish_reason=None if entry.reason is None else entry.reason.value,
         audio_seconds=round(entry.audio_s, 6),

@@ -22,7 +22,7 @@ from vivavoce.server.http.app_state import AppState, KnownPrincipal
 
 PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}
 RETRY_AFTER_S = 5
-"""What a client is told to wait while a server is not ready: an engine starts in some multiple of it."""
+"""Seconds in Retry-After while a server is not ready; an engine starts in some multiple of it."""
 _UNCACHED = {"cache-control": "no-store"}
 _CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -31,7 +31,7 @@ _CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 PAGE_HEADERS = {
-    # Always asked for again, and then mostly answered with 304: another version of the server is seen at once.
+    # Browsers ask each time, and mostly get 304: a new version of the server is seen at once.
     "cache-control": "no-cache",
     "content-security-policy": (
         "default-src 'self'; img-src 'self' blob: data:; media-src 'self' blob: data:; object-src 'none'; "
@@ -45,7 +45,7 @@ PAGE_HEADERS = {
 
 
 def health_router(state: AppState) -> APIRouter:
-    """`/health/live` and `/health/ready`, for what restarts servers and sends them requests; they want no key."""
+    """`/health/live` and `/health/ready`, for orchestrators and load balancers, without a key."""
     routes = APIRouter(tags=["operation"])
 
     @routes.get("/health/live", summary="Whether the server's process works; if not, restart it")
@@ -55,34 +55,34 @@ def health_router(state: AppState) -> APIRouter:
     @routes.get(
         "/health/ready",
         summary="Whether it takes requests now; if not, ask another server",
-        responses={503: {"description": "It takes none now.", "content": {"application/json": {}}}},
+        responses={503: {"description": "It takes no requests now.", "content": {"application/json": {}}}},
     )
     @routes.get("/health", include_in_schema=False)
     async def ready() -> Response:
         reason = _unready_reason(state.dispatcher)
-        told: dict[str, object] = {"status": "ready"}
+        answer: dict[str, object] = {"status": "ready"}
         if reason is not None:
-            told = {"status": "unavailable", "reason": reason}
-        if engines := engines_of(state.dispatcher.speaker):
-            told["engines"] = {name: "ready" if one.ready else "unavailable" for name, one in engines.items()}
-        if state.dispatcher.speaker.voice_store != "ok":
-            told["voice_store"] = "unavailable"  # what is wrong is in the log: it may name folders and machines
+            answer = {"status": "unavailable", "reason": reason}
+        if engines := engines_of(state.dispatcher.backend):
+            answer["engines"] = {name: "ready" if one.ready else "unavailable" for name, one in engines.items()}
+        if state.dispatcher.backend.voice_store != "ok":
+            answer["voice_store"] = "unavailable"  # the log has the reason, which may name folders and machines
         wait = {} if reason is None else {"retry-after": str(RETRY_AFTER_S)}
-        return JSONResponse(told, status_code=503 if reason else 200, headers={**_UNCACHED, **wait})
+        return JSONResponse(answer, status_code=503 if reason else 200, headers={**_UNCACHED, **wait})
 
     return routes
 
 
 def _unready_reason(dispatcher: RequestDispatcher) -> str | None:
-    """Why no requests are taken; None: they are."""
+    """The reason why requests are refused; None: they are accepted."""
     if dispatcher.draining:
         return "draining"
-    if dispatcher.speaker.ready:
+    if dispatcher.backend.ready:
         return None
-    if dispatcher.speaker.stuck:
+    if dispatcher.backend.stuck:
         return "engine_stuck"  # it may go on; else its process is ended soon
     try:
-        _ = dispatcher.speaker.about
+        _ = dispatcher.backend.about
     except EngineStopped:
         return "engine_starting"  # the model was never ready
     return "engine_stopped"  # its process has ended, and is started again
@@ -98,7 +98,7 @@ class Asset:
 
 
 def router(state: AppState) -> APIRouter:
-    """`/`, `/voices`, `/status` and `/web/…`; the files want no key, what the pages then ask for may."""
+    """`/`, `/voices`, `/status` and `/web/…`: files, which need no key."""
     routes = APIRouter(include_in_schema=False)
     assets = load_assets()
     served = {f"/web/{name}": asset for name, asset in assets.items() if name not in PAGES.values()}
@@ -108,7 +108,7 @@ def router(state: AppState) -> APIRouter:
         asset = served[request.scope["route"].path]
         headers = {**PAGE_HEADERS, "etag": asset.tag}
         known = request.headers.get("if-none-match", "").split(",")
-        # A weak tag, as proxies that compress make it, is as good here.
+        # Proxies that compress make tags weak.
         if any(tag.strip().removeprefix("W/") in (asset.tag, "*") for tag in known):
             return Response(status_code=304, headers=headers)
         return Response(asset.content, headers={**headers, "content-type": asset.content_type})
@@ -120,22 +120,22 @@ def router(state: AppState) -> APIRouter:
     async def mp3(
         request: Request, principal: KnownPrincipal, rate: Annotated[int, Query(ge=8_000, le=48_000)]
     ) -> Response:
-        """The body's samples (mono, int16, little endian) as MP3: a page saves what it played, unspoken anew."""
-        output, made, rest = OutputFormat(AudioFormat.MP3), [], b""
+        """Encode samples (mono, int16, little endian) as MP3, so that a page can save audio that it has played."""
+        output, encoded, rest = OutputFormat(AudioFormat.MP3), [], b""
         with state.dispatcher.permitted(principal), closing(output.open(rate)) as encoder:
             async for part in request.stream():
                 whole = rest + part
                 even = len(whole) & ~1
                 samples, rest = np.frombuffer(whole[:even], "<i2").astype(np.float32) / np.float32(32_768), whole[even:]
-                made.append(await encode(output, partial(encoder.encode, samples)))
-            made.append(await encode(output, encoder.finish))
-        return Response(b"".join(made), headers={**_UNCACHED, "content-type": output.content_type(rate)})
+                encoded.append(await encode(output, partial(encoder.encode, samples)))
+            encoded.append(await encode(output, encoder.finish))
+        return Response(b"".join(encoded), headers={**_UNCACHED, "content-type": output.content_type(rate)})
 
     return routes
 
 
 def load_assets() -> dict[str, Asset]:
-    """All files of the pages by name, read once: requests look among them and never on the disk."""
+    """All files of the pages by name, read once, so that requests never touch the disk."""
     assets = {}
     for entry in files("vivavoce.server.http").joinpath("web").iterdir():
         content_type = _CONTENT_TYPES.get(entry.name[entry.name.rfind(".") :])

@@ -1,4 +1,4 @@
-"""The page at /docs: what /openapi.json says, for people. It needs no script and nothing from elsewhere."""
+"""The page at /docs: /openapi.json for people, without scripts and files from other servers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LIMITS = {"default": "default", "minimum": "from", "maximum": "to", "maxLength"
 
 
 def reference_page(description: dict[str, Any], address: str) -> str:
-    """The HTML page of an OpenAPI description; address: of the server, for examples."""
+    """The HTML page of an OpenAPI description; address: the server's, for examples."""
     info = description["info"]
     head = {"title": info["title"], "version": info["version"], "about": info.get("description", "")}
     parts = [_HEAD.format(**{name: escape(text) for name, text in head.items()})]
     if description.get("security"):
-        parts.append("<p>It wants a key: <code>authorization: Bearer KEY</code> or <code>x-api-key: KEY</code>.</p>\n")
+        parts.append("<p>It needs a key: <code>authorization: Bearer KEY</code> or <code>x-api-key: KEY</code>.</p>\n")
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
             parts += _operation(method.upper(), path, operation, address)
@@ -67,5 +67,5 @@ def _field(name: str, where: str, schema: dict[str, Any]) -> str:
     limits = [f"{words} {schema[key]}" for key, words in _LIMITS.items() if schema.get(key) not in (None, "")]
     about = ", ".join(filter(None, [" or ".join(kind for kind in kinds if kind != "null"), where, *limits]))
     listed = f" One of {', '.join(choices)}." if choices else ""
-    told = f"{schema.get('description', '')}{listed}".strip()
-    return f'<p><code>{escape(name)}</code> <span class="hint">{escape(about)}</span><br>{escape(told)}</p>\n'
+    text = f"{schema.get('description', '')}{listed}".strip()
+    return f'<p><code>{escape(name)}</code> <span class="hint">{escape(about)}</span><br>{escape(text)}</p>\n'

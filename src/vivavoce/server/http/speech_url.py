@@ -1,4 +1,4 @@
-"""Speech at an address: a GET that plays, and addresses that are signed, for players that send no key."""
+"""Speech at a URL: a GET that plays, and signed URLs for players that cannot send a key."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from starlette.responses import Response
 from vivavoce.errors import InvalidRequest
 from vivavoce.logs import note_principal
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, refuse_foreign_page
+from vivavoce.server.http.bodies import url_fields, validated
 from vivavoce.server.http.errors import BODY_FAILURES, failures
 from vivavoce.server.http.openai import SPEECH, spoken
-from vivavoce.server.http.speech_input import SpeechFields, read_speech, url_fields, validated
+from vivavoce.server.http.speech_fields import SpeechFields, read_speech
 from vivavoce.server.keys import MAX_SIGNED_S, SPEECH_PATH, KeyEntry, signed_query, token_in
 
 _LEFT_OUT = ("prompt_audio", "prompt_text", "sampling")
-"""Fields of the POST that no address has room for."""
-_SIGNED = {"expires": "Seconds since 1970, of a signed URL.", "signature": "Of a signed URL, in place of a key."}
+"""Fields of the POST that are too long for a URL."""
+_SIGNED = {"expires": "End of a signed URL, in seconds since 1970.", "signature": "In place of a key in a signed URL."}
 
 
 class SpeechUrl(BaseModel):
-    """An address that plays."""
+    """A URL that plays."""
 
     url: str
-    expires_at: int | None = Field(description="Seconds since 1970; null: never, for this server wants no keys.")
+    expires_at: int | None = Field(description="Seconds since 1970; null: never, because this server needs no keys.")
 
 
 def router(state: AppState) -> APIRouter:
@@ -45,7 +46,7 @@ def router(state: AppState) -> APIRouter:
     async def play(request: Request, deadline: Deadline) -> Response:
         given, token = url_fields(request.scope["query_string"]), token_in(request.headers)
         by_signature = keys.required and token is None
-        if not by_signature:  # whoever made a signed URL has given it to the pages that show it
+        if not by_signature:  # a signed URL may be shown on any page
             refuse_foreign_page(request.headers, request.scope["scheme"], server.cors_origins, "play speech")
         principal = keys.authenticate_url(given) if by_signature else keys.authenticate(token)
         note_principal(principal.name)
@@ -57,7 +58,7 @@ def router(state: AppState) -> APIRouter:
 
     @routes.post(
         f"{SPEECH_PATH}/url",
-        summary="An address that plays a text for a while, without a key",
+        summary="A URL that plays a text for some time without a key",
         responses=BODY_FAILURES,
         openapi_extra={"requestBody": _body()},
     )

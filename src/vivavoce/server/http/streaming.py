@@ -1,4 +1,4 @@
-"""Speech as an HTTP answer, made while it is sent: bytes of one format, or server-sent events with a verdict."""
+"""Speech as an HTTP answer, sent while it is made: audio of one format, or server-sent events with a verdict."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, closing
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -15,19 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vivavoce.errors import RequestCancelled, StageFailed, VivavoceError
+from vivavoce.engine.request import AudioChunk
+from vivavoce.errors import InvalidRequest, ListenerStalled, RequestCancelled, StageFailed, VivavoceError
 from vivavoce.frontend.audio.encode import OutputFormat, encode
+from vivavoce.frontend.audio.encoders import Encoder
 from vivavoce.frontend.speech import SegmentText, SpeechRequest, Verdict
 from vivavoce.logs import current_scope
 from vivavoce.server.dispatcher import ActiveRequest
-from vivavoce.server.http.app_state import (
-    ADMISSION_HEADER,
-    SPEED_HEADER,
-    WARNING_HEADER,
-    request_id,
-    state_of,
-)
-from vivavoce.server.http.errors import error_body
+from vivavoce.server.http.app_state import ADMISSION_HEADER, SPEED_HEADER, WARNING_HEADER, request_id, state_of
+from vivavoce.server.http.errors import error_body, renamed
 from vivavoce.server.http.listener import drop_connection
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.segment_clock import SegmentClock
@@ -42,162 +38,198 @@ _HEADERS = {
 }
 
 
-class StreamedSpeech(Response):
-    """The audio of an active request, or its events, sent piece by piece.
+class AudioBody:
+    """The body of an answer: bare audio, each piece as soon as it is made."""
 
-    A failure before the first bytes is an error answer as any other. After them the body is broken off: a client sees
-    that it is cut, and a whole one ends as HTTP wants it. A client that leaves ends the request at once; one that does
-    not read for `patience_s` ends it with ListenerStalled, and its connection is dropped.
+    def __init__(self, active: ActiveRequest) -> None:
+        self._active = active
+
+    def announce(self, segment: SegmentText) -> None:
+        """A segment of the text comes next, or has grown."""
+
+    def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
+        """The bytes that a chunk adds to the body; data: the chunk, encoded."""
+        return data
+
+    def end(self, data: bytes) -> bytes:
+        """The last bytes; data: the end of the encoded audio. Raises if not all of the text was spoken."""
+        self._active.whole()
+        return data
+
+    def failed(self, error: VivavoceError) -> bytes:
+        """The last bytes of a speech that failed; raises the error if such a body ends with the connection."""
+        raise error
+
+
+class EventBody(AudioBody):
+    """Audio in server-sent events, with segments and a verdict.
+
+    The first event comes with the first audio: a failure before it is an error answer, a later one is an event.
+    """
+
+    def __init__(self, active: ActiveRequest) -> None:
+        super().__init__(active)
+        self._clock = SegmentClock(active.sample_rate, "speech.segment", "speech.segment.done")
+
+    def announce(self, segment: SegmentText) -> None:
+        self._clock.announce(segment)
+
+    def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
+        marks = self._clock.begin(chunk.segment)
+        self._clock.add(len(chunk.samples))
+        return _lines(*marks, *_delta(data))
+
+    def end(self, data: bytes) -> bytes:
+        if self._clock.reached is None:
+            self._active.whole()
+        return _lines(*self._clock.end(), *_delta(data), self._done())
+
+    def failed(self, error: VivavoceError) -> bytes:
+        if self._clock.reached is None:
+            raise error
+        return _lines({"type": "error", "error": error_body(error)}, self._done())
+
+    def _done(self) -> dict[str, Any]:
+        verdict = self._active.verdict
+        assert verdict is not None
+        read, made = verdict.text_tokens or 0, verdict.speech_tokens or 0
+        usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
+        return {
+            "type": "speech.audio.done",
+            "usage": usage,
+            "verdict": verdict_body(self._active.request_id, verdict),
+        }
+
+
+class SpeechAnswer(Response):
+    """The answer to a request for speech, which takes the request in and sends its body piece by piece.
+
+    A failure before the first bytes is an error answer like any other; after them the connection is dropped, so that
+    a client sees that the body is cut. A client that disconnects ends the request at once. One that does not read for
+    `listener_timeout_s` ends it with ListenerStalled. The request gets another id than its client wants if the
+    principal has used that one before. To HEAD nothing is spoken.
     """
 
     def __init__(
-        self, active: ActiveRequest, pieces: AsyncGenerator[bytes, None], *, media_type: str, patience_s: float
+        self,
+        request: Request,
+        principal: Principal,
+        wanted: SpeechRequest,
+        output: OutputFormat,
+        *,
+        protocol: str,
+        deadline: float | None,
+        body: Callable[[ActiveRequest], AudioBody] = AudioBody,
+        media_type: str = "",
+        field_names: Mapping[str, str] | None = None,
     ) -> None:
-        wanted = active.request
-        headers = {**_HEADERS, ADMISSION_HEADER: f"{active.admission_s:.3f}", SPEED_HEADER: f"{wanted.speed:g}"}
-        if wanted.notes:
-            headers[WARNING_HEADER] = "; ".join(wanted.notes)
-        super().__init__(media_type=media_type, headers=headers)
+        """body: makes the body; media_type: its type, "" for the audio format's own.
+
+        field_names: as for `errors.renamed`, in errors of the dispatcher.
+        """
+        super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._active, self._patience_s, self._pieces = active, patience_s, pieces
-        self._has_started = False
+        self._request, self._state = request, state_of(request)
+        self._principal, self._wanted, self._output = principal, wanted, output
+        self._protocol, self._deadline = protocol, deadline
+        self._make_body, self._media_type, self._field_names = body, media_type, field_names or {}
+        self._active: ActiveRequest | None = None
+        self._has_started = self._is_over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all of it, or as much as there will be."""
-        leaving = asyncio.ensure_future(_until_left(receive))
-        sending = asyncio.ensure_future(self._send(send))
+        """Send all of it, or as much as there is."""
+        if self._request.state.is_head:
+            await self._start(send, self._state.dispatcher.backend.about.sample_rate)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        leaving = asyncio.ensure_future(_until_disconnected(receive))
+        speaking = asyncio.ensure_future(self._speak(send))
         try:
-            await asyncio.wait((leaving, sending), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            await asyncio.wait((leaving, speaking), return_when=asyncio.FIRST_COMPLETED)
+            if speaking.done():
+                speaking.result()
             elif self._has_started:
-                drop_connection()  # the client has left, or the rest of its body does not come
+                drop_connection()  # the client has disconnected, or the rest of its body does not come
             else:
-                leaving.result()  # a body that is refused after all
-        except VivavoceError:
-            raise
-        except Exception:
-            self._active.fail(StageFailed("server: an internal error, which was logged; tell its operator this id"))
-            raise
+                leaving.result()  # raises if its body is refused after all
+                if self._active is None:
+                    raise RequestCancelled("request: its client left before there was audio")
         finally:
             leaving.cancel()
-            sending.cancel()
-            self._active.cancel()
-            # Both end now, sending at its next piece if its cancellation met the end of a wait and was lost.
-            await asyncio.gather(leaving, sending, return_exceptions=True)
+            speaking.cancel()
+            self._is_over = True
+            if self._active is not None:
+                self._active.cancel()
+            # A task's cancellation is lost if it meets the end of a wait; the cancelled request ends the task then.
+            await asyncio.gather(leaving, speaking, return_exceptions=True)
 
-    async def _send(self, send: Send) -> None:
+    async def _speak(self, send: Send) -> None:
+        dispatcher, scope = self._state.dispatcher, current_scope()
+        identity = dispatcher.request_log.accept_request_id(request_id(self._request), self._principal)
+        self._request.state.request_id = identity
+        if scope is not None:
+            scope.request_id = identity
         try:
-            async with aclosing(self._pieces) as pieces:
-                async for piece in pieces:
-                    if not self._has_started:
-                        self._has_started = True
-                        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-                        await self._send_message(send, head)
-                    await self._send_message(send, {"type": "http.response.body", "body": piece, "more_body": True})
-        except VivavoceError as error:
-            if not self._has_started:
+            active = self._active = await dispatcher.speak(
+                self._principal, self._wanted, protocol=self._protocol, request_id=identity, deadline=self._deadline
+            )
+        except InvalidRequest as error:
+            raise renamed(error, self._field_names) from None
+        async with active:
+            if self._is_over:
+                active.cancel()
+            try:
+                with closing(self._output.open(active.sample_rate)) as encoder:
+                    await self._send_speech(active, encoder, self._make_body(active), send)
+            except VivavoceError as error:
+                if not self._has_started:
+                    raise
+                log.info("request cut: %(error_code)s", {"error_code": error.code})
+                drop_connection()
+            except Exception:
+                active.fail(StageFailed("server: an internal error, which was logged; tell its operator this id"))
                 raise
-            log.info("request cut: %(error_code)s", {"error_code": error.code})
-            drop_connection()
-            return
-        if not self._has_started:
-            raise RequestCancelled("request: it ended before there was audio")
-        await self._send_message(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_message(self, send: Send, message: dict[str, object]) -> None:
-        await self._active.sent_within(self._patience_s, send(message))
-
-
-async def speak(
-    request: Request,
-    principal: Principal,
-    wanted: SpeechRequest,
-    output: OutputFormat,
-    *,
-    door: str,
-    deadline: float | None,
-    media_type: str = "",
-    form: Callable[[ActiveRequest, OutputFormat], AsyncGenerator[bytes, None]] | None = None,
-) -> Response:
-    """The answer to a request for speech that was taken in. RequestCancelled: its client left before.
-
-    form: makes the body, of this media type; None: it is the bare audio. The request gets another id than its client
-    wants if the principal has used that one before. To HEAD nothing is spoken.
-    """
-    state, scope = state_of(request), current_scope()
-    if request.state.is_head:
-        media_type = media_type or output.content_type(state.dispatcher.speaker.about.sample_rate)
-        looked_at = Response(media_type=media_type, headers=_HEADERS)
-        del looked_at.headers["content-length"]
-        return looked_at
-    identity = request.state.request_id = state.dispatcher.request_log.accept_request_id(request_id(request), principal)
-    if scope is not None:
-        scope.request_id = identity
-    taking = state.dispatcher.speak(principal, wanted, door=door, request_id=identity, deadline=deadline)
-    leaving, taken, active = asyncio.ensure_future(_until_left(request.receive)), asyncio.ensure_future(taking), None
-    try:
-        await asyncio.wait((leaving, taken), return_when=asyncio.FIRST_COMPLETED)
-        if not taken.done():
-            leaving.result()  # a body that is refused after all
-            raise RequestCancelled("request: its client left before there was audio")
-        active = taken.result()
-    finally:
-        leaving.cancel()
-        taken.cancel()
-        _, late = await asyncio.gather(leaving, taken, return_exceptions=True)
-        if active is None and isinstance(late, ActiveRequest):
-            late.cancel()  # the task's own cancellation met the end of a wait and was lost
-    patience_s = state.settings.server.listener_timeout_s
-    media_type = media_type or output.content_type(active.sample_rate)
-    return StreamedSpeech(active, (form or encoded)(active, output), media_type=media_type, patience_s=patience_s)
-
-
-async def _until_left(receive: Receive) -> None:
-    """Wait until the client has left; raises where it still sends, and what it sends cannot be taken."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def encoded(active: ActiveRequest, output: OutputFormat) -> AsyncGenerator[bytes, None]:
-    """All of a request's audio, each piece as soon as it was made; raises the failure of one that is not whole."""
-    with closing(output.open(active.sample_rate)) as encoder:
-        async for event in active:
-            if isinstance(event, SegmentText):
-                continue
-            if data := await encode(output, partial(encoder.encode, event.samples)):
-                yield data
-        active.whole()
-        if rest := await encode(output, encoder.finish):
-            yield rest
-
-
-async def speech_events(active: ActiveRequest, output: OutputFormat) -> AsyncGenerator[bytes, None]:
-    """The same as events, of which the first come with the first audio: until then a failure is an error answer."""
-    clock = SegmentClock(active.sample_rate, "speech.segment", "speech.segment.done")
-    with closing(output.open(active.sample_rate)) as encoder:
+    async def _send_speech(self, active: ActiveRequest, encoder: Encoder, body: AudioBody, send: Send) -> None:
+        patience_s = self._state.settings.server.listener_timeout_s
         try:
             async for event in active:
                 if isinstance(event, SegmentText):
-                    clock.announce(event)
+                    body.announce(event)
                     continue
-                marks = clock.begin(event.segment)
-                data = await encode(output, partial(encoder.encode, event.samples))
-                clock.add(len(event.samples))
-                yield _lines(*marks, *_delta(data))
-            if clock.reached is None:
-                active.whole()
+                data = await encode(self._output, partial(encoder.encode, event.samples))
+                if piece := body.piece(event, data):
+                    if not self._has_started:
+                        await active.sent_within(patience_s, self._start(send, active.sample_rate, active))
+                    message = {"type": "http.response.body", "body": piece, "more_body": True}
+                    await active.sent_within(patience_s, send(message))
+            last = body.end(await encode(self._output, encoder.finish))
+        except ListenerStalled:
+            raise
         except VivavoceError as error:
-            if clock.reached is None:
-                raise
-            last = [{"type": "error", "error": error_body(error)}]
-        else:
-            last = [*clock.end(), *_delta(await encode(output, encoder.finish))]
-    assert active.verdict is not None
-    read, made = active.verdict.text_tokens or 0, active.verdict.speech_tokens or 0
-    usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
-    verdict = verdict_body(active.request_id, active.verdict)
-    yield _lines(*last, {"type": "speech.audio.done", "usage": usage, "verdict": verdict})
+            last = body.failed(error)
+        if not self._has_started:
+            if not last:
+                raise RequestCancelled("request: it ended before there was audio")
+            await active.sent_within(patience_s, self._start(send, active.sample_rate, active))
+        await active.sent_within(patience_s, send({"type": "http.response.body", "body": last, "more_body": False}))
+
+    async def _start(self, send: Send, sample_rate: int, active: ActiveRequest | None = None) -> None:
+        """Send the head of the answer; active: None for an answer to HEAD."""
+        self._has_started = True
+        self.headers["content-type"] = self._media_type or self._output.content_type(sample_rate)
+        if active is not None:
+            self.headers[ADMISSION_HEADER] = f"{active.admission_s:.3f}"
+            self.headers[SPEED_HEADER] = f"{active.request.speed:g}"
+            if active.request.notes:
+                self.headers[WARNING_HEADER] = "; ".join(active.request.notes)
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+
+async def _until_disconnected(receive: Receive) -> None:
+    """Wait until the client has disconnected; raises if it still sends a body that is refused."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _delta(data: bytes) -> list[dict[str, Any]]:
@@ -211,7 +243,7 @@ def _lines(*events: dict[str, Any]) -> bytes:
 
 
 def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
-    """A verdict as clients get it."""
+    """A verdict as clients see it."""
     return {
         "request_id": request_id,
         "finish_reason": verdict.reason.value,

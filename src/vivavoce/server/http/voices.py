@@ -14,25 +14,25 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.speech import Recording
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
-from vivavoce.server.http.errors import BODY_FAILURES, failures, fields_named
-from vivavoce.server.http.speech_input import MULTIPART, Form, media_type, read_form
+from vivavoce.server.http.bodies import MULTIPART, Form, media_type, read_form
+from vivavoce.server.http.errors import BODY_FAILURES, failures, renamed
 from vivavoce.server.rate_limiter import voice_owner
 
 _MAX_FORM_FIELDS = 20
 _FILES = ("file", "audio_sample")
 _TEXTS = ("name", "transcript", "prompt_text", "description", "replace", "public", "consent")
-"""Fields of the form; `prompt_text` is the transcript, and `consent` is OpenAI's, and is for its rules only."""
+"""Fields of the form; `prompt_text` is the transcript, and `consent`, a field of OpenAI's, is ignored."""
 _NAMES = {"reference audio": "file", "voice name": "name", "prompt_text": "transcript", "text": "transcript"}
-"""What messages call a field → its name in the form."""
+"""A field's name in messages → its name in the form."""
 _TEXT, _SWITCH = {"type": "string"}, {"type": "boolean"}
 _AUDIO = "0.5 to 30 s of clear speech (wav, flac, mp3, m4a, webm …); or `audio_sample`."
-_PUBLIC = "For all callers. Default: for the key's owner; without keys always for all."
+_PUBLIC = "Visible to all callers. Default: to the key's owner; without keys always to all."
 _PROPERTIES = {
-    "name": {**_TEXT, "description": "What requests call it: 1 to 100 letters, digits, - _ ."},
+    "name": {**_TEXT, "description": "Its name in requests: 1 to 100 letters, digits, - _ ."},
     "file": {**_TEXT, "format": "binary", "description": _AUDIO},
-    "transcript": {**_TEXT, "description": "What is said there; or `prompt_text`."},
+    "transcript": {**_TEXT, "description": "The words of the recording; or `prompt_text`."},
     "description": _TEXT,
-    "replace": {**_SWITCH, "description": "In place of another voice of that name."},
+    "replace": {**_SWITCH, "description": "Replace another voice of that name."},
     "public": {**_SWITCH, "description": _PUBLIC},
 }
 _SCHEMA = {"type": "object", "required": ["name", "file"], "properties": _PROPERTIES}
@@ -40,37 +40,37 @@ _FORM = {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA
 
 
 class VoiceEntry(BaseModel):
-    """A voice that may be asked for."""
+    """A voice that requests may name."""
 
     id: str
     name: str
     object: Literal["voice"] = "voice"
     kind: Literal["built_in", "stored", "alias"]
-    public: bool = Field(description="All callers see it; else its owner alone.")
+    public: bool = Field(description="Visible to all callers; otherwise to its owner alone.")
     description: str
-    transcript: str = Field(description='What its reference recording says, "" if unknown.')
-    has_prompt: bool = Field(description="It has reference speech, beside a speaker embedding.")
-    stands_for: str = Field(description='Of an alias: the voice that speaks, else "".')
+    transcript: str = Field(description='Words of its reference recording, "" if unknown.')
+    has_prompt: bool = Field(description="It has reference speech besides a speaker embedding.")
+    stands_for: str = Field(description='The voice that an alias stands for, otherwise "".')
     created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
 
 
 class VoiceLabel(BaseModel):
-    """What a list of voices to choose from needs."""
+    """A voice in a list to choose from."""
 
     id: str
     name: str
 
 
 class VoiceList(BaseModel):
-    """All voices that the caller may ask for."""
+    """All voices that the caller may use."""
 
     object: Literal["list"] = "list"
     data: list[VoiceEntry]
-    voices: list[VoiceLabel] = Field(description="The same ones, where Open WebUI looks for them.")
+    voices: list[VoiceLabel] = Field(description="The same voices in the form that Open WebUI reads.")
 
 
 class VoiceDeleted(BaseModel):
-    """A voice is gone."""
+    """A removed voice."""
 
     id: str
     object: Literal["voice.deleted"] = "voice.deleted"
@@ -80,12 +80,12 @@ class VoiceDeleted(BaseModel):
 def router(state: AppState) -> APIRouter:
     """`/v1/audio/voices`."""
     routes = APIRouter()
-    dispatcher, speaker = state.dispatcher, state.dispatcher.speaker
+    dispatcher, backend = state.dispatcher, state.dispatcher.backend
 
-    @routes.get("/v1/audio/voices", summary="Voices that may be asked for", responses=failures(401, 429, 503))
+    @routes.get("/v1/audio/voices", summary="All voices that the caller may use", responses=failures(401, 429, 503))
     async def voices(principal: ListReader) -> VoiceList:
         with dispatcher.permitted(principal):
-            found = await speaker.voices(principal.owner)
+            found = await backend.voices(principal.owner)
         labels = [VoiceLabel(id=voice.name, name=voice.name) for voice in found]
         return VoiceList(data=[_entry(voice) for voice in found], voices=labels)
 
@@ -109,8 +109,10 @@ def router(state: AppState) -> APIRouter:
             owner = voice_owner(principal, _flag("public", texts))
             recording = Recording(content, texts.get("transcript", ""))
             description, replace = texts.get("description", ""), _flag("replace", texts)
-            with fields_named(_NAMES):
-                voice = await speaker.add_voice(owner, name, recording, description=description, replace=replace)
+            try:
+                voice = await backend.add_voice(owner, name, recording, description=description, replace=replace)
+            except InvalidRequest as error:
+                raise renamed(error, _NAMES) from None
         return _entry(voice).model_copy(update={"created_at": int(time.time())})
 
     @routes.delete(
@@ -121,7 +123,7 @@ def router(state: AppState) -> APIRouter:
     async def remove(name: str, principal: KnownPrincipal, public: bool = False) -> VoiceDeleted:
         owner = voice_owner(principal, public)
         with dispatcher.permitted(principal):
-            await speaker.remove_voice(owner, name)
+            await backend.remove_voice(owner, name)
         return VoiceDeleted(id=name)
 
     return routes

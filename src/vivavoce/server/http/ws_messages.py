@@ -1,4 +1,4 @@
-"""The WebSocket's messages in this server's own form (docs/websocket.md); elevenlabs.py has those of its clients."""
+"""The WebSocket's messages in this server's own form (docs/websocket.md); elevenlabs.py has ElevenLabs'."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from pydantic_core import from_json
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.frontend.audio.encode import OutputFormat, parse_format
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS, excerpt
+from vivavoce.server.http.bodies import check_separators, validated
 from vivavoce.server.http.errors import error_body
-from vivavoce.server.http.speech_input import CommonFields, check_separators, validated
+from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.utterance import Reply
 
 MAX_PAUSE_S = 180.0
-"""The longest `inactivity_timeout`, as ElevenLabs has it."""
+"""The longest `inactivity_timeout`, the same as ElevenLabs'."""
 
 
 class Start(CommonFields):
-    """An utterance begins; everything has a default, and a text without a start begins one of defaults."""
+    """An utterance begins; all fields have defaults, and a text without a start begins one with defaults."""
 
     type: Literal["start"] = "start"
     response_format: Literal["pcm", "opus", "mp3", "wav", "flac", "aac", "ulaw", "alaw"] = Field(
@@ -33,7 +34,7 @@ class Start(CommonFields):
     api_key: str | None = Field(None, max_length=200, description="For browsers, which cannot send headers.")
 
     def output(self) -> OutputFormat:
-        """What is sent. InvalidRequest: the rate is none that is made."""
+        """The audio format. InvalidRequest: the sample rate is not available."""
         return parse_format(self.response_format, self.sample_rate)
 
 
@@ -46,9 +47,9 @@ class Text(BaseModel):
 
 
 class Signal(BaseModel):
-    """flush: speak what has come; end: all of the text has come; cancel: drop what is not sent; ping: answer pong.
+    """flush: speak the text that has come; end: all text has come; cancel: drop unsent audio; ping: answer pong.
 
-    Of ElevenLabs' clients: close: end, and drop text that was not flushed; close_all: that for all, and disconnect.
+    From ElevenLabs' clients: close: end, and drop text that was not flushed; close_all: close all, and disconnect.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -63,7 +64,7 @@ _TYPES: dict[str, type[ClientMessage]] = {
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The object that a text frame holds. InvalidRequest: not JSON, not an object, or one of too many values."""
+    """Parse a text frame. InvalidRequest: not JSON, not an object, or too many values."""
     check_separators(text, "message")
     try:
         found = from_json(text)
@@ -75,27 +76,27 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def error_reply(error: VivavoceError) -> Reply:
-    """An error as all entrypoints word it; what HTTP's body calls input is called text here."""
+    """An error in the form of the HTTP API; its field `input` is named `text` here."""
     body = error_body(error)
     return {"type": "error", "error": {**body, "param": "text" if body["param"] == "input" else body["param"]}}
 
 
 class Dialect:
-    """How a client writes and reads; this one is the server's own, as docs/websocket.md has it."""
+    """How a client writes and reads messages; this is the server's own dialect (docs/websocket.md)."""
 
     one_utterance = False
     """The connection ends with its first utterance."""
     several = False
-    """Several utterances go on at once, each of a context that has a name."""
+    """Several utterances run at once, each in a context with a name."""
     is_base64 = False
-    """Audio goes out in JSON."""
+    """Audio is sent in JSON."""
 
     def context_of(self, _: dict[str, Any]) -> str:
-        """The context that a frame's object speaks of, "" where there is one alone."""
+        """The context of a frame's object, "" in dialects without contexts."""
         return ""
 
     def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
-        """The messages in a frame's object; InvalidRequest names the field that is wrong."""
+        """The messages in a frame's object; InvalidRequest names the wrong field."""
         kind = fields.get("type")
         model = _TYPES.get(kind) if isinstance(kind, str) else None
         if model is None:
@@ -103,7 +104,7 @@ class Dialect:
         return [validated(model, fields, "message")]
 
     def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | bytes | None:
-        """The text frame of a reply, or the binary one; None: this client does not know it. is_open: its context is."""
+        """The text or binary frame of a reply; None: the dialect has none. is_open: the context is open."""
         if reply["type"] != "audio":
             return _json(reply)
         data: bytes = reply["audio"]
@@ -111,7 +112,7 @@ class Dialect:
 
 
 def pause_s(query: Mapping[str, str], usual: float) -> float:
-    """Seconds that a client may send nothing. InvalidRequest: its `inactivity_timeout` is no number, 0 or too large."""
+    """Longest silence of a client in seconds. InvalidRequest: `inactivity_timeout` is malformed, 0 or too large."""
     given = query.get("inactivity_timeout")
     if given is None:
         return usual
@@ -122,7 +123,7 @@ def pause_s(query: Mapping[str, str], usual: float) -> float:
 
 
 def natural(digits: str) -> int | None:
-    """The number of these digits; None: it has other characters, or is larger than all that could be meant."""
+    """The number of these digits; None: there are other characters, or more than nine digits."""
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 9 else None
 
 

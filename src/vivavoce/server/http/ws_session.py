@@ -24,10 +24,10 @@ from vivavoce.errors import (
 )
 from vivavoce.server.dispatcher import sent_within
 from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page, request_id
+from vivavoce.server.http.bodies import off_loop
 from vivavoce.server.http.elevenlabs import ElevenLabsDialect
 from vivavoce.server.http.errors import response_of
 from vivavoce.server.http.listener import drop_connection
-from vivavoce.server.http.speech_input import off_loop
 from vivavoce.server.http.streaming import verdict_body
 from vivavoce.server.http.ws_messages import (
     ClientMessage,
@@ -45,17 +45,17 @@ from vivavoce.server.utterance import Reply, StreamedUtterance
 
 log = logging.getLogger(__name__)
 
-DOOR = "websocket"
+PROTOCOL = "websocket"
 MAX_CONTEXTS = 5
 """Utterances of one connection at once, as ElevenLabs has it."""
 IDLE_S = 120.0
-"""How long a client may send nothing while nothing is spoken."""
+"""Longest silence of a client while nothing is spoken."""
 KEY_S = 10.0
-"""How long a client may take to send the key that it has not sent with its request."""
+"""Longest wait for a key that did not come with the request."""
 CLOSING_S = 2.0
-"""How long a connection that is being closed may take for its last frames."""
+"""Longest time for the last frames of a connection that is closed."""
 NORMAL, GOING_AWAY, POLICY, TOO_BIG, DEFECT, NO_KEY = 1000, 1001, 1008, 1009, 1011, 4401
-"""Close codes of RFC 6455, and one of our own."""
+"""Close codes of RFC 6455, and one of this server."""
 
 
 def router(state: AppState) -> APIRouter:
@@ -84,32 +84,32 @@ class Session:
         self._socket, self._state, self._dialect = socket, state, dialect
         self._loop = asyncio.get_running_loop()
         self._began = self._last_at = self._loop.time()
-        """Of `_last_at`: when something last came or was sent; while an utterance is open, text or audio."""
+        """`_last_at`: time of the last message in either direction; of text or audio while an utterance is open."""
         self._idle_s = IDLE_S
         self._is_closed = False
         self._token: str | None = None
         self._principal: Principal | None = None
-        """None: it has not sent the key that is wanted."""
+        """None: the required key has not come."""
         self._has_spoken = False
-        """The client has sent an object, which told its dialect."""
+        """The client has sent an object, which showed its dialect."""
         self._open: dict[str, StreamedUtterance] = {}
-        """What is spoken or waits for text, by its context: "" where there is one alone."""
+        """Utterances that are spoken or wait for text, by context; "" in dialects without contexts."""
         self._is_leaving = False
-        """The client wants no more than what is open."""
+        """The client wants to disconnect after the open utterances."""
         self._stray: Literal["begins", "is refused", "is ignored"] = "begins"
-        """What a text without an utterance does: it begins one of defaults, or belongs to one that has ended."""
+        """Treatment of text without an utterance: it begins one with defaults, or belongs to one that has ended."""
         self._next_id: str | None = request_id(socket)
 
     async def serve(self) -> None:
-        """Until either side closes; nothing is left behind."""
+        """Serve until either side closes, and free everything."""
         socket = self._socket
         try:
             if not is_own_page(socket.headers, socket.scope["scheme"], self._state.settings.server.cors_origins):
                 origin = socket.headers["origin"][:100]
                 raise Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
-            if not self._state.dispatcher.ready:  # a proxy can ask another server only before it is accepted
+            if not self._state.dispatcher.ready:  # before it is accepted, a proxy can ask another server
                 raise EngineStopped("server: it takes no requests now; ask another one, or again in some seconds")
-            await deadline_of(socket)  # one that cannot be is told before anything else
+            await deadline_of(socket)  # a malformed deadline is refused first
         except VivavoceError as refusal:
             await socket.send_denial_response(response_of(refusal))
             return
@@ -119,7 +119,7 @@ class Session:
             return
         try:
             self._token = token_in(socket.headers) or socket.query_params.get("api_key")
-            if self._token is not None or not self._state.keys.required:  # else the first message has to bring it
+            if self._token is not None or not self._state.keys.required:  # otherwise the first message has to bring it
                 self._principal = self._state.keys.authenticate(self._token)
             self._idle_s = pause_s(socket.query_params, IDLE_S)
         except VivavoceError as refusal:
@@ -144,7 +144,7 @@ class Session:
                         return
                     receiving = asyncio.create_task(self._socket.receive())
                     await self._received(message)
-                await self._check_pause()  # a client without a key, or without text, may not stay by sending
+                await self._check_pause()  # messages without a key or text do not keep a connection open
         except WebSocketDisconnect:
             pass
         except ListenerStalled as error:
@@ -189,7 +189,7 @@ class Session:
             await self._close_after(error)
 
     async def _close_after(self, error: VivavoceError) -> None:
-        """Some failures leave nothing to go on with."""
+        """Close the connection if it cannot go on after this error."""
         if isinstance(error, Unauthorized):
             await self._close(NO_KEY, "API key: none, or unknown")
         elif isinstance(error, TooLarge):
@@ -221,20 +221,26 @@ class Session:
             raise InvalidRequest(f"context_id: {MAX_CONTEXTS} contexts are open already; close one before the next")
         if context in self._open:
             raise InvalidRequest("start: an utterance goes on; send cancel, or end and wait for done, before the next")
-        self._stray = "is ignored"  # until it is known to be good
+        self._stray = "is ignored"  # until the start is known to be valid
         dispatcher = self._state.dispatcher
         principal = self._state.keys.authenticate(self._token)  # it may have been removed since the last utterance
-        about = dispatcher.speaker.about
+        about = dispatcher.backend.about
         wanted = await start.request(None, principal, about, rules=dispatcher.rules)
         self._dialect.is_base64 = start.audio == "base64"
         identity = dispatcher.request_log.accept_request_id(self._next_id, principal)
         self._next_id = None
         deadline = await deadline_of(self._socket)
-        start_request = partial(dispatcher.speak, principal, wanted, door=DOOR, deadline=deadline)
+        start_request = partial(dispatcher.speak, principal, wanted, protocol=PROTOCOL, deadline=deadline)
         send = partial(self._send, context=context)
-        output, rate, left = start.output(), about.sample_rate, WebSocketDisconnect
+        output, rate = start.output(), about.sample_rate
         utterance = StreamedUtterance(
-            identity, output, rate, start_request, send, lambda error: send(error_reply(error)), left
+            identity,
+            output,
+            rate,
+            start_request,
+            send,
+            lambda error: send(error_reply(error)),
+            WebSocketDisconnect,
         )
         self._open[context] = utterance
         if start.text:
@@ -254,7 +260,7 @@ class Session:
             utterance.end()
 
     async def _leave(self, is_all: bool, context: str) -> None:
-        """End an utterance, or all; one with text that was not flushed, or that has ended before, is interrupted."""
+        """End one utterance or all; those with unflushed text, or whose text has ended, are interrupted."""
         for one in [*self._open] if is_all else [context]:
             utterance = self._open.get(one)
             if utterance is None or (is_all and utterance.has_ended):
@@ -278,14 +284,13 @@ class Session:
         await self._close_if_done()
 
     async def _conclude(self, context: str, utterance: StreamedUtterance) -> None:
-        """All was sent, or it failed."""
         del self._open[context]
         failure = WebSocketDisconnect() if utterance.delivery.cancelled() else utterance.delivery.exception()
         if failure is not None and (isinstance(failure, ListenerStalled) or not isinstance(failure, VivavoceError)):
             raise failure
         if failure is not None:
             await self._send(error_reply(failure), context)
-        # The rest of a text that broke off is not to be spoken in another voice.
+        # The rest of a text that failed must not begin an utterance with another voice.
         self._stray = "is refused" if failure is None else "is ignored"
         verdict = verdict_body(utterance.request_id, utterance.verdict(failure))
         await self._send({"type": "done", "verdict": verdict}, context)
@@ -294,10 +299,10 @@ class Session:
         await self._close_if_done()
 
     async def _send(self, reply: Reply, context: str = "") -> None:
-        """Send a reply, if the dialect has a frame for it; returns when the transport has taken it.
+        """Send a reply if the dialect has a frame for it; returns when the transport has accepted it.
 
-        Frames of several tasks go out whole, in the order they were given. ListenerStalled: the listener has not read
-        for too long; WebSocketDisconnect: it has left.
+        Frames of several tasks go out whole and in order. ListenerStalled: the client has not read for too long;
+        WebSocketDisconnect: it has disconnected.
         """
         frame = self._dialect.render(reply, context, context in self._open)
         if frame is None:
@@ -309,20 +314,20 @@ class Session:
         try:
             await sent_within(patience_s, sending)
         except (OSError, RuntimeError):
-            raise WebSocketDisconnect(1006) from None  # as Starlette says it, and as it says it afterwards
+            raise WebSocketDisconnect(1006) from None  # as Starlette reports it
         if not self._open or reply["type"] == "audio":
             self._last_at = self._loop.time()
 
     def _pause_left(self) -> float | None:
-        """Seconds until the client has paused for too long; None: nothing has to come from it now."""
+        """Seconds until the client's pause is too long; None: nothing is expected from it now."""
         if not all(utterance.waits_for_text for utterance in self._open.values()):
             return None
-        # Without a key it has this long, whatever else it sends.
+        # Without a key it has this time, even if it sends other messages.
         until = self._began + KEY_S if self._principal is None else self._last_at + self._idle_s
         return max(0.0, until - self._loop.time())
 
     async def _check_pause(self) -> None:
-        """End a connection whose client has paused for too long."""
+        """Close the connection if the client's pause is too long."""
         if self._pause_left() != 0.0:
             return
         if self._principal is None:
@@ -343,14 +348,14 @@ class Session:
             await self._close(GOING_AWAY, "the server shuts down")
 
     async def _close(self, code: int, reason: str) -> None:
-        """End the connection; one whose listener does not even read that is dropped. A second time: nothing happens."""
+        """Close the connection, once; drop it if the client does not read its last frames."""
         if self._is_closed:
             return
         self._is_closed = True
-        short = reason.encode()[:123].decode(errors="ignore")  # more does not go into a closing frame
+        short = reason.encode()[:123].decode(errors="ignore")  # the limit of a closing frame
         try:
             await asyncio.wait_for(self._socket.close(code, short), CLOSING_S)
         except (TimeoutError, asyncio.TimeoutError):
             drop_connection()
         except (WebSocketDisconnect, RuntimeError, OSError):
-            pass  # it has left by itself
+            pass  # it has disconnected

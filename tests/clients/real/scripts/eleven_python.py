@@ -4,6 +4,7 @@ import asyncio
 import base64
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from elevenlabs import VoiceSettings
 from elevenlabs.client import AsyncElevenLabs, ElevenLabs
@@ -26,6 +27,13 @@ with call("voices.get_all, search, get"):
     assert VOICE in [voice.voice_id for voice in client.voices.get_all().voices]
     assert [voice.name for voice in client.voices.search(search=VOICE).voices] == [VOICE]
     assert client.voices.get(VOICE).category == "premade"
+with call("text_to_speech.convert, as docs/integrations.md shows it"):
+    from elevenlabs.client import ElevenLabs
+
+    audio = client.text_to_speech.convert(VOICE, text="Hello there, all of you.", output_format="mp3_44100_128")
+    Path("hello.mp3").write_bytes(b"".join(audio))
+    assert Path("hello.mp3").stat().st_size > 1000
+    Path("hello.mp3").unlink()
 with call("models.list"):
     assert [model.can_do_text_to_speech for model in client.models.list()] == [True]
 with call("user.get, subscription.get"):

@@ -1,8 +1,7 @@
 """An estimator in an engine of TensorRT 10, ours or an official one.
 
-An engine is bound to a GPU and a version of TensorRT. Ours is named by both, by what it was built from and by the rows
-of its batches, so one that is stale is not found, and is built again. Names and signatures are those of TensorRT 10's
-Python API (https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api).
+An engine is bound to a GPU and a version of TensorRT. The name of ours has both, a hash of its ONNX file and the rows
+of its batches, so a stale engine is not found, and is built again. Names and signatures: TensorRT 10's Python API (https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api).
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from vivavoce.checkpoint.code_files import check_code, remember_code
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
 from vivavoce.files import replace_file
 from vivavoce.models.encoders import check_onnx
-from vivavoce.models.exported.estimator import ENDS, OFFICIAL_INPUTS, OPTIONAL_ENDS, EstimatorInputs
+from vivavoce.models.exported.estimator import ENDS, OFFICIAL_INPUTS, OPTIONAL_ENDS, EstimatorRunner
 from vivavoce.models.exported.files import ESTIMATOR, file_name
 
 log = logging.getLogger(__name__)
 
 FRAMES = (4, 500, 3_000)
-"""Least, usual and most frames of an engine's rows, as officially."""
+"""Least, usual and most frames of an engine's rows, as in the official code."""
 BATCH = 8
-"""Rows at once of the second profile; the first one has one."""
+"""Rows at once of the second profile; the first profile has one."""
 _WORKSPACE_BYTES = 1 << 32
 _INSTALL = "pip install 'tensorrt>=10,<11'"
 
 
 def import_tensorrt() -> Any:
-    """The package; MissingDependency: it is not here, or of another version."""
+    """The package; MissingDependency: it is missing, or its version is not 10."""
     try:
         trt = importlib.import_module("tensorrt")
     except ImportError:
@@ -46,10 +45,8 @@ def import_tensorrt() -> Any:
 
 
 def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trusted: bool, anew: bool = False) -> Path:
-    """Our engine for this machine, built where it is missing (which takes minutes) or where `anew` is asked for;
-    without an ONNX file an official one.
-
-    CheckpointError: there is neither, or one holds code that is not to be run, see `check_code`.
+    """Our engine for this machine, built if it is missing or `anew`, which takes minutes; without an ONNX file an
+    official one. CheckpointError: both are missing, or `check_code` refuses one.
     """
     trt, precision = import_tensorrt(), "fp16" if dtype == torch.float16 else "fp32"
     source = folder / file_name(ESTIMATOR, "fp32", "onnx", device)
@@ -76,16 +73,15 @@ def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trust
 
 
 def _build(trt: Any, onnx: bytes, precision: str) -> bytes:
-    """The engine of an ONNX model whose inputs are all to be given."""
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)
     network, config = builder.create_network(0), builder.create_builder_config()
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(onnx):
-        reasons = "; ".join(str(parser.get_error(place)) for place in range(parser.num_errors))
+        reasons = "; ".join(str(parser.get_error(index)) for index in range(parser.num_errors))
         raise CheckpointError(f"tensorrt: does not take the ONNX file ({reasons[:300]}); export it again")
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
-    inputs = [network.get_input(place) for place in range(network.num_inputs)]
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
     if precision == "fp16":
         config.set_flag(trt.BuilderFlag.FP16)
         for one in (*inputs, network.get_output(0)):
@@ -108,12 +104,10 @@ def _shape(name: str, rows: int, frames: int) -> tuple[int, ...]:
     return shapes.get(name, (rows, 80, frames))
 
 
-class TensorRTEstimator:
-    """An `EstimatorRunner`. A batch is run in pieces of the engine's rows, `contexts` of them at once, each in a stream
-    of its own. CheckpointError: the file is no engine for this machine, or not an estimator's.
+class TensorRTEngine:
+    """An estimator's engine. A batch runs in pieces of the engine's rows, `contexts` of them at once, each in a stream
+    of its own. CheckpointError: the file is not an engine for this machine, or not an estimator's.
     """
-
-    most_rows: int | None = None
 
     def __init__(self, path: Path, device: torch.device, contexts: int) -> None:
         trt = import_tensorrt()
@@ -123,19 +117,20 @@ class TensorRTEstimator:
                 f"{path.name} in {path.parent} is no engine of TensorRT {trt.__version__} for this GPU; remove it, and "
                 "it is built again from the ONNX file"
             )
-        names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
-        self._inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-        outputs = [name for name in names if name not in self._inputs]
-        if set(self._inputs) - {ENDS} != set(OFFICIAL_INPUTS) or len(outputs) != 1:
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        dtypes = {trt.DataType.HALF: torch.float16, trt.DataType.FLOAT: torch.float32}
+        self.dtypes = {name: dtypes.get(engine.get_tensor_dtype(name), torch.int32) for name in names}
+        outputs = [name for name in names if engine.get_tensor_mode(name) != trt.TensorIOMode.INPUT]
+        if set(names) - {ENDS, *outputs} != set(OFFICIAL_INPUTS) or len(outputs) != 1:
             raise CheckpointError(f"{path.name} in {path.parent} is no estimator's engine; remove it")
         (self._output,), self._device = outputs, device
-        dtypes = {trt.DataType.HALF: torch.float16, trt.DataType.FLOAT: torch.float32}
-        self._dtypes = {name: dtypes.get(engine.get_tensor_dtype(name), torch.int32) for name in names}
-        shapes = [engine.get_tensor_profile_shape("x", place) for place in range(engine.num_optimization_profiles)]
+        self._output_dtype = self.dtypes.pop(self._output)
+        shapes = [engine.get_tensor_profile_shape("x", index) for index in range(engine.num_optimization_profiles)]
         self._frames = int(shapes[0][0][2]), int(shapes[0][2][2])
         self._engine = engine  # contexts need it alive
         self._lanes = {
-            int(most[0]) // 2: [self._lane(place) for _ in range(contexts)] for place, (_, _, most) in enumerate(shapes)
+            int(most[0]) // 2: [self._lane(profile) for _ in range(contexts)]
+            for profile, (_, _, most) in enumerate(shapes)
         }
 
     def _lane(self, profile: int) -> tuple[Any, torch.cuda.Stream]:
@@ -145,9 +140,9 @@ class TensorRTEstimator:
         stream.synchronize()
         return context, stream
 
-    def __call__(self, given: EstimatorInputs) -> Tensor:
-        """See `EstimatorRunner`; StageFailed: the engine takes no such rows, or fails."""
-        rows, bins, frames = given.x.shape
+    def run(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Velocity [rows, bins, frames]; StageFailed: the engine does not take these rows, or fails."""
+        rows, bins, frames = tensors["x"].shape
         if not self._frames[0] <= frames <= self._frames[1]:
             raise StageFailed(
                 f"tensorrt: {frames} mel frames with the voice's, the engine takes {self._frames[0]} … "
@@ -155,28 +150,36 @@ class TensorRTEstimator:
             )
         batch, current = rows // 2, torch.cuda.current_stream(self._device)
         size = 1 if batch == 1 else max(self._lanes)
-        lanes, velocity = self._lanes[size], given.x.new_empty(2, batch, bins, frames)
+        lanes = self._lanes[size]
+        velocity = tensors["x"].new_empty(2, batch, bins, frames, dtype=self._output_dtype)
         for number, first in enumerate(range(0, batch, size)):
             context, stream = lanes[number % len(lanes)]
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                piece = [one.unflatten(0, (2, batch))[:, first : first + size].flatten(0, 1) for one in given]
-                found = self._enqueue(context, stream, EstimatorInputs(*piece))
+                piece = {
+                    name: one.unflatten(0, (2, batch))[:, first : first + size].flatten(0, 1).contiguous()
+                    for name, one in tensors.items()
+                }
+                found = self._enqueue(context, stream, piece)
                 velocity[:, first : first + size] = found.unflatten(0, (2, -1))
         for _, stream in lanes[: -(-batch // size)]:
             current.wait_stream(stream)
             velocity.record_stream(stream)
-        return velocity.flatten(0, 1)
+        return velocity
 
-    def _enqueue(self, context: Any, stream: torch.cuda.Stream, given: EstimatorInputs) -> Tensor:
-        tensors = given._asdict()
-        velocity = torch.empty(given.x.shape, dtype=self._dtypes[self._output], device=given.x.device)
-        held = {name: tensors[name].to(self._dtypes[name]).contiguous() for name in self._inputs}
-        for name in self._inputs:
-            if not context.set_input_shape(name, tuple(held[name].shape)):
-                raise StageFailed(f"tensorrt: {name} of {tuple(held[name].shape)} does not fit the engine; remove it")
-            context.set_tensor_address(name, held[name].data_ptr())
+    def _enqueue(self, context: Any, stream: torch.cuda.Stream, piece: dict[str, Tensor]) -> Tensor:
+        velocity = torch.empty_like(piece["x"], dtype=self._output_dtype)
+        for name, tensor in piece.items():
+            if not context.set_input_shape(name, tuple(tensor.shape)):
+                raise StageFailed(f"tensorrt: {name} of {tuple(tensor.shape)} does not fit the engine; remove it")
+            context.set_tensor_address(name, tensor.data_ptr())
         context.set_tensor_address(self._output, velocity.data_ptr())
         if not context.execute_async_v3(stream.cuda_stream):
             raise StageFailed("tensorrt: the engine failed; its log above says why")
         return velocity
+
+
+def tensorrt_estimator(path: Path, device: torch.device, contexts: int) -> EstimatorRunner:
+    """The engine of a file, with this many contexts; errors as of `TensorRTEngine`."""
+    engine = TensorRTEngine(path, device, contexts)
+    return EstimatorRunner(engine.run, engine.dtypes)

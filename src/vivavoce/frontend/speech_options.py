@@ -1,0 +1,126 @@
+"""The options of speech, declared once: the Python API, HTTP fields, command-line flags and gRPC read them from here.
+
+Only the standard library is imported, so that the command line starts quickly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+MAX_SEED = 2**53
+"""Seeds survive a passage through JSON numbers, which are doubles in many clients."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of speech.
+
+    name: as users write it; field: the attribute of `SpeechRequest`, if that has another name. help: one sentence,
+    which names the choices. kind: float, int or str. default_help: the meaning of a default of None. minimum, maximum:
+    limits of a number; max_chars: limit of a text; choices: all values of a text that has fixed ones.
+    """
+
+    name: str
+    help: str
+    kind: type = str
+    default: Any = None
+    default_help: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    max_chars: int | None = None
+    field: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "field", self.field or self.name)
+
+    @property
+    def description(self) -> str:
+        """The help without limits, which OpenAPI shows beside it."""
+        return f"{self.help} Default: {self.default_help}." if self.default_help else self.help
+
+    @property
+    def flag_help(self) -> str:
+        """The help of a command-line flag, with the limits of a number."""
+        limits = f" {self.minimum:g} to {self.maximum:g}." if self.maximum not in (None, MAX_SEED) else ""
+        default = f"  [default: {self.default_help}]" if self.default_help else ""
+        return f"{self.help}{limits}{default}"
+
+
+MODE = Option(
+    "mode",
+    "How the voice is used: zero_shot, cross_lingual, instruct or sft.",
+    choices=("zero_shot", "cross_lingual", "instruct", "sft"),
+    default_help="the fullest mode that the voice allows",
+)
+INSTRUCTIONS = Option(
+    "instructions",
+    'How to say it, such as "speak slowly and calmly"; ignored by a model that cannot follow instructions.',
+    max_chars=4096,
+    field="instruct",
+)
+SPEED = Option("speed", "Speed of the speech; the pitch stays.", float, 1.0, minimum=0.5, maximum=2.0)
+SEED = Option("seed", "The same seed gives the same audio.", int, 0, minimum=0, maximum=MAX_SEED)
+LANGUAGE = Option(
+    "language",
+    "Language of the text: zh, en, ja, ko, de, es, fr, it or ru.",
+    choices=("zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"),
+    default_help="detected from the text",
+)
+READING = Option(
+    "reading",
+    "Text normalisation (numbers, dates, signs): natural (our rules), official (CosyVoice's rules) or off.",
+    default="natural",
+    choices=("official", "natural", "off"),
+)
+LEXICON = Option("lexicon", "Words and how to say them, with natural rules; see the manual.")
+EMOJIS = Option(
+    "emojis",
+    "Emojis, with natural rules: silent, or named by their Unicode names in English.",
+    default="silent",
+    choices=("silent", "named"),
+)
+CODE = Option(
+    "code",
+    "Code between backticks, with natural rules: read or silent.",
+    default="read",
+    choices=("read", "silent"),
+)
+CHUNK_POLICY = Option(
+    "chunk_policy",
+    "How the stream is cut into chunks: low_latency, official, equal, exponential or time_based.",
+    choices=("low_latency", "official", "equal", "exponential", "time_based"),
+    default_help="low_latency; CosyVoice 1 has only official",
+    field="policy",
+)
+READING_OPTIONS = (LANGUAGE, READING, EMOJIS, CODE)
+"""Options that decide how a text is read; a lexicon belongs to a voice or a file."""
+SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, CHUNK_POLICY)
+
+_MODEL = "as the model is set"
+TOP_P = Option(
+    "top_p",
+    "Share of the probability from which speech tokens are drawn.",
+    float,
+    minimum=0.001,
+    maximum=1,
+    default_help=_MODEL,
+)
+TOP_K = Option(
+    "top_k",
+    "Number of the likeliest speech tokens from which one is drawn.",
+    int,
+    minimum=1,
+    maximum=10_000,
+    default_help=_MODEL,
+)
+SAMPLING_OPTIONS = (
+    TOP_P,
+    TOP_K,
+    Option("win_size", "Number of last tokens in which repetitions are counted.", int, minimum=1, maximum=200),
+    Option("tau_r", "Share of repetitions in them from which another token is drawn.", float, minimum=0, maximum=1),
+    Option("min_ratio", "Fewest speech tokens per text token.", float, minimum=0, maximum=50),
+    Option("max_ratio", "Most speech tokens per text token.", float, minimum=1, maximum=50),
+)
+"""How speech tokens are drawn: fields of `SamplingParams`; None is the model's own setting."""

@@ -1,0 +1,203 @@
+"""Bodies of requests, read within bounds: JSON, multipart forms, urlencoded forms and queries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from pydantic import BaseModel, ValidationError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.server.http.app_state import state_of
+from vivavoce.server.http.errors import invalid
+
+MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
+SMALL_BYTES = 1 << 16
+"""Bytes or characters of JSON that are parsed in the event loop; longer JSON is parsed in a thread."""
+MAX_SEPARATORS = 1 << 17
+"""Most commas and brackets of a JSON text: twice the number of letters in the longest text, and more."""
+MAX_FORM_FIELDS = 40
+_UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
+_MAX_FIELD_BYTES = 1 << 20
+"""Most bytes of an encoded field in a urlencoded form; a text of a multipart form has the same limit."""
+
+_Result = TypeVar("_Result")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The parts of a form in order: fields with their texts, and fields with the bytes of files."""
+
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    files: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+def media_type(request: Request) -> str:
+    """The content type of a request without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def off_loop(size: int, work: Callable[[], _Result]) -> _Result:
+    """Process a text of `size` bytes: in a thread if the event loop would wait too long for it."""
+    return work() if size <= SMALL_BYTES else await asyncio.to_thread(work)
+
+
+async def read_json(request: Request, model: type[_Model]) -> _Model:
+    """Parse a JSON body. InvalidRequest: it is not an object, or a field is missing, unknown or out of its limits."""
+    # `request.body()` would keep the bytes until the answer ends, which takes minutes for speech.
+    body = b"".join([piece async for piece in request.stream()])
+
+    def parse() -> _Model:
+        values = parse_json(body, "body")
+        if not isinstance(values, dict):
+            needed = next(name for name, field in model.model_fields.items() if field.is_required())
+            kind = type(values).__name__
+            raise InvalidRequest(f"body: is a {kind}, not an object; send an object with the field {needed}")
+        return validated(model, without_ignored(request, model, values))
+
+    return await off_loop(len(body), parse)
+
+
+def parse_json(text: bytes, field: str) -> Any:
+    """Parse JSON of a limited number of values; InvalidRequest names `field`."""
+    check_separators(text, field)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f'{field}: is no JSON; send an object like {{"input": "Hello."}}, or a form') from None
+
+
+def check_separators(text: str | bytes, field: str) -> None:
+    """Refuse JSON with too many values before it is parsed: values need far more memory and time than their bytes.
+
+    InvalidRequest names `field`.
+    """
+    encoded = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    count = sum(map(encoded.count, (b",", b"[", b"{")))
+    if count > MAX_SEPARATORS:
+        raise InvalidRequest(
+            f"{field}: holds {count} commas and brackets, more than {MAX_SEPARATORS}; send fewer values"
+        )
+
+
+def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") -> _Model:
+    """Make a model. InvalidRequest names the fields that are missing, unknown or out of their limits."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(list(error.errors(include_url=False, include_context=False)), where) from None
+
+
+def without_ignored(request: Request, model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """Remove unknown fields if the settings say that they are ignored."""
+    if state_of(request).settings.requests.unknown_fields == "refuse":
+        return values
+    return {name: value for name, value in values.items() if name in model.model_fields}
+
+
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of a body that its route reads itself, with all references replaced by their definitions."""
+    schema = model.model_json_schema()
+    return dict(_inlined(schema, schema.pop("$defs", {})))
+
+
+def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_inlined(one, definitions) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        rest = {key: one for key, one in value.items() if key != "$ref"}
+        return {**_inlined(definitions[value["$ref"].rpartition("/")[2]], definitions), **rest}
+    return {key: _inlined(one, definitions) for key, one in value.items()}
+
+
+async def read_form(request: Request, max_fields: int) -> Form:
+    """Read a form with at most `max_fields` texts of a megabyte each in UTF-8, and one file.
+
+    A body of another content type is not read. InvalidRequest: the form is malformed, has too many parts, or texts in
+    another encoding.
+    """
+    media = media_type(request)
+    if media not in (MULTIPART, URLENCODED):
+        return Form()
+    charset = parse_options_header(request.headers["content-type"])[1].get(b"charset", b"utf-8")
+    if charset.lower() not in _UTF_8:
+        raise InvalidRequest(f"content-type: charset {charset[:40].decode('latin-1')!r} is not taken; send UTF-8")
+    if media == URLENCODED:
+        body = b"".join([piece async for piece in request.stream()])
+        return Form(await off_loop(len(body), lambda: url_fields(body, max_fields)))
+    parsed = await _parse_multipart(request, max_fields)
+    form = Form()
+    try:
+        for encoded_name, value in parsed.multi_items():
+            name = _utf_8(encoded_name.encode("latin-1"), "a field's name")
+            if isinstance(value, UploadFile):
+                form.files.append((name, await value.read()))
+            else:
+                form.texts.append((name, _utf_8(value.encode("latin-1"), name)))
+    finally:
+        await parsed.close()
+    return form
+
+
+def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[str, str]]:
+    """The fields of a urlencoded body or a query, in UTF-8, percent-encoded or not. InvalidRequest as `read_form`.
+
+    Starlette's own parser replaces bytes that are not UTF-8; this one refuses them.
+    """
+    if encoded.count(b"&") >= max_fields:
+        raise InvalidRequest(f"form: has more than {max_fields} fields; send fewer")
+    fields = []
+    for piece in filter(None, encoded.split(b"&")):
+        if len(piece) > _MAX_FIELD_BYTES:  # before it is decoded, which needs far more memory
+            raise InvalidRequest(f"form: a field has {len(piece)} bytes, more than {_MAX_FIELD_BYTES}; send fewer")
+        encoded_name, _, value = (unquote_to_bytes(part) for part in piece.replace(b"+", b" ").partition(b"="))
+        name = _utf_8(encoded_name, "a field's name")
+        fields.append((name, _utf_8(value, name)))
+    return fields
+
+
+class _Parser(MultiPartParser):
+    spool_max_size = 0
+    """Keep files in memory: bodies are bounded, and nothing must stay on a disk."""
+    has_ended = False
+    """The boundary after the last part has come. Starlette takes a form without it, which may have lost parts."""
+
+    def on_end(self) -> None:
+        self.has_ended = True
+
+
+async def _parse_multipart(request: Request, max_fields: int) -> FormData:
+    """Parse a form whose texts are left as bytes: each letter of Latin-1 is one byte."""
+    # The parser accepts all of Python's codecs, some of quadratic time, and reads malformed UTF-8 as Latin-1.
+    headers = Headers({"content-type": f"{request.headers['content-type']}; charset=latin-1"})
+
+    async def whole_body() -> AsyncGenerator[bytes, None]:
+        async for piece in request.stream():
+            yield piece
+        if not parser.has_ended:
+            raise MultiPartException("its last boundary is missing")
+
+    parser = _Parser(headers, whole_body(), max_files=1, max_fields=max_fields)
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequest(f"body: it is no form that can be read ({error.message.rstrip('.')})") from None
+
+
+def _utf_8(encoded: bytes, field: str) -> str:
+    try:
+        return encoded.decode("utf-8")
+    except UnicodeDecodeError as error:
+        name = field[:40] if field.isprintable() else "a field"
+        raise InvalidRequest(f"{name}: is no UTF-8 from byte {error.start} on; send UTF-8") from None

@@ -1,0 +1,214 @@
+"""The fields of requests for speech in JSON and forms; options of speech come from `frontend.speech_options`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from starlette.requests import Request
+
+from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, SamplingParams
+from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
+from vivavoce.frontend.audio.encode import SAMPLE_RATES
+from vivavoce.frontend.speech import Recording, SpeechRequest
+from vivavoce.frontend.speech_backend import ModelInfo
+from vivavoce.frontend.speech_options import SAMPLING_OPTIONS, SPEECH_OPTIONS, Option
+from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
+from vivavoce.server.http.bodies import (
+    MAX_FORM_FIELDS,
+    MULTIPART,
+    URLENCODED,
+    media_type,
+    off_loop,
+    parse_json,
+    read_form,
+    read_json,
+    validated,
+    without_ignored,
+)
+from vivavoce.server.rate_limiter import Principal
+from vivavoce.server.settings import RequestsSection
+
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""Model names that programs for OpenAI's service send, some with a date; the served model answers to them."""
+_OPENAI_MODEL = re.compile(rf"({'|'.join(OPENAI_MODELS)})(-\d+)*", re.ASCII)
+_STRUCTURED = ("voice", "sampling")
+_WHITE_SPACE = b" \t\r\n"
+
+VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def fields_of(options: Iterable[Option]) -> dict[str, Any]:
+    """Pydantic's declarations of options: name → (type, field), as `create_model` takes them."""
+    found: dict[str, Any] = {}
+    for option in options:
+        kind: Any = Literal[option.choices] if option.choices else option.kind
+        found[option.name] = (
+            kind | None if option.default is None else kind,
+            Field(
+                option.default,
+                ge=option.minimum,
+                le=option.maximum,
+                max_length=option.max_chars,
+                description=option.description,
+            ),
+        )
+    return found
+
+
+if TYPE_CHECKING:
+    _SamplingOptions = BaseModel
+    _SpeechOptions = BaseModel
+else:
+    _SamplingOptions = create_model("_SamplingOptions", **fields_of(SAMPLING_OPTIONS))
+    _SpeechOptions = create_model("_SpeechOptions", **fields_of(SPEECH_OPTIONS))
+
+
+class VoiceId(BaseModel):
+    """A voice in the form of OpenAI's custom voices."""
+
+    model_config = ConfigDict(extra="forbid")
+    id: VoiceName = Field(description="The voice's name.")
+
+
+class SamplingFields(_SamplingOptions):
+    """How speech tokens are drawn. Default of each field: as the model is set."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class CommonFields(_SpeechOptions):
+    """The fields that `/v1/audio/speech` and the WebSocket's `start` share."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str = Field("", max_length=200, description="The served model's name, or tts-1, tts-1-hd, gpt-4o-mini-tts.")
+    voice: VoiceName | VoiceId | None = Field(None, description="A voice's name, or {id}. Default: the model's first.")
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"] = Field(
+        "mp3", description="pcm: 16-bit little-endian mono samples without a header; opus: in Ogg; aac: ADTS."
+    )
+    sample_rate: int | None = Field(
+        None,
+        description="Samples per second. Default: the model's; 8000 for ulaw and alaw, 24000 for pcm over HTTP.",
+        json_schema_extra={"enum": [None, *SAMPLE_RATES]},
+    )
+    speed: float = Field(  # OpenAI's limits
+        1.0,
+        ge=0.25,
+        le=4.0,
+        description="Speed of the speech; the pitch stays. A value outside 0.5 to 2 is clamped to that range.",
+    )
+    prompt_audio: str | None = Field(
+        None, description="A reference recording of 0.5 to 30 s in place of a voice: an audio file in base64."
+    )
+    prompt_text: str = Field("", max_length=MAX_TEXT_CHARS, description="The words of the reference recording.")
+    sampling: SamplingFields = Field(default_factory=SamplingFields)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        """Treat null, and a voice without a name, like a missing field."""
+        if not isinstance(fields, dict):
+            return fields
+        left_out = {name for name in cls.model_fields if fields.get(name) is None}
+        left_out |= {"voice"} if fields.get("voice") == "" else set()
+        return {name: value for name, value in fields.items() if name not in left_out}
+
+    async def request(
+        self,
+        text: str | None,
+        principal: Principal,
+        about: ModelInfo,
+        uploaded: bytes | None = None,
+        rules: RequestsSection = RequestsSection(),
+    ) -> SpeechRequest:
+        """Make the request for the engine; text: None if it arrives piece by piece; uploaded: a form's recording.
+
+        ModelNotFound lists the known names; InvalidRequest: both a voice and a recording, or a transcript without a
+        recording, or a speed that the rules refuse; InvalidAudio: the recording is not base64.
+        """
+        if self.model:
+            check_model(self.model, about)
+        speed, notes = min(max(self.speed, MIN_SPEED), MAX_SPEED), tuple[str, ...]()
+        if speed != self.speed:
+            problem = f"speed: {self.speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}"
+            if rules.speed == "refuse":
+                raise InvalidRequest(f"{problem}; choose a number inside")
+            notes = (f"{problem}; it is spoken at {speed:g}",)
+        recording = None
+        if uploaded is not None:
+            recording = Recording(uploaded, self.prompt_text)
+        elif (encoded := self.prompt_audio) is not None:
+            recording = Recording(await off_loop(len(encoded), lambda: _from_base64(encoded)), self.prompt_text)
+        elif self.prompt_text:
+            raise InvalidRequest(
+                "prompt_text: belongs to a recording, and none came; send prompt_audio, or leave it out"
+            )
+        if recording is not None and self.voice is not None:
+            raise InvalidRequest("voice: a recording came as well; leave voice or prompt_audio out")
+        options = {option.field: getattr(self, option.name) for option in SPEECH_OPTIONS}
+        return SpeechRequest(
+            text=text,
+            voice=recording or (self.voice.id if isinstance(self.voice, VoiceId) else self.voice),
+            owner=principal.owner,
+            sampling=SamplingParams(**self.sampling.model_dump(exclude_none=True)),
+            notes=notes,
+            **{**options, "instruct": options["instruct"] or None, "speed": speed},
+        )
+
+
+class SpeechFields(CommonFields):
+    """The fields of `/v1/audio/speech`: OpenAI's, and further ones of this server."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "mini", "input": "Hello there.", "response_format": "wav"}]},
+    )
+    input: str = Field(
+        min_length=1, max_length=MAX_TEXT_CHARS, description="The text; numbers, dates and units are read out."
+    )
+    stream_format: Literal["audio", "sse"] = Field(
+        "audio", description="sse: events with base64 audio, the times of segments and a verdict at the end."
+    )
+
+
+def check_model(name: str, about: ModelInfo) -> None:
+    """ModelNotFound, with the known names: this one is neither the served model's nor one of OpenAI's."""
+    if name != about.name and not _OPENAI_MODEL.fullmatch(name):
+        known = ", ".join((about.name, *OPENAI_MODELS))
+        raise ModelNotFound(f"model: {name[:80]!r} is not served here; use one of {known}")
+
+
+async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
+    """Read a body, JSON or a form, and the recording that came as a form's file.
+
+    InvalidRequest: neither JSON nor a form, an unknown field, a value out of its limits.
+    """
+    if media_type(request) not in (MULTIPART, URLENCODED):
+        return await read_json(request, SpeechFields), None
+    form = await read_form(request, MAX_FORM_FIELDS)
+    if form.texts and form.texts[0][0].lstrip().startswith("{"):
+        raise InvalidRequest(
+            f"content-type: the body is JSON and came as {media_type(request)}; send content-type: application/json"
+        )
+    for name, _ in form.files:
+        if name != "prompt_audio":
+            raise InvalidRequest(f"{name[:40]!r}: a file came where none is taken; send it as prompt_audio")
+    values: dict[str, Any] = {}
+    for name, text in form.texts:
+        is_json = name in _STRUCTURED and text.lstrip().startswith("{")
+        values[name] = parse_json(text.encode(), name) if is_json else text
+    fields = validated(SpeechFields, without_ignored(request, SpeechFields, values))
+    return fields, form.files[-1][1] if form.files else None
+
+
+def _from_base64(encoded: str) -> bytes:
+    """Decode a recording, plain base64 or a data URL, with or without line breaks. InvalidAudio: not base64."""
+    if encoded.startswith("data:"):
+        encoded = encoded.partition(",")[2]
+    try:
+        return base64.b64decode(encoded.encode("ascii").translate(None, _WHITE_SPACE), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidAudio("prompt_audio: is no base64; encode the audio file's bytes") from None
