@@ -173,9 +173,6 @@ class Engine:
         self.pushed = []
         self.outbox = Outbox()
 
-    def check_load(self, streaming):
-        pass
-
     def submit(self, request):
         self.requests.append(request)
         return Handle(self.outbox, cancel=lambda: None, push=self.pushed.append)

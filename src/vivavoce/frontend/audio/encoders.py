@@ -115,11 +115,7 @@ class Encoder:
         return self._pack(self._counted(integers))
 
     def finish(self) -> bytes:
-        """Return the rest of the file. Nothing can be encoded after it.
-
-        Raises:
-            ValueError: the encoder is finished or closed.
-        """
+        """Return the rest of the file. Nothing can be encoded after it."""
         self._check_open()
         packets = [] if self.resampler is None else self._counted(to_int16(self.resampler.finish()))
         data = self._pack([*packets, *self._last_packets()], last=True)
@@ -127,10 +123,7 @@ class Encoder:
         return data
 
     def whole_header(self) -> bytes:
-        """First bytes of the file once its length is known, after `finish`.
-
-        For files that can be written to at their start (wav, flac); empty if there is nothing to put right.
-        """
+        """After `finish`, the first bytes of a file that can be rewritten there (wav, flac), with its length."""
         return b""
 
     def close(self) -> None:

@@ -242,10 +242,7 @@ class LocalCopies:
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
-    """The folder, checked; make: create it and its parents below `within` with mode 0700.
-
-    OSError: a folder cannot be made, or other users may change it.
-    """
+    """The folder; make: create it and its parents below `within`. OSError: impossible, or others may change it."""
     if folder != within:
         _safe(folder.parent, within, make=make)
     if make:

@@ -100,10 +100,7 @@ def check_voice_name(name: str) -> str:
     """The name in normal form C, in which a voice is stored and looked up.
 
     Allowed are 1 to 64 Unicode letters with their marks, decimal digits, `-`, `_`, `.` and spaces; no `.` and no
-    mark first, no space first or last, and no more than 240 bytes in UTF-8. Case is kept.
-
-    Raises:
-        InvalidRequest: says which part of the rule the name breaks.
+    mark first, no space first or last, and no more than 240 bytes in UTF-8. Case is kept. Else InvalidRequest.
     """
     too_long = len(name) > MAX_NAME_CHARS * _MAX_DECOMPOSITION
     normal = name if too_long else unicodedata.normalize("NFC", name)

@@ -135,9 +135,7 @@ def check_fits(voice: Voice, config: ModelConfig) -> None:
     """Refuse a voice whose tensors or ids the model's networks cannot take.
 
     A fingerprint says where a voice comes from; an imported one has none, and a file may hold anything.
-
-    Raises:
-        InvalidRequest: names the first feature that does not fit.
+    InvalidRequest: names the first feature that does not fit.
     """
     for problem in _misfits(voice, config):
         raise InvalidRequest(f"voice: {voice.label} does not fit this model ({problem}); {_AGAIN}")
@@ -157,11 +155,7 @@ def _misfits(voice: Voice, config: ModelConfig) -> Iterator[str]:
 
 
 def encode_voice(voice: Voice) -> bytes:
-    """The file's bytes.
-
-    Raises:
-        InvalidRequest: the voice is out of the bounds above.
-    """
+    """The file's bytes. InvalidRequest: the voice is out of the bounds above."""
     for problem in _problems(voice):
         raise InvalidRequest(f"voice: {excerpt(voice.name)} {problem}; {_AGAIN}")
     arrays = {key: np.ascontiguousarray(_array(getattr(voice, key))) for key in _TENSORS[:-1]}
@@ -175,10 +169,9 @@ def encode_voice(voice: Voice) -> bytes:
 
 
 def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WHOLE)) -> Voice:
-    """The voice in a file's bytes; `label` begins the message of an error; versions: that are read.
+    """The voice in a file's bytes; label: begins error messages; versions: file versions that are accepted.
 
-    Raises:
-        VoiceStoreError: not a voice file, a newer one, damaged, or out of the bounds above.
+    VoiceStoreError: not a voice file, a newer one, damaged, or out of the bounds above.
     """
     if len(data) > MAX_VOICE_BYTES:
         raise VoiceStoreError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB and no voice; {_AGAIN}")
