@@ -103,7 +103,11 @@ async def _in_process(load: LoadOptions, synthesizer: Vivavoce) -> list[LoadOutc
         for place in places:
             utterance, start_s, arrivals = load.utterance(place), loop.time() - zero_s, list[Arrival]()
             handle = await asyncio.to_thread(
-                synthesizer.stream, utterance.text, voice, SpeakOptions(seed=SEED), policy=ChunkPolicy.exponential()
+                synthesizer.stream,
+                utterance.text,
+                voice,
+                options=SpeakOptions(seed=SEED),
+                policy=ChunkPolicy.exponential(),
             )
             async for chunk in handle:
                 arrivals.append(Arrival(loop.time() - zero_s, len(chunk.samples)))

@@ -64,7 +64,8 @@ class Manner(ReadingManner, total=False):
     its own). sampling: None: as the model's own configuration says. language: of the text, one of nine codes ("en",
     "zh", "de", …); None: detected from the text. reading: the rules that read numbers and signs: natural, official or
     off. For natural rules, lexicon: words → how to say them; emojis: silent or named; code: read or silent.
-    prompt_text, instruct: former names of transcript and instructions.
+    prompt_text, instruct: former names of transcript and instructions. options: all but the
+    transcript in one value; other keywords change it.
     """
 
     transcript: str
@@ -75,6 +76,7 @@ class Manner(ReadingManner, total=False):
     sampling: SamplingParams | None
     prompt_text: str
     instruct: str | None
+    options: SpeakOptions
 
 
 _INTERNAL = {"transcript": "prompt_text", "instructions": "instruct"}
@@ -222,20 +224,13 @@ class Vivavoce:
         return self.front_end.extractor.embedding(source)
 
     def speak(
-        self,
-        text: str,
-        voice: AnyVoice = None,
-        options: SpeakOptions | None = None,
-        *,
-        cancel: Event | None = None,
-        **manner: Unpack[Manner],
+        self, text: str, voice: AnyVoice = None, *, cancel: Event | None = None, **manner: Unpack[Manner]
     ) -> Speech:
         """Speak a text of up to 20,000 characters; the speech's `marks` say when each segment of it is heard.
 
         Args:
             text: what to say; numbers, dates and units are read out.
             voice: see the class.
-            options: all of the manner but the transcript in one value, in place of the keywords.
             cancel: set it in another thread to give the speech up; Ctrl-C does so, too.
             manner: transcript, mode, instructions, speed, seed, sampling, language, reading …: see `Manner`.
 
@@ -243,16 +238,10 @@ class Vivavoce:
             RequestCancelled: `cancel` was set.
             VivavoceError: bad input; the message names the field, the limit and the value.
         """
-        return self._begin(text, *self._read(voice, options, manner), cancel).result(cancel)
+        return self._begin(text, *self._read(voice, manner), cancel).result(cancel)
 
     def speak_many(
-        self,
-        texts: Iterable[str],
-        voice: AnyVoice = None,
-        options: SpeakOptions | None = None,
-        *,
-        cancel: Event | None = None,
-        **manner: Unpack[Manner],
+        self, texts: Iterable[str], voice: AnyVoice = None, *, cancel: Event | None = None, **manner: Unpack[Manner]
     ) -> Iterator[Speech]:
         """Speak each text as `speak` would, in their order, but together in the engine's batches; arguments as there.
 
@@ -261,7 +250,7 @@ class Vivavoce:
         """
         if isinstance(texts, str):
             raise InvalidText("texts: is one text; give a list of texts, or use speak")
-        find_voice, chosen = self._read(voice, options, manner)
+        find_voice, chosen = self._read(voice, manner)
         return self._speak_many(texts, find_voice(), chosen, cancel)
 
     def _speak_many(
@@ -285,11 +274,9 @@ class Vivavoce:
             for one in waiting:
                 one.handle.cancel()
 
-    async def aspeak(
-        self, text: str, voice: AnyVoice = None, options: SpeakOptions | None = None, **manner: Unpack[Manner]
-    ) -> Speech:
+    async def aspeak(self, text: str, voice: AnyVoice = None, **manner: Unpack[Manner]) -> Speech:
         """`speak` for an event loop, which goes on meanwhile; cancelling the task gives the speech up."""
-        cancel, how = Event(), self._read(voice, options, manner)
+        cancel, how = Event(), self._read(voice, manner)
         pending = await in_turn(lambda: self._begin(text, *how, cancel), cancel.set)
         return await pending.result_async()
 
@@ -297,7 +284,6 @@ class Vivavoce:
         self,
         text: str | Iterable[str],
         voice: AnyVoice = None,
-        options: SpeakOptions | None = None,
         *,
         policy: ChunkPolicy | None = None,
         **manner: Unpack[Manner],
@@ -308,27 +294,21 @@ class Vivavoce:
         `text` may be an iterable of pieces, such as a language model's output: speech starts while they arrive.
         Bad input is refused here, before the first chunk; a piece that arrives later, when it arrives.
         """
-        find_voice, chosen = self._read(voice, options, manner)
+        find_voice, chosen = self._read(voice, manner)
         session = RequestSession(self.engine, self.front_end, policy)
         self.engine.check_load(streaming=True)
         session.start(text, find_voice(), chosen)
         return session
 
     def astream(
-        self,
-        text: Text,
-        voice: AnyVoice = None,
-        options: SpeakOptions | None = None,
-        *,
-        policy: ChunkPolicy | None = None,
-        **manner: Unpack[Manner],
+        self, text: Text, voice: AnyVoice = None, *, policy: ChunkPolicy | None = None, **manner: Unpack[Manner]
     ) -> ChunkStream:
         """`stream` for an event loop: `async for chunk in tts.astream(pieces)`; `text` may be an async iterable, too.
 
         It begins with the first chunk that is asked for, and refuses bad input then. It never blocks the loop: threads
         read texts, recordings and stored voices. Cancelling the task, or `aclose`, gives the speech up.
         """
-        find_voice, chosen = self._read(voice, options, manner)
+        find_voice, chosen = self._read(voice, manner)
 
         def start(session: RequestSession) -> None:
             self.engine.check_load(streaming=True)
@@ -358,14 +338,13 @@ class Vivavoce:
         """Extract a voice from 0.5 to 30 s of speech; keep it, recording included, with `tts.store.save(voice)`."""
         return self.front_end.extractor.extract_to_keep(source, transcript or prompt_text).named(name)
 
-    def _read(
-        self, voice: AnyVoice, options: SpeakOptions | None, manner: Manner
-    ) -> tuple[Callable[[], Voice], SpeakOptions]:
-        """How to find the voice, which may block, and the options."""
+    def _read(self, voice: AnyVoice, manner: Manner) -> tuple[Callable[[], Voice], SpeakOptions]:
+        """A function that finds the voice, which may block, and the options."""
         given: dict[str, Any] = {_INTERNAL.get(name, name): value for name, value in manner.items()}
         find_voice = functools.partial(self._registry.resolve, voice, given.pop("prompt_text", ""))
         if given.get("sampling") is None:
             given.pop("sampling", None)
+        options = given.pop("options", None)
         if options is None:
             return find_voice, SpeakOptions(**given)
         return find_voice, replace(options, **given) if given else options

@@ -196,7 +196,7 @@ class CosyVoice:
         options = SpeakOptions(mode=mode, instruct=instruct or None, speed=speed, seed=seed, reading="official")
         try:
             if stream or not isinstance(text, str):  # a generator's text is always streamed
-                chunks: _Chunks = tts.stream(text, voice, options)
+                chunks: _Chunks = tts.stream(text, voice, options=options)
             else:
                 requests = tts.front_end.requests(text, voice, options)
                 chunks = iter(tts.engine.submit(EngineRequest(tuple(requests))))

@@ -68,7 +68,7 @@ def test_a_model_speaks_by_another_runtime_as_by_its_own(generation, request, mo
     assert not has_language_model(other.engine.models)
     voice, options = next(iter(built_in_voices(folder).values())), SpeakOptions(seed=5)
     try:
-        said = [one.speak(TEXT, voice, options).samples for one in (own, other)]
+        said = [one.speak(TEXT, voice, options=options).samples for one in (own, other)]
         assert len(said[0]) == len(said[1]) > 0
         torch.testing.assert_close(*map(torch.from_numpy, said), atol=1e-3, rtol=0)
     finally:

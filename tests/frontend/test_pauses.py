@@ -53,7 +53,7 @@ def check(samples: np.ndarray, marks: tuple[Mark, ...], text: str = TEXT) -> Non
 
 
 def test_whole_speech_has_its_pauses(synthesizer: Vivavoce, voice: Voice) -> None:
-    whole = synthesizer.speak(TEXT, voice, NATURAL)
+    whole = synthesizer.speak(TEXT, voice, options=NATURAL)
     check(whole.samples, whole.marks)
     assert "".join(one.text for one in whole.marks) == TEXT
     assert "pause" not in to_srt(whole.marks)
@@ -61,17 +61,17 @@ def test_whole_speech_has_its_pauses(synthesizer: Vivavoce, voice: Voice) -> Non
 
 
 async def test_streams_have_them_in_all_three_ways(synthesizer: Vivavoce, voice: Voice) -> None:
-    session = synthesizer.stream(TEXT, voice, NATURAL)
+    session = synthesizer.stream(TEXT, voice, options=NATURAL)
     chunks = list(session)
     check(np.concatenate([one.samples for one in chunks]), session.marks)
     assert [one.index for one in chunks] == list(range(len(chunks)))
     assert [one.final for one in chunks] == [False] * (len(chunks) - 1) + [True]
     assert session.verdict().segments_given == 5
 
-    session = synthesizer.astream(TEXT, voice, NATURAL)
+    session = synthesizer.astream(TEXT, voice, options=NATURAL)
     check(np.concatenate([one.samples async for one in session]), session.marks)
 
-    session = synthesizer.stream(TEXT, voice, NATURAL)
+    session = synthesizer.stream(TEXT, voice, options=NATURAL)
     samples, announced = dict.fromkeys(range(5), 0), list[int]()
     async for event in session.events():
         if isinstance(event, SegmentText):
@@ -93,14 +93,14 @@ async def test_streams_have_them_in_all_three_ways(synthesizer: Vivavoce, voice:
     ],
 )  # fmt: skip
 def test_so_does_text_that_arrives_by_sentences(by_sentences: Vivavoce, voice: Voice, pieces: list[str]) -> None:
-    session = by_sentences.stream(iter(pieces), voice, NATURAL)
+    session = by_sentences.stream(iter(pieces), voice, options=NATURAL)
     samples = np.concatenate([one.samples for one in session])
     check(samples, session.marks)
 
 
 def test_by_words_a_pause_is_a_mark(synthesizer: Vivavoce, voice: Voice) -> None:
     session, encode = (
-        synthesizer.stream(iter(["Hi [pau", "se 1s] you"]), voice, NATURAL),
+        synthesizer.stream(iter(["Hi [pau", "se 1s] you"]), voice, options=NATURAL),
         synthesizer.front_end.text.encode,
     )
     list(session)
@@ -111,7 +111,7 @@ def test_by_words_a_pause_is_a_mark(synthesizer: Vivavoce, voice: Voice) -> None
 
 def test_pauses_that_arrive_have_the_limits_of_one_text(by_sentences: Vivavoce, voice: Voice) -> None:
     with pytest.raises(InvalidText, match="nothing in"):
-        by_sentences.stream(iter(["[pause 1s]", "\n[pause 1s]"]), voice, NATURAL)
+        by_sentences.stream(iter(["[pause 1s]", "\n[pause 1s]"]), voice, options=NATURAL)
     planned = by_sentences.front_end.plan_arriving(["Hello there, you.\n[pause 10s]\n"] * 13, voice, NATURAL)
     with pytest.raises(InvalidText, match="130 s in all, the limit is 120 s"):
         list(planned)
@@ -123,7 +123,7 @@ def test_a_rate_is_that_part_of_the_speed(synthesizer: Vivavoce, voice: Voice) -
     assert [one.speed for one in plan(text, voice, replace(NATURAL, speed=0.8))] == [0.8, 1.0, 1.6]
     assert [one.speed for one in plan(text, voice, replace(NATURAL, speed=1.5))] == [1.5, 1.875, 2.0]
     slow, fast = (
-        synthesizer.speak(f'<speak><prosody rate="{rate}">Two.</prosody></speak>', voice, NATURAL).samples
+        synthesizer.speak(f'<speak><prosody rate="{rate}">Two.</prosody></speak>', voice, options=NATURAL).samples
         for rate in ("x-slow", "medium")
     )
     assert len(slow) == pytest.approx(2 * len(fast), rel=0.1)

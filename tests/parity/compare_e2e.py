@@ -159,7 +159,7 @@ def _speak(synthesizer: Vivavoce, settings: dict[str, Any], reference: Reference
 
     with mock.patch.object(vocoder, "decode", listening):
         if "pieces" in settings:
-            session = synthesizer.stream(settings["pieces"], voice, options, policy=ChunkPolicy.official())
+            session = synthesizer.stream(settings["pieces"], voice, options=options, policy=ChunkPolicy.official())
             heard.listen(session.handle)
         policy = ChunkPolicy.official() if settings.get("stream") else None
         for request in heard.requests:  # one after the other, as the official code speaks them

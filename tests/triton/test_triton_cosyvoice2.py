@@ -395,9 +395,9 @@ def test_with_the_real_language_model_as_well(serve, folder, synthesizer, decoup
     try:
         if not decoupled:
             [answer] = server.model.execute([ask("Hi.", seed=4)])
-            assert alike(wave(answer), synthesizer.speak("Hi.", voice, options).samples)
+            assert alike(wave(answer), synthesizer.speak("Hi.", voice, options=options).samples)
             return
-        chunks = synthesizer.stream("Hi.", voice, options, policy=STREAM)
+        chunks = synthesizer.stream("Hi.", voice, options=options, policy=STREAM)
         assert alike(server.hear("Hi.", seed=4), np.concatenate([chunk.samples for chunk in chunks]))
         leaving = server.begin("Good morning, how are you? " * 40)
         answers = leaving.answers()

@@ -182,7 +182,7 @@ def test_a_stream_is_the_package_s_own(server, synthesizer, babble, model):
     if model == "cosyvoice2":  # samples as the original deployment does, and its models exchange 16 bits
         voice, sampling = replace(voice, embedding=voice.embedding.half().float()), SamplingParams(TOP_P, TOP_K)
     options = SpeakOptions(seed=4, sampling=sampling)
-    chunks = synthesizer.stream("Hi.", voice, options, policy=ChunkPolicy.exponential())
+    chunks = synthesizer.stream("Hi.", voice, options=options, policy=ChunkPolicy.exponential())
     assert near(heard, np.concatenate([chunk.samples for chunk in chunks]))
 
 

@@ -84,7 +84,7 @@ def own(synthesizer, babble):
 
     def stream(text, seed, voice=None):
         voice = voice or built_in_voices(babble)["babble-a"]
-        chunks = synthesizer.stream(text, voice, SpeakOptions(seed=seed), policy=ChunkPolicy.exponential())
+        chunks = synthesizer.stream(text, voice, options=SpeakOptions(seed=seed), policy=ChunkPolicy.exponential())
         return np.concatenate([chunk.samples for chunk in chunks])
 
     return stream
@@ -144,7 +144,7 @@ def test_refusals_harm_nobody(streaming, offline, text, given, message):
 def test_whole_answers(offline, synthesizer, babble):
     texts, voice = ["One.", "Two, three.", "Four."], built_in_voices(babble)["babble-a"]
     for text, answer in zip(texts, offline.model.execute([ask(text, seed=5) for text in texts]), strict=True):
-        assert alike(wave(answer), synthesizer.speak(text, voice, SpeakOptions(seed=5)).samples)
+        assert alike(wave(answer), synthesizer.speak(text, voice, options=SpeakOptions(seed=5)).samples)
 
 
 def test_who_leaves_is_not_spoken_to(streaming):
