@@ -31,7 +31,7 @@ from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_te
 from vivavoce.frontend.session import RequestSession, Text
 from vivavoce.frontend.speech import Mode, SpeakOptions, check_seed
 from vivavoce.frontend.speech_result import PendingSpeech, Speech
-from vivavoce.frontend.text.official import Code, Emojis, Normalization, never_cancelled
+from vivavoce.frontend.text.official import Code, Emojis, Normalization
 from vivavoce.frontend.text_threads import in_turn
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.registry import VoiceRegistry
@@ -352,7 +352,7 @@ class Vivavoce:
     def _begin(
         self, text: str, find_voice: Callable[[], Voice], options: SpeakOptions, cancel: Event | None
     ) -> PendingSpeech:
-        is_cancelled = never_cancelled if cancel is None else cancel.is_set
+        is_cancelled = (cancel or Event()).is_set
         if is_cancelled():
             raise RequestCancelled("request: was cancelled")
         self.engine.check_load(streaming=False)

@@ -11,7 +11,7 @@ from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import InvalidRequest
 from vivavoce.server.settings_sources import SETTINGS, resolve_settings
 from vivavoce.server.toml_file import closest
-from vivavoce_textnorm.lexicon import read_lexicons
+from vivavoce_textnorm import read_lexicons
 
 if TYPE_CHECKING:
     from ray.serve import Application

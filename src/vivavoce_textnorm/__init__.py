@@ -1,1 +1,94 @@
-"""A reading of our own: numbers, dates, units, addresses and markup as a person would read them out."""
+"""Text as a person would read it out: numbers, dates, addresses and signs in words, in ten languages.
+
+What other packages use is named here; they import no module of this package.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vivavoce_textnorm.checks import (
+    MAX_TEXT_CHARS,
+    check_characters,
+    check_length,
+    check_surrogates,
+    check_text,
+    excerpt,
+    name_some,
+)
+from vivavoce_textnorm.language_id import Language, contains_chinese, detect_language, is_speakable
+from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons, read_lexicon, read_lexicons
+from vivavoce_textnorm.normalizer import (
+    AS_WRITTEN,
+    MAX_BLOCK_CHARS,
+    AsWritten,
+    CancelCheck,
+    Normalizer,
+    Stretch,
+    blocks,
+    check_wanted,
+    never_cancelled,
+)
+from vivavoce_textnorm.types import NormalizedText, Piece, Say, Settings
+
+if TYPE_CHECKING:
+    from vivavoce_textnorm.inline_tags import OPEN_BRACKET, check_paused
+    from vivavoce_textnorm.natural import NaturalNormalizer, read_block
+    from vivavoce_textnorm.ssml import find_runs, is_ssml
+    from vivavoce_textnorm.word_stream import gather_ssml
+
+# Their modules compile hundreds of patterns, so they are imported when they are first used.
+_IMPORTED_LATER = {
+    "NaturalNormalizer": "natural",
+    "OPEN_BRACKET": "inline_tags",
+    "check_paused": "inline_tags",
+    "find_runs": "ssml",
+    "gather_ssml": "word_stream",
+    "is_ssml": "ssml",
+    "read_block": "natural",
+}
+
+__all__ = [
+    "AS_WRITTEN",
+    "MAX_BLOCK_CHARS",
+    "MAX_TEXT_CHARS",
+    "NO_WORDS",
+    "OPEN_BRACKET",
+    "AsWritten",
+    "CancelCheck",
+    "Language",
+    "Lexicon",
+    "Lexicons",
+    "NaturalNormalizer",
+    "NormalizedText",
+    "Normalizer",
+    "Piece",
+    "Say",
+    "Settings",
+    "Stretch",
+    "blocks",
+    "check_characters",
+    "check_length",
+    "check_paused",
+    "check_surrogates",
+    "check_text",
+    "check_wanted",
+    "contains_chinese",
+    "detect_language",
+    "excerpt",
+    "find_runs",
+    "gather_ssml",
+    "is_speakable",
+    "is_ssml",
+    "name_some",
+    "never_cancelled",
+    "read_block",
+    "read_lexicon",
+    "read_lexicons",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_IMPORTED_LATER[name]}"), name)
+    return found

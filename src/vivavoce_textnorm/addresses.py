@@ -1,4 +1,4 @@
-"""What people type rather than say: addresses of the net, files, hashtags, acronyms, roman numerals, signs."""
+"""Things that people type rather than say: net addresses, files, hashtags, acronyms, roman numerals, signs."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from vivavoce_textnorm.types import Number
 from vivavoce_textnorm.verbalizer import Verbalizer
 
 
-class Myriad(Verbalizer):
+class EastAsian(Verbalizer):
     """A language that counts in myriads."""
 
     def __init__(self, language: str) -> None:
@@ -86,7 +86,7 @@ class Myriad(Verbalizer):
         return self.join(self.cardinal(value), self.locale.words["reign"])
 
 
-class Korean(Myriad):
+class Korean(EastAsian):
     """Korean: native numerals before most counters ("세 개", "열두 시"), Sino-Korean ones elsewhere ("삼 층")."""
 
     def __init__(self, language: str) -> None:

@@ -12,8 +12,6 @@ _OWN = compiled(r"(?:[mdsk]?ein|ihr|unser|euer)(e[nmrs]?)?")
 
 
 class German(European):
-    """German."""
-
     def __init__(self, language: str) -> None:
         super().__init__(language)
         self._weak_en, self._weak_e = map(self.locale.list, ("weak_en", "weak_e"))
@@ -59,7 +57,7 @@ class German(European):
         return f"{('der' if end else 'die') if queen else his} {self.ordinal(value).capitalize()}{end}"
 
     def _article(self, found: Match) -> str:
-        """What an ordinal agrees with: "ein", "die" and "dem" stand for their kind, "dem" also for "in der"."""
+        """The article whose ending an ordinal takes: "ein", "die" or "dem"; "dem" also stands for "in der"."""
         article = _ARTICLE.search(found.string, max(0, found.start() - 40), found.start())
         word = (article[1] or article[2]).lower() if article else word_before(found)
         if own := _OWN.fullmatch(word):

@@ -34,7 +34,6 @@ def any_of(words: Iterable[str]) -> str:
 
 
 def compiled(pattern: str, flags: int = 0) -> Match:
-    """A pattern of the package `regex` by its newer rules."""
     return regex.compile(pattern, regex.V1 | flags)
 
 
@@ -62,7 +61,7 @@ class Grammar:
 _HEAD = compiled(r"\p{L}*")
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _ROMANS = tuple(tens + ones for tens in ("", "x", "xx") for ones in _ONES)
-"""What a # in the heads of a language stands for."""
+"""A # in the heads of a language stands for any of these."""
 
 
 def heads(locale: Locale) -> frozenset[str]:
@@ -137,7 +136,7 @@ def _unit_pattern(locale: Locale) -> str:
 
 
 def parse_number(written: str, locale: Locale, negative: bool = False, power: int = 0) -> Number:
-    """The value of what `number_pattern` matched; of two decimal signs the second is none."""
+    """The value of what `number_pattern` matched; a second decimal sign is left out."""
     whole, _, decimals = written.partition(locale.decimal)
     plain = "".join(filter(str.isdecimal, whole)) or "0"
     return Number(int(plain), "".join(filter(str.isdecimal, decimals)), negative, power)

@@ -6,19 +6,17 @@ private use, which no rule reads; it is put in words when the language of its se
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Mapping
 
-from vivavoce.engine.request import MAX_PAUSE_S
 from vivavoce.errors import InvalidText
 from vivavoce_textnorm.addresses import spell_address
 from vivavoce_textnorm.grammar import LARGEST, Match, compiled, load_grammar, parse_number
 from vivavoce_textnorm.semiotic_classes import Cursor, read_date, read_time
-from vivavoce_textnorm.types import Piece
+from vivavoce_textnorm.types import Piece, Say, TextRun
 from vivavoce_textnorm.verbalizer import Verbalizer
 
+MAX_PAUSE_S = 10.0
+"""Seconds of one pause at most, as the engine has it."""
 MAX_PAUSES_S = 120.0
 """Seconds of silence that one text may ask for in all."""
 MAX_RUNS = 500
@@ -34,42 +32,14 @@ FORMS: Mapping[str, Match] = {
     "time": compiled(r".*\d.*"),
     "phone": compiled(r"(?=.*\d)[+\d\s./()-]+"),
 }
-"""What may be said in a way of its own → how it is written."""
+"""Names in `[name: …]` → the pattern of a content that can be said so."""
 SECONDS = r"(?P<number>\d{1,6}(?:\.\d{0,6})?|\.\d{1,6})\s?(?P<unit>m?s)"
 HOW = "|".join(FORMS)
 _BRACKET = compiled(rf"\[(?:pause {SECONDS}|(?P<how>{HOW}): ?(?P<content>[^\[\]\n]{{1,100}}))\]")
+OPEN_BRACKET = compiled(rf"\s*\[(?:pause [^\[\]\n]{{0,20}}|(?:{HOW}):[^\[\]\n]{{0,101}}|\p{{Ll}}{{0,8}})\Z")
+"""A bracket that is not closed yet, at the end of a text."""
 _PRIVATE = range(0xF0000, 0xFFFFE)
 _NUMBERS = compiled(r"\d+")
-
-
-@dataclass(frozen=True)
-class Say:
-    """What is said in a way of its own: how is one of `FORMS`; order: of a date's numbers, "dmy"; "": it is told."""
-
-    how: str
-    content: str
-    order: str = ""
-
-
-@dataclass(frozen=True)
-class TextRun:
-    """Characters of a text that are read alike.
-
-    pieces: cover them; their `spoken`, joined, is what the rules read; said: what the characters in it stand for that
-    no rule reads; language: None: that of the text around it; rate: times the speed of the request; pause_s: seconds of
-    silence, of a run of which nothing is spoken.
-    """
-
-    pieces: list[Piece]
-    said: Mapping[str, Say] = field(default_factory=dict)
-    language: str | None = None
-    rate: float = 1.0
-    pause_s: float = 0.0
-
-    @property
-    def plain(self) -> str:
-        """What the rules read."""
-        return "".join(piece.spoken for piece in self.pieces)
 
 
 class Runs:
@@ -134,28 +104,16 @@ class Runs:
 
 
 def seconds_of(found: Match) -> float:
-    """The value of what `SECONDS` matched."""
     return float(found["number"]) / (1000 if found["unit"] == "ms" else 1)
 
 
 def check_paused(seconds: float) -> None:
-    """Refuse more silence than one text may ask for."""
     if seconds > MAX_PAUSES_S:
         raise InvalidText(f"text: its pauses are {seconds:g} s in all, the limit is {MAX_PAUSES_S:g} s; shorten some")
 
 
-def original(pieces: Sequence[Piece], at: int) -> int:
-    """Where in the text a character of what its pieces say stands; of the end, what is silent there included."""
-    offsets = [*accumulate((len(piece.spoken) for piece in pieces), initial=0)]
-    if at >= offsets[-1]:
-        return pieces[-1].end
-    index = bisect_right(offsets, at) - 1
-    piece, inside = pieces[index], at - offsets[index]
-    return piece.start if not inside else piece.start + inside if piece.rule is None else piece.end
-
-
 def put_in_words(what: Say, voice: Verbalizer) -> str | None:
-    """What is said for it; None: it is nothing of the kind in this language."""
+    """The words for it; None if this language has no such thing."""
     content, locale = what.content.strip(), voice.locale
     place = Cursor(load_grammar(voice), content, 0, len(content))
     digits, groups = "".join(filter(str.isdecimal, content)), _NUMBERS.findall(content)

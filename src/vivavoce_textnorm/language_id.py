@@ -1,43 +1,152 @@
-"""Which language a sentence is in, of those in Latin script: told from one word or ending where there is no more."""
+"""Which of nine languages a text is in: told from its script, and in Latin script from its words and their endings."""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
-from typing import get_args
+import unicodedata
+from collections import defaultdict
+from typing import Literal, get_args
 
-from vivavoce.frontend.text.official import Language, parse_language
-from vivavoce.frontend.text.recognition import FREQUENT_WORDS, recognise
+import regex
+
 from vivavoce_textnorm.grammar import Match, compiled
 
+Language = Literal["zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"]
+
+_CHINESE = regex.compile("[\u4e00-\u9fff]")
+_SPEAKABLE = regex.compile(r"[\p{L}\p{N}]")
+
+# Words that are frequent in one language, neither English nor usual in names there (la, von, du), and its letters.
+_FREQUENT: dict[Language, str] = {
+    "en": """the and of to is are with for that this it you have not from by be at they we he she his my your their our
+        had would could can there which what when who how does did were been if or but him them its these said""",
+    "de": """der das und ist nicht ich wir sie ihr mit zu für auf dem den des ein eine einen einem einer wie oder aber
+        auch sich sind haben habe wird werden wurde kann muss nach bei zum zur über noch nur uhr um dass wenn als es
+        aus vom bis seit durch diese dieser sehr mehr heute dann hier alle kein keine mein meine sein bitte ä ö ü ß""",
+    "es": """de el en los las al que una por para está es se su lo más pero muy como cuando este esta hay tiene tengo
+        ser puede hoy usted también porque qué sobre entre cada nos ya hasta desde mi del con si todo ¿ ¡ ñ á í ó ú""",
+    "fr": """de le les en est et un une dans que qu qui ce cet cette ces il elle nous vous ils je tu ne pas avec aux ou
+        mais où être très ça ont sont chez au leur été des sur pour peut sera tous é ç œ è ê à â î ô û ù ë""",
+    "it": """il lo gli un una di del al della dei delle che non con sono nel nella alle alla dal da più anche questo
+        questa ore poi mi si ho se può essere viene tutti à è é ì ò ù""",
+}
+FREQUENT_WORDS = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
+"""Language in Latin script → frequent words that tell it from the others."""
+_KNOWN = frozenset().union(*FREQUENT_WORDS.values())
+# Words that names begin with (Los Angeles) count in small letters only; a short word in capitals may be an acronym.
+_NO_EVIDENCE = regex.compile(r"Al|Del|Des|Les|Los|Las|\p{Lu}{1,3}")
+
+# A の alone is written in Chinese as well, and single Cyrillic letters in formulas.
+_EVIDENCE = regex.compile(
+    r"(?P<ja>(?!の(?!\p{Hiragana}))[\p{Hiragana}\p{Katakana}][\p{Hiragana}\p{Katakana}ー]*)|(?P<ko>\p{Hangul}+)"
+    r"|(?P<ru>\p{Cyrillic}{2,})|(?P<zh>\p{Han}+)|(?P<question>[¿¡])|(?P<tag>\[\S+?\]|<\S+?>)|[\p{Latin}\p{M}]+"
+)
+# Frequent characters of Chinese that Japanese does not write.
+_CHINESE_ALONE = regex.compile(
+    "[你您她们們这這哪吗嗎呢吧啊说說没沒还个么麼很让为从对过时见买卖钱话问间门开关东车长头发听现经动欢请谁样岁块]"
+)
+
+
+def contains_chinese(text: str) -> bool:
+    """Whether the text is treated as Chinese: it holds a character of U+4E00–9FFF (kana and hangul do not count)."""
+    return _CHINESE.search(text) is not None
+
+
+def is_speakable(text: str) -> bool:
+    """Whether the text holds at least one letter or number.
+
+    Stricter than "is not only punctuation": an emoji with a variation selector is neither punctuation nor speakable.
+    """
+    return _SPEAKABLE.search(text) is not None
+
+
+def detect_language(text: str, before: Language | None = None) -> Language:
+    """The language of a text; the language of the text before it where this one shows none.
+
+    Kana, hangul and Cyrillic words show theirs, unless as many others are Chinese or English beyond doubt. In Latin
+    script it takes two different frequent words, or one and a letter with a mark, and two more for each English word.
+    What is left is Chinese where the text holds a Chinese character, else English.
+    """
+    met: defaultdict[str, set[str]] = defaultdict(set)
+    for match in _EVIDENCE.finditer(unicodedata.normalize("NFC", text)):
+        if not _NO_EVIDENCE.fullmatch(match[0]):
+            met[match.lastgroup or "latin"].add(match[0].lower())
+    shown = met["latin"].union(met["question"], *(met["latin"] - _KNOWN))
+    found = {language: shown & words for language, words in FREQUENT_WORDS.items()}
+    english, chinese = len(found.pop("en")), set(_CHINESE_ALONE.findall("".join(met["zh"])))
+    rivals: dict[Language, set[str]] = {"ja": chinese, "ko": met["zh"], "ru": met["zh"]}
+    for script in rivals:
+        if len(met[script]) >= max(min(2, 1 + english), english, len(rivals[script]) + 1):
+            return script
+    if contains_chinese(text):
+        return "ja" if before == "ja" and not chinese else "zh"
+    latin = max(found, key=lambda one: len(found[one]))
+    if len(found[latin]) >= 2 + 2 * english and (met["question"] or max(map(len, found[latin])) > 1):
+        return latin
+    return before if before not in (None, "zh") and not english else "en"
+
+
+# Words of one sentence that show its language where no other does, with a pattern of how its words end.
+_OF_A_SENTENCE = {
+    "en": (
+        r".*(?:ing|ed|ly|th|gh|ck|ys?|ght|ow|ers?|ts|ks|ll|oo\w|ee\w)",
+        """an on in me it's as so do was than more all about after also just only very new day good time people
+        over into please out up now see here dear sold paid read between call add buy""",
+    ),
+    "de": (
+        r".*(?:en|er|ung|ich|sch|cht|tz|ß\w*|kt|hl|ig|eit|in|nd|lt|rt|st)|\w*(?:sch|ei|ie|ck|ü|ö|ä)\w+",
+        """im am dein bin war hat gibt geht kostet jahr jahre tage herr frau grad prozent etwa unter vor schon
+        wieder immer etwas viel viele zwischen sowie gegen ohne ihm ihn uns euch mich dich seite nummer straße
+        danke guten tag kam kommt waren laut siehe er an""",
+    ),
+    "es": (
+        r".*(?:os|as|[ií]a|ción|ciones|dad|ar|er|ir|ó|aron|ieron|an|illo|ero|é)",
+        """la son fue era han he estoy año años día días hora horas calle página hola gracias buenos señor señora
+        tu sin menos dos tres otro otra hacia según donde quien cuesta siglo unas unos iba pesa mide y yo tú él
+        compré hace o al del doy""",
+    ),
+    "fr": (
+        r".*(?:ez|eux|aux|tion|ent|aient|ait|ée?s?|eau|oir|eur|ais|ant|ie|que|re|le|ns)|\w*(?:ou|oi|eu)\w*",
+        """la du mes mon ma ta sa ses nos vos leurs fait va avait était ans jours heures rue bonjour merci monsieur
+        madame sans moins deux trois autre entre vers selon siècle coûte prix si voir appelez compte mort né
+        lisez ville tél""",
+    ),
+    "it": (
+        r".*(?:[^s]i|ardo|ivo|zione|ità|are|ere|ire|gli|che|ato|ata|uto|ano|llo|tto|zzo|cce|nte|mo|ro|la|lo)",
+        """la suo sua suoi tuo nostro ha hanno era stato anni giorni via ciao grazie signor signora senza meno due
+        tre altro altra tra fra verso secondo secolo costa prezzo gradi ed ad circa oggi ieri domani dopo prima
+        dell nell all dall sull nei sui dai ai vive abita ci sta va fa nato le pesa misura usa arriva e è o i""",
+    ),
+}
 _WORD = compiled(r"[\p{Latin}\p{M}]+")
 _ACRONYM = compiled(r"\p{Lu}{2,}")
 _LETTER, _ENDING, _BEFORE = 0.4, 0.35, 1.5  # how much these count beside a frequent word
 
 
-@cache
-def _marks() -> dict[str, tuple[set[str], set[str], Match]]:
-    """Language → its frequent words, its letters, and a pattern of words that end as its words do."""
-    text = files(__package__).joinpath("data").joinpath("telling.txt").read_text("utf-8")
-    lines = text.replace("\n  ", " ").splitlines()
-    marks: dict[str, tuple[set[str], set[str], Match]] = {}
-    for name, ending, words in (line.split(" ", 2) for line in lines):
-        frequent = FREQUENT_WORDS[parse_language(name)]
-        letters = {word for word in frequent if len(word) == 1 and not word.isascii()}
-        marks[name] = {*(frequent - letters), *words.split()}, letters, compiled(ending)
-    return marks
+def _marks_of(language: Language, ending: str, words: str) -> tuple[set[str], set[str], Match]:
+    frequent = FREQUENT_WORDS[language]
+    letters = {word for word in frequent if len(word) == 1 and not word.isascii()}
+    return {*(frequent - letters), *words.split()}, letters, compiled(ending)
 
 
-def detect_language(text: str, before: str | None) -> str:
-    """The language of a sentence; before: that of the sentence before it or of the request, which ties go to."""
+# Language → its frequent words, its letters, and the pattern of its endings.
+_MARKS: dict[str, tuple[set[str], set[str], Match]] = {
+    language: _marks_of(language, *_OF_A_SENTENCE[language]) for language in FREQUENT_WORDS
+}
+
+
+def detect_sentence_language(text: str, before: str | None) -> str:
+    """The language of one sentence: like `detect_language`, but in Latin script a single word or ending counts.
+
+    before: the language of the sentence before it or of the request, which wins ties.
+    """
     known = next((one for one in get_args(Language) if one == before), None)
-    told = recognise(text, known)
-    if told not in _marks():
-        return told
+    detected = detect_language(text, known)
+    if detected not in _MARKS:
+        return detected
     words = {word.lower() for word in _WORD.findall(text) if not _ACRONYM.fullmatch(word)}
     written = {letter for word in words if len(word) > 1 for letter in word}
-    best, most = (before, 0.0) if before in _marks() else ("en", 0.5)
-    for language, (frequent, letters, ending) in _marks().items():
+    best, most = (before, 0.0) if before in _MARKS else ("en", 0.5)
+    for language, (frequent, letters, ending) in _MARKS.items():
         count = len(words & frequent) + _LETTER * len(written & letters) + _BEFORE * (language == before)
         count += _ENDING * sum(len(word) > 3 and bool(ending.fullmatch(word)) for word in words)
         if count > most:

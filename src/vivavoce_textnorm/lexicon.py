@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.frontend.text.checks import check_characters
+from vivavoce_textnorm.checks import check_characters
 
 MAX_WORDS = 10_000
 MAX_BYTES = 1 << 20
@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 20
 class Lexicon(Mapping[str, str]):
     """Words → what is said for them; it never changes.
 
-    InvalidRequest: there is an empty one; InvalidText: one is no text, or holds control characters.
+    InvalidRequest: a word is empty; InvalidText: a word is not a string, or holds control characters.
     """
 
     def __init__(self, words: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -85,14 +85,14 @@ def read_lexicon(path: Path) -> Lexicon:
 
 @dataclass(frozen=True, eq=False)
 class Lexicons:
-    """Those of a server: for everybody, for voices and for owners by their names."""
+    """The lexicons of a server: for everybody, and by name for voices and owners."""
 
     everybody: Lexicon
     voices: Mapping[str, Lexicon]
     owners: Mapping[str, Lexicon]
 
     def of(self, owner: str, voice: str) -> Lexicon:
-        """That of a request, in which later ones win: the same object for all that share it."""
+        """The lexicon of a request: the owner's words win over the voice's, those over everybody's."""
         return _joined(self.everybody, self.voices.get(voice, NO_WORDS), self.owners.get(owner, NO_WORDS))
 
 
@@ -102,7 +102,7 @@ def _joined(*parts: Lexicon) -> Lexicon:
 
 
 def read_lexicons(folder: Path | None) -> Lexicons | None:
-    """all.tsv, voices/NAME.tsv and keys/NAME.tsv of a folder, of which all may be missing; None: there is no folder.
+    """all.tsv, voices/NAME.tsv and keys/NAME.tsv of a folder, of which all may be missing; None without a folder.
 
     A name is compared with the files that are there, and is never a part of a path. InvalidRequest: as `read_lexicon`,
     or a file has another name.

@@ -5,32 +5,13 @@ from __future__ import annotations
 import html
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import regex
 
 from vivavoce_textnorm.grammar import Match, any_of, compiled
-from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
-from vivavoce_textnorm.types import Piece
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a request chooses, and what the loaded model knows.
-
-    named_emojis: said by their Unicode names, in English, instead of being silent; silent_code: code between backticks
-    is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule; lexicon: words as
-    they are written → how they are to be written for the model, in letters or in its marks; unread: languages that the
-    model is not read in: their sentences are read as text that shows no language.
-    """
-
-    named_emojis: bool = False
-    silent_code: bool = False
-    marks: frozenset[str] = frozenset()
-    lexicon: Lexicon = NO_WORDS
-    unread: frozenset[str] = frozenset()
-
+from vivavoce_textnorm.lexicon import Lexicon
+from vivavoce_textnorm.types import Piece, Settings
 
 _HTML = (
     "a|abbr|address|article|aside|audio|b|big|blockquote|body|br|button|caption|center|cite|code|col|del|desc|details|dd|div|"
@@ -84,7 +65,7 @@ def _pattern(marks: frozenset[str], lexicon: Lexicon) -> Match:
     named = r"\L<words>" if lexicon else any_of(())
     word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){named}(?!{letter}))"
     words = {"words": list(lexicon)} if lexicon else {}
-    # CosyVoice3's [x] is no box of a list.
+    # CosyVoice3's [x] does not begin a line of a to-do list.
     parts = (part.replace("[ xX]", "[ X]") if "[x]" in marks else part for part in _PARTS)
     return regex.compile("|".join((tag, word, *parts)), regex.V1, cache_pattern=False, **words)
 
@@ -145,7 +126,6 @@ _KINDS = (
 
 
 def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[Piece]:
-    """The pieces of one find."""
     start, end = found.span()
 
     def within(group: str, rule: str) -> Iterator[Piece]:
@@ -176,7 +156,6 @@ def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[P
 
 
 def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
-    """What stands for a find in the plain text."""
     match kind:
         case "lexicon":
             return settings.lexicon[found[0]]
@@ -204,7 +183,7 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
 
 
 def line_end(before: list[Piece], last: bool) -> str:
-    """What a line ends with: a full stop unless there is a mark already."""
+    """The end of a line: a full stop unless there is a mark already."""
     said = "".join(piece.spoken for piece in before[-6:]).rstrip()
     if not said or _ENDED.search(said):
         return "" if last else " "

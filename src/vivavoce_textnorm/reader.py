@@ -10,23 +10,22 @@ from itertools import accumulate, pairwise
 
 import regex
 
-from vivavoce.frontend.text.recognition import FREQUENT_WORDS
 from vivavoce_textnorm import addresses
 from vivavoce_textnorm import semiotic_classes as classes
 from vivavoce_textnorm.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
-from vivavoce_textnorm.inline_tags import Say, put_in_words
-from vivavoce_textnorm.language_id import detect_language
+from vivavoce_textnorm.inline_tags import put_in_words
+from vivavoce_textnorm.language_id import FREQUENT_WORDS, detect_sentence_language
 from vivavoce_textnorm.lexicon import NO_WORDS
-from vivavoce_textnorm.markup import Settings, strip_markup
+from vivavoce_textnorm.markup import strip_markup
 from vivavoce_textnorm.semiotic_classes import Cursor, Found
 from vivavoce_textnorm.ssml import find_runs
-from vivavoce_textnorm.types import NormalizedText, Piece
+from vivavoce_textnorm.types import NormalizedText, Piece, Say, Settings
 from vivavoce_textnorm.verbalizer import load_verbalizer
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
 # Signs that may begin something, whatever the language; what its locale names is added.
 _SIGNS = "-−–—～+#@~/.(（*_|\\^`{}[]<>:·※■●◆★☆▲△½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
-# A word that nothing but blanks and marks follows, and that is no roman numeral.
+# A word, but not a roman numeral, before a blank or a mark.
 _PLAIN_WORD = compiled(
     r"(?!(?=\p{Lu})[IVXLC]+\b)(?:[\p{Latin}\p{Cyrillic}\p{M}]+|\p{Hangul}+)(?=[\s,;!?)”\"…。，！？；：、]|\.?(?:\s|\Z))"
 )
@@ -37,7 +36,7 @@ _LATIN_RUN = compiled(
     rf"(?:(?:\[[^\s\[\]]{{1,40}}\]|</?\w{{1,40}}>)\s*)*+[A-Za-zÀ-ɏ][^{CJK}\p{{Hangul}}。，；：！？、“”‘’（）【】《》]*"
 )
 _LATIN_WORD = compiled(r"(?<![\p{L}\p{N}./:@_#\[</-])\p{Latin}+(?:['’-]\p{Latin}+)?(?![\p{L}\p{N}@_]|[./:-]\w)")
-# What shows no language: addresses, and single letters of formulas.
+# Addresses and single letters of formulas show no language.
 _ADDRESS = compiled(
     r"(?<!\S)(?:\S{1,100}@\S|\S{0,20}//|(?i:www\.))\S*|(?<![\p{L}'’])\p{Latin}(?=\s?[=+*/<>→≤≥≈±×÷^²³₀-₉])"
     r"|(?<=[=+*/<>→≤≥≈±×÷|]\s?)\p{Latin}(?![\p{L}'’])"
@@ -50,14 +49,14 @@ _LAST_WORD = compiled(r"(?<![\p{L}\p{N}.'’-])(\p{Latin}{2,12}) \Z")
 _FREQUENT = {str(language): words for language, words in FREQUENT_WORDS.items()}
 _GLUED = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{CJK}]]")
 
-# What no rule leaves in ordinary text; a mark that goes on without a blank is one, too.
+# Text that the rules have still to read; a mark that goes on without a blank is such text, too.
 _ODD = compiled(
     r"[^\p{L}\p{M}\s,.!?;:'\"’“”‘。，！？、；：…（）()—~～–-]|[.:](?=\S)|(?<!\S)[-–~]|\p{Lu}\.|[-–]\p{Lu}|\s\s|[\t\n\u00a0\u3000]"
     rf"|(?<![\p{{L}}--[{CJK}]])[IVX]{{2,}}(?![\p{{L}}--[{CJK}]])"
 )
 _OPENS, _CLOSES = compiled(rf"[\s(“\"‘{CJK}]"), compiled(rf"[\s,;:!?)…”\"’。，！？；：、）{CJK}]")
 _MOST_PASSES = 6
-"""What a rule says may be something that another one reads, in odd texts; then they are read again."""
+"""In odd texts one rule's words are something that another rule reads; then they are read again."""
 
 Reader = Callable[[Cursor], Found]
 
@@ -190,7 +189,6 @@ def _runs_on(text: str, piece: Piece) -> bool:
 
 
 def _read_plain(text: str, language: str | None, settings: Settings) -> Iterator[Piece]:
-    """Pieces of a text without markup."""
     at, last = 0, ""
     for start, end, told in segments(text, language):
         voice = load_verbalizer(language or "en" if told in settings.unread else told)
@@ -222,7 +220,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
         if not told and language in _TIGHT and few:
             told = language
         if not told:
-            told = detect_language(_ADDRESS.sub(" ", written), before if few or before not in _TIGHT else None)
+            told = detect_sentence_language(_ADDRESS.sub(" ", written), before if few or before not in _TIGHT else None)
             told = told if any(map(str.isalpha, written)) else language or before or told
             yield start, end, told
             before = told
@@ -233,7 +231,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
             words = _LATIN_WORD.findall(run[0])
             if len(words) >= 3 and sum(map(str.islower, words)) >= 2:  # no name of a product
                 yield at, run.start(), told
-                yield run.start(), run.end(), detect_language(run[0], "en")
+                yield run.start(), run.end(), detect_sentence_language(run[0], "en")
                 at = run.end()
         yield at, end, told
 
@@ -323,7 +321,7 @@ def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
 
 
 def _glue(before: str, said: str, after: str, rule: str) -> str:
-    """What is said, with a space on each side where it would run into a word of letters, and without one too many.
+    """The words, with a space on each side where they would run into a word of letters, and without a doubled one.
 
     Korean has one between a bare number and its counter ("세 개") and none before a particle ("오 퍼센트입니다").
     """

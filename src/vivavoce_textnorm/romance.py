@@ -58,7 +58,7 @@ class European(Verbalizer):
         return self._glue.join(filter(None, (self._hundreds[hundreds], low)))
 
     def gender(self, after: str) -> str:
-        """Of the noun that follows: "m", "f" or "n"; "" where no word follows that may be counted."""
+        """The gender of the noun that follows: "m", "f" or "n"; "" unless a word follows that may be counted."""
         word = compiled(r"\p{L}{2,}").match(after)
         if not word or word[0] in self._no_nouns:
             return ""
@@ -75,7 +75,6 @@ class European(Verbalizer):
         return self._fixed(f"{said}{noun}", "place_fixes").partition("/")[0]
 
     def magnitude(self, number: Number) -> str:
-        """The noun of a magnitude: "Millionen"."""
         forms = self.powers.get(number.power) or (super().magnitude(number),)
         return self.form(Number(number.whole, number.decimals), forms)
 

@@ -1,25 +1,34 @@
-"""A language's own rules, which its table writes in the section `[rules]`: `name: kinds: pattern =>said`.
+"""Rules that one language alone has, such as English decades: a pattern, what is said for it, and examples.
 
-In a pattern `%units%` stands for any of the locale's units, and so on: see `_meaning`. In what is said `{n}` is the
-group of that name, said in the way that its letter has in `_WAYS`: `{n2}` is another number, `{u:foot/feet}` so many of
-a unit, `{k}` is looked up in `_names`. What a tilde sets apart, `{n~ to }` or `{ to ~n}`, is said only where the group
-is there; `_` is a blank at an end. `=>@decade` calls the verbalizer's `_decade` with the match; None: it is no decade.
+English, Chinese and Cantonese have theirs in Python (`chinese_rules` and so on), other languages in the section
+`[rules]` of their table: `name: first: pattern =>said ## written ## spoken`, which ends with an example. In a table
+that several languages share, the example begins with the language that it is read in.
+
+In a pattern `%units%` stands for any of the locale's units, and so on: see `_meaning`. In what is said `{number}` is
+the group of that name, said in the way that its name has in `_WAYS`: `{number2}` is another number, `{count:foot/feet}`
+a number of a unit, `{name}` is looked up in `_names`. A part that a tilde sets apart, `{number~ to }` or
+`{ to ~ordinal}`, is said only where the group matched; `_` is a blank at an end. `=>@decade` in a table calls the
+verbalizer's `_decade` with the match; None: the rule does not apply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vivavoce_textnorm.grammar import START, Match, any_of, compiled, parse_number, roman_value
 from vivavoce_textnorm.tables import Locale
 from vivavoce_textnorm.types import Forms
 
-_ROW = compiled(r"(?P<name>[^:]+): (?P<kinds>[a-z ]+): (?P<pattern>.+) =>(?P<said>.*)")
-_FIELD = compiled(
-    r"\{(?:(?P<lead>[^{}]*)~)?(?P<group>(?P<way>[a-z])\d?)(?::(?P<noun>[^}~]+))?(?:~(?P<joined>[^}]*))?\}"
+_ROW = compiled(
+    r"(?P<name>[^:]+): (?P<first>[a-z ]+): (?P<pattern>.+) =>(?P<said>.*?)"
+    r"(?: ## (?:(?P<language>[a-z]{2}): )?(?P<written>.+?) ##(?: (?P<spoken>.+))?)?"
 )
+_FIELD = compiled(
+    r"\{(?:(?P<lead>[^{}]*)~)?(?P<group>(?P<way>[a-z]+)\d?)(?::(?P<noun>[^}~]+))?(?:~(?P<joined>[^}]*))?\}"
+)
+_BLANK = compiled(r"\\.|(?P<set>\[(?:[^\[\]\\]|\\.|(?&set))*\])|(?P<sign>[ #])")
 _PLACE = compiled(r"%(\w+|[×+])%")
 _PATTERNS = {
     "START": START,
@@ -31,24 +40,38 @@ _PATTERNS = {
 }
 
 
+Say = Callable[[Any, Match], str | None]
+"""Gets the verbalizer and the match; returns what is said, or None where the rule does not apply."""
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A class of written things that one language alone has, such as English decades; tried before all others.
+    """How a language reads one kind of written thing; tried before the readers that all languages share.
 
-    pattern: of the package `regex` (VERSION1), matched where a number, a word of letters or a sign begins; it may look
-    behind that place. say: gets the verbalizer and the match, and returns what is said, or None: it is none of these.
-    first: with which of "digit", "letter" and "sign" it begins; a word of letters alone is tried only if it is one of
-    `Locale.words["heads"]`, an abbreviation or the like.
+    first: with which of "digit", "letter" and "sign" the thing begins; a word of letters alone is tried only if it is
+    one of `Locale.words["heads"]`, an abbreviation or the like. pattern: of the package `regex` (VERSION1, VERBOSE),
+    matched where such a thing begins; it may look behind that place. say: what is said, see above, or a function.
+    examples: texts that need this rule, with their readings.
     """
 
     name: str
+    first: str
     pattern: str
-    say: Callable[[Any, Any], str | None]
-    first: str = "digit"
+    say: str | Say
+    examples: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BoundRule:
+    """A rule with the words of one locale in its pattern."""
+
+    name: str
+    first: str
+    pattern: str
+    say: Say
 
 
 def following(found: Match) -> str:
-    """What follows in the text."""
     return str(found.string[found.end() : found.end() + 40].lstrip())
 
 
@@ -66,26 +89,26 @@ def _quantity(voice: Any, written: str) -> str:
     return str(voice.unit(parse_number(number, voice.locale), voice.locale.units[unit]))
 
 
-# How a group is said, by the letter of its name; noun: what stands behind a colon.
+# How a group is said, by its name without the number; noun: what stands behind a colon.
 _WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
-    "c": lambda voice, written, noun: voice.cardinal(int(written), noun),
-    "n": lambda voice, written, noun: voice.number(parse_number(written, voice.locale)),
-    "u": lambda voice, written, noun: voice.unit(parse_number(written, voice.locale), _forms(voice.locale, noun)),
-    "q": lambda voice, written, noun: _quantity(voice, written),
-    "o": lambda voice, written, noun: voice.ordinal(int(written.replace(",", ""))),
-    "y": lambda voice, written, noun: voice.year(int(written)),
-    "s": lambda voice, written, noun: voice.join("oh" * (written[0] == "0"), voice.cardinal(int(written))),
-    "p": lambda voice, written, noun: voice.pairs(written),
-    "d": lambda voice, written, noun: voice.one_by_one(written),
-    "t": lambda voice, written, noun: voice.phone(written),
-    "v": lambda voice, written, noun: voice.version(written),
-    "r": lambda voice, written, noun: voice.cardinal(roman_value(written.upper())),
-    "w": lambda voice, written, noun: written,
+    "cardinal": lambda voice, written, noun: voice.cardinal(int(written), noun),
+    "number": lambda voice, written, noun: voice.number(parse_number(written, voice.locale)),
+    "count": lambda voice, written, noun: voice.unit(parse_number(written, voice.locale), _forms(voice.locale, noun)),
+    "quantity": lambda voice, written, noun: _quantity(voice, written),
+    "ordinal": lambda voice, written, noun: voice.ordinal(int(written.replace(",", ""))),
+    "year": lambda voice, written, noun: voice.year(int(written)),
+    "short": lambda voice, written, noun: voice.join("oh" * (written[0] == "0"), voice.cardinal(int(written))),
+    "pairs": lambda voice, written, noun: voice.pairs(written),
+    "digits": lambda voice, written, noun: voice.one_by_one(written),
+    "phone": lambda voice, written, noun: voice.phone(written),
+    "version": lambda voice, written, noun: voice.version(written),
+    "roman": lambda voice, written, noun: voice.cardinal(roman_value(written.upper())),
+    "word": lambda voice, written, noun: written,
 }
 
 
 def _names(locale: Locale) -> dict[str, str]:
-    """What `{k}` may be: an abbreviation, a month, a day, a currency, a sign, and the rows of `[names]`."""
+    """The names that `{name}` looks up: abbreviations, months, days, currencies, signs, and the rows of `[names]`."""
     names = {**locale.abbreviations, **locale.signs, **dict.fromkeys("-−–", locale.words["minus"])}
     names |= {sign: main[-1] for sign, (main, _) in locale.currencies.items()}
     names |= {one: locale.month_names[at - 1] for name, at in locale.months.items() for one in (name, name.title())}
@@ -93,7 +116,7 @@ def _names(locale: Locale) -> dict[str, str]:
 
 
 def _meaning(locale: Locale, place: str) -> str:
-    """What stands for `%place%`: one of `_PATTERNS`, any of the locale's names, a word or a pattern of the table."""
+    """The pattern for `%place%`: one of `_PATTERNS`, any of the locale's names, a word or a pattern of the table."""
     lists = {
         "months": [*locale.months, *map(str.title, locale.months)],
         "days": locale.weekdays,
@@ -116,35 +139,60 @@ def _meaning(locale: Locale, place: str) -> str:
     return found or locale.sections[place].replace("\n", "")
 
 
-def written_rules(locale: Locale) -> tuple[Rule, ...]:
-    """The rules of a table, in its order."""
+def table_rules(locale: Locale) -> tuple[Rule, ...]:
+    def rule(row: Match) -> Rule:
+        is_own = row["language"] in (None, locale.language)
+        examples = {row["written"]: row["spoken"] or ""} if row["written"] and is_own else {}
+        return Rule(row["name"], row["first"], _verbose(row["pattern"]), row["said"], examples)
+
+    return tuple(rule(_ROW.fullmatch(line)) for line in locale.sections.get("rules", "").splitlines())
+
+
+def bind(rules: Iterable[Rule], locale: Locale) -> tuple[BoundRule, ...]:
     names = _names(locale)
 
-    def rule(name: str, kinds: str, pattern: str, template: str) -> Rule:
-        def say(voice: Any, found: Match) -> str:
-            def field(part: Match) -> str:
-                written, way, noun = found[part["group"]], part["way"], part["noun"] or ""
-                if not written:
-                    return ""
-                if way == "k":
-                    said = names.get(written) or names.get(written.lower()) or names.get(written.rstrip("."), written)
-                elif way == "a":
-                    said = voice.cardinal(int(written), following(found))
-                else:
-                    said = _WAYS[way](voice, written, noun)
-                return f"{part['lead'] or ''}{said}{part['joined'] or ''}"
+    def pattern(written: str) -> str:
+        return f"(?x){_PLACE.sub(lambda found: _verbose(_meaning(locale, found[1])), written)}"
 
-            said = " ".join(_FIELD.sub(field, template).split()).replace("_", " ")
-            return str(voice.join(said + full_stop(found)))
-
-        def call(voice: Any, found: Match) -> str | None:
-            said: str | None = getattr(voice, f"_{template[1:]}")(found)
+    def say(said: str | Say) -> Say:
+        if not isinstance(said, str):
             return said
+        return _method(said[1:]) if said[:1] == "@" else _template(filled(said), names)
 
-        return Rule(name, pattern, call if template[:1] == "@" else say, kinds)
+    def filled(said: str) -> str:
+        return str(_PLACE.sub(lambda found: _meaning(locale, found[1]), said))
 
-    def filled(written: str) -> str:
-        return str(_PLACE.sub(lambda found: _meaning(locale, found[1]), written))
+    return tuple(BoundRule(rule.name, rule.first, pattern(rule.pattern), say(rule.say)) for rule in rules)
 
-    rows = (_ROW.fullmatch(line) for line in locale.sections.get("rules", "").splitlines())
-    return tuple(rule(row["name"], row["kinds"], filled(row["pattern"]), filled(row["said"])) for row in rows)
+
+def _verbose(pattern: str) -> str:
+    """A pattern with blanks that count as one with blanks that do not."""
+    return str(_BLANK.sub(lambda found: f"\\{found[0]}" if found["sign"] else found[0], pattern))
+
+
+def _method(name: str) -> Say:
+    def call(voice: Any, found: Match) -> str | None:
+        said: str | None = getattr(voice, f"_{name}")(found)
+        return said
+
+    return call
+
+
+def _template(template: str, names: Mapping[str, str]) -> Say:
+    def say(voice: Any, found: Match) -> str:
+        def field_said(part: Match) -> str:
+            written, way, noun = found[part["group"]], part["way"], part["noun"] or ""
+            if not written:
+                return ""
+            if way == "name":
+                said = names.get(written) or names.get(written.lower()) or names.get(written.rstrip("."), written)
+            elif way == "agreeing":
+                said = voice.cardinal(int(written), following(found))
+            else:
+                said = _WAYS[way](voice, written, noun)
+            return f"{part['lead'] or ''}{said}{part['joined'] or ''}"
+
+        said = " ".join(_FIELD.sub(field_said, template).split()).replace("_", " ")
+        return str(voice.join(said + full_stop(found)))
+
+    return say

@@ -19,8 +19,8 @@ def plural(value: int) -> int:
     return 2 if value % 100 in range(11, 20) else 0 if value % 10 == 1 else 1 if value % 10 in (2, 3, 4) else 2
 
 
-def _told(rows: Fixes, context: str) -> str:
-    """What the first row says whose pattern fits the context; "n" where none does."""
+def _first_fitting(rows: Fixes, context: str) -> str:
+    """The letter of the first row whose pattern fits the context; "n" if no row fits."""
     return next((said for pattern, said in rows if pattern.match(context)), "n")
 
 
@@ -94,7 +94,7 @@ class Russian(European):
 
     def case(self, value: int, before: str, after: str) -> str:
         """The case of a number, by the word before it, its form of a noun, and that noun."""
-        return _told(self._cases, f"{before} {plural(value)} {_noun(after)} {after}")
+        return _first_fitting(self._cases, f"{before} {plural(value)} {_noun(after)} {after}")
 
     def number(self, number: Number, after: str = "", case: str = "n") -> str:
         """3,14 is "три целых четырнадцать сотых", 2,5 "два с половиной"."""
@@ -121,7 +121,6 @@ class Russian(European):
         return " ".join(sides)
 
     def day(self, day: int) -> str:
-        """ "третьего": a date stands in the genitive."""
         return self.rank(day, "g", "n")
 
     def year(self, value: int) -> str:
@@ -142,7 +141,6 @@ class Russian(European):
         return f"{self.wholes(whole)} и {said}" if whole else said
 
     def phone(self, written: str) -> str:
-        """Groups of a phone number as numbers."""
         parts = ((len(part) - len(part.lstrip("0")), part) for part in compiled(r"\d+").findall(written))
         said = (self.join(*["ноль"] * zeros, self.numeral(int(part)) if int(part) else "") for zeros, part in parts)
         return ("плюс " if written[0] == "+" else "") + ", ".join(said)
@@ -161,7 +159,7 @@ class Russian(European):
         value, decade = int(found["n"]), "0" if found["s"] == "е" and found["n"][1:].endswith("0") else ""
         if found["s"] == "ти" or (found["s"] == "х" and value < 5):
             return self.say(value, "g")
-        told = _told(self._suffixes, f"{word_before(found)} {decade}{found['s']} {following(found)}")
+        told = _first_fitting(self._suffixes, f"{word_before(found)} {decade}{found['s']} {following(found)}")
         return self.rank(value, told[0], told[1:])
 
     def _weekday(self, found: Match) -> str:

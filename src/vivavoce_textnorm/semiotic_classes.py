@@ -1,7 +1,7 @@
 """The classes that most languages share: amounts and their ranges, dates, times, scores, fractions, telephone numbers.
 
 Each function is given a place of a text and returns the end of what it read there, with what is said and the rule's
-name; None: this is none of it. They are tried in the order of `BY_FIRST`.
+name; None: nothing of its class stands there. They are tried in the order of `BY_FIRST`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ class Cursor:
 
     @property
     def voice(self) -> Verbalizer:
-        """Who says it."""
         return self.grammar.voice
 
     @property
     def locale(self) -> Locale:
-        """The facts of the language."""
         return self.voice.locale
 
     def number(self, written: str, negative: bool = False, power: int = 0) -> Number:
@@ -40,7 +38,6 @@ class Cursor:
         return parse_number(written, self.locale, negative, power)
 
     def match(self, pattern: Match) -> Match | None:
-        """The pattern, matched here."""
         return pattern.match(self.text, self.at, self.end)
 
     def before(self, chars: int = 24) -> str:
@@ -55,7 +52,7 @@ class Cursor:
         return any(at >= 0 and not (before[:at][-1:].isalpha() and word.isascii()) for at, word in places)
 
     def after(self, at: int) -> str:
-        """What follows `at`, without blanks."""
+        """The text after a place, without blanks."""
         return self.text[at : at + 40].lstrip()
 
 
@@ -311,7 +308,7 @@ def _range(place: Cursor, one: Match, two: Match, dash: Match) -> Found:
 
 
 def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tuple[str, str]:
-    """What is said for an amount, and its rule; beside: the other end of a range, which says what both count."""
+    """The words for an amount, and its rule; beside: the other end of a range, which names what both count."""
     voice, locale = place.voice, place.locale
     written = found["num"]
     if len(written) > LARGEST or (written[0] == "0" and written.isdecimal() and len(written) > 1):

@@ -8,13 +8,14 @@ from itertools import pairwise
 from typing import Any
 from xml.parsers import expat
 
-from vivavoce.engine.request import MAX_SPEED, MIN_SPEED
 from vivavoce.errors import InvalidText
 from vivavoce_textnorm.grammar import compiled
-from vivavoce_textnorm.inline_tags import FORMS, SECONDS, Runs, Say, TextRun, seconds_of
+from vivavoce_textnorm.inline_tags import FORMS, SECONDS, Runs, seconds_of
 from vivavoce_textnorm.markup import line_end
-from vivavoce_textnorm.verbalizer import MODULES
+from vivavoce_textnorm.types import Say, TextRun
+from vivavoce_textnorm.verbalizer import VERBALIZERS
 
+MIN_RATE, MAX_RATE = 0.5, 2.0  # as the engine has them
 MAX_DEPTH = 32
 """Elements that are open at once."""
 
@@ -43,8 +44,7 @@ def is_ssml(text: str) -> bool:
 def find_runs(text: str, marks: frozenset[str]) -> list[TextRun]:
     """The runs of any text, which cover it in order; marks: of the model, which pass as they are.
 
-    InvalidText: what begins as SSML is no well-formed XML, or holds what it must not; a pause or a rate is outside of
-    its limits.
+    InvalidText: the SSML is not well-formed XML, or holds a forbidden part; a pause or a rate is outside of its limits.
     """
     if is_ssml(text):
         return _Document(text, marks).runs.runs
@@ -85,7 +85,7 @@ class _Document:
         if name in _REPLACED:
             self._replaced = start, len(self._open), name, attributes, []
         code = attributes.get("xml:lang", "").partition("-")[0].lower()
-        runs.language = code if code in MODULES else runs.language
+        runs.language = code if code in VERBALIZERS else runs.language
         if name == "prosody" and "rate" in attributes:
             runs.rate = self._rate(start, attributes["rate"])
         emphatic = name == "emphasis" and attributes.get("level") not in ("none", "reduced")
@@ -112,7 +112,7 @@ class _Document:
         self.runs.language, self.runs.rate = language, rate
 
     def _line_end(self) -> str:
-        """What ends a paragraph or a sentence: a mark, unless there is one."""
+        """The end of a paragraph or a sentence: a mark, unless there is one already."""
         before = self.runs.runs[-1].pieces[-6:] if self.runs.runs else []
         return line_end(before, last=not any(one.spoken for one in before))
 
@@ -138,15 +138,15 @@ class _Document:
         if found and found["sign"]:
             rate = 1 + rate if found["sign"] == "+" else 1 - rate
         rate *= self.runs.rate
-        if not MIN_SPEED <= rate <= MAX_SPEED:
+        if not MIN_RATE <= rate <= MAX_RATE:
             raise InvalidText(
-                f"text: rate {rate:g} at character {start} is outside of {MIN_SPEED} … {MAX_SPEED}; choose one inside"
+                f"text: rate {rate:g} at character {start} is outside of {MIN_RATE} … {MAX_RATE}; choose one inside"
             )
         return rate
 
 
 def _events(text: str) -> list[tuple[int, str, tuple[Any, ...]]]:
-    """What the XML holds, each with the character at which it begins; the first one begins the text."""
+    """The events of the XML, each with the character at which it begins; the first one begins the text."""
     events: list[tuple[int, str, tuple[Any, ...]]] = []
     parser, begin = expat.ParserCreate("utf-8"), len(text) - len(text.lstrip())
     data, byte, character = text[begin:].encode(), 0, begin

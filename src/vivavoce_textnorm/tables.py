@@ -18,7 +18,7 @@ from vivavoce_textnorm.types import Forms
 Fixes = tuple[tuple[Match, str], ...]
 _PREFIXED = compiled(r"\((.+)\)(.+)")
 _ADDED = {"format": "; ", "rules": "\n", "units": ";\n", "currencies": ";\n", "words": ";\n"}
-"""What a language adds to a section of its base, and what stands between the two; it replaces any other."""
+"""Sections of the base that a language adds to, with the sign between the two; it replaces any other section."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,6 @@ def _read_sections(name: str) -> dict[str, str]:
 
 
 def load_locale(language: str) -> Locale:
-    """The table of a language."""
     found = _read_sections(language)
     kind, names = dict(_rows(found["format"])), found.get("month_names", "").split()
     money = [(keys, *names.partition(", ")[::2]) for keys, names in _rows(found["currencies"], ": ")]

@@ -1,8 +1,13 @@
-"""Values of the natural reading: pieces of a text with what is said for them, and numbers."""
+"""Values that are passed around: pieces and runs of a text, the choices of a request, and numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,6 @@ class NormalizedText:
 
     @property
     def spoken(self) -> str:
-        """All that is said."""
         return "".join(piece.spoken for piece in self.pieces)
 
     @property
@@ -57,4 +61,62 @@ class Number:
 
 
 Forms = tuple[str, ...]
-"""Of a noun that is counted, from the form for one to that for many; how many there are is up to the language."""
+"""The forms of a noun that is counted, from the form for one to the form for many; each language has its own number."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The choices of a request, and the abilities of the loaded model.
+
+    named_emojis: said by their Unicode names, in English, instead of being silent; silent_code: code between backticks
+    is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule; lexicon: words as
+    they are written → how they are to be written for the model, in letters or in its marks; unread: languages that the
+    model is not read in: their sentences are read as text that shows no language.
+    """
+
+    named_emojis: bool = False
+    silent_code: bool = False
+    marks: frozenset[str] = frozenset()
+    lexicon: Lexicon = NO_WORDS
+    unread: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Say:
+    """Text that is said in a certain way, whatever the rules say.
+
+    how: one of `FORMS`; order: that of a date's numbers, such as "dmy"; "" if it is not given."""
+
+    how: str
+    content: str
+    order: str = ""
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """Characters of a text that are read alike.
+
+    pieces: cover them; their `spoken`, joined, is what the rules read; said: what the characters in it stand for that
+    no rule reads; language: None: that of the text around it; rate: times the speed of the request; pause_s: seconds of
+    silence, of a run of which nothing is spoken.
+    """
+
+    pieces: list[Piece]
+    said: Mapping[str, Say] = field(default_factory=dict)
+    language: str | None = None
+    rate: float = 1.0
+    pause_s: float = 0.0
+
+    @property
+    def plain(self) -> str:
+        return "".join(piece.spoken for piece in self.pieces)
+
+
+def original(pieces: Sequence[Piece], at: int) -> int:
+    """Where in the text a character of what its pieces say stands; of the end, what is silent there included."""
+    offsets = [*accumulate((len(piece.spoken) for piece in pieces), initial=0)]
+    if at >= offsets[-1]:
+        return pieces[-1].end
+    index = bisect_right(offsets, at) - 1
+    piece, inside = pieces[index], at - offsets[index]
+    return piece.start if not inside else piece.start + inside if piece.rule is None else piece.end

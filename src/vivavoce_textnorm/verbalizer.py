@@ -1,4 +1,4 @@
-"""What a language has to know to say a class of written things: one `Verbalizer` for each language."""
+"""The words of each language for numbers, dates, times and amounts: one `Verbalizer` a language."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
 
+from vivavoce_textnorm import chinese_rules, english_number_rules, english_word_rules
 from vivavoce_textnorm.grammar import compiled
-from vivavoce_textnorm.rules import written_rules
+from vivavoce_textnorm.rules import bind, table_rules
 from vivavoce_textnorm.tables import load_locale
 from vivavoce_textnorm.types import Forms, Number
 
-MODULES = {
+VERBALIZERS = {
     "en": "english.English",
-    "zh": "cjk.Myriad",
-    "yue": "cjk.Myriad",
-    "ja": "cjk.Myriad",
+    "zh": "cjk.EastAsian",
+    "yue": "cjk.EastAsian",
+    "ja": "cjk.EastAsian",
     "ko": "cjk.Korean",
     "de": "german.German",
     "es": "romance.European",
@@ -26,6 +27,13 @@ MODULES = {
     "ru": "russian.Russian",
 }
 """A language → its class in a module beside this one, which the language makes a verbalizer of."""
+
+RULES = {
+    "en": (*english_number_rules.RULES, *english_word_rules.RULES),
+    "zh": chinese_rules.RULES,
+    "yue": (*chinese_rules.CANTONESE, *chinese_rules.RULES),
+}
+"""The rules of a language that are tried after those of its table."""
 
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
@@ -41,7 +49,7 @@ class Verbalizer(ABC):
 
     def __init__(self, language: str) -> None:
         self.locale = load_locale(language)
-        self.rules = written_rules(self.locale)
+        self.rules = bind((*table_rules(self.locale), *RULES.get(language, ())), self.locale)
         self._fixes = {name: self.locale.fixes(name) for name in self.locale.sections if name.endswith("_fixes")}
         self.numeral = lru_cache(maxsize=4096)(self._numeral)
 
@@ -66,7 +74,7 @@ class Verbalizer(ABC):
         return self._formed(self.numeral(value), "counted_fixes", after) if after else self.numeral(value)
 
     def gender(self, after: str) -> str:
-        """Of the noun that follows, where numbers show it: "m", "f" or "n"."""
+        """The gender of the noun that follows, where numbers show it: "m", "f" or "n"."""
         return ""
 
     def _formed(self, said: str, fixes: str, after: str) -> str:
@@ -107,7 +115,6 @@ class Verbalizer(ABC):
         return (", " if self.locale.joint else "").join(said)
 
     def phone(self, written: str) -> str:
-        """A telephone number."""
         return self.one_by_one(written, phone=True)
 
     def version(self, written: str) -> str:
@@ -121,12 +128,11 @@ class Verbalizer(ABC):
         return self.between(said, "point" if self.locale.decimal == "." else "version")
 
     def decimals(self, digits: str) -> str:
-        """What stands behind the point: 3,14 is "quatorze" where a language says pairs, 0,05 "zéro cinq"."""
+        """The digits behind the point: 3,14 is "quatorze" where a language says pairs, 0,05 "zéro cinq"."""
         pair = "decimal_pairs" in self.locale.words and len(digits) == 2 and digits[0] != "0"
         return self.numeral(int(digits)) if pair else self.digits(digits)
 
     def number(self, number: Number, after: str = "") -> str:
-        """A number with its sign, decimals and magnitude."""
         noun = self.magnitude(number) if number.power else ""
         said = self.cardinal(number.whole, "" if number.decimals else noun or after)
         if number.decimals:
@@ -140,7 +146,6 @@ class Verbalizer(ABC):
         return next(word for word, power in self.locale.magnitudes.items() if power == number.power)
 
     def year(self, value: int) -> str:
-        """A year of the calendar."""
         return self.digits(str(value)) if "year_digits" in self.locale.words else self.numeral(value)
 
     def day(self, day: int) -> str:
@@ -173,7 +178,6 @@ class Verbalizer(ABC):
         return self.join(said, joint, self.unit(cents, minor)) if cents.whole else said
 
     def percent(self, number: Number) -> str:
-        """A number with %."""
         said = self.unit(replace(number, negative=False), tuple(self.locale.words["percent"].split("/")))
         return self.join(self.locale.words["minus"] if number.negative else "", said)
 
@@ -208,9 +212,9 @@ class Verbalizer(ABC):
 
 @cache
 def load_verbalizer(language: str) -> Verbalizer | None:
-    """The verbalizer of a language, which is imported here; None where there is none."""
-    if language not in MODULES:
+    """The verbalizer of a language, which is imported here; None for other languages."""
+    if language not in VERBALIZERS:
         return None
-    module, name = MODULES[language].split(".")
+    module, name = VERBALIZERS[language].split(".")
     found: Verbalizer = getattr(import_module(f"{__package__}.{module}"), name)(language)
     return found

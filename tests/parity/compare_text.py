@@ -10,10 +10,11 @@ from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidText
 from vivavoce.frontend.text import official as rules
-from vivavoce.frontend.text.official import Languages, NumberWords
+from vivavoce.frontend.text.official import Languages, NumberWords, OfficialNormalizer
 from vivavoce.frontend.text.segmentation import split_paragraph
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce_textnorm import blocks, contains_chinese
 
 UNBOUNDED = 10**9
 
@@ -46,7 +47,7 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
     plain = TextFrontEnd(tokenizer, normalize=False)
     for front_end in (normalised, plain):
         front_end._max_tokens = UNBOUNDED  # the official code bounds no piece
-    plain._languages = Languages(str, str, str, spell)
+    plain._official = OfficialNormalizer(Languages(str, str, str, spell))
 
     chinese, english = rules.load_reader("zh"), rules.load_reader("en")
 
@@ -54,14 +55,14 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
         return len(tokenizer.encode(text))
 
     def read(text: str) -> str:
-        reader = chinese if rules.contains_chinese(text) or text.isdigit() else english
-        return "".join(map(reader, rules.blocks(text.strip(), reader.language)))
+        reader = chinese if contains_chinese(text) or text.isdigit() else english
+        return "".join(map(reader, blocks(text.strip(), reader.language)))
 
     def split(text: str, *arguments: Any, **options: Any) -> list[str]:
         return [piece for piece, _ in split_paragraph([text], *arguments, **options)]
 
     return {
-        "contains_chinese": rules.contains_chinese,
+        "contains_chinese": contains_chinese,
         "is_only_punctuation": rules.is_only_punctuation,
         "replace_blank": rules.replace_blank,
         "replace_corner_mark": rules.replace_corner_mark,

@@ -11,14 +11,14 @@ import pytest
 from tests.textnorm.acceptable import load_cases
 from tests.textnorm.test_reader import _texts
 from vivavoce.errors import InvalidText
-from vivavoce.frontend.text.arriving import whole_words
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import SPECIAL_TOKENS
-from vivavoce_textnorm.arriving import MOST_HELD, ArrivingReader, read_arriving
 from vivavoce_textnorm.lexicon import Lexicon
-from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.normalizer import whole_words
 from vivavoce_textnorm.reader import read
-from vivavoce_textnorm.verbalizer import MODULES
+from vivavoce_textnorm.types import Settings
+from vivavoce_textnorm.verbalizer import VERBALIZERS
+from vivavoce_textnorm.word_stream import MOST_HELD, WordStream, natural_words
 
 _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _TIGHT = ("zh", "yue", "ja")
@@ -46,7 +46,7 @@ The <span class="a b c d e f g">word</span> is on Mon, Jan 5 at 5pm. On the one 
 
 
 def _arrived(pieces: Iterable[str], language: str | None, settings: Settings = _SETTINGS) -> list[tuple[str, int]]:
-    text = ArrivingReader(language, settings)
+    text = WordStream(language, settings)
     return [*chain.from_iterable(map(text.add, pieces)), *text.end()]
 
 
@@ -64,7 +64,7 @@ def _texts_of(language: str, chance: random.Random) -> list[str]:
     return [*texts, *joined, *([_LONG] if language == "en" else ())]
 
 
-@pytest.mark.parametrize("language", MODULES)
+@pytest.mark.parametrize("language", VERBALIZERS)
 def test_a_text_that_arrives_is_read_as_a_whole_one(language: str) -> None:
     chance = random.Random(11)
     for text in _texts_of(language, chance):
@@ -93,7 +93,7 @@ def test_what_is_given_depends_on_the_text_alone_and_comes_in_order() -> None:
 
 def _at_once(text: str, language: str | None = "en", settings: Settings = _SETTINGS) -> str:
     """What is given before the text has ended."""
-    return "".join(words for words, _ in ArrivingReader(language, settings).add(text))
+    return "".join(words for words, _ in WordStream(language, settings).add(text))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_words_of_a_lexicon_are_not_torn() -> None:
 def test_what_is_held_is_bounded_and_nothing_is_said_twice(text: str) -> None:
     held = 0
     said: list[tuple[str, int]] = []
-    arriving = ArrivingReader("en", _SETTINGS)
+    arriving = WordStream("en", _SETTINGS)
     for place, one in enumerate(text, start=1):
         said += arriving.add(one)
         silent = not text[said[-1][1] if said else 0 : place].strip("\n😀")
@@ -175,7 +175,7 @@ def test_ids_are_those_of_the_whole_reading(front_end: TextFrontEnd) -> None:
             whole, pieces = read(text, language, _SETTINGS).spoken, _torn(text, chance)
             plain = [front_end.encode(words) for words, _ in whole_words(_torn(whole, chance))]
             if tuple(chain.from_iterable(plain)) == front_end.encode(whole):
-                said = [front_end.encode(words) for words, _ in read_arriving(pieces, language, _SETTINGS)]
+                said = [front_end.encode(words) for words, _ in natural_words(pieces, language, _SETTINGS)]
                 assert tuple(chain.from_iterable(said)) == front_end.encode(whole), text
                 compared += 1
     assert compared > 300
@@ -183,4 +183,4 @@ def test_ids_are_those_of_the_whole_reading(front_end: TextFrontEnd) -> None:
 
 def test_what_is_no_text_is_refused() -> None:
     with pytest.raises(InvalidText, match="int"):
-        list(read_arriving([3], "en", _SETTINGS))  # type: ignore[list-item]
+        list(natural_words([3], "en", _SETTINGS))  # type: ignore[list-item]

@@ -10,13 +10,14 @@ import pytest
 
 from vivavoce.errors import InvalidText
 from vivavoce.frontend.text.segmentation import TextSegment
+from vivavoce.frontend.text.sentence_stream import sentence_stream
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS, TextTokenizer
-from vivavoce_textnorm.arriving import control_sentences, read_arriving
 from vivavoce_textnorm.inline_tags import FORMS, MAX_RUNS
-from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read
 from vivavoce_textnorm.ssml import find_runs
+from vivavoce_textnorm.types import Settings
+from vivavoce_textnorm.word_stream import natural_words
 
 T = TypeVar("T")
 _SECOND = tuple(one for one in SPECIAL_TOKENS if not one.startswith("<|"))
@@ -278,7 +279,7 @@ def test_sentences_that_arrive_tear_no_bracket() -> None:
     )
     for size in (1, 3, 200):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        found = list(control_sentences(pieces, _NONE))
+        found = list(sentence_stream(pieces, _NONE))
         assert all(text[one.start : one.end] == one.text for one in found)
         assert found[0].text.startswith("[pause 1s]Hello there,")
         assert all(one.text.count("[") == one.text.count("]") for one in found)
@@ -290,7 +291,7 @@ def test_sentences_that_arrive_tear_no_bracket() -> None:
 def test_words_that_arrive_have_commas_for_pauses(size: int) -> None:
     def words(text: str) -> str:
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        found = list(read_arriving(pieces, "en", Settings(marks=_ALL)))
+        found = list(natural_words(pieces, "en", Settings(marks=_ALL)))
         assert found[-1][1] == len(text)
         return "".join(one for one, _ in found)
 
@@ -302,7 +303,7 @@ def test_words_that_arrive_have_commas_for_pauses(size: int) -> None:
 
 def test_ssml_that_arrives_is_one_sentence() -> None:
     text = '<speak>Das ist es. <break time="1s"/> Und das nicht.</speak>'
-    (one,) = control_sentences(list(text), _NONE)
+    (one,) = sentence_stream(list(text), _NONE)
     assert (one.text, one.language) == (text, "de")
     with pytest.raises(InvalidText, match="limit of"):
-        list(control_sentences(["<speak>", *["a" * 10_000] * 3], _NONE))
+        list(sentence_stream(["<speak>", *["a" * 10_000] * 3], _NONE))

@@ -9,8 +9,9 @@ import pytest
 
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce_textnorm.lexicon import MAX_WORDS, Lexicon, read_lexicon, read_lexicons
-from vivavoce_textnorm.markup import Settings, _pattern
+from vivavoce_textnorm.markup import _pattern
 from vivavoce_textnorm.reader import read
+from vivavoce_textnorm.types import Settings
 
 
 @pytest.fixture

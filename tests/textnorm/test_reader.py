@@ -10,9 +10,9 @@ import pytest
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
 from vivavoce_textnorm.lexicon import Lexicon
-from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read
-from vivavoce_textnorm.verbalizer import MODULES
+from vivavoce_textnorm.types import Settings
+from vivavoce_textnorm.verbalizer import VERBALIZERS
 
 _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _WRITTEN = (
@@ -33,7 +33,7 @@ def _texts(count: int) -> list[str]:
     folder = Path(__file__).parent
     written = [
         line.split("\t")[1]
-        for language in MODULES
+        for language in VERBALIZERS
         for line in (folder / f"{language}.tsv").read_text("utf-8").splitlines()[1:]
     ]
 
@@ -53,7 +53,7 @@ def _texts(count: int) -> list[str]:
 
 def _check(texts: list[str]) -> None:
     for place, text in enumerate(texts):
-        language = (None, *MODULES)[place % 11]
+        language = (None, *VERBALIZERS)[place % 11]
         if text.lstrip().startswith("<speak"):
             continue  # torn SSML is refused
         reading = read(text, language, _SETTINGS)

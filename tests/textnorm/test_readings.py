@@ -6,8 +6,8 @@ import pytest
 
 from tests.textnorm.acceptable import failing, load_cases
 from vivavoce.frontend.text.tokenizer import SPECIAL_TOKENS
-from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read
+from vivavoce_textnorm.types import Settings
 
 _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _LEAST = 0.97

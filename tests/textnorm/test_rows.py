@@ -1,4 +1,4 @@
-"""Every rule that a table writes reads something: a text of the tables beside this file needs it."""
+"""Every rule of a language reads something: its examples, and a text of the tables beside this file."""
 
 from __future__ import annotations
 
@@ -10,35 +10,69 @@ import pytest
 
 from tests.textnorm.acceptable import load_cases
 from vivavoce_textnorm import reader
-from vivavoce_textnorm.rules import Rule
-from vivavoce_textnorm.verbalizer import MODULES, Verbalizer, load_verbalizer
+from vivavoce_textnorm.rules import BoundRule, Rule, table_rules
+from vivavoce_textnorm.verbalizer import RULES, VERBALIZERS, Verbalizer, load_verbalizer
+
+Row = tuple[str, str]
+"""A rule's pattern as it is written, and its name."""
 
 
-def test_every_rule_of_a_table_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules of a table that others add to are needed if one of these uses them."""
-    written: dict[str, bool] = {}
+@cache
+def rules_of(language: str) -> tuple[Rule, ...]:
+    voice = load_verbalizer(language)
+    assert voice is not None
+    return (*table_rules(voice.locale), *RULES.get(language, ()))
 
-    def recording(row: str, rule: Rule) -> Rule:
-        def say(voice: Any, found: Any) -> str | None:
-            said = rule.say(voice, found)
-            written[row] |= said is not None
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> set[Row]:
+    """The rules that have said something."""
+    found: set[Row] = set()
+
+    def recording(row: Row, rule: BoundRule) -> BoundRule:
+        def say(voice: Any, match: Any) -> str | None:
+            said = rule.say(voice, match)
+            if said is not None:
+                found.add(row)
             return said
 
-        written.setdefault(row, False)
         return replace(rule, say=say)
 
     @cache
     def recorded(language: str) -> Verbalizer | None:
         if (voice := load_verbalizer(language)) is None:
             return None
-        own, rows = type(voice)(language), voice.locale.sections["rules"].splitlines()
+        own = type(voice)(language)
+        rows = [(rule.pattern, rule.name) for rule in rules_of(language)]
         own.rules = tuple(map(recording, rows, own.rules))
         return own
 
     monkeypatch.setattr(reader, "load_verbalizer", recorded)
-    for language in MODULES:
+    return found
+
+
+def test_every_rule_is_needed_by_a_text_of_the_tables(used: set[Row]) -> None:
+    """Rules that several languages share are needed if one of these uses them."""
+    for language in VERBALIZERS:
         for case in load_cases(language):
             reader.read(case.text.replace("⏎", "\n").replace("⇥", "\t"), language)
-    assert len(written) > 200
-    idle = [row for row, used in written.items() if not used]
-    assert not idle, "\n".join(idle)
+    rows = {(rule.pattern, rule.name) for language in VERBALIZERS for rule in rules_of(language)}
+    assert len(rows) > 200
+    assert not rows - used
+
+
+@pytest.mark.parametrize("language", VERBALIZERS)
+def test_examples_are_read_by_their_rule(language: str, used: set[Row]) -> None:
+    for rule in rules_of(language):
+        if language == "yue" and rule in RULES["zh"]:
+            continue  # their examples are Mandarin
+        for written, spoken in rule.examples.items():
+            used.clear()
+            assert reader.read(written, language).spoken == spoken, rule
+            assert (rule.pattern, rule.name) in used, (rule, written)
+
+
+def test_every_rule_has_an_example() -> None:
+    shown = {(rule.pattern, rule.name) for language in VERBALIZERS for rule in rules_of(language) if rule.examples}
+    rows = {(rule.pattern, rule.name) for language in VERBALIZERS for rule in rules_of(language)}
+    assert rows == shown

@@ -8,8 +8,9 @@ import pytest
 
 from tests.textnorm.acceptable import failing, load_cases
 from vivavoce_textnorm.reader import read
+from vivavoce_textnorm.rules import table_rules
 from vivavoce_textnorm.russian import Russian
-from vivavoce_textnorm.verbalizer import MODULES, load_verbalizer
+from vivavoce_textnorm.verbalizer import VERBALIZERS, load_verbalizer
 
 LANGUAGES = ("de", "es", "fr", "it", "ru", "ja", "ko", "yue")
 CARDINALS = {
@@ -103,11 +104,11 @@ def test_most_texts_are_read_in_their_language_where_none_is_named(language: str
     assert len(wrong) <= (1 - least) * len(cases)
 
 
-@pytest.mark.parametrize("language", MODULES)
+@pytest.mark.parametrize("language", VERBALIZERS)
 def test_what_a_table_calls_is_there(language: str) -> None:
     voice = load_verbalizer(language)
     assert voice
-    called = [row.rpartition("=>@")[2] for row in voice.locale.sections["rules"].splitlines() if "=>@" in row]
+    called = [str(rule.say)[1:] for rule in table_rules(voice.locale) if str(rule.say).startswith("@")]
     assert [name for name in called if not hasattr(voice, f"_{name}")] == []
 
 

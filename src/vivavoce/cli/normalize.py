@@ -33,7 +33,7 @@ def normalize(
         from vivavoce.frontend.speech import SpeakOptions
         from vivavoce.frontend.text.text_front_end import TextFrontEnd
         from vivavoce.frontend.text.tokenizer import TextTokenizer
-        from vivavoce_textnorm.lexicon import NO_WORDS, read_lexicon
+        from vivavoce_textnorm import NO_WORDS, read_lexicon
 
         words = read_lexicon(lexicon) if lexicon else NO_WORDS
         how = SpeakOptions(reading=reading, emojis=emojis, code=code, lexicon=words)  # type: ignore[arg-type]

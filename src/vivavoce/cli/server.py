@@ -32,7 +32,7 @@ from vivavoce.server.settings_checks import tls_problems
 from vivavoce.server.settings_sources import unread_variables
 from vivavoce.server.telemetry import Tracing
 from vivavoce.server.wyoming import serving_wyoming
-from vivavoce_textnorm.lexicon import Lexicons, read_lexicons
+from vivavoce_textnorm import Lexicons, read_lexicons
 
 log = logging.getLogger(__name__)
 

@@ -81,7 +81,7 @@ class SpeechManner:
         """The keywords that `Vivavoce.speak` and `Vivavoce.stream` share; `InvalidRequest` if one is out of limits."""
         from vivavoce.engine.request import SamplingParams
         from vivavoce.frontend.speech import SpeakOptions, parse_mode
-        from vivavoce_textnorm.lexicon import NO_WORDS, read_lexicon
+        from vivavoce_textnorm import NO_WORDS, read_lexicon
 
         how: dict[str, Any] = {
             "mode": parse_mode(self.mode) if self.mode else None,
@@ -214,8 +214,7 @@ def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
     natural: natural rules read it, and SSML is one part. A part ends at a sentence's end if there is one. Parts
     without a word are left out, if there are others.
     """
-    from vivavoce.frontend.text.official import blocks, contains_chinese, is_speakable
-    from vivavoce_textnorm.ssml import is_ssml
+    from vivavoce_textnorm import blocks, contains_chinese, is_speakable, is_ssml
 
     if natural and is_ssml(text):
         return [(0, text)]

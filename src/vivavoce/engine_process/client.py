@@ -25,7 +25,7 @@ from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
-from vivavoce_textnorm.types import NormalizedText
+from vivavoce_textnorm import NormalizedText
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, SpeechStream
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce_textnorm.types import NormalizedText
+from vivavoce_textnorm import NormalizedText
 
 log = logging.getLogger(__name__)
 

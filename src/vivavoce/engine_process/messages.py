@@ -17,7 +17,7 @@ from vivavoce.errors import VivavoceError
 from vivavoce.frontend.speech import SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection, VoicesSection
-from vivavoce_textnorm.lexicon import Lexicons
+from vivavoce_textnorm import Lexicons
 
 _LENGTH = struct.Struct("!I")
 

@@ -36,8 +36,7 @@ from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.frontend.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices
 from vivavoce.server.settings import EngineSection, ModelSection
-from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons
-from vivavoce_textnorm.types import NormalizedText
+from vivavoce_textnorm import NO_WORDS, Lexicon, Lexicons, NormalizedText
 
 LARGEST_VOICE = 2 << 20
 """About the bytes of a stored voice of 30 s: its features for one model or two, and its recording."""

@@ -24,15 +24,13 @@ from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, Conditioning, InputMod
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
-from vivavoce.frontend.text.arriving import located_sentences
-from vivavoce.frontend.text.official import CancelCheck, is_speakable, never_cancelled
+from vivavoce.frontend.text.sentence_stream import sentence_stream
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.frontend.voices.extract import AudioSource, VoiceExtractor
 from vivavoce.frontend.voices.voice import Voice, check_fits
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
-from vivavoce_textnorm.arriving import control_sentences
-from vivavoce_textnorm.inline_tags import check_paused
+from vivavoce_textnorm import CancelCheck, check_paused, is_speakable, never_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +115,7 @@ class FrontEnd:
             yield from self._words(pieces, conditioning, options, begin)
             return
         index, paused_s, natural = 0, 0.0, options.reading == "natural"
-        for sentence in control_sentences(pieces, self.text.marks) if natural else located_sentences(pieces):
+        for sentence in sentence_stream(pieces, self.text.marks if natural else None):
             if is_speakable(sentence.text):  # a line of dashes is not: the text around it is spoken
                 language = options.language or (sentence.language if self.card.scripts is None else None)
                 named, start = replace(options, language=language), begin + sentence.start

@@ -23,8 +23,7 @@ from vivavoce.frontend.speech_options import (
     SPEED,
 )
 from vivavoce.frontend.text.official import Code, Emojis, Normalization, check_choices, parse_language, parse_reading
-from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
-from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm import NO_WORDS, Lexicon, Settings
 
 Options = TypeVar("Options", bound="SpeakOptions")
 

@@ -10,7 +10,7 @@ from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.frontend.speech import Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce_textnorm.types import NormalizedText
+from vivavoce_textnorm import NormalizedText
 
 
 class SpeechStream(Protocol):

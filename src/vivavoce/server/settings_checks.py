@@ -11,7 +11,7 @@ from vivavoce.engine.backends import backend_problems
 from vivavoce.errors import VivavoceError
 from vivavoce.server.keys import read_keys
 from vivavoce.server.settings import ServerSection, ServerSettings, is_address, is_loopback
-from vivavoce_textnorm.lexicon import read_lexicons
+from vivavoce_textnorm import read_lexicons
 
 
 def contradictions(settings: ServerSettings) -> Iterator[str]:

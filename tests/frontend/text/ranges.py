@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vivavoce.frontend.text.official import is_speakable
 from vivavoce.frontend.text.segmentation import find_spans
+from vivavoce_textnorm import is_speakable
 
 
 def letters(text: str) -> str:

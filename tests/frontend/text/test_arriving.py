@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.errors import InvalidText
-from vivavoce.frontend.text.arriving import (
-    MAX_HELD,
-    MAX_HELD_WORD,
-    SentenceSplitter,
-    located_sentences,
-    whole_words,
-)
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
+from vivavoce.frontend.text.sentence_stream import (
+    MAX_HELD,
+    SentenceSplitter,
+    sentence_stream,
+)
+from vivavoce_textnorm.normalizer import MAX_HELD_WORD, whole_words
 
 
 def joined(pieces):
@@ -56,7 +55,7 @@ def test_what_is_held_is_bounded():
 
 
 def cut(*pieces):
-    return [sentence.text for sentence in located_sentences(pieces)]
+    return [sentence.text for sentence in sentence_stream(pieces)]
 
 
 def at_once(text):
@@ -210,7 +209,7 @@ FRAGMENTS = st.sampled_from(
 
 @given(st.lists(FRAGMENTS, max_size=150).map("".join), st.lists(st.integers(0, 40), max_size=60))
 def test_all_comes_out_in_its_place_and_the_cuts_depend_on_the_text_alone(text, lengths):
-    sentences = list(located_sentences([text]))
+    sentences = list(sentence_stream([text]))
     for sentence in sentences:
         assert sentence.text
         assert sentence.text == sentence.text.strip() == text[sentence.start : sentence.end]
@@ -219,12 +218,12 @@ def test_all_comes_out_in_its_place_and_the_cuts_depend_on_the_text_alone(text, 
     starts = [*(sentence.start for sentence in sentences), len(text)]
     assert all(end <= start and not text[end:start].strip() for end, start in zip(ends, starts, strict=True))
     places = [0, *accumulate(lengths), None]
-    assert list(located_sentences(text[start:end] for start, end in pairwise(places))) == sentences
+    assert list(sentence_stream(text[start:end] for start, end in pairwise(places))) == sentences
 
 
 def test_a_piece_is_read_only_when_it_is_needed():
     pieces = iter(["It is one.", " It is", " two. It is three."])
-    sentences = located_sentences(pieces)
+    sentences = sentence_stream(pieces)
     assert next(sentences).text == "It is one."
     assert next(pieces) == " two. It is three."
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.frontend.text.arriving import located_sentences, whole_words
-from vivavoce.frontend.text.recognition import recognise
 from vivavoce.frontend.text.segmentation import split_paragraph
+from vivavoce.frontend.text.sentence_stream import sentence_stream
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce_textnorm import detect_language
+from vivavoce_textnorm.normalizer import whole_words
 
 SENTENCES = {
     "ja": [
@@ -105,18 +106,18 @@ def dense(text):
 
 @pytest.mark.parametrize("language", SENTENCES)
 def test_each_language_is_told_from_its_text(language):
-    assert recognise(joined(language)[0]) == language
-    assert [recognise(text) for text in ENGLISH] == ["en"] * len(ENGLISH)
-    assert [recognise(text) for text in CHINESE] == ["zh"] * len(CHINESE)
+    assert detect_language(joined(language)[0]) == language
+    assert [detect_language(text) for text in ENGLISH] == ["en"] * len(ENGLISH)
+    assert [detect_language(text) for text in CHINESE] == ["zh"] * len(CHINESE)
 
 
 def test_a_text_that_shows_no_language_is_in_that_of_the_text_before():
-    assert recognise("Zimmer 21, bitte.") == "en"
-    assert recognise("Zimmer 21, bitte.", "de") == "de"
-    assert recognise("東京都港区1丁目", "ja") == "ja"
-    assert recognise("东京港区的3个人，你说。", "ja") == "zh"
-    assert recognise("And then there were 21 of them.", "de") == "en"
-    assert recognise("Zimmer 21, bitte.", "zh") == recognise("Zimmer 21, bitte.", "en") == "en"
+    assert detect_language("Zimmer 21, bitte.") == "en"
+    assert detect_language("Zimmer 21, bitte.", "de") == "de"
+    assert detect_language("東京都港区1丁目", "ja") == "ja"
+    assert detect_language("东京港区的3个人，你说。", "ja") == "zh"
+    assert detect_language("And then there were 21 of them.", "de") == "en"
+    assert detect_language("Zimmer 21, bitte.", "zh") == detect_language("Zimmer 21, bitte.", "en") == "en"
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -138,14 +139,16 @@ def test_every_word_and_digit_is_spoken_and_no_sentence_is_torn(language, named,
 def test_one_sentence_alone_is_spoken_as_it_is_written(language, front_end):
     for sentence in SENTENCES[language]:
         assert front_end.segments(sentence, language) == [" ".join(sentence.split())]
-        assert front_end.normalize(f" {sentence}\n") == " ".join(sentence.split()) or recognise(sentence) != language
+        assert (
+            front_end.normalize(f" {sentence}\n") == " ".join(sentence.split()) or detect_language(sentence) != language
+        )
 
 
 @pytest.mark.parametrize("language", SENTENCES)
 def test_text_that_arrives_keeps_its_language_and_its_sentences(language):
     text, between = joined(language)
-    sentences = list(located_sentences(text))
-    assert list(located_sentences([text])) == sentences
+    sentences = list(sentence_stream(text))
+    assert list(sentence_stream([text])) == sentences
     assert all(text[one.start : one.end] == one.text for one in sentences)
     assert dense("".join(one.text for one in sentences)) == dense(text)
     assert {one.language for one in sentences} == {language}
@@ -220,7 +223,7 @@ def test_any_mixture_is_spoken_whole(text, language, front_end):
         return
     assert [one.start for one in parts] == [0, *(one.end for one in parts[:-1])]
     assert parts[-1].end == len(text)
-    if "<|" in text or (language or recognise(text)) not in ("en", "zh"):
+    if "<|" in text or (language or detect_language(text)) not in ("en", "zh"):
         said = dense("".join(one.spoken for one in parts))
         letters = [one for one in dense(text.replace("\u00ad", "")) if one.isalnum()]
         assert [one for one in said if one.isalnum()] == letters

@@ -19,10 +19,8 @@ from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
     NumberWords,
     WetextNormalizer,
-    blocks,
     close_trailing_comma,
     is_only_punctuation,
-    is_speakable,
     load_languages,
     load_reader,
     remove_bracket,
@@ -32,6 +30,7 @@ from vivavoce.frontend.text.official import (
     spoken_form,
 )
 from vivavoce.frontend.text.official_processes import ReadingProcesses
+from vivavoce_textnorm import blocks, is_speakable
 
 
 @pytest.mark.parametrize(
@@ -279,10 +278,10 @@ class StandIns:
         self.log, self.go, self.threads = log, Path(f"{log}.go"), ThreadPoolExecutor(8)
         self.processes = ReadingProcesses(number, digits_in_chinese=False)
 
-    def read(self, block, length, left=lambda: False):
+    def read(self, block, length, cancelled=lambda: False):
         """A block whose process is asked or waited for."""
         waiting = len(self.processes._waiting)
-        future = self.threads.submit(self.processes.read, block, "en", length, left)
+        future = self.threads.submit(self.processes.read, block, "en", length, cancelled)
         until(lambda: block in self.seen or len(self.processes._waiting) > waiting)
         return future
 

@@ -12,8 +12,8 @@ from vivavoce.frontend.text.official import WHOLE_CHARS, Normalization
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_textnorm.lexicon import Lexicon
-from vivavoce_textnorm.markup import Settings
-from vivavoce_textnorm.verbalizer import MODULES, load_verbalizer
+from vivavoce_textnorm.types import Settings
+from vivavoce_textnorm.verbalizer import VERBALIZERS, load_verbalizer
 
 TEXT = "# Prices\n\n- It costs **$3.50** in the 1990s. Call 911!"
 
@@ -80,7 +80,7 @@ def test_a_system_prompt_is_not_read(mini: TextFrontEnd, monkeypatch: pytest.Mon
 
 def test_a_model_of_one_script_gets_words_in_it(mini: TextFrontEnd) -> None:
     """Signs and marks that are Chinese alone, and sentences of other languages, are read in its own."""
-    verbalizers = [voice for voice in map(load_verbalizer, MODULES) if voice is not None]
+    verbalizers = [voice for voice in map(load_verbalizer, VERBALIZERS) if voice is not None]
     keys = {key for voice in verbalizers for table in (voice.locale.signs, voice.locale.currencies) for key in table}
     texts = [f"{sign}5 5{sign} 5{sign}6" for sign in sorted(keys) if not foreign(mini, sign)]
     assert len(texts) > 50
@@ -119,7 +119,7 @@ def test_long_texts_are_read_block_by_block_and_wholly(front_end: TextFrontEnd, 
 
 def test_a_text_that_nobody_waits_for_is_given_up(front_end: TextFrontEnd) -> None:
     with pytest.raises(RequestCancelled):
-        list(front_end.located(TEXT, left=lambda: True, reading="natural"))
+        list(front_end.located(TEXT, cancelled=lambda: True, reading="natural"))
 
 
 def test_another_name_is_refused() -> None:

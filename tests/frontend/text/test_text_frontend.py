@@ -13,11 +13,9 @@ from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
     Languages,
-    blocks,
+    OfficialNormalizer,
     close_trailing_comma,
-    contains_chinese,
     is_only_punctuation,
-    is_speakable,
     remove_bracket,
     replace_blank,
     replace_corner_mark,
@@ -30,6 +28,7 @@ from vivavoce.frontend.text.text_front_end import (
     drop_symbols,
 )
 from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce_textnorm import blocks, contains_chinese, is_speakable
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=80)  # surrogates and control characters included
 PUZZLING = st.text(alphabet="ab 1230.,:/$€%#&@\\\"'<>|[]{}-\n\t😀❤️é한好。²½", max_size=200)
@@ -294,7 +293,7 @@ def test_who_asks_chooses_the_language(text, language, segments, front_end):
 def whole(end, text):
     """The segments of a text that is read, split and searched as a whole."""
     language = "zh" if contains_chinese(text) else "en"
-    said = "".join(end._languages.read(block, language) for block in blocks(text.strip(), language))
+    said = "".join(end._official.languages.read(block, language) for block in blocks(text.strip(), language))
     if language == "zh":
         said = replace_corner_mark(replace_blank(said.replace("\n", ""))).replace(".", "。").replace(" - ", "，")
         said = close_trailing_comma(remove_bracket(said))
@@ -344,7 +343,7 @@ class Counting(Languages):
 @pytest.fixture
 def counting(tokenizer):
     end = TextFrontEnd(tokenizer, normalize=False)
-    end._languages = Counting()
+    end._official = OfficialNormalizer(Counting())
     return end
 
 
@@ -365,9 +364,9 @@ def test_the_first_segment_of_a_long_text_comes_before_the_rest_is_read(unit, mo
     segments = counting.located(text)
     first = next(segments)
     assert is_speakable(first.spoken)
-    assert counting._languages.count <= most
+    assert counting._official.languages.count <= most
     found = [first, *segments]
-    assert counting._languages.count >= MAX_TEXT_CHARS // WHOLE_CHARS
+    assert counting._official.languages.count >= MAX_TEXT_CHARS // WHOLE_CHARS
     assert found[-1].end == len(text)
     if most == 2:
         assert found == whole(counting, text)
@@ -378,7 +377,7 @@ def test_a_long_text_with_nothing_to_speak_is_refused_unread(unit, counting, mon
     monkeypatch.setattr(counting, "_num_tokens", pytest.fail)
     with pytest.raises(InvalidText, match=r"nothing in .* can be spoken"):
         next(counting.located(unit * 9_000))
-    assert counting._languages.count == 0
+    assert counting._official.languages.count == 0
 
 
 def test_reading_can_be_given_up_between_blocks(counting):
@@ -388,13 +387,13 @@ def test_reading_can_be_given_up_between_blocks(counting):
     left.append(True)
     with pytest.raises(RequestCancelled):
         list(segments)
-    assert counting._languages.count <= 2
+    assert counting._official.languages.count <= 2
 
 
 @pytest.mark.parametrize("end", [" and '好'", " and \x07", "<|a|> \ud800"])
 def test_a_long_text_is_checked_to_its_end_before_it_is_read(end, tokenizer):
     latin = TextFrontEnd(tokenizer, normalize=False, scripts=frozenset({"Latin"}))
-    latin._languages = Counting()
+    latin._official = OfficialNormalizer(Counting())
     with pytest.raises(InvalidText):
         next(latin.located("The lazy dog slept. " * 500 + end))
-    assert latin._languages.count == 0
+    assert latin._official.languages.count == 0

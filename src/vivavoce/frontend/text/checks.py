@@ -1,63 +1,21 @@
-"""What text may hold at all, before any rule of a language is applied to it."""
+"""Limits of every text, whatever it is read by."""
 
-from __future__ import annotations
+from vivavoce_textnorm import (
+    MAX_TEXT_CHARS,
+    check_characters,
+    check_length,
+    check_surrogates,
+    check_text,
+    excerpt,
+    name_some,
+)
 
-from collections.abc import Sequence
-
-import regex
-
-from vivavoce.errors import InvalidText
-
-MAX_TEXT_CHARS = 20_000
-"""Characters of one text: about half an hour of speech. Longer texts belong in several requests."""
-
-_NAMED = 5
-_SURROGATE = regex.compile("[\ud800-\udfff]")
-_CONTROL = regex.compile(r"[\p{Cc}--\s]", regex.V1)
-
-
-def check_text(text: str) -> None:
-    """Raise `InvalidText` as `check_length` and `check_characters`."""
-    check_length(text)
-    check_characters(text)
-
-
-def check_characters(text: str) -> None:
-    """Raise `InvalidText` for halves of surrogate pairs, and control characters but white space."""
-    check_surrogates(text)
-    control = _CONTROL.search(text)
-    if control:
-        raise InvalidText(
-            f"text: control character U+{ord(control[0]):04X} at position {control.start()}; remove it from the text"
-        )
-
-
-def check_length(text: str) -> None:
-    """Raise `InvalidText` if the text has more than `MAX_TEXT_CHARS` characters, or is no text."""
-    if not isinstance(text, str):
-        raise InvalidText(f"text: {type(text).__name__} is no text; give a string")
-    if len(text) > MAX_TEXT_CHARS:
-        raise InvalidText(
-            f"text: {len(text)} characters are more than the limit of {MAX_TEXT_CHARS}; split it into several requests"
-        )
-
-
-def check_surrogates(text: str) -> None:
-    """Raise `InvalidText` for a half of a surrogate pair: it is no character and has no bytes in UTF-8."""
-    surrogate = _SURROGATE.search(text)
-    if surrogate:
-        raise InvalidText(
-            f"text: U+{ord(surrogate[0]):04X} at position {surrogate.start()} is half of a surrogate pair, "
-            "not a character; decode the text as UTF-8 or UTF-16 before sending it"
-        )
-
-
-def name_some(characters: Sequence[str]) -> str:
-    """The first five of the characters, quoted, and how many more there are, for use in a message."""
-    named = ", ".join(map(repr, characters[:_NAMED]))
-    return f"{named} and {len(characters) - _NAMED} more" if len(characters) > _NAMED else named
-
-
-def excerpt(text: str, limit: int = 40) -> str:
-    """The beginning of the text, quoted and escaped, for use in a one-line message."""
-    return repr(text if len(text) <= limit else text[:limit] + "…")
+__all__ = [
+    "MAX_TEXT_CHARS",
+    "check_characters",
+    "check_length",
+    "check_surrogates",
+    "check_text",
+    "excerpt",
+    "name_some",
+]

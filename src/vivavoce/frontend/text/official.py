@@ -5,7 +5,7 @@ The rules reproduce the official front end, quirks included: the language model 
 wetext reads a text as one path through a large automaton. Two things follow, both measured with wetext 0.1.8:
 
 - It fails, as a whole, on ordinary English such as "costs 3€", "#1 fan", "[3]" or two spaces in a row. Such text is
-  read in smaller and smaller parts, so that only the part at fault is left as it was written.
+  read in smaller and smaller parts, so that only the part at fault is cancelled as it was written.
 - It holds the interpreter lock, 0.1 s for 1,000 characters and 6 s for 20,000, with up to 1.2 GB of memory. Text of
   more than `WHOLE_CHARS` characters is read in blocks of sentences: the first can be spoken before the rest is read,
   and each takes a short time.
@@ -17,72 +17,58 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from threading import Lock
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import regex
 
-from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
+from vivavoce.errors import InvalidRequest, MissingDependency
+from vivavoce_textnorm import (
+    MAX_BLOCK_CHARS,
+    AsWritten,
+    CancelCheck,
+    Language,
+    Piece,
+    Stretch,
+    blocks,
+    check_wanted,
+    is_speakable,
+    never_cancelled,
+)
 
-Language = Literal["zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"]
 Ruled = Literal["zh", "en"]  # with rules for numbers, dates and signs; the others are spoken as they are written
 Rules = Literal["zh", "en", "digits"]
-"""Those of a language; "digits": for English text that is nothing but digits."""
+"""The rules of a language; "digits" are for English text of nothing but digits."""
 
 Normalization = Literal["official", "natural", "off"]
-"""Whose rules read a text: the official front end's, our own (natural), or nobody's: it is spoken as it is written."""
+"""The rules that read a text: the official front end's, our own (natural), or none (off)."""
 
 Emojis = Literal["silent", "named"]
-"""What natural rules do with emojis: nothing is said for them, or their Unicode names, in English."""
+"""Emojis by natural rules: silent, or named by their Unicode names, in English."""
 Code = Literal["read", "silent"]
-"""What natural rules do with code between backticks."""
+"""Code between backticks by natural rules."""
 
-CancelCheck = Callable[[], bool]
-"""Asked while a text is read, True: nobody wants it any more, and the reading ends with RequestCancelled."""
-
-WHOLE_CHARS = 500
+WHOLE_CHARS = MAX_BLOCK_CHARS
+"""Characters of a text up to which the official rules read it as one."""
 _MOST_HELD = 2_000
 """Spoken characters that wait at most for a place between two letters."""
 
-_CHINESE = regex.compile("[\u4e00-\u9fff]")
 _ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
-_SPEAKABLE = regex.compile(r"[\p{L}\p{N}]")
-# a space with anything but an ASCII character that is no space on either side of it
+# a space that does not stand between two ASCII characters other than spaces
 _LOOSE_BLANK = regex.compile(r"(?<![\x00-\x1f\x21-\x7f]) | (?![\x00-\x1f\x21-\x7f])")
 _SUPERSCRIPTS = str.maketrans({"²": "平方", "³": "立方"})
 _BRACKETS = str.maketrans(dict.fromkeys("（）【】`"))
 _TRAILING_COMMAS = regex.compile(r"[，,、]+\Z")
 
+_INVISIBLE = regex.compile(r"[\u00AD\u200B\u200E\u200F\u202A-\u202E\u2060-\u2069\uFEFF]")  # soft hyphens and the like
 _BLANKS = regex.compile(r"[ \t\r\n\u00a0]+")
 _CLAUSE_END = regex.compile(r"(?<=[.,;:!?])(\s+)|(?<=[。，；：！？、])()")
 _WORD_END = regex.compile(r"(\s+)")
 _DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
 # The last place at which no rule looks across: those below see neither spaces, digits, dashes nor symbols there.
 _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
-_BETWEEN_TAGS = regex.compile(r"\](?=\[)")
-# Ends of blocks, best first. English ones stand before a plain space, for what wetext makes of a line break depends on
-# what is around it. A full stop counts after a small word and before a capital only: "No. 5" is to be read as one.
-_BLOCK_ENDS: dict[Ruled, tuple[regex.Pattern[str], ...]] = {
-    "en": (
-        regex.compile(r"""[!?]["”'’)]*(?= )|\p{Ll}{3}\.["”'’)]*(?= \p{Lu})"""),
-        regex.compile(r"[,;](?= )"),
-        regex.compile(r"\p{L}(?= \p{Ll})"),
-        _BETWEEN_TAGS,
-    ),
-    "zh": (
-        regex.compile(r"[。！？]|[!?](?=\s)|\S(?=\n)"),
-        regex.compile(r"[，；、]|[,;](?=\s)"),
-        regex.compile(r"\p{Han}(?=\p{Han})|\p{L}(?= \p{L})"),
-        _BETWEEN_TAGS,
-    ),
-}
-
-
-def never_cancelled() -> bool:
-    """A `CancelCheck` of a text that is read in any case."""
-    return False
 
 
 def parse_language(name: str) -> Language:
@@ -111,28 +97,9 @@ def _one_of(names: tuple[Any, ...], field: str, name: str, remedy: str) -> Any:
     raise InvalidRequest(f"{field}: {name!r} is none of {', '.join(names)}; {remedy}")
 
 
-def check_wanted(left: CancelCheck) -> None:
-    """RequestCancelled: nobody wants the text any more."""
-    if left():
-        raise RequestCancelled("request: was cancelled")
-
-
-def contains_chinese(text: str) -> bool:
-    """Whether the text is treated as Chinese: it holds a character of U+4E00–9FFF (kana and hangul do not count)."""
-    return _CHINESE.search(text) is not None
-
-
 def is_only_punctuation(text: str) -> bool:
     """Whether every character is punctuation or a symbol (Unicode P or S); true for the empty text."""
     return _ONLY_PUNCTUATION.fullmatch(text) is not None
-
-
-def is_speakable(text: str) -> bool:
-    """Whether the text holds at least one letter or number.
-
-    Stricter than `is_only_punctuation`: an emoji with a variation selector is neither punctuation nor speakable.
-    """
-    return _SPEAKABLE.search(text) is not None
 
 
 def replace_blank(text: str) -> str:
@@ -224,25 +191,12 @@ class WetextNormalizer:
         return self._attempt(_DIGIT_EDGE.sub(" ", text)) or text
 
     def _attempt(self, text: str) -> str | None:
-        """What wetext makes of the text; None where it finds no way through, or swallows the text."""
+        """The text as wetext reads it; None where it finds no way through, or swallows the text."""
         try:
             spoken = self.normalize(text)
         except AssertionError:  # wetext's token parser, handed the empty result of its automaton
             return None
         return spoken if spoken or not text.strip() else None
-
-
-def blocks(text: str, language: Ruled, most: int = WHOLE_CHARS) -> Iterator[str]:
-    """Cut text into blocks of at most so many characters, at the best places in the second half of their room."""
-    start = 0
-    while len(text) - start > most:
-        limit = start + most
-        window = start + most // 2, limit
-        found = ([m.end() for m in pattern.finditer(text, *window)] for pattern in _BLOCK_ENDS[language])
-        end = next((places[-1] for places in found if places), limit)
-        yield text[start:end]
-        start = end
-    yield text[start:]
 
 
 def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -> Iterator[tuple[str, int]]:
@@ -288,9 +242,9 @@ class Languages:
     digits: Callable[[str], str]
     spell: Callable[[str], str] = field(default_factory=NumberWords)
 
-    def read(self, block: str, rules: Rules, length: int = 0, left: CancelCheck = never_cancelled) -> str:
+    def read(self, block: str, rules: Rules, length: int = 0, cancelled: CancelCheck = never_cancelled) -> str:
         """A block of a text of any length, with numbers, dates and units in words."""
-        check_wanted(left)
+        check_wanted(cancelled)
         if rules == "zh":
             return self.chinese(block)
         return spell_out_number((self.digits if rules == "digits" else self.english)(block), self.spell)
@@ -315,3 +269,36 @@ def load_languages(*, digits_in_chinese: bool) -> Languages:
     """
     chinese, english = load_reader("zh"), load_reader("en")
     return Languages(chinese, english, chinese if digits_in_chinese else english)
+
+
+class Reads(Protocol):
+    """Reads blocks by the official rules: `Languages`, or processes that do."""
+
+    def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck) -> str: ...
+
+
+@dataclass(frozen=True)
+class OfficialNormalizer(AsWritten):
+    """Says a text by the official rules; one in other languages than English and Chinese as it is written.
+
+    parts: cuts a block into text and, at odd places, special tokens, which are not read; None: all of it is read.
+    """
+
+    languages: Reads
+    parts: Callable[[str], list[str]] | None = None
+
+    def pieces(self, stretch: Stretch, language: str, cancelled: CancelCheck = never_cancelled) -> Iterator[Piece]:
+        text, start = stretch.plain, 0
+        if language not in ("zh", "en"):
+            yield Piece(0, len(text), " ".join(_INVISIBLE.sub("", text).split()))
+            return
+        rules: Callable[[str, Rules], str] = partial(self.languages.read, length=len(text), cancelled=cancelled)
+        read = partial(self._around_tags, rules) if self.parts else rules
+        for words, end in spoken_form(text, "zh" if language == "zh" else "en", read):
+            yield Piece(start, end, words)
+            start = end
+
+    def _around_tags(self, read: Callable[[str, Rules], str], block: str, rules: Rules) -> str:
+        assert self.parts is not None
+        parts = enumerate(self.parts(block))
+        return "".join(part if place % 2 or not part.strip() else read(part, rules) for place, part in parts)

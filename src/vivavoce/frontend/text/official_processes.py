@@ -26,15 +26,12 @@ from functools import lru_cache
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vivavoce.child import python_command
 from vivavoce.errors import RequestCancelled
-from vivavoce.frontend.text.official import WHOLE_CHARS, CancelCheck, Rules, load_languages, never_cancelled
-
-if TYPE_CHECKING:
-    from vivavoce_textnorm.inline_tags import Say
-    from vivavoce_textnorm.markup import Settings
+from vivavoce.frontend.text.official import WHOLE_CHARS, Rules, load_languages
+from vivavoce_textnorm import CancelCheck, Say, Settings, never_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +62,15 @@ class ReadingProcesses:
         self._came, self._state = count(), Lock()
         self._finalizer = weakref.finalize(self, _end, self._all)
 
-    def read(self, block: str, rules: Rules, length: int, left: CancelCheck = never_cancelled) -> str:
+    def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck = never_cancelled) -> str:
         """See `Languages.read`; waits for a process that is idle. What none can read stays as it is written.
 
-        length: of the whole text; left: asked while it waits.
+        length: of the whole text; cancelled: asked while it waits.
         """
-        words = self._asked((block, rules), self._places(length), length, left)
+        words = self._asked((block, rules), self._places(length), length, cancelled)
         return block if words is None else words
 
-    def read_naturally(
+    def read_block(
         self,
         block: str,
         language: str,
@@ -81,10 +78,16 @@ class ReadingProcesses:
         said: Mapping[str, Say],
         inside: tuple[bool, bool],
         length: int,
-        left: CancelCheck = never_cancelled,
-    ) -> str | None:
-        """What `read_run` says for a block; None: no process could read it. length, left: as in `read`."""
-        return self._asked(_natural(block, language, settings, said, inside), self._places(length), length, left)
+        cancelled: CancelCheck = never_cancelled,
+    ) -> str:
+        """See `vivavoce_textnorm.read_block`; this process reads a block if the others cannot."""
+        asked = _natural(block, language, settings, said, inside)
+        words = self._asked(asked, self._places(length), length, cancelled)
+        if words is None:
+            from vivavoce_textnorm import read_block
+
+            return read_block(block, language, settings, said, inside)
+        return words
 
     def warm_up(self, samples: Iterable[tuple[str, str]], settings: Settings) -> None:
         """Let each process load what the natural rules need for these texts and their languages; all at once."""
@@ -102,10 +105,10 @@ class ReadingProcesses:
         return range(0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1), len(self._all))
 
     def _asked(
-        self, asked: tuple[Any, ...], places: range, length: int = 0, left: CancelCheck = never_cancelled
+        self, asked: tuple[Any, ...], places: range, length: int = 0, cancelled: CancelCheck = never_cancelled
     ) -> str | None:
         """The answer of a process at one of these places; None: there is none."""
-        place = self._take(places, length, left)
+        place = self._take(places, length, cancelled)
         try:
             for _ in range(2):  # one that had ended while it was idle is no fault of the block
                 process = self._all[place]
@@ -133,7 +136,7 @@ class ReadingProcesses:
         """End the processes."""
         self._finalizer()
 
-    def _take(self, places: range, length: int, left: CancelCheck) -> int:
+    def _take(self, places: range, length: int, cancelled: CancelCheck) -> int:
         """The place of an idle process, which is not idle then, when it is this text's turn."""
         given = SimpleQueue[int]()
         turn = length, next(self._came), places, given
@@ -144,7 +147,7 @@ class ReadingProcesses:
             try:
                 return given.get(timeout=_ASKED_EVERY_S)
             except Empty:
-                if not left():
+                if not cancelled():
                     continue
             with self._state:
                 if turn in self._waiting:
@@ -231,13 +234,12 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 def _read_naturally(
     block: str, language: str, settings: str, said: Mapping[str, Sequence[str]], inside: tuple[bool, bool]
 ) -> str:
-    # Their patterns take most of a second: a process that is only asked for official reading starts without them.
-    from vivavoce_textnorm.inline_tags import Say
-    from vivavoce_textnorm.reader import read_run
+    # The patterns take most of a second to compile: a process for the official reading alone starts without them.
+    from vivavoce_textnorm import read_block
 
     own = {sign: Say(*what) for sign, what in said.items()}
     before, after = inside
-    return read_run(block, language, _unpacked(settings), own, (before, after)).spoken
+    return read_block(block, language, _unpacked(settings), own, (before, after))
 
 
 def main() -> None:

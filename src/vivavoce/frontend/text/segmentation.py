@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import regex
 
-from vivavoce.frontend.text.arriving import GERMAN_CLOSING, LOOKAHEAD, MARK, MAX_HELD, ends_sentence
-from vivavoce.frontend.text.official import Language, Ruled
+from vivavoce.frontend.text.official import Ruled
+from vivavoce.frontend.text.sentence_stream import GERMAN_CLOSING, LOOKAHEAD, MARK, MAX_HELD, ends_sentence
+from vivavoce_textnorm import Language
 
 _SENTENCE_MARKS: dict[Ruled, str] = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
 _COMMAS = "，,"
@@ -45,7 +46,7 @@ _SAME_MARKS = frozenset(".?!;:,")
 
 _REACH = 300
 """Characters around the likely end of a segment, where the text was rewritten, in which a better one is sought."""
-# What opens and closes alike closes here if nothing follows it; “ before a space does, too.
+# Marks that open and close alike close here if nothing follows them; “ before a space does, too.
 _CLOSERS = rf"{_MARKS}\p{{Pe}}\p{{Pf}}"
 _CLOSING = regex.compile(rf"""(?:[{_CLOSERS}]|["'*_]+(?=[{_CLOSERS}\s]|\Z)|{GERMAN_CLOSING})*+\s*""")
 _OPENING = regex.compile(r"""["'*_\p{Ps}\p{Pi}]+\Z""")
@@ -54,7 +55,7 @@ _RUN = 4
 _FIRST_REACH = 32
 _LONGEST_REWRITING = 2_000
 """Spoken characters without such a run after which the ends of the blocks that were read show where both are."""
-# What of the text to come is certain to be said: marks at its end may not be, nor so many that they are a part alone.
+# The part of the text to come that is certain to be said: not marks at its end, nor a part of marks alone.
 _CERTAIN = regex.compile(r"(?:(?![\p{P}\p{S}]{8}).)*[\p{L}\p{N}]", regex.DOTALL)
 
 
@@ -299,7 +300,7 @@ def _tokens(text: str, start: int = 0, end: int | None = None) -> tuple[list[tup
 
 
 def _key(token: str) -> str:
-    """What a token is compared by: marks by their first character, words without regard to case and width."""
+    """The key that tokens are compared by: marks by their first character, words without regard to case and width."""
     if token[0] in _MARKS:
         return token[0].translate(_SAME_MARK)
     return unicodedata.normalize("NFKC", token).casefold()
@@ -334,7 +335,7 @@ def matches(
 
 
 def _to_next_run(one: Sequence[str], other: Sequence[str], at: int, beside: int, left: int) -> tuple[int, int]:
-    """Tokens of each before the nearest run of equal ones, nearest by their sum; all, where there is none.
+    """Tokens of each before the nearest run of equal ones, nearest by their sum; all tokens without such a run.
 
     left: tokens of `one` that are looked at.
     """

@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import replace
-from functools import partial
-from itertools import groupby
-from threading import Lock
 from typing import get_args
 
 import regex
 
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
-from vivavoce.frontend.text.arriving import whole_words
-from vivavoce.frontend.text.checks import check_characters, check_length, excerpt, name_some
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
-    CancelCheck,
-    Language,
-    Languages,
     Normalization,
-    Rules,
+    OfficialNormalizer,
     as_trained_on,
-    blocks,
-    check_wanted,
-    contains_chinese,
     is_only_punctuation,
-    is_speakable,
     load_languages,
-    never_cancelled,
     parse_language,
-    spoken_form,
 )
 from vivavoce.frontend.text.official_processes import ReadingProcesses
-from vivavoce.frontend.text.recognition import recognise
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
-from vivavoce_textnorm.arriving import read_arriving
-from vivavoce_textnorm.inline_tags import TextRun, original
-from vivavoce_textnorm.markup import Settings
-from vivavoce_textnorm.reader import read, read_run
-from vivavoce_textnorm.ssml import find_runs
-from vivavoce_textnorm.types import NormalizedText, Piece
-from vivavoce_textnorm.verbalizer import MODULES
+from vivavoce_textnorm import (
+    AS_WRITTEN,
+    CancelCheck,
+    Language,
+    NaturalNormalizer,
+    NormalizedText,
+    Normalizer,
+    Piece,
+    Settings,
+    Stretch,
+    check_characters,
+    check_length,
+    contains_chinese,
+    detect_language,
+    excerpt,
+    is_speakable,
+    name_some,
+    never_cancelled,
+)
 
 MAX_SEGMENT_TOKENS = 200
 """Tokens of a segment after which it is cut wherever it can be: about a minute of English without a full stop."""
@@ -65,13 +62,8 @@ _SAMPLES: dict[Language, str] = {
     "ru": "Сейчас 11:42, и 3 км стоят 450 рублей.",
 }
 """Texts that need the tables and patterns of their languages."""
-_READING = Lock()
-"""Held while this process reads by our own rules: many threads at once would keep the interpreter from an engine's
-thread, and load the same tables, each for itself.
-"""
 
 _NAME = regex.compile(r"\w+")
-_INVISIBLE = regex.compile(r"[\u00AD\u200B\u200E\u200F\u202A-\u202E\u2060-\u2069\uFEFF]")  # soft hyphens and the like
 _SCRIPT: dict[Language, str] = {"zh": "Han", "ja": "Hiragana", "ko": "Hangul", "ru": "Cyrillic"}
 
 # Symbols outside ASCII, but not modifiers such as ´, which people type for an apostrophe. Variation selectors and the
@@ -109,29 +101,32 @@ class TextFrontEnd:
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
-        self._languages: Languages | ReadingProcesses | None = None
-        if normalize:  # also where others read: what is missing shows now
-            self._languages = load_languages(digits_in_chinese=digits_in_chinese)
-        if normalize and processes:
-            self._languages = ReadingProcesses(processes, digits_in_chinese=digits_in_chinese)
+        self._processes: ReadingProcesses | None = None
+        self._official: OfficialNormalizer | None = None
+        if normalize:
+            languages = load_languages(digits_in_chinese=digits_in_chinese)  # shows now whether wetext is missing
+            if processes:
+                self._processes = ReadingProcesses(processes, digits_in_chinese=digits_in_chinese)
+            parts = tokenizer.parts if tokenizer.prompted else None
+            self._official = OfficialNormalizer(self._processes or languages, parts)
         small = len(tokenizer) < SMALL_VOCABULARY
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
     def as_written(self) -> TextFrontEnd:
         """The same with `normalize=False`."""
         plain = copy(self)
-        plain._languages = None
+        plain._official = plain._processes = None
         return plain
 
     def warm_up(self) -> None:
-        """Load what the rules need for a first text of each language that the model may be asked to read, here and in
-        the processes that read; a second or two.
+        """Load what a first text needs in each language that the model may read, here and in the processes that read;
+        takes a second or two.
         """
-        if self._languages is None:
+        if self._official is None:
             return
         samples = [(text, code) for code, text in _SAMPLES.items() if self._has_script(code)]
-        if isinstance(self._languages, ReadingProcesses):
-            self._languages.warm_up(samples, self._settings(Settings(), "en"))
+        if self._processes:
+            self._processes.warm_up(samples, Settings(marks=self.marks))
         for text, code in samples:
             for reading in get_args(Normalization):
                 list(self.located(text, code, reading=reading))
@@ -139,8 +134,8 @@ class TextFrontEnd:
 
     def close(self) -> None:
         """End the processes that read: what comes now stays as it is written."""
-        if isinstance(self._languages, ReadingProcesses):
-            self._languages.close()
+        if self._processes:
+            self._processes.close()
 
     def segments(self, text: str, language: str | None = None, reading: Normalization = "official") -> list[str]:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
@@ -157,7 +152,7 @@ class TextFrontEnd:
         self,
         text: str,
         language: str | None = None,
-        left: CancelCheck = never_cancelled,
+        cancelled: CancelCheck = never_cancelled,
         reading: Normalization = "official",
         how: Settings = Settings(),
         *,
@@ -169,18 +164,11 @@ class TextFrontEnd:
         Natural rules read a text with `<|` and `|>`, too, but for what is between; how: what is chosen of them.
         goes_on: other text was spoken before this, so that it may consist of pauses.
         """
-        if reading == "off" and self._languages is not None:
-            yield from self.as_written().located(text, language, left)
-            return
         self._check(text)
         wanted, begun = self._wanted(language), list[TextSegment]()
         # Signs are read as words in short texts: some are all that is to be said.
         if len(text) <= WHOLE_CHARS or is_speakable(text):
-            if reading == "natural" and self._languages is not None:
-                found = self._naturally(text, wanted, how, left)
-            else:
-                read_in = self._language(text, wanted)
-                found = self._located(text, read_in, self._official(text, read_in, left))
+            found = self._segments(text, wanted, self._normalizer(reading, text, how), cancelled)
             for one in found:
                 begun.append(one)
                 if is_speakable(one.spoken):
@@ -194,41 +182,48 @@ class TextFrontEnd:
             f"text: nothing in {excerpt(text)} can be spoken; write at least one word", nothing_to_say=True
         )
 
-    def _naturally(
-        self, text: str, wanted: Language | None, settings: Settings, left: CancelCheck
+    def _normalizer(self, reading: Normalization, text: str = "", how: Settings = Settings()) -> Normalizer:
+        if self._official is None or reading == "off":
+            return AS_WRITTEN
+        if reading == "natural":
+            settings, one_language = replace(how, marks=self.marks), self._scripts is not None
+            if self._processes is None:
+                return NaturalNormalizer(settings, one_language, as_trained_on)
+            return NaturalNormalizer(settings, one_language, as_trained_on, self._processes.read_block)
+        return AS_WRITTEN if "<|" in text and "|>" in text else self._official
+
+    def _segments(
+        self, text: str, wanted: Language | None, normalizer: Normalizer, cancelled: CancelCheck
     ) -> Iterator[TextSegment]:
-        """By rules of our own, in runs, of which those belong together between which only the language changes.
+        """The segments of all stretches. A segment also covers what follows it and brings no segment."""
+        start = 0
+        held: TextSegment | None = None
+        for stretch in normalizer.stretches(text):
+            length = len(stretch.plain)
+            for one in self._in_stretch(stretch, wanted, normalizer, cancelled):
+                if held:
+                    begin = stretch.original(one.start)
+                    yield held._replace(start=start, end=begin)
+                    start = begin
+                held = one._replace(rate=stretch.rate)
+                if one.end < length:  # more of the stretch follows, so this one's end is known
+                    end = stretch.original(one.end)
+                    yield held._replace(start=start, end=end)
+                    start, held = end, None
+        if held:
+            yield held._replace(start=start, end=len(text))
 
-        What brings no segment counts to the one before.
-        """
-        runs, held = find_runs(text, self.marks), TextSegment("", 0, 0)
-        if len(runs) == 1 and runs[0].plain == text:
-            read_in = self._told(text, wanted)
-            yield from self._located(text, read_in, self._natural(text, runs, read_in, settings, left))
-            return
-        for (rate, pause_s), group in groupby(runs, lambda run: (run.rate, run.pause_s)):
-            together = list(group)
-            pieces = [piece for run in together for piece in run.pieces]
-            if pause_s:
-                found = iter([TextSegment("", pieces[0].start, pieces[-1].end, pause_s=pause_s * len(together))])
-            else:
-                plain = "".join(piece.spoken for piece in pieces)
-                named = next((run.language for run in together if run.language and run.plain.strip()), None)
-                own = next((one for one in get_args(Language) if one == named and self._has_script(one)), wanted)
-                read_in = self._told(plain, own)
-                found = self._located(plain, read_in, self._natural(plain, together, read_in, settings, left))
-            for one in found:
-                start = one.start if pause_s else original(pieces, one.start)
-                if held.spoken or held.pause_s:
-                    yield held._replace(end=start)
-                    held = one._replace(start=start, rate=rate)
-                else:
-                    held = one._replace(start=0, rate=rate)
-        yield held._replace(end=len(text))
-
-    def _located(self, text: str, language: Language | None, said: Iterable[tuple[str, int]]) -> Iterator[TextSegment]:
-        seams: list[tuple[int, int]] = []
-        return find_spans(text, self._pieces(self._words(said, seams), language), seams)
+    def _in_stretch(
+        self, stretch: Stretch, wanted: Language | None, normalizer: Normalizer, cancelled: CancelCheck
+    ) -> Iterator[TextSegment]:
+        """The segments of a stretch; places are those of its plain text."""
+        if stretch.pause_s:
+            return iter([TextSegment("", 0, 0, pause_s=stretch.pause_s)])
+        plain, seams = stretch.plain, list[tuple[int, int]]()
+        named = next((one for one in get_args(Language) if one == stretch.language and self._has_script(one)), wanted)
+        language = self._told(plain, named)
+        words = self._words(normalizer.pieces(stretch, language, cancelled), seams)
+        return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), seams)
 
     def normalize(self, text: str, language: str | None = None) -> str:
         """The text normalised but not split, as the transcript of a prompt is; "" for empty text and white space.
@@ -237,25 +232,26 @@ class TextFrontEnd:
         """
         self._check(text)
         system, said = self.part(text)
-        read_in = self._language(said, self._wanted(language))
-        return system + ("".join(self._words(self._official(said, read_in), [])) if said.strip() else "")
+        read_in = self._told(said, self._wanted(language))
+        pieces = self._normalizer("official", said).pieces(Stretch.whole(said), read_in)
+        return system + ("".join(self._words(pieces, [])) if said.strip() else "")
 
     def explain(
         self, text: str, language: str | None = None, reading: Normalization = "natural", how: Settings = Settings()
     ) -> NormalizedText:
-        """What is said for a text, not split: by natural rules, piece by piece; by official ones it is a single piece.
+        """The words of a text, not split: by natural rules, piece by piece; by official ones as a single piece.
 
         language: "yue", too, with natural rules; how: what a request chooses of these. Errors as `normalize`.
         """
         self._check(text)
-        if reading == "official" and (said := self.normalize(text, language)) != text:
-            return NormalizedText(text, (Piece(0, len(text), said, reading),))
+        normalizer = self._normalizer(reading, how=how)
+        if not isinstance(normalizer, NaturalNormalizer):
+            said = self.normalize(text, language) if reading == "official" else text
+            return NormalizedText(text, (Piece(0, len(text), said, None if said == text else reading),))
         system, said = self.part(text)
-        if reading != "natural" or self._languages is None:
-            return NormalizedText(text, (Piece(0, len(text), text),))
-        read_in = "yue" if language == "yue" else self._told(said, self._wanted(language))
-        at, found = len(system), read(said, read_in, self._settings(how, read_in))
-        moved = (replace(piece, start=at + piece.start, end=at + piece.end) for piece in found.pieces)
+        at, read_in = len(system), "yue" if language == "yue" else self._told(said, self._wanted(language))
+        found = normalizer.read(said, read_in).pieces
+        moved = (replace(piece, start=at + piece.start, end=at + piece.end) for piece in found)
         return NormalizedText(text, (*((Piece(0, at, system),) if at else ()), *moved))
 
     def part(self, text: str) -> tuple[str, str]:
@@ -277,11 +273,7 @@ class TextFrontEnd:
 
         `InvalidRequest` for a language as `segments`, `InvalidText` as `whole_words` and `located`.
         """
-        wanted = self._wanted(language)
-        if reading != "natural" or self._languages is None:
-            return whole_words(pieces)
-        told: Language | None = wanted or (None if self._scripts is None else "en")
-        return read_arriving(pieces, told, self._settings(how, told or "en"))
+        return self._normalizer(reading, how=how).words(pieces, self._wanted(language))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""
@@ -322,76 +314,17 @@ class TextFrontEnd:
     def _has_script(self, language: Language) -> bool:
         return self._scripts is None or _SCRIPT.get(language, "Latin") in {*self._scripts, "Latin"}
 
-    def _language(self, text: str, wanted: Language | None) -> Language | None:
-        """The language to read and split the text by; None: neither."""
-        if self._languages is None or ("<|" in text and "|>" in text):
-            return None
-        return self._told(text, wanted)
-
     def _told(self, text: str, wanted: Language | None) -> Language:
-        return wanted or (recognise(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
+        return wanted or (detect_language(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
 
-    def _words(self, said: Iterable[tuple[str, int]], seams: list[tuple[int, int]]) -> Iterator[str]:
-        """What is said, as the model knows it; seams: get the ends of the pieces, in the text and in what is said."""
+    def _words(self, pieces: Iterable[Piece], seams: list[tuple[int, int]]) -> Iterator[str]:
+        """The words as the model knows them; appends to seams where each piece ends, in the text and in the words."""
         length = 0
-        for words, end in said:
-            spoken = words if self._scripts is None else drop_symbols(words)
+        for piece in pieces:
+            spoken = piece.spoken if self._scripts is None else drop_symbols(piece.spoken)
             length += len(spoken)
-            seams.append((end, length))
+            seams.append((piece.end, length))
             yield spoken
-
-    def _official(
-        self, text: str, language: Language | None, left: CancelCheck = never_cancelled
-    ) -> Iterator[tuple[str, int]]:
-        """See `spoken_form`: what is said, piece by piece, each with its end in the text."""
-        if not language or not self._languages:
-            return iter([(text, len(text))])
-        if language not in ("zh", "en"):
-            return iter([(" ".join(_INVISIBLE.sub("", text).split()), len(text))])
-        rules: Callable[[str, Rules], str] = partial(self._languages.read, length=len(text), left=left)
-        return spoken_form(text, language, partial(self._around_tags, rules) if self._tokenizer.prompted else rules)
-
-    def _natural(
-        self, text: str, runs: Sequence[TextRun], language: Language, how: Settings, left: CancelCheck
-    ) -> Iterator[tuple[str, int]]:
-        """As `_official`, by rules of our own; texts of up to `WHOLE_CHARS` characters are one piece."""
-        settings, end, last = self._settings(how, language), 0, " "
-        for run in runs:
-            code = run.language or language
-            for block in blocks(run.plain, "zh" if code == "zh" else "en"):
-                check_wanted(left)
-                end += len(block)
-                words = self._read_run(block, code, settings, run, (last != " ", end < len(text)), len(text), left)
-                last = words[-1:] or last
-                yield (as_trained_on(words, at_end=end == len(text)) if code == "zh" else words), end
-
-    def _read_run(
-        self,
-        block: str,
-        code: str,
-        settings: Settings,
-        run: TextRun,
-        inside: tuple[bool, bool],
-        length: int,
-        left: CancelCheck,
-    ) -> str:
-        """A block of a run by our own rules; one at a time where this process reads."""
-        if isinstance(self._languages, ReadingProcesses):
-            words = self._languages.read_naturally(block, code, settings, run.said, inside, length, left)
-            if words is not None:
-                return words
-        with _READING:
-            return read_run(block, code, settings, run.said, inside).spoken
-
-    def _settings(self, how: Settings, language: str) -> Settings:
-        """What a request chooses, with what the model knows; one of few scripts is read in this language or English."""
-        unread = frozenset() if self._scripts is None else frozenset(MODULES) - {language, "en"}
-        return replace(how, marks=self.marks, unread=unread)
-
-    def _around_tags(self, read: Callable[[str, Rules], str], block: str, rules: Rules) -> str:
-        """A block as it is read but for special tokens: the digit of a phone is no number."""
-        parts = enumerate(self._tokenizer.parts(block))
-        return "".join(part if place % 2 or not part.strip() else read(part, rules) for place, part in parts)
 
     def _pieces(self, words: Iterable[str], language: Language | None) -> Iterator[tuple[list[str], str]]:
         """Segments, and what is known to follow them."""

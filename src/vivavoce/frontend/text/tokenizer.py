@@ -73,7 +73,7 @@ _BYTES = [chr(0x100 + _HIDDEN.index(byte)) if byte in _HIDDEN else chr(byte) for
 """GPT-2's byte-level BPE writes a byte as its character if that is printable, else as one from U+0100 on."""
 _REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-"""What an entry of `added_tokens_decoder` may leave out."""
+"""Defaults of an entry of `added_tokens_decoder`."""
 
 
 class TextTokenizer:
@@ -98,8 +98,8 @@ class TextTokenizer:
     def from_folder(cls, folder: Path) -> TextTokenizer:
         """Read `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`, from the folder.
 
-        Which special tokens there are is told from the yaml beside the folder; CosyVoice2's where there is none. Beside
-        CosyVoice 1's the folder is not looked for. Raises `CheckpointError` that names the file which is missing or
+        The yaml beside the folder tells the special tokens; without one they are CosyVoice2's. Beside CosyVoice 1's
+        yaml the folder is not looked for. Raises `CheckpointError` that names the file which is missing or
         cannot be used.
         """
         beside = next((generation for generation, name in YAML_OF.items() if (folder.parent / name).is_file()), None)
@@ -139,7 +139,7 @@ class TextTokenizer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        """The text of the ids, special tokens included; bytes that are not UTF-8 become U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def token_id(self, token: str) -> int | None:
@@ -192,7 +192,7 @@ def _read_whisper() -> Tokenizer:
     for line in WHISPER.read_bytes().splitlines():
         token, rank = line.split()
         vocabulary["".join(map(_BYTES.__getitem__, base64.b64decode(token)))] = int(rank)
-    # As tiktoken merges: any two neighbours that make up a token, those of the lowest rank first.
+    # Merge as tiktoken does: any two neighbours that make up a token, the lowest rank first.
     splits = ((token[:place], token[place:]) for token in vocabulary for place in range(1, len(token)))
     merges = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))

@@ -22,7 +22,6 @@ from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech import SegmentText
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
-from vivavoce.frontend.text.official import Language
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
@@ -34,6 +33,7 @@ from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Sta
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.segment_clock import SegmentClock
 from vivavoce.server.utterance import Reply
+from vivavoce_textnorm import Language
 
 PROTOCOL = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"

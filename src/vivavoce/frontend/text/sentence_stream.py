@@ -1,4 +1,4 @@
-"""Pieces of a text that is still arriving → whole sentences or words, each as soon as it is known to be complete."""
+"""A text that arrives in pieces → its sentences, each as soon as it is known to be complete."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import NamedTuple
 
 import regex
 
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS, check_length
-from vivavoce.frontend.text.official import Language
-from vivavoce.frontend.text.recognition import recognise
+from vivavoce_textnorm import (
+    OPEN_BRACKET,
+    Language,
+    check_length,
+    detect_language,
+    find_runs,
+    gather_ssml,
+    is_speakable,
+)
 
 MAX_HELD = 300
 """Characters of a sentence at most; a longer one is cut where it can be."""
-MAX_HELD_WORD = 100
-"""Characters of an unfinished word that are held back at most."""
 
 
 class Sentence(NamedTuple):
@@ -88,43 +92,35 @@ _BEFORE_LOWER_CASE = regex.compile(
     regex.IGNORECASE,
 )
 
-_UNFINISHED = regex.compile(r"\s*(?:<(?:\|[\w-]*\|?)?|[¿¡«„]*[\p{L}\p{N}\p{M}'’-]*)\Z")
-_NO_SPACES = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\Z")
 
+def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) -> Iterator[Sentence]:
+    """The sentences of a text that arrives in pieces; see `SentenceSplitter`.
 
-def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Words of a text that arrives, each with the number of characters that had been read by then.
-
-    A last word or tag (`<|en|>`) that may go on, and white space, are held back until what follows is known; joined,
-    the words are the pieces joined. Tokenizers write a word with the space before it. Torn elsewhere ("gar", "den" or
-    "the ", "garden") it becomes other tokens than those that the model has learned. Scripts without spaces between
-    words pass as they come.
+    marks: those of the model, for a text whose brackets and SSML are read. Then SSML is one sentence, no sentence ends
+    inside of a bracket, and pauses before the first words stand in one sentence with these. None: all of it is text.
 
     Raises:
-        InvalidText: a piece is too long, or no text.
+        InvalidText: a piece or the SSML is too long or no text; the SSML or a bracket asks for what cannot be.
     """
-    held, read = "", 0
-    for piece in pieces:
-        check_length(piece)
-        read += len(piece)
-        text = held + piece
-        if len(text) > MAX_TEXT_CHARS:
-            yield held, read
-            text = piece
-        # The tail alone is looked at: a piece without spaces must not cost more than its length.
-        tail = text[-MAX_HELD_WORD - 1 :]
-        unfinished = None if _NO_SPACES.search(tail[-1:]) else _UNFINISHED.search(tail)
-        length = len(unfinished[0]) if unfinished else 0
-        cut = len(text) - length if length <= MAX_HELD_WORD else len(text)
-        held = text[cut:]
-        if cut:
-            yield text[:cut], read
+    if marks is None:
+        yield from _split(pieces)
+        return
+    ssml, pieces = gather_ssml(pieces)
+    if ssml:
+        yield Sentence(ssml, 0, detect_language("".join(run.plain for run in find_runs(ssml, marks))))
+    held, begun = None, False
+    for one in _split(pieces):
+        if held:
+            one = Sentence(held.text + " " * (one.start - held.end) + one.text, held.start, one.language)
+        begun = begun or any(run.said or is_speakable(run.plain) for run in find_runs(one.text, marks))
+        held = None if begun and not OPEN_BRACKET.search(one.text) else one
+        if held is None:
+            yield one
     if held:
-        yield held, read
+        yield held
 
 
-def located_sentences(pieces: Iterable[str]) -> Iterator[Sentence]:
-    """The sentences of a text that arrives in pieces; see `SentenceSplitter`."""
+def _split(pieces: Iterable[str]) -> Iterator[Sentence]:
     splitter = SentenceSplitter()
     for piece in pieces:
         yield from splitter.add(piece)
@@ -174,7 +170,7 @@ class SentenceSplitter:
             yield self._sentence(self._held)
 
     def _sentence(self, text: str) -> Sentence:
-        self._language = recognise(text, self._language)
+        self._language = detect_language(text, self._language)
         return Sentence(text.rstrip(), self._start, self._language)
 
     def _hold(self, text: str) -> None:
@@ -252,7 +248,7 @@ def ends_sentence(before: str, stop: str, closing: str, after: str, language: La
     elif _BEFORE_NAMES.fullmatch(word) or _DOTTED.fullmatch(word):
         return False
     elif _ELSEWHERE.search(tail):
-        told = recognise(before, language)
+        told = detect_language(before, language)
         if told == "de" if word.isdigit() else told not in ("en", "zh"):
             return False
     is_abbreviation = _BEFORE_LOWER_CASE.fullmatch(word) is not None

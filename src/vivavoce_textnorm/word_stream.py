@@ -7,17 +7,13 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain
 
-from vivavoce.frontend.text.arriving import Sentence, located_sentences
-from vivavoce.frontend.text.checks import check_length
-from vivavoce.frontend.text.official import is_speakable
-from vivavoce.frontend.text.recognition import FREQUENT_WORDS, recognise
+from vivavoce_textnorm.checks import check_length
 from vivavoce_textnorm.grammar import CJK, compiled, heads
-from vivavoce_textnorm.inline_tags import HOW
-from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.language_id import FREQUENT_WORDS
 from vivavoce_textnorm.reader import read, read_run, segments
-from vivavoce_textnorm.ssml import find_runs, is_ssml
-from vivavoce_textnorm.types import Piece
-from vivavoce_textnorm.verbalizer import MODULES, load_verbalizer
+from vivavoce_textnorm.ssml import is_ssml
+from vivavoce_textnorm.types import Piece, Settings
+from vivavoce_textnorm.verbalizer import VERBALIZERS, load_verbalizer
 
 MOST_HELD = 300
 """Characters that are held back at most, of an address without an end."""
@@ -26,7 +22,7 @@ _ENOUGH_HELD = 100
 _LOOKAHEAD = 48
 _WORD, _CHARACTER = 3, 1
 _FOLLOWING = 2 * _WORD
-"""How much ordinary text settles what stands before it: two words, or six Chinese characters."""
+"""The weight of ordinary text that settles what stands before it: two words, or six Chinese characters."""
 _CONTEXT = 64
 """Characters that are read again before those that are held, at least; the rules look back less far."""
 _STEP = 200
@@ -34,7 +30,7 @@ _STEP = 200
 # Scripts that are written without spaces, with their marks.
 _TIGHT = rf"{CJK}\p{{Thai}}\p{{Lao}}\p{{Khmer}}\p{{Myanmar}}。，！？；：、（）《》〈〉「」『』【】“”‘’"
 _LETTERS = rf"[[\p{{L}}\p{{M}}]--[{_TIGHT}！-～]]++"
-# What a text is made of; each alternative matches as soon as the character behind it is there, however the text is cut.
+# The tokens of a text; each alternative matches as soon as the character behind it is there, however the text is cut.
 _TOKEN = compiled(
     rf"(?P<space>\s{{2,}}(?=\S)|[\s--[ ]](?=\S))| ?(?P<tight>[{_TIGHT}])"
     rf"| ?[(\"'¿¡«„]{{0,3}}(?P<word>{_LETTERS}(?:['-]{_LETTERS})*+)(?=[\s,;!?)\"…{_TIGHT}]|[.:'][\s{_TIGHT}])"
@@ -49,40 +45,21 @@ _MARKED = compiled(r"(?:(?<=\n)|\A)[ \t]*(?:[-*+•▪◦‣·–>|]|#{1,6}|\d{1
 _LETTER, _FIRST = compiled(r"\p{L}"), compiled(rf"{_LETTERS}|.")
 _FENCED = compiled(r"(?:(?<=\n)|\A)[ \t]*```[^`]*\Z")
 _STOPS = frozenset("。！？")
-_BRACKET = compiled(rf"\s*\[(?:pause [^\[\]\n]{{0,20}}|(?:{HOW}):[^\[\]\n]{{0,101}}|\p{{Ll}}{{0,8}})\Z")  # an open one
 _BEGINS = "<speak"
 
 
-def control_sentences(pieces: Iterable[str], marks: frozenset[str]) -> Iterator[Sentence]:
-    """As `located_sentences`, and none ends inside of a bracket; pauses before the first words stand in one with these.
+def natural_words(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
+    """The words of a text that arrives, as they are said.
 
-    SSML is one sentence. marks: of the model. InvalidText: see `find_runs`.
-    """
-    ssml, pieces = _gather(pieces)
-    if ssml:
-        yield Sentence(ssml, 0, recognise("".join(run.plain for run in find_runs(ssml, marks))))
-    held, begun = None, False
-    for one in located_sentences(pieces):
-        if held:
-            one = Sentence(held.text + " " * (one.start - held.end) + one.text, held.start, one.language)
-        begun = begun or any(run.said or is_speakable(run.plain) for run in find_runs(one.text, marks))
-        held = None if begun and not _BRACKET.search(one.text) else one
-        if held is None:
-            yield one
-    if held:
-        yield held
-
-
-def read_arriving(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
-    """As `whole_words`, with the words read; language: of what shows none; None: told from the text so far.
+    language: the language of text that shows none; None: it is told from the text so far.
 
     Each number is that of the characters of the text that have been said by then. SSML is read when all of it is there.
     InvalidText: see `find_runs`.
     """
-    ssml, pieces = _gather(pieces)
+    ssml, pieces = gather_ssml(pieces)
     if ssml:
         yield _in_words(read(ssml, language, settings).pieces), len(ssml)
-    text = ArrivingReader(language, settings)
+    text = WordStream(language, settings)
     for piece in pieces:
         check_length(piece)
         for start in range(0, len(piece), _STEP):
@@ -91,13 +68,12 @@ def read_arriving(pieces: Iterable[str], language: str | None, settings: Setting
 
 
 def _joined(given: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """All that is given at once, as one."""
     if words := list(given):
         yield "".join(word for word, _ in words), words[-1][1]
 
 
 def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
-    """What pieces say behind other words; a pause becomes a comma where no mark stands."""
+    """The words of pieces that follow other words; a pause becomes a comma unless a mark stands there."""
     said = ""
     for one in pieces:
         if one.rule == "pause":
@@ -110,8 +86,8 @@ def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
 
 @cache
 def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
-    """What may begin something in any language: words in small letters, how words end, and what is one by itself."""
-    locales = [voice.locale for voice in map(load_verbalizer, MODULES) if voice]
+    """Beginnings of classes in any language: words in small letters, endings, and words that are a class alone."""
+    locales = [voice.locale for voice in map(load_verbalizer, VERBALIZERS) if voice]
     endings = (ending for locale in locales for ending in locale.words.get("head_endings", "").split("|") if ending)
     days = [day for locale in locales for day, name in locale.weekdays.items() if day.lower() != name.lower()]
     shorts = (word for locale in locales for word in (*locale.abbreviations, *locale.signs))
@@ -119,7 +95,7 @@ def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
     return frozenset().union(*(heads(locale) for locale in locales)), tuple(endings), frozenset(alone)
 
 
-class ArrivingReader:
+class WordStream:
     """Gathers pieces of a text; gives what is said, with the number of characters of the text that have been said.
 
     An ordinary word is given as soon as the character behind it is there. What may begin something (a digit, a sign, an
@@ -138,7 +114,6 @@ class ArrivingReader:
         self._alone = alone.union(_FIRST.match(word)[0] for word in settings.lexicon)
 
     def add(self, piece: str) -> Iterator[tuple[str, int]]:
-        """What a piece settles."""
         self._text += piece
         while True:
             limit = self._given + MOST_HELD
@@ -174,7 +149,7 @@ class ArrivingReader:
             yield from self._give(self._seen, _LOOKAHEAD)
 
     def _weight(self, kind: str, written: str) -> int:
-        """How much of what has to follow this is; negative: so much has to follow it."""
+        """The weight of a token as context for text before it; negative: the weight that has to follow the token."""
         if kind != "word":
             if written in self._alone:
                 return -_FOLLOWING
@@ -191,7 +166,7 @@ class ArrivingReader:
         return -_WORD if odd else _WORD
 
     def _give(self, end: int, lookahead: int = 0) -> Iterator[tuple[str, int]]:
-        """What is said up to a place, or so far before it as to be certain."""
+        """Say the text up to a place; with lookahead, only so far that later text cannot change it."""
         pieces = self._read(end) if self._odd else [Piece(self._given, end, self._text[self._given : end])]
         if lookahead:
             inner = [one for one in reversed(self._ends) if one <= end - lookahead]
@@ -213,7 +188,6 @@ class ArrivingReader:
         self._forget()
 
     def _read(self, end: int) -> list[Piece]:
-        """The pieces of what is held, up to a place."""
         written = self._text[:end]
         written += "\n```" * bool(_FENCED.search(written))
         pieces: list[Piece] = []
@@ -247,7 +221,7 @@ class ArrivingReader:
         self._ends = [one - cut for one in self._ends]
 
 
-def _gather(pieces: Iterable[str]) -> tuple[str, Iterator[str]]:
+def gather_ssml(pieces: Iterable[str]) -> tuple[str, Iterator[str]]:
     """All of a text that begins as SSML, once its last piece has come, and no pieces; of others "" and their pieces.
 
     InvalidText: it is too long, or no text.
