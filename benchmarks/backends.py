@@ -98,7 +98,7 @@ def _row(lm: str, flow: str, dtype: str, folder: Path, device: str, together: in
 @torch.inference_mode()
 def _mel(tts: vivavoce.Vivavoce) -> np.ndarray:
     """Mel of given tokens in a given voice, by the flow of an engine that has nothing else to do."""
-    stage = tts._synthesizer.engine.stages.flow
+    stage = tts.engine.stages.flow
     assert stage is not None
     tokens = tuple(range(100, 100 + TOKENS))
     job = stage.start([FlowRow(stage.open(reader()), tokens, TOKENS, AttentionMode.FULL)])

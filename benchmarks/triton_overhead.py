@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.model import origin
+from vivavoce.api import Vivavoce
 from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, model_folder
 from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_bench.load import Outcome
 from vivavoce_bench.measure import Arrival, rounded, save_json
@@ -92,7 +93,7 @@ def _load(model: str, tasks: int, requests: int) -> LoadOptions:
     )
 
 
-async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[Outcome]:
+async def _in_process(load: LoadOptions, synthesizer: Vivavoce) -> list[Outcome]:
     """The same load without a server: each request is timed from its text to its chunks."""
     loop, zero_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     voice = next(iter(built_in_voices(synthesizer.front_end.folder).values()))
@@ -102,7 +103,11 @@ async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[Outco
         for place in places:
             utterance, start_s, arrivals = load.utterance(place), loop.time() - zero_s, list[Arrival]()
             handle = await asyncio.to_thread(
-                synthesizer.stream, utterance.text, voice, SpeakOptions(seed=SEED), ChunkPolicy.exponential()
+                synthesizer.stream,
+                utterance.text,
+                voice,
+                options=SpeakOptions(seed=SEED),
+                policy=ChunkPolicy.exponential(),
             )
             async for chunk in handle:
                 arrivals.append(Arrival(loop.time() - zero_s, len(chunk.samples)))
@@ -129,7 +134,7 @@ def _speaker(model: str, folder: Path, device: str, environment: Path | None) ->
             yield lambda load: _served(replace(load, server=server.grpc_url))
         return
     where = choose_device(device)
-    synthesizer = Synthesizer.load(folder, where, choose_dtype("auto", where))
+    synthesizer = Vivavoce(*load_model(folder, (where,), choose_dtype("auto", where)))
     try:
         synthesizer.engine.warm_up()
         yield lambda load: _warm_and_here(load, synthesizer)
@@ -153,7 +158,7 @@ async def _served(load: LoadOptions) -> Sequence[Outcome]:
     return (await measure(load)).outcomes
 
 
-async def _warm_and_here(load: LoadOptions, synthesizer: Synthesizer) -> Sequence[Outcome]:
+async def _warm_and_here(load: LoadOptions, synthesizer: Vivavoce) -> Sequence[Outcome]:
     await _in_process(replace(load, requests=load.warmup), synthesizer)
     return await _in_process(load, synthesizer)
 

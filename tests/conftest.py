@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.request import Conditioning
-from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.loading import load_model
 from vivavoce.models.build import Models, build_models
 from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
@@ -114,8 +115,8 @@ def models_v3(babble_v3: Path) -> Models:
 
 
 @pytest.fixture(scope="session")
-def synthesizer(babble: Path) -> Synthesizer:
-    return Synthesizer.load(babble, CPU)
+def synthesizer(babble: Path) -> Vivavoce:
+    return Vivavoce(*load_model(babble, (CPU,)))
 
 
 @pytest.fixture(scope="session")

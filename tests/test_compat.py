@@ -282,7 +282,7 @@ def test_voice_conversion(cosyvoice, tts):
 
 def test_a_generator_that_is_dropped_frees_its_slot(cosyvoice, monkeypatch):
     monkeypatch.setattr(compat, "SpeakOptions", SpeakOptions)
-    engine = cosyvoice._synthesizers[True].engine
+    engine = cosyvoice._tts[True].engine
     for text in (LONG, iter([LONG, LONG])):
         for stream in (True, False):
             pieces = cosyvoice.inference_sft(text, "babble-a", stream=stream)
@@ -437,7 +437,7 @@ def test_flags_choose_backends_in_the_original_s_order(
         raise Loaded(settings)
 
     monkeypatch.setattr(compat, "choose_device", lambda name: torch.device(device))
-    monkeypatch.setattr(compat.Synthesizer, "load", load)
+    monkeypatch.setattr(compat, "load_model", load)
     with pytest.raises(Loaded) as loaded:
         official(folders[generation], *flags, trust_model_code=True)
     assert loaded.value.args == (EngineSettings(**chosen, trust_model_code=True),)
@@ -451,7 +451,7 @@ def test_load_jit_runs_what_was_exported(folders, tmp_path, monkeypatch):
     models = build_models(folder, torch.device("cpu"))
     export_part(part_of(models, "estimator"), "jit", folder)
     cosyvoice = compat.CosyVoice2(folder, load_jit=True)
-    assert isinstance(cosyvoice._synthesizers[True].engine.stages.flow.path.estimator, ExportedEstimator)
+    assert isinstance(cosyvoice._tts[True].engine.stages.flow.path.estimator, ExportedEstimator)
     (piece,) = cosyvoice.inference_sft("Hello.", "babble-a")
     assert piece["tts_speech"].isfinite().all()
 

@@ -18,7 +18,6 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.generations import STAGES, StageBuilders
 from vivavoce.engine.lm_stage import Sampled
 from vivavoce.engine.request import EngineRequest, SegmentRequest
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.stores import open_voice_store
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.generations import NETWORKS, NetworkPart
@@ -209,8 +208,8 @@ def test_a_folder_is_built_by_its_generation_s_networks(babble, monkeypatch):
 
 
 def test_the_entry_point_speaks_with_a_fake_generation(models, synthesizer, fake, tmp_path):
-    speaker = Synthesizer(Engine(of_generation(models, fake)), synthesizer.front_end)
-    with Vivavoce(speaker, open_voice_store(str(tmp_path))) as tts:
+    engine, store = Engine(of_generation(models, fake)), open_voice_store(str(tmp_path))
+    with Vivavoce(engine, synthesizer.front_end, store) as tts:
         speech = tts.speak("Hello there.")
         assert len(speech.samples) == 3 * 2 * models.config.rates.samples_per_frame
         assert len(b"".join(chunk.samples.tobytes() for chunk in tts.stream("Hello there."))) > 0

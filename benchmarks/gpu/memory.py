@@ -83,7 +83,7 @@ def measure(model: Path, gigabytes: int, tiny: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"allowed_bytes": allowed, "context_bytes": context}
     with meter.running():
         tts = load(model, settings=EngineSettings(admission=AdmissionMode.ALL, memory_bytes=allowed))
-        engine = tts._synthesizer.engine
+        engine = tts.engine
         plan, networks = engine.memory, engine.models
         assert isinstance(networks, Models)
         sizes = plan_engine(networks.config, networks.dtype, allowed, EngineSettings())

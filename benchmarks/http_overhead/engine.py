@@ -91,9 +91,7 @@ def main() -> None:
 
 
 def _text_tokens(tts: Vivavoce, text: str) -> int:
-    front_end = (
-        tts._synthesizer.front_end.text
-    )  # what bounds a length counts in its tokens, which the API does not show
+    front_end = tts.front_end.text  # what bounds a length counts in its tokens, which the API does not show
     return sum(len(front_end.encode(segment)) for segment in front_end.segments(text, reading="natural"))
 
 

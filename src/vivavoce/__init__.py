@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from vivavoce.frontend.audio.samples import Audio as Audio
     from vivavoce.frontend.speech import Mark as Mark
     from vivavoce.frontend.speech import Mode as Mode
+    from vivavoce.frontend.speech_result import Speech as Speech
+    from vivavoce.frontend.speech_result import Timings as Timings
     from vivavoce.frontend.subtitles import to_srt as to_srt
     from vivavoce.frontend.subtitles import to_vtt as to_vtt
-    from vivavoce.frontend.synthesizer import Speech as Speech
-    from vivavoce.frontend.synthesizer import Timings as Timings
     from vivavoce.frontend.voices.voice import Voice as Voice
 
 
@@ -57,8 +57,8 @@ _HOMES = {
     "Mark": "vivavoce.frontend.speech",
     "Mode": "vivavoce.frontend.speech",
     "SamplingParams": "vivavoce.engine.request",
-    "Speech": "vivavoce.frontend.synthesizer",
-    "Timings": "vivavoce.frontend.synthesizer",
+    "Speech": "vivavoce.frontend.speech_result",
+    "Timings": "vivavoce.frontend.speech_result",
     "Vivavoce": "vivavoce.api",
     "VivavoceError": "vivavoce.errors",
     "Voice": "vivavoce.frontend.voices.voice",

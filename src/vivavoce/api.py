@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any, TypedDict
@@ -17,24 +20,28 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import CostSnapshot
-from vivavoce.engine.request import SamplingParams
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
-from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
+from vivavoce.frontend.front_end import FrontEnd
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
 from vivavoce.frontend.session import RequestSession, Text
-from vivavoce.frontend.speech import Mode, SpeakOptions
-from vivavoce.frontend.synthesizer import Speech, Synthesizer
+from vivavoce.frontend.speech import Mode, SpeakOptions, check_seed
+from vivavoce.frontend.speech_result import PendingSpeech, Speech
 from vivavoce.frontend.text.official import Code, Emojis, Normalization
+from vivavoce.frontend.text_threads import in_turn
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.registry import VoiceRegistry
 from vivavoce.frontend.voices.stores import VoiceStore, open_voice_store
-from vivavoce.frontend.voices.voice import Voice, built_in_voices
+from vivavoce.frontend.voices.voice import Voice, built_in_voices, check_fits
 
 _untrained = logging.getLogger("vivavoce.untrained")
-"""Of its own, so that a program that tells its user by itself can switch this one warning off."""
+"""A logger for one warning, so that a program that warns its user itself can switch it off."""
 ChunkStream = RequestSession
-"""What `stream` and `astream` return."""
+"""The result of `stream` and `astream`."""
 AnyVoice = Voice | AudioSource | None
 
 
@@ -51,13 +58,14 @@ class ReadingManner(TypedDict, total=False):
 class Manner(ReadingManner, total=False):
     """How a text is spoken: keywords of `speak` and of all methods that speak as it does.
 
-    transcript: what the voice's recording says; without it the voice is cloned, the manner is not; mode: zero_shot,
-    cross_lingual, instruct or sft, None: the fullest that the voice allows; instructions: how to say it, in words;
-    speed: 0.5 … 2.0; seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own);
-    sampling: None: as the model's own configuration says; language: of the text, one of nine codes ("en", "zh",
-    "de", …), None: told from the text; reading: whose rules read numbers and signs, natural, official or off; with
-    natural ones lexicon: words → how they are to be said, emojis: silent or named, code: read or silent; prompt_text,
-    instruct: former names of transcript and instructions.
+    transcript: the words of the voice's recording; without them the voice is cloned, its manner is not. mode:
+    zero_shot, cross_lingual, instruct or sft; None: the fullest that the voice allows. instructions: how to say it, in
+    words. speed: 0.5 … 2.0. seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives
+    its own). sampling: None: as the model's own configuration says. language: of the text, one of nine codes ("en",
+    "zh", "de", …); None: detected from the text. reading: the rules that read numbers and signs: natural, official or
+    off. For natural rules, lexicon: words → how to say them; emojis: silent or named; code: read or silent.
+    prompt_text, instruct: former names of transcript and instructions. options: all but the
+    transcript in one value; other keywords change it.
     """
 
     transcript: str
@@ -68,6 +76,7 @@ class Manner(ReadingManner, total=False):
     sampling: SamplingParams | None
     prompt_text: str
     instruct: str | None
+    options: SpeakOptions
 
 
 _INTERNAL = {"transcript": "prompt_text", "instructions": "instruct"}
@@ -89,7 +98,7 @@ def load(
         model: an official CosyVoice2 folder, or the name of a downloaded one ("CosyVoice2-0.5B"). None: the
             mini model in the package, a demo that speaks English and shows how the program works.
         device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested. Several, such as
-            ["cuda:0", "cuda:1"]: an engine on each, in a process of its own; one that ends takes what it had to speak.
+            ["cuda:0", "cuda:1"]: an engine on each, in a process of its own; if one ends, its requests fail.
         dtype: of language model and flow: "auto" (float16 on CUDA, else float32), "float32", "bfloat16", "float16".
         variant: take `llm.VARIANT.pt` and the like where the folder has them.
         voices: folder of stored voices, or the URL of a redis (`redis://host`); None: the user's own folder.
@@ -102,76 +111,74 @@ def load(
     Raises:
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
     """
-    devices = [choose_device(name) for name in ([device] if isinstance(device, str) else device)]
+    devices = tuple(choose_device(name) for name in ([device] if isinstance(device, str) else device))
     if not devices:
         raise InvalidRequest("device: the list is empty; name a device, or leave it out")
     processes = count_text_processes(text_processes, devices[0], on_cpu=0)
     folder = model_folder(model)
-    how = choose_dtype(dtype, devices[0], folder), variant, settings or EngineSettings(), processes
-    if len(devices) == 1:
-        synthesizer = Synthesizer.load(folder, devices[0], *how)
-    else:
-        synthesizer = Synthesizer.spread(folder, devices, *how)
-    if not synthesizer.front_end.card.trained:
-        card = synthesizer.front_end.card
+    chosen = choose_dtype(dtype, devices[0], folder)
+    engine, front_end = load_model(folder, devices, chosen, variant, settings or EngineSettings(), processes)
+    card = front_end.card
+    if not card.trained:
         _untrained.warning("model: %(name)s is %(what)s", {"name": card.name, "what": card.description})
-    return Vivavoce(synthesizer, open_voice_store(voices))
+    return Vivavoce(engine, front_end, open_voice_store(voices))
 
 
 class Vivavoce:
     """A loaded model that speaks. Made by `load`.
 
-    A voice is given as a recording (path, bytes, open file, `Audio`, or (array, rate)) with what it says in
-    `transcript`, as the name of a stored or built-in voice, or as a `Voice`; None is the model's first built-in voice.
+    A voice is given as a recording (path, bytes, open file, `Audio`, or (array, rate)) with its words in `transcript`,
+    as the name of a stored or built-in voice, or as a `Voice`; None is the model's first built-in voice.
     """
 
-    def __init__(self, synthesizer: Synthesizer, store: VoiceStore) -> None:
-        self._synthesizer = synthesizer
-        self.store = store
+    def __init__(self, engine: Engine, front_end: FrontEnd, store: VoiceStore | None = None) -> None:
+        self.engine, self.front_end = engine, front_end
+        self.store = store or open_voice_store(None)
         """Voices kept by name."""
-        front_end = synthesizer.front_end
         self._registry = VoiceRegistry(
-            front_end.extractor, store, built_in_voices(front_end.folder), front_end.extractor.fingerprint
+            front_end.extractor, self.store, built_in_voices(front_end.folder), front_end.extractor.fingerprint
         )
         self.card: ModelCard = front_end.card
-        """The model's name, and what it says of itself."""
+        """The model's name and description."""
         self.generation: Generation = front_end.config.generation
-        """Of the CosyVoice family."""
+        """The generation of the CosyVoice family."""
         self.sample_rate: int = front_end.config.rates.sample_rate
         """Samples per second of all audio that comes out."""
-        self.device: torch.device = synthesizer.engine.models.device
+        self.device: torch.device = engine.models.device
         """Where the networks run: the first of several."""
-        self.dtype: torch.dtype = synthesizer.engine.models.dtype
-        """Of language model and flow."""
+        self.dtype: torch.dtype = engine.models.dtype
+        """Precision of language model and flow."""
 
     @property
     def statistics(self) -> StatisticsSnapshot:
-        """What the engine has done so far: batches, queues, slots, underruns."""
-        return self._synthesizer.engine.statistics
+        """The engine's counters: batches, queues, slots, underruns."""
+        return self.engine.statistics
 
     @property
     def costs(self) -> CostSnapshot:
-        """What each stage's batches have cost so far, by their size: what admission reckons with."""
-        return self._synthesizer.engine.costs
+        """The measured cost of each stage's batches by their size, with which admission plans."""
+        return self.engine.costs
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
-        """Get ready before the first user comes: on a CUDA device record the stages' launches, then measure what
-        admission and deadlines are planned with.
+        """Prepare for the first request: load the tables that read texts, record the stages' launches on a CUDA device,
+        and measure the costs that admission and deadlines are planned with.
 
-        streams: record what this many low_latency ones at once need, which takes less time, and the rest when it is
-        first met; None: what any load needs. InvalidRequest: it is below 1.
+        streams: record only the launches of this many low_latency streams at once, which takes less time, and others
+        when they first occur; None: record the launches of any load. InvalidRequest: it is below 1.
         """
-        self._synthesizer.warm_up(seconds, streams)
+        self.front_end.text.warm_up()
+        self.engine.warm_up(seconds, streams)
 
     def __repr__(self) -> str:
         return f"Vivavoce({self.card.name!r}, {self.device}, {str(self.dtype).removeprefix('torch.')})"
 
     def close(self) -> None:
-        """Finish what was asked for, and stop; nothing can be spoken after it.
+        """Finish the open requests, and stop; nothing can be spoken after it.
 
-        A device that is at one step for 300 s is given up: what waits for it ends with EngineStopped.
+        If the device takes 300 s for one step, the open requests end with EngineStopped.
         """
-        self._synthesizer.close()
+        self.engine.close()
+        self.front_end.text.close()
 
     def __enter__(self) -> Vivavoce:
         return self
@@ -202,11 +209,11 @@ class Vivavoce:
         characters, or has characters that the model does not know.
         """
         how = SpeakOptions(**manner)
-        return self._synthesizer.front_end.text.explain(text, how.language, how.reading, how.natural).spoken
+        return self.front_end.text.explain(text, how.language, how.reading, how.natural).spoken
 
     def check(self, text: str) -> None:
         """Refuse a text of any length for characters that cannot be spoken: InvalidText names them."""
-        self._synthesizer.front_end.text.check(text)
+        self.front_end.text.check(text)
 
     def embed(self, source: AudioSource) -> Tensor:
         """The speaker embedding of 0.5 to 30 s of speech: [192] float32, not normalised, and nothing else of a voice.
@@ -214,7 +221,7 @@ class Vivavoce:
         Two of one speaker point in about the same direction: compare them by cosine. InvalidAudio: the source is
         unreadable, too short, too long, silent or not finite.
         """
-        return self._synthesizer.front_end.extractor.embedding(source)
+        return self.front_end.extractor.embedding(source)
 
     def speak(
         self, text: str, voice: AnyVoice = None, *, cancel: Event | None = None, **manner: Unpack[Manner]
@@ -231,8 +238,7 @@ class Vivavoce:
             RequestCancelled: `cancel` was set.
             VivavoceError: bad input; the message names the field, the limit and the value.
         """
-        find_voice, options = self._read(voice, manner)
-        return self._synthesizer.speak(text, find_voice(), options, cancel)
+        return self._begin(text, *self._read(voice, manner), cancel).result(cancel)
 
     def speak_many(
         self, texts: Iterable[str], voice: AnyVoice = None, *, cancel: Event | None = None, **manner: Unpack[Manner]
@@ -244,12 +250,35 @@ class Vivavoce:
         """
         if isinstance(texts, str):
             raise InvalidText("texts: is one text; give a list of texts, or use speak")
-        find_voice, options = self._read(voice, manner)
-        return self._synthesizer.speak_many(texts, find_voice(), options, cancel)
+        find_voice, chosen = self._read(voice, manner)
+        return self._speak_many(texts, find_voice(), chosen, cancel)
+
+    def _speak_many(
+        self, texts: Iterable[str], voice: Voice, options: SpeakOptions, cancel: Event | None
+    ) -> Iterator[Speech]:
+        waiting: deque[PendingSpeech] = deque()
+
+        def ready(most: int) -> Iterator[Speech]:
+            while waiting and (waiting[0].handle.done or len(waiting) > most):
+                yield waiting.popleft().result(cancel)
+
+        try:
+            for text in texts:
+                waiting.append(self._begin(text, lambda: voice, options, cancel))
+                yield from ready(self.engine.memory.slots)
+            yield from ready(0)
+        except InvalidRequest:
+            yield from ready(0)  # the texts before the one that is refused
+            raise
+        finally:
+            for one in waiting:
+                one.handle.cancel()
 
     async def aspeak(self, text: str, voice: AnyVoice = None, **manner: Unpack[Manner]) -> Speech:
         """`speak` for an event loop, which goes on meanwhile; cancelling the task gives the speech up."""
-        return await self._synthesizer.aspeak(text, *self._read(voice, manner))
+        cancel, how = Event(), self._read(voice, manner)
+        pending = await in_turn(lambda: self._begin(text, *how, cancel), cancel.set)
+        return await pending.result_async()
 
     def stream(
         self,
@@ -265,8 +294,11 @@ class Vivavoce:
         `text` may be an iterable of pieces, such as a language model's output: speech starts while they arrive.
         Bad input is refused here, before the first chunk; a piece that arrives later, when it arrives.
         """
-        find_voice, options = self._read(voice, manner)
-        return self._synthesizer.stream(text, find_voice(), options, policy)
+        find_voice, chosen = self._read(voice, manner)
+        session = RequestSession(self.engine, self.front_end, policy)
+        self.engine.check_load(streaming=True)
+        session.start(text, find_voice(), chosen)
+        return session
 
     def astream(
         self, text: Text, voice: AnyVoice = None, *, policy: ChunkPolicy | None = None, **manner: Unpack[Manner]
@@ -276,7 +308,13 @@ class Vivavoce:
         It begins with the first chunk that is asked for, and refuses bad input then. It never blocks the loop: threads
         read texts, recordings and stored voices. Cancelling the task, or `aclose`, gives the speech up.
         """
-        return self._synthesizer.astream(text, *self._read(voice, manner), policy)
+        find_voice, chosen = self._read(voice, manner)
+
+        def start(session: RequestSession) -> None:
+            self.engine.check_load(streaming=True)
+            session.start(text, find_voice(), chosen)
+
+        return RequestSession(self.engine, self.front_end, policy, start)
 
     def convert(
         self,
@@ -289,15 +327,44 @@ class Vivavoce:
         prompt_text: str = "",
     ) -> Speech:
         """Say the words of a recording (30 s at most) in another voice; transcript: what the voice's recording says."""
-        return self._synthesizer.convert(source, self.voice(voice, transcript or prompt_text), speed, seed)
+        target, started = self.voice(voice, transcript or prompt_text), time.perf_counter()
+        check_seed(seed)
+        check_fits(target, self.front_end.config)
+        return self._submit([self.front_end.plan_conversion(source, target, speed, seed)], started).result()
 
     def extract_voice(
         self, source: AudioSource, transcript: str = "", *, name: str = "", prompt_text: str = ""
     ) -> Voice:
         """Extract a voice from 0.5 to 30 s of speech; keep it, recording included, with `tts.store.save(voice)`."""
-        return self._synthesizer.front_end.extractor.extract_to_keep(source, transcript or prompt_text).named(name)
+        return self.front_end.extractor.extract_to_keep(source, transcript or prompt_text).named(name)
 
     def _read(self, voice: AnyVoice, manner: Manner) -> tuple[Callable[[], Voice], SpeakOptions]:
+        """A function that finds the voice, which may block, and the options."""
         given: dict[str, Any] = {_INTERNAL.get(name, name): value for name, value in manner.items()}
-        find_voice = functools.partial(self.voice, voice, given.pop("prompt_text", ""))
-        return find_voice, SpeakOptions(**{**given, "sampling": given.get("sampling") or SamplingParams()})
+        find_voice = functools.partial(self._registry.resolve, voice, given.pop("prompt_text", ""))
+        if given.get("sampling") is None:
+            given.pop("sampling", None)
+        options = given.pop("options", None)
+        if options is None:
+            return find_voice, SpeakOptions(**given)
+        return find_voice, replace(options, **given) if given else options
+
+    def _begin(
+        self, text: str, find_voice: Callable[[], Voice], options: SpeakOptions, cancel: Event | None
+    ) -> PendingSpeech:
+        is_cancelled = (cancel or Event()).is_set
+        if is_cancelled():
+            raise RequestCancelled("request: was cancelled")
+        self.engine.check_load(streaming=False)
+        voice, started = find_voice(), time.perf_counter()
+        planned = list(self.front_end.plan(text, voice, options, is_cancelled))
+        if is_cancelled():
+            raise RequestCancelled("request: was cancelled")
+        return self._submit([one.request for one in planned], started, text, [(one.start, one.end) for one in planned])
+
+    def _submit(
+        self, requests: Sequence[SegmentRequest], started: float, text: str = "", spans: Sequence[tuple[int, int]] = ()
+    ) -> PendingSpeech:
+        text_s = time.perf_counter() - started
+        handle = self.engine.submit(EngineRequest(tuple(requests)))
+        return PendingSpeech(handle, self.sample_rate, text_s, text, spans)

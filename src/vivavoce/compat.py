@@ -36,14 +36,13 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import DownloadError, InvalidAudio, InvalidRequest, InvalidText, ModelNotFound
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.resample import resample_sinc
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
 from vivavoce.frontend.session import RequestSession
 from vivavoce.frontend.speech import Mode, SpeakOptions
 from vivavoce.frontend.speech_options import MAX_SEED
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.names import unknown_voice
-from vivavoce.frontend.voices.stores import open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices, voices_to_spk2info
 from vivavoce.models.features import SAMPLE_RATE
 
@@ -111,13 +110,11 @@ class CosyVoice:
         )
         dtype = choose_dtype("float16" if fp16 else "auto", device, folder)
         processes = count_text_processes(None, device, 0)
-        reads = Synthesizer.load(folder, device, dtype, settings=settings, text_processes=processes)
-        text = reads.front_end.text.as_written()
-        extractor = replace(reads.front_end.extractor, text=text)
-        plain = Synthesizer(reads.engine, replace(reads.front_end, text=text, extractor=extractor))
+        engine, front_end = load_model(folder, (device,), dtype, settings=settings, text_processes=processes)
+        text = front_end.text.as_written()
+        plain = replace(front_end, text=text, extractor=replace(front_end.extractor, text=text))
         # By text_frontend: True normalises and splits texts, False speaks them as they are written.
-        self._synthesizers = {True: reads, False: plain}
-        self._tts = {way: Vivavoce(one, open_voice_store(None)) for way, one in self._synthesizers.items()}
+        self._tts = {True: Vivavoce(engine, front_end), False: Vivavoce(engine, plain)}
         self._folder, self._voices, self._added = folder, built_in_voices(folder), dict[str, Voice]()
         self.model_dir, self.fp16, self.sample_rate = str(model_dir), fp16, self._tts[True].sample_rate
 
@@ -178,11 +175,11 @@ class CosyVoice:
 
     def inference_vc(self, source_wav: Prompt, prompt_wav: Prompt, stream: bool = False, speed: float = 1.0) -> Pieces:
         """Repeat the words of source_wav (30 s at most) in the voice of prompt_wav."""
-        synthesizer, seed = self._synthesizers[True], int(torch.randint(MAX_SEED, ()))
+        tts, seed = self._tts[True], int(torch.randint(MAX_SEED, ()))
         source, voice = _recording(source_wav), self._voice(prompt_wav)
-        request = synthesizer.front_end.plan_conversion(source, voice, speed, seed)
+        request = tts.front_end.plan_conversion(source, voice, speed, seed)
         policy = policy_for(self._generation, None) if stream else None
-        yield from _pieces(iter(synthesizer.engine.submit(EngineRequest((request,), policy))), stream)
+        yield from _pieces(iter(tts.engine.submit(EngineRequest((request,), policy))), stream)
 
     def _named(self, spk_id: str) -> Voice:
         if spk_id not in self._voices:
@@ -195,14 +192,14 @@ class CosyVoice:
     def _speak(
         self, text: Text, voice: Voice, stream: bool, speed: float, text_frontend: bool, mode: Mode, instruct: str = ""
     ) -> Pieces:
-        synthesizer, seed = self._synthesizers[text_frontend], int(torch.randint(MAX_SEED, ()))
+        tts, seed = self._tts[text_frontend], int(torch.randint(MAX_SEED, ()))
         options = SpeakOptions(mode=mode, instruct=instruct or None, speed=speed, seed=seed, reading="official")
         try:
             if stream or not isinstance(text, str):  # a generator's text is always streamed
-                chunks: _Chunks = synthesizer.stream(text, voice, options)
+                chunks: _Chunks = tts.stream(text, voice, options=options)
             else:
-                requests = synthesizer.front_end.requests(text, voice, options)
-                chunks = iter(synthesizer.engine.submit(EngineRequest(tuple(requests))))
+                requests = tts.front_end.requests(text, voice, options)
+                chunks = iter(tts.engine.submit(EngineRequest(tuple(requests))))
             yield from _pieces(chunks, stream)
         except InvalidText as error:
             if not error.nothing_to_say:

@@ -25,7 +25,7 @@ from vivavoce.engine.request import (
 )
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.frontend.audio.encode import write_audio
-from vivavoce.frontend.front_end import ModelFrontEnd, load_front_end
+from vivavoce.frontend.front_end import FrontEnd, load_front_end
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, model_folder
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.extract import AudioSource
@@ -49,7 +49,7 @@ class BenchModel:
     folder: Path
     variant: str | None
     models: Models
-    front_end: ModelFrontEnd
+    front_end: FrontEnd
     tokenizer: TextTokenizer
     registry: VoiceRegistry
 

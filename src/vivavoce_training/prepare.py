@@ -16,7 +16,7 @@ from vivavoce.errors import CheckpointError, InvalidAudio, InvalidRequest, Inval
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.frontend.audio.samples import Audio, check_reference
-from vivavoce.frontend.front_end import ModelFrontEnd, load_front_end
+from vivavoce.frontend.front_end import FrontEnd, load_front_end
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT
 from vivavoce.models.encoders import MAX_SECONDS
 from vivavoce_training.data.store import (
@@ -94,7 +94,7 @@ def prepare(recordings: Sequence[Recording], model: Path, folder: Path) -> tuple
     return corpus, skipped
 
 
-def _heard(path: Path, front_end: ModelFrontEnd) -> tuple[Utterance, NDArray[np.int16], NDArray[np.float16]]:
+def _heard(path: Path, front_end: FrontEnd) -> tuple[Utterance, NDArray[np.int16], NDArray[np.float16]]:
     """A recording with its tokens and its embedding [192]; InvalidAudio: it cannot be used."""
     decoded = decode_audio(path, field=path.name, max_seconds=MAX_SECONDS)
     check_reference(decoded, field=path.name)
@@ -113,7 +113,7 @@ def _heard(path: Path, front_end: ModelFrontEnd) -> tuple[Utterance, NDArray[np.
     return utterance, tokens[:count], front_end.extractor.embedding(audio).numpy().astype(np.float16)
 
 
-def _transcript(path: Path, front_end: ModelFrontEnd) -> str:
+def _transcript(path: Path, front_end: FrontEnd) -> str:
     """The text on one line; InvalidText: missing, not UTF-8, or with a system prompt of its own."""
     try:
         text = " ".join(path.read_text(encoding="utf-8-sig").split())

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_harness import AUDIO, Result, Run, Stream
+from vivavoce import api
 from vivavoce.cli.main import main
+from vivavoce.engine.engine import Engine
+from vivavoce.frontend.front_end import FrontEnd
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import BABBLE
-from vivavoce.frontend.synthesizer import Synthesizer
+
+Loaded = tuple[Engine, FrontEnd]
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +39,12 @@ def home(tmp_path: Path, babble: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def loads() -> Callable[..., Synthesizer]:
-    """`Synthesizer.load` that loads a folder once, and again if a command has closed it."""
-    cached = cache(Synthesizer.load)
+def loads() -> Callable[..., Loaded]:
+    """`load_model` that loads a folder once, and again if a command has closed it."""
+    cached = cache(load_model)
 
-    def load(*arguments: object) -> Synthesizer:
-        if not cached(*arguments).engine.healthy:
+    def load(*arguments: object) -> Loaded:
+        if not cached(*arguments)[0].healthy:
             cached.cache_clear()
         return cached(*arguments)
 
@@ -47,9 +52,9 @@ def loads() -> Callable[..., Synthesizer]:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, loads: Callable[..., Synthesizer]) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, loads: Callable[..., Loaded]) -> Run:
     """Run a command in this process."""
-    monkeypatch.setattr(Synthesizer, "load", lambda folder, *others: loads(folder.resolve(), *others))
+    monkeypatch.setattr(api, "load_model", lambda folder, *others: loads(folder.resolve(), *others))
 
     def call(line: str = "", *more: object, stdin: bytes | None = None, terminal: bool = False) -> Result:
         """line: words with spaces between; more: arguments that may hold spaces; stdin: what is piped in, a terminal if

@@ -32,7 +32,7 @@ def no_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a network loads")
 
-    monkeypatch.setattr("vivavoce.frontend.synthesizer.build_models", fail)
+    monkeypatch.setattr("vivavoce.frontend.loading.build_models", fail)
     monkeypatch.setattr("vivavoce.models.encoders.open_onnx", fail)
 
 

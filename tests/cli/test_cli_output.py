@@ -11,10 +11,11 @@ import pytest
 import soundfile
 
 from tests.cli.cli_harness import Run, read_wav
+from vivavoce.api import Vivavoce
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
 from vivavoce.frontend.audio.encoders import wav_header
-from vivavoce.frontend.synthesizer import Speech, Synthesizer, Timings
+from vivavoce.frontend.speech_result import Speech, Timings
 
 BEGINS = {"mp3": b"\xff\xf3", "aac": b"\xff\xf1", "opus": b"OggS", "ogg": b"OggS", "flac": b"fLaC", "wav": b"RIFF"}
 
@@ -134,16 +135,16 @@ def test_a_book_is_spoken_in_order_with_one_line_of_subtitles_after_the_other(
 
 def test_ctrl_c_in_a_book_leaves_a_whole_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vivavoce.cli.speak.PART_CHARS", 120)
-    speak, spoken = Synthesizer.speak_many, []
+    speak, spoken = Vivavoce.speak_many, []
 
-    def broken(self: Synthesizer, *given: object) -> object:
-        for speech in speak(self, *given):  # type: ignore[arg-type]
+    def broken(self: Vivavoce, *given: object, **manner: object) -> object:
+        for speech in speak(self, *given, **manner):  # type: ignore[arg-type]
             if spoken:
                 raise KeyboardInterrupt
             spoken.append(speech)
             yield speech
 
-    monkeypatch.setattr(Synthesizer, "speak_many", broken)
+    monkeypatch.setattr(Vivavoce, "speak_many", broken)
     assert run("speak", TEXT * 3, "-o", "cut.flac", "--subtitles", "cut.srt").code == 130
     assert soundfile.info("cut.flac").frames == len(spoken[0].samples) > 0
     assert ends_at("cut.srt") == pytest.approx(spoken[0].duration_s, abs=0.001)
@@ -154,12 +155,12 @@ def test_of_a_book_memory_holds_little_and_its_letters_are_looked_at_first(
 ) -> None:
     taken: list[str] = []
 
-    def fake(self: object, texts: Iterable[str], *_: object) -> Iterator[Speech]:
+    def fake(self: object, texts: Iterable[str], *_: object, **__: object) -> Iterator[Speech]:
         for text in texts:
             taken.append(text)
             yield Speech(np.zeros(24, np.float32), 24_000, Timings(0, 0, 0, 0, 0))
 
-    monkeypatch.setattr(Synthesizer, "speak_many", fake)
+    monkeypatch.setattr(Vivavoce, "speak_many", fake)
     book = TEXT * 400
     assert len(book) > 40_000
     assert run("speak -o book.wav", stdin=book.encode()).code == 0

@@ -17,8 +17,11 @@ import typer
 from shown import PAGES, ROOT, SHELL_WORDS, Shown, commands
 
 from tests.server.http.serving import make_state
+from vivavoce import api
 from vivavoce.cli.main import app, main
-from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.engine.engine import Engine
+from vivavoce.frontend.front_end import FrontEnd
+from vivavoce.frontend.loading import load_model
 from vivavoce.server.http.app import build_app, build_legacy_app
 
 if sys.version_info >= (3, 11):
@@ -26,6 +29,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+Loaded = tuple[Engine, FrontEnd]
 SHOWN = [one for page, text in PAGES.items() for one in commands(text, page)]
 KINDS = {
     begins: command["tests"]
@@ -116,12 +120,12 @@ def world(tmp_path: Path, babble: Path, babble_v3: Path, monkeypatch: pytest.Mon
 
 
 @pytest.fixture(scope="module")
-def loads() -> Iterator[Callable[..., Synthesizer]]:
+def loads() -> Iterator[Callable[..., Loaded]]:
     """Models are loaded once."""
-    cached = cache(Synthesizer.load)
+    cached = cache(load_model)
 
-    def load(folder: Path, *others: object) -> Synthesizer:
-        if not cached(folder.resolve(), *others).engine.healthy:
+    def load(folder: Path, *others: object) -> Loaded:
+        if not cached(folder.resolve(), *others)[0].healthy:
             cached.cache_clear()
         return cached(folder.resolve(), *others)
 
@@ -131,9 +135,9 @@ def loads() -> Iterator[Callable[..., Synthesizer]]:
 
 @pytest.mark.parametrize("shown", [one for one in OURS if kind(one) == "run"], ids=str)
 def test_it_runs(
-    shown: Shown, world: Path, loads: Callable[..., Synthesizer], monkeypatch: pytest.MonkeyPatch, capsys: Any
+    shown: Shown, world: Path, loads: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(Synthesizer, "load", loads)
+    monkeypatch.setattr(api, "load_model", loads)
     for before in SHOWN[: SHOWN.index(shown)]:
         if (before.page, before.block) == (shown.page, shown.block) and before.into:
             assert main(before.words[1:]) == 0

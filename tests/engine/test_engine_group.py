@@ -59,7 +59,7 @@ def test_texts_are_spoken_by_all_and_as_one_engine_would(alone: Vivavoce, both: 
         assert same(one.samples, wanted.samples)
         assert one.marks == wanted.marks
         assert one.timings.flow_s > 0
-    group = cast(EngineGroup, both._synthesizer.engine)
+    group = cast(EngineGroup, both.engine)
     each = [answer.result() for answer in [one.call("statistics") for one in group._engines.values()]]
     assert sum(one.requests.finished for one in each) == both.statistics.requests.finished == len(TEXTS)
     assert all(one.requests.finished for one in each)
@@ -123,7 +123,7 @@ async def test_a_task_is_held_for_as_long_as_it_runs() -> None:
 
 
 def test_who_leaves_frees_its_place_and_bad_input_is_refused(both: Vivavoce) -> None:
-    group = cast(EngineGroup, both._synthesizer.engine)
+    group = cast(EngineGroup, both.engine)
     stream = both.stream(TEXTS[0] * 20, sampling=SHORT)
     next(stream)
     stream.close()
@@ -154,7 +154,7 @@ def test_an_engine_that_cannot_be_loaded_is_an_error_and_leaves_no_process(babbl
 
 def test_an_engine_that_ends_takes_what_it_had_and_the_other_goes_on(both: Vivavoce) -> None:
     """The last one: it ends an engine, and then the other."""
-    group = cast(EngineGroup, both._synthesizer.engine)
+    group = cast(EngineGroup, both.engine)
     first, other = group._engines.values()
     streams = [both.stream(TEXTS[0] * 20, sampling=SHORT, seed=0)]
     while not min(first.load.streams, other.load.streams):  # a slow machine gives the second one less

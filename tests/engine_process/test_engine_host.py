@@ -22,6 +22,7 @@ import pytest
 import soundfile
 import torch
 
+from vivavoce.api import Vivavoce
 from vivavoce.engine.admission import FEW_WAITING, AdmissionMode
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.request import AudioChunk, SamplingParams
@@ -42,7 +43,6 @@ from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.session import AHEAD
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechRequest
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.registry import VoiceRegistry
 from vivavoce.frontend.voices.voice import Voice
@@ -210,14 +210,14 @@ def test_the_settings_of_backends_reach_the_engine() -> None:
     assert {name: getattr(settings, name) for name in BACKEND_SETTINGS} == {**chosen, "trust_model_code": True}
 
 
-def test_recordings_are_kept_unless_the_operator_says_no(synthesizer: Synthesizer, tmp_path: Path) -> None:
+def test_recordings_are_kept_unless_the_operator_says_no(synthesizer: Vivavoce, tmp_path: Path) -> None:
     extractor, store = synthesizer.front_end.extractor, FolderStore(tmp_path)
     large = io.BytesIO()
     soundfile.write(large, np.random.default_rng(0).normal(0, 0.5, (96_000, 4)), 96_000, format="WAV", subtype="DOUBLE")
     for keep in (True, False):
         registry = VoiceRegistry(extractor, store, {}, extractor.fingerprint, keep_recordings=keep)
         decoding = cast(DecodingProcess, SimpleNamespace(decode=decode_audio))
-        service = ModelService(synthesizer, registry, 1 << 24, decoding)
+        service = ModelService(synthesizer.engine, synthesizer.front_end, registry, 1 << 24, decoding)
         for name, content in (("small", recording().content), ("large", large.getvalue())):
             asyncio.run(service.add_voice("", name, Recording(content, ""), "", replace=not keep))
             assert store.load(name).has_prompt

@@ -154,7 +154,7 @@ class ModelService:
     about = ModelInfo("stand-in", "nothing", 24_000, demo=True)
     healthy, max_coming = False, 4
     engine = SimpleNamespace(check_load=lambda streaming: None, settings=EngineSettings())
-    synthesizer = SimpleNamespace(engine=engine, front_end=None)
+    front_end = None
     async def voice(self, owner, voice):
         pass
     async def read(self, text, work):

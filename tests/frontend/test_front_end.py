@@ -181,7 +181,7 @@ def test_a_voice_of_other_sizes_is_refused_each_time(front_end, features, word):
     foreign = Voice(**{"embedding": torch.zeros(192), "fingerprint": "", "name": "x", **features})
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=f"'x' does not fit this model .*{word}"):
-            front_end.plan("Hello.", foreign)
+            front_end.requests("Hello.", foreign)
 
 
 def test_an_instruction_ends_with_its_mark_and_reaches_the_language_model(front_end):
@@ -221,7 +221,7 @@ OWN = f"Speak like 3 wizards.{END_OF_PROMPT}"
 def test_a_system_prompt_in_the_text_is_used_as_it_stands_and_never_spoken(third, arrives):
     said, text = TEXT.strip(), OWN + TEXT.strip()
     if arrives is None:
-        plan, whole = third.plan(text, FULL), third.plan(said, FULL)
+        plan, whole = list(third.plan(text, FULL)), third.plan(said, FULL)
     else:
         arriving = replace(third, card=replace(third.card, text_stream=arrives))
         plan = list(arriving.plan_arriving([text[:60], text[60:]], FULL))
@@ -265,11 +265,11 @@ def test_a_transcript_may_bring_its_system_prompt_and_the_text_s_takes_its_place
 )
 def test_a_system_prompt_is_checked_as_the_text_is(third, text, options, message):
     with pytest.raises((InvalidRequest, InvalidText), match=message):
-        third.plan(text, FULL, SpeakOptions(**options))
+        third.requests(text, FULL, SpeakOptions(**options))
 
 
 def test_segments_cover_the_text_and_their_seeds_follow_one_another(front_end):
-    plan = front_end.plan(TEXT, FULL, SpeakOptions(seed=5, speed=1.5, sampling=SamplingParams(top_k=3)))
+    plan = list(front_end.plan(TEXT, FULL, SpeakOptions(seed=5, speed=1.5, sampling=SamplingParams(top_k=3))))
     assert len(plan) > 1
     assert [one.request.seed for one in plan] == list(range(5, 5 + len(plan)))
     assert {(one.request.speed, one.request.sampling.top_k) for one in plan} == {(1.5, 3)}
@@ -322,8 +322,8 @@ def test_text_that_arrives_by_words_is_read_by_the_natural_reading_alone(front_e
 def test_reading_ends_with_who_wants_it_also_where_text_arrives(front_end):
     arriving = replace(front_end, card=replace(front_end.card, text_stream=TextStream.SENTENCES))
     for planned in (
-        arriving.plan_as_read(TEXT, FULL, left=lambda: True),
-        arriving.plan_arriving([TEXT], FULL, left=lambda: True),
+        arriving.plan(TEXT, FULL, is_cancelled=lambda: True),
+        arriving.plan_arriving([TEXT], FULL, is_cancelled=lambda: True),
     ):
         with pytest.raises(RequestCancelled):
             next(planned)
@@ -346,7 +346,7 @@ def test_options_outside_their_limits_are_refused(field, value):
 
 def test_the_language_reaches_the_text(front_end):
     with pytest.raises(InvalidRequest, match="language: the model does not know 'zh'"):
-        front_end.plan("Hello.", FULL, SpeakOptions(language="zh"))
+        front_end.requests("Hello.", FULL, SpeakOptions(language="zh"))
     told, asked = (front_end.requests("It is 5.", FULL, SpeakOptions(language=language)) for language in (None, "en"))
     assert [one.text for one in told] == [one.text for one in asked]
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from tests.runtimes.runtimes import MergedNetwork, PlainRuntime
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.known_models import HOME_VARIABLE
 from vivavoce.engine.settings import EngineSettings, has_language_model
 from vivavoce.errors import MissingDependency, UnsupportedModel
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_runtimes import registry as table
@@ -55,7 +56,7 @@ def test_cosyvoice_1_has_none(babble_v1):
 def test_a_model_speaks_by_another_runtime_as_by_its_own(generation, request, monkeypatch):
     """The runtime has the network's weights; the engine's models have none."""
     folder = request.getfixturevalue(f"babble{generation}")
-    own = Synthesizer.load(folder, CPU)
+    own = Vivavoce(*load_model(folder, (CPU,)))
     models, size = own.engine.models, len(TextTokenizer.from_folder(folder / BACKBONE))
 
     def make(merged, outline, settings, memory):
@@ -63,11 +64,11 @@ def test_a_model_speaks_by_another_runtime_as_by_its_own(generation, request, mo
         return PlainRuntime(MergedNetwork(models, merged, size))
 
     monkeypatch.setitem(table.LM, "vllm", partial(open_runtime, make))
-    other = Synthesizer.load(folder, CPU, settings=EngineSettings(slots=3, lm_backend="vllm", tp=2))
+    other = Vivavoce(*load_model(folder, (CPU,), settings=EngineSettings(slots=3, lm_backend="vllm", tp=2)))
     assert not has_language_model(other.engine.models)
     voice, options = next(iter(built_in_voices(folder).values())), SpeakOptions(seed=5)
     try:
-        said = [one.speak(TEXT, voice, options).samples for one in (own, other)]
+        said = [one.speak(TEXT, voice, options=options).samples for one in (own, other)]
         assert len(said[0]) == len(said[1]) > 0
         torch.testing.assert_close(*map(torch.from_numpy, said), atol=1e-3, rtol=0)
     finally:
@@ -78,4 +79,4 @@ def test_a_model_speaks_by_another_runtime_as_by_its_own(generation, request, mo
 def test_a_runtime_that_is_not_here_is_named(babble):
     for backend in ("vllm", "trtllm"):
         with pytest.raises(MissingDependency, match=f"{'tensorrt_llm' if backend == 'trtllm' else backend}.*cannot be"):
-            Synthesizer.load(babble, CPU, settings=EngineSettings(lm_backend=backend))
+            Vivavoce(*load_model(babble, (CPU,), settings=EngineSettings(lm_backend=backend)))

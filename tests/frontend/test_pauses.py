@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.server.http.serve_process import serving_process
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.front_end import load_front_end
 from vivavoce.frontend.speech import Mark, SegmentText, SpeakOptions
 from vivavoce.frontend.subtitles import to_srt
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.voice import Voice
 
 RATE = 24_000
@@ -33,10 +33,10 @@ def voice() -> Voice:
 
 
 @pytest.fixture(scope="module")
-def by_sentences(synthesizer: Synthesizer, babble: Path) -> Synthesizer:
+def by_sentences(synthesizer: Vivavoce, babble: Path) -> Vivavoce:
     front_end = load_front_end(babble, synthesizer.front_end.config)
     card = replace(front_end.card, text_stream=TextStream.SENTENCES)
-    return Synthesizer(synthesizer.engine, replace(front_end, card=card))
+    return Vivavoce(synthesizer.engine, replace(front_end, card=card))
 
 
 def check(samples: np.ndarray, marks: tuple[Mark, ...], text: str = TEXT) -> None:
@@ -52,26 +52,26 @@ def check(samples: np.ndarray, marks: tuple[Mark, ...], text: str = TEXT) -> Non
         assert ("pause" in mark.text or "break" in mark.text) == (place in PAUSES)
 
 
-def test_whole_speech_has_its_pauses(synthesizer: Synthesizer, voice: Voice) -> None:
-    whole = synthesizer.speak(TEXT, voice, NATURAL)
+def test_whole_speech_has_its_pauses(synthesizer: Vivavoce, voice: Voice) -> None:
+    whole = synthesizer.speak(TEXT, voice, options=NATURAL)
     check(whole.samples, whole.marks)
     assert "".join(one.text for one in whole.marks) == TEXT
     assert "pause" not in to_srt(whole.marks)
     assert "Hello there." in to_srt(whole.marks)
 
 
-async def test_streams_have_them_in_all_three_ways(synthesizer: Synthesizer, voice: Voice) -> None:
-    session = synthesizer.stream(TEXT, voice, NATURAL)
+async def test_streams_have_them_in_all_three_ways(synthesizer: Vivavoce, voice: Voice) -> None:
+    session = synthesizer.stream(TEXT, voice, options=NATURAL)
     chunks = list(session)
     check(np.concatenate([one.samples for one in chunks]), session.marks)
     assert [one.index for one in chunks] == list(range(len(chunks)))
     assert [one.final for one in chunks] == [False] * (len(chunks) - 1) + [True]
     assert session.verdict().segments_given == 5
 
-    session = synthesizer.astream(TEXT, lambda: voice, NATURAL)
+    session = synthesizer.astream(TEXT, voice, options=NATURAL)
     check(np.concatenate([one.samples async for one in session]), session.marks)
 
-    session = synthesizer.stream(TEXT, voice, NATURAL)
+    session = synthesizer.stream(TEXT, voice, options=NATURAL)
     samples, announced = dict.fromkeys(range(5), 0), list[int]()
     async for event in session.events():
         if isinstance(event, SegmentText):
@@ -92,15 +92,15 @@ async def test_streams_have_them_in_all_three_ways(synthesizer: Synthesizer, voi
         ["[pause 250ms] ", "Hello there, all of you. ", "[pause 500ms]\n\n", "It is 5.", "\n", "[pause 1001ms]"],
     ],
 )  # fmt: skip
-def test_so_does_text_that_arrives_by_sentences(by_sentences: Synthesizer, voice: Voice, pieces: list[str]) -> None:
-    session = by_sentences.stream(iter(pieces), voice, NATURAL)
+def test_so_does_text_that_arrives_by_sentences(by_sentences: Vivavoce, voice: Voice, pieces: list[str]) -> None:
+    session = by_sentences.stream(iter(pieces), voice, options=NATURAL)
     samples = np.concatenate([one.samples for one in session])
     check(samples, session.marks)
 
 
-def test_by_words_a_pause_is_a_mark(synthesizer: Synthesizer, voice: Voice) -> None:
+def test_by_words_a_pause_is_a_mark(synthesizer: Vivavoce, voice: Voice) -> None:
     session, encode = (
-        synthesizer.stream(iter(["Hi [pau", "se 1s] you"]), voice, NATURAL),
+        synthesizer.stream(iter(["Hi [pau", "se 1s] you"]), voice, options=NATURAL),
         synthesizer.front_end.text.encode,
     )
     list(session)
@@ -109,27 +109,27 @@ def test_by_words_a_pause_is_a_mark(synthesizer: Synthesizer, voice: Voice) -> N
     assert mark.text == "Hi [pause 1s] you"
 
 
-def test_pauses_that_arrive_have_the_limits_of_one_text(by_sentences: Synthesizer, voice: Voice) -> None:
+def test_pauses_that_arrive_have_the_limits_of_one_text(by_sentences: Vivavoce, voice: Voice) -> None:
     with pytest.raises(InvalidText, match="nothing in"):
-        by_sentences.stream(iter(["[pause 1s]", "\n[pause 1s]"]), voice, NATURAL)
+        by_sentences.stream(iter(["[pause 1s]", "\n[pause 1s]"]), voice, options=NATURAL)
     planned = by_sentences.front_end.plan_arriving(["Hello there, you.\n[pause 10s]\n"] * 13, voice, NATURAL)
     with pytest.raises(InvalidText, match="130 s in all, the limit is 120 s"):
         list(planned)
 
 
-def test_a_rate_is_that_part_of_the_speed(synthesizer: Synthesizer, voice: Voice) -> None:
+def test_a_rate_is_that_part_of_the_speed(synthesizer: Vivavoce, voice: Voice) -> None:
     text = '<speak>One. <prosody rate="fast">Two.</prosody> <prosody rate="200%">Three.</prosody></speak>'
     plan = synthesizer.front_end.requests
     assert [one.speed for one in plan(text, voice, replace(NATURAL, speed=0.8))] == [0.8, 1.0, 1.6]
     assert [one.speed for one in plan(text, voice, replace(NATURAL, speed=1.5))] == [1.5, 1.875, 2.0]
     slow, fast = (
-        synthesizer.speak(f'<speak><prosody rate="{rate}">Two.</prosody></speak>', voice, NATURAL).samples
+        synthesizer.speak(f'<speak><prosody rate="{rate}">Two.</prosody></speak>', voice, options=NATURAL).samples
         for rate in ("x-slow", "medium")
     )
     assert len(slow) == pytest.approx(2 * len(fast), rel=0.1)
 
 
-def test_a_pause_is_checked_like_all_else(synthesizer: Synthesizer, voice: Voice) -> None:
+def test_a_pause_is_checked_like_all_else(synthesizer: Vivavoce, voice: Voice) -> None:
     conditioning = synthesizer.front_end.conditioning(voice)
     for pause_s, text in ((10.1, ()), (-1.0, ()), (1.0, (1,)), (0.0, ())):
         with pytest.raises(InvalidRequest):

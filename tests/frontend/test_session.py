@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.engine.engine_helpers import running
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.chunk_policy import ChunkPolicy
@@ -20,9 +21,9 @@ from vivavoce.engine.handle import Handle, Outbox, RequestResult, RequestTimings
 from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, RequestCancelled
 from vivavoce.frontend.front_end import PlannedSegment, load_front_end
-from vivavoce.frontend.session import AHEAD, RequestSession, end_feeding
+from vivavoce.frontend.session import AHEAD, RequestSession
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeakOptions
-from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.text_threads import end_threads
 from vivavoce.frontend.voices.voice import Voice
 
 RATE = 24_000
@@ -43,24 +44,24 @@ def by_sentences(synthesizer, babble):
     """The same engine behind a card that wants arriving text sentence by sentence."""
     front_end = load_front_end(babble, synthesizer.front_end.config)
     card = replace(front_end.card, text_stream=TextStream.SENTENCES)
-    return Synthesizer(synthesizer.engine, replace(front_end, card=card))
+    return Vivavoce(synthesizer.engine, replace(front_end, card=card))
 
 
 def test_a_system_prompt_is_in_no_mark_and_counts_for_nothing(models_v3, babble_v3, voice):
     """One in the text of CosyVoice3, whole and in pieces, is what the same instruction is."""
     prompt = "Softly.<|endofprompt|>"
     with running(models_v3) as engine:
-        third = Synthesizer(engine, load_front_end(babble_v3, models_v3.config))
+        third = Vivavoce(engine, load_front_end(babble_v3, models_v3.config))
         told, plain = (
-            third.speak(prompt + TEXT, voice, SHORT),
-            third.speak(TEXT, voice, replace(SHORT, instruct=prompt)),
+            third.speak(prompt + TEXT, voice, options=SHORT),
+            third.speak(TEXT, voice, options=replace(SHORT, instruct=prompt)),
         )
         spans = [(one.start_character - len(prompt), one.end_character - len(prompt), one.text) for one in told.marks]
         assert spans == [(one.start_character, one.end_character, one.text) for one in plain.marks]
         assert abs(told.samples - plain.samples).max() < 1e-2
         tokens, text = [], third.front_end.text.encode("Hello there, how are you?")
         for pieces in ([prompt, *PIECES], [prompt + PIECES[0], *PIECES[1:]]):
-            session = third.stream(pieces, voice, SHORT)
+            session = third.stream(pieces, voice, options=SHORT)
             tokens.append(heard(session)[0])
             assert session.verdict().text_tokens == len(text)
             (mark,) = session.marks
@@ -76,13 +77,13 @@ def heard(session):
 
 def test_a_streamed_long_text_is_the_whole_in_chunks(synthesizer, voice):
     """Of two tokens for each of the text's, at least and at most, all segments are cut."""
-    session = synthesizer.stream(TEXT, voice, SHORT)
+    session = synthesizer.stream(TEXT, voice, options=SHORT)
     assert session.marks == ()
     chunks, seen = [], []
     for chunk in session:
         chunks.append(chunk)
         seen.append(session.marks)
-    whole, marks = synthesizer.speak(TEXT, voice, SHORT), session.marks
+    whole, marks = synthesizer.speak(TEXT, voice, options=SHORT), session.marks
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert sum(len(chunk.samples) for chunk in chunks) == len(whole.samples)
@@ -101,7 +102,7 @@ def test_a_streamed_long_text_is_the_whole_in_chunks(synthesizer, voice):
 def test_streams_are_of_low_latency(synthesizer, voice):
     options = SpeakOptions(sampling=SamplingParams(exact_tokens=60))
     by_default, asked, official = (
-        [len(chunk.samples) for chunk in synthesizer.stream("Hello.", voice, options, policy)]
+        [len(chunk.samples) for chunk in synthesizer.stream("Hello.", voice, options=options, policy=policy)]
         for policy in (None, ChunkPolicy.low_latency(), ChunkPolicy.official())
     )
     assert by_default == asked != official
@@ -115,9 +116,9 @@ def test_streams_of_cosyvoice_1_are_official(front):
 
 
 def test_words_may_arrive_in_pieces(synthesizer, voice):
-    session = synthesizer.stream(iter(PIECES), voice, SHORT)
+    session = synthesizer.stream(iter(PIECES), voice, options=SHORT)
     tokens, chunks = heard(session)
-    joined, _ = heard(synthesizer.stream(iter(["".join(PIECES)]), voice, SHORT))
+    joined, _ = heard(synthesizer.stream(iter(["".join(PIECES)]), voice, options=SHORT))
     assert len(tokens) == 1, "one sequence, in which text and speech take turns"
     assert tokens == joined
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -127,10 +128,11 @@ def test_words_may_arrive_in_pieces(synthesizer, voice):
 def test_sentences_may_arrive_in_pieces(by_sentences, voice):
     sentences = ["It is 11:42 in Boston now.", "The evening train leaves at 6."]
     pieces = ["It is 11:", "42 in Boston now. The eve", "ning train leaves at", " 6.\n", "* * *\n"]
-    session = by_sentences.stream(iter(pieces), voice, replace(SHORT, seed=4))
+    session = by_sentences.stream(iter(pieces), voice, options=replace(SHORT, seed=4))
     tokens, _ = heard(session)
     alone = [
-        heard(by_sentences.stream(one, voice, replace(SHORT, seed=4 + n)))[0][0] for n, one in enumerate(sentences)
+        heard(by_sentences.stream(one, voice, options=replace(SHORT, seed=4 + n)))[0][0]
+        for n, one in enumerate(sentences)
     ]
     assert list(tokens) == alone
     assert [mark.text for mark in session.marks] == sentences
@@ -144,8 +146,8 @@ def test_a_stream_ends_with_a_final_chunk_though_its_text_ends_later(by_sentence
         yield "This is the only sentence. "
         assert listened.wait(50)
 
-    stream = by_sentences.stream(pieces(), voice, SHORT)
-    whole = by_sentences.speak("This is the only sentence.", voice, SHORT)
+    stream = by_sentences.stream(pieces(), voice, options=SHORT)
+    whole = by_sentences.speak("This is the only sentence.", voice, options=SHORT)
     played, chunks = 0, []
     while played < len(whole.samples):
         chunks.append(next(stream))
@@ -161,7 +163,7 @@ def test_what_cannot_be_spoken_is_refused_before_it_starts_or_when_it_comes(synt
         with pytest.raises(InvalidText):
             synthesizer.stream(text, voice)
     with pytest.raises(InvalidText):
-        list(synthesizer.stream(iter(["Hello", " there", "Привет"]), voice, SHORT))
+        list(synthesizer.stream(iter(["Hello", " there", "Привет"]), voice, options=SHORT))
 
 
 class Engine:
@@ -171,9 +173,6 @@ class Engine:
         self.requests: list[EngineRequest] = []
         self.pushed = []
         self.outbox = Outbox()
-
-    def check_load(self, streaming):
-        pass
 
     def submit(self, request):
         self.requests.append(request)
@@ -189,7 +188,7 @@ class FrontEndOf:
     def __init__(self, conditioning):
         self.conditioning = conditioning
 
-    def plan_as_read(self, text, voice, options, left):
+    def plan(self, text, voice, options, left):
         for n in range(len(text)):
             if left():
                 raise RequestCancelled("given up")
@@ -253,14 +252,14 @@ def test_a_listener_who_leaves_ends_the_reading(front, voice):
     """Before the engine has anything of the text, too."""
     engine, session = Engine(), None
 
-    def plan_as_read(text, voice, options, left):
+    def plan(text, voice, options, left):
         assert not left()
         session.close()
         assert left()
         raise RequestCancelled("given up")
         yield
 
-    front.plan_as_read = plan_as_read
+    front.plan = plan
     session = RequestSession(engine, front)
     with pytest.raises(RequestCancelled):
         session.start("x" * 1_000, voice)
@@ -271,7 +270,7 @@ def test_no_thread_brings_a_text_when_the_interpreter_ends(front, voice):
     session = RequestSession(Engine(), front)
     session.start(iter(["x"] * (AHEAD + 3)), voice)
     assert any(thread.name == "vivavoce-text" for thread in threading.enumerate())
-    end_feeding()
+    end_threads()
     assert not any(thread.name == "vivavoce-text" for thread in threading.enumerate())
     session.close()
 
@@ -332,7 +331,7 @@ async def test_events_announce_segments_and_audio_comes_before_a_failure(front, 
 def test_long_text_is_split_spoken_together_and_joined(synthesizer, voice):
     options = replace(SHORT, seed=5)
     requests = synthesizer.front_end.requests(TEXT, voice, options)
-    speech = synthesizer.speak(TEXT, voice, options)
+    speech = synthesizer.speak(TEXT, voice, options=options)
     alone = [synthesizer.engine.submit(EngineRequest((request,))).result().samples for request in requests]
     assert len(alone) > 1
     assert len(speech.samples) == sum(map(len, alone))
@@ -342,7 +341,7 @@ def test_long_text_is_split_spoken_together_and_joined(synthesizer, voice):
 
 
 def test_timings_add_up(synthesizer, voice):
-    speech = synthesizer.speak("Hello.", voice, SHORT)
+    speech = synthesizer.speak("Hello.", voice, options=SHORT)
     spent = speech.timings
     assert 0 < spent.text_s + spent.lm_s + spent.flow_s + spent.vocoder_s <= spent.total_s
     assert min(spent.lm_s, spent.flow_s, spent.vocoder_s) > 0

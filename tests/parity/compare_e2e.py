@@ -16,12 +16,12 @@ from tests.parity.check import Check, Skip, close, close_rms, equal, equal_ids, 
 from tests.parity.compare_flow import MEL
 from tests.parity.reference import Golden, Reference
 from tests.parity.stages import Greedy, GreedyWithFill, stage_mel
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.handle import Handle
 from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
 from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
@@ -49,7 +49,7 @@ def _sampler(settings: dict[str, Any], vocabulary) -> Greedy | GreedyWithFill:
     return Greedy(vocabulary.eos, settings["stop_after"], candidates=vocabulary.num_speech_tokens)
 
 
-def _voice(settings: dict[str, Any], reference: Reference, synthesizer: Synthesizer) -> Voice:
+def _voice(settings: dict[str, Any], reference: Reference, synthesizer: Vivavoce) -> Voice:
     if "spk" in settings:
         return Voice(read_spk2info(synthesizer.front_end.folder / "spk2info.pt")[settings["spk"]].embedding, "")
     recording = reference.wav(settings["prompt_wav"])
@@ -140,7 +140,7 @@ def _mels(
     yield "stage's mel", stage_mel(models, voice, tokens, final, chunked)
 
 
-def _speak(synthesizer: Synthesizer, settings: dict[str, Any], reference: Reference) -> Heard:
+def _speak(synthesizer: Vivavoce, settings: dict[str, Any], reference: Reference) -> Heard:
     voice, speed = _voice(settings, reference, synthesizer), settings.get("speed", 1.0)
     options = SpeakOptions(instruct=settings.get("instruct_text"), speed=speed)
     if "source_wav" in settings:
@@ -159,7 +159,7 @@ def _speak(synthesizer: Synthesizer, settings: dict[str, Any], reference: Refere
 
     with mock.patch.object(vocoder, "decode", listening):
         if "pieces" in settings:
-            session = synthesizer.stream(settings["pieces"], voice, options, ChunkPolicy.official())
+            session = synthesizer.stream(settings["pieces"], voice, options=options, policy=ChunkPolicy.official())
             heard.listen(session.handle)
         policy = ChunkPolicy.official() if settings.get("stream") else None
         for request in heard.requests:  # one after the other, as the official code speaks them

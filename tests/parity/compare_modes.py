@@ -14,7 +14,7 @@ from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.engine.request import Conditioning
 from vivavoce.errors import InvalidAudio
-from vivavoce.frontend.front_end import ModelFrontEnd, load_front_end
+from vivavoce.frontend.front_end import FrontEnd, load_front_end
 from vivavoce.frontend.modes import CONVERSION, condition
 from vivavoce.frontend.speech import Mode, SpeakOptions
 from vivavoce.frontend.voices.voice import Voice
@@ -34,7 +34,7 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
 
 
 def _inputs(
-    name: str, inputs: dict[str, Any], golden: Golden, reference: Reference, front_end: ModelFrontEnd
+    name: str, inputs: dict[str, Any], golden: Golden, reference: Reference, front_end: FrontEnd
 ) -> Iterator[Check]:
     for field, description in inputs.items():
         if field.endswith("_len"):
@@ -52,7 +52,7 @@ def _inputs(
             yield close(f"{name} {field}", ours[field], theirs[0], 1e-4 if "embedding" in field else 5e-4)
 
 
-def _ours(wanted: dict[str, Any], golden: Golden, reference: Reference, front_end: ModelFrontEnd) -> dict[str, Any]:
+def _ours(wanted: dict[str, Any], golden: Golden, reference: Reference, front_end: FrontEnd) -> dict[str, Any]:
     conversion = SOURCE in wanted
     if FLOW_PROMPT in wanted:
         count = wanted[FLOW_PROMPT].shape[1]
@@ -108,7 +108,7 @@ def _differing(voice: Voice, wanted: dict[str, Any]) -> float:
     return float((voice.embedding - theirs).abs().max())
 
 
-def _voice(path, golden: Golden, front_end: ModelFrontEnd, align: bool) -> Voice:
+def _voice(path, golden: Golden, front_end: FrontEnd, align: bool) -> Voice:
     return front_end.extractor.extract(path, golden.meta["prompt_text"], align=align)
 
 
@@ -125,7 +125,7 @@ def _fields(conditioning: Conditioning, prompted: bool) -> dict[str, Any]:
     return {field: value for field, value in fields.items() if len(value)}
 
 
-def _saved_keys(name: str, keys: list[str], front_end: ModelFrontEnd) -> Check:
+def _saved_keys(name: str, keys: list[str], front_end: FrontEnd) -> Check:
     ids = torch.zeros(2, dtype=torch.int32)
     entry = SpeakerEntry(torch.zeros(192), SavedPrompt(ids, ids, ids, torch.zeros(4, 80)))
     path = front_end.folder / "saved.pt"

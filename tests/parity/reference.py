@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from vivavoce.api import Vivavoce
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.frontend.front_end import load_front_end
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.models.build import Models, build_models
 
 STAGES = ("audio", "text", "modes", "llm", "flow", "hift", "e2e", "full")
@@ -116,13 +116,13 @@ class Reference:
         return self._loaded[1]
 
     @contextmanager
-    def synthesizer(self, manifest: str, seed: int, chooser: Chooser | None = None) -> Iterator[Synthesizer]:
+    def synthesizer(self, manifest: str, seed: int, chooser: Chooser | None = None) -> Iterator[Vivavoce]:
         """The whole program over that checkpoint, its engine under the official rules and without source noise."""
         models = self.models(manifest, seed)
         # Official streams keep no state of the flow.
         settings = EngineSettings(slots=4, state_bytes=0)
         with Engine(models, settings, official=True, chooser=chooser, source_noise=False) as engine:
-            yield Synthesizer(engine, load_front_end(self.folder(manifest, seed), models.config))
+            yield Vivavoce(engine, load_front_end(self.folder(manifest, seed), models.config))
 
     def wavs(self) -> list[Path]:
         return sorted((self.root / "wavs").glob("*.wav"))

@@ -147,7 +147,7 @@ def test_streams_in_company_are_those_alone(tts, spoken, listen):
     """Four streams at once: the same words are heard, and the audio is that of each alone."""
     clips = spoken.clips[:4]
     alone = [streamed(tts, clip) for clip in clips]
-    synthesizer = tts._synthesizer
+    synthesizer = tts
     with Engine(synthesizer.engine.models, EngineSettings(slots=4, admission=AdmissionMode.ALL)) as engine:
         requests = []
         for clip in clips:
@@ -198,7 +198,7 @@ def test_another_text_is_not_heard(spoken):
 
 
 def test_wrong_weights_fail_the_same_limits(tts, voices, listen):
-    with disturbed(tts._synthesizer.engine.models.flow.estimator):
+    with disturbed(tts.engine.models.flow.estimator):
         clips = list(speak_all(tts, in_turn(SENTENCES[4:5], tts.voices()), voices, Manner(seed=SEED)))
     found = faults(clips, listen(clips))
     assert {"wer_closed", "wer_free", "per"} <= set(found), found

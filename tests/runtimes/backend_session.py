@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from vivavoce.api import Vivavoce
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import model_folder
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.voice import built_in_voices
 
 TEXTS = ("Good morning.", "The key is under the mat.", "It was raining all day long, and nobody came.", "Yes, it is.")
@@ -22,7 +23,7 @@ def session(backend: str, model: str, many: int) -> dict[str, Any]:
     """Speech tokens by how they were asked for; of one model, on the CPU."""
     folder = model_folder(model)
     settings = EngineSettings(lm_backend=backend, slots=many)
-    synthesizer = Synthesizer.load(folder, torch.device("cpu"), settings=settings)
+    synthesizer = Vivavoce(*load_model(folder, (torch.device("cpu"),), settings=settings))
     engine, front_end = synthesizer.engine, synthesizer.front_end
     voice = front_end.conditioning(next(iter(built_in_voices(folder).values())))
     sampling = SamplingParams(max_ratio=8.0)

@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from tests.training.capturable import uncapturable
 from tests.training.tones import write_corpus, write_tones
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import LMConfig, qwen2_of
 from vivavoce.checkpoint.weights import read_tensors
 from vivavoce.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from vivavoce.frontend.front_end import load_front_end
-from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import Flow
@@ -360,7 +361,7 @@ def test_fine_tuning_lowers_both_losses(recordings: Corpus, checkpoint: Path, tm
 
 
 def _spoken(folder: Path) -> np.ndarray:
-    with closing(Synthesizer.load(folder, CPU)) as synthesizer:
+    with closing(Vivavoce(*load_model(folder, (CPU,)))) as synthesizer:
         return synthesizer.speak("Hi.", Voice(torch.ones(192), "")).samples
 
 

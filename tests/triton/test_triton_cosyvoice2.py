@@ -14,6 +14,7 @@ import torch
 from fake_backend import FakeBackend, InferenceResponse, TritonError, initialize_args, refused, sending, unary
 from speaking_helpers import RATE, ScriptedLanguageModel, Speaker, alike, ask, audio, hum, read, wave
 
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE, detect_generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
@@ -21,8 +22,8 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.errors import CheckpointError
 from vivavoce.frontend.audio.samples import Audio
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.speech import Mode, SpeakOptions
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.voice import built_in_voices
@@ -70,7 +71,7 @@ def synthesizer(folder, babble, synthesizer):
     if folder == babble:
         yield synthesizer
         return
-    with closing(Synthesizer.load(folder, torch.device("cpu"))) as own:
+    with closing(Vivavoce(*load_model(folder, (torch.device("cpu"),)))) as own:
         yield own
 
 
@@ -394,9 +395,9 @@ def test_with_the_real_language_model_as_well(serve, folder, synthesizer, decoup
     try:
         if not decoupled:
             [answer] = server.model.execute([ask("Hi.", seed=4)])
-            assert alike(wave(answer), synthesizer.speak("Hi.", voice, options).samples)
+            assert alike(wave(answer), synthesizer.speak("Hi.", voice, options=options).samples)
             return
-        chunks = synthesizer.stream("Hi.", voice, options, STREAM)
+        chunks = synthesizer.stream("Hi.", voice, options=options, policy=STREAM)
         assert alike(server.hear("Hi.", seed=4), np.concatenate([chunk.samples for chunk in chunks]))
         leaving = server.begin("Good morning, how are you? " * 40)
         answers = leaving.answers()

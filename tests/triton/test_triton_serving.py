@@ -19,13 +19,14 @@ from speaking_helpers import RATE, alike, hum, near
 from tritonclient.utils import InferenceServerException
 
 from tests.soak.served import LONG_TEXT, SPEAKING, served, soak_server
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import AudioChunk, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.frontend.audio.encode import write_audio
 from vivavoce.frontend.audio.samples import Audio
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeakOptions, SpeechRequest
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
@@ -117,7 +118,7 @@ def test_cosyvoice3_is_served_as_well(babble_v3, installation, tmp_path):
     text_size = len(TextTokenizer.from_folder(babble_v3 / BACKBONE))
     with (
         served(babble_v3, installation, tmp_path / "server") as server,
-        closing(Synthesizer.load(babble_v3, torch.device("cpu"))) as own,
+        closing(Vivavoce(*load_model(babble_v3, (torch.device("cpu"),)))) as own,
     ):
         test_every_model_is_ready(server)
         test_the_inner_models_give_what_the_package_gives(server, own, babble_v3, text_size)
@@ -181,7 +182,7 @@ def test_a_stream_is_the_package_s_own(server, synthesizer, babble, model):
     if model == "cosyvoice2":  # samples as the original deployment does, and its models exchange 16 bits
         voice, sampling = replace(voice, embedding=voice.embedding.half().float()), SamplingParams(TOP_P, TOP_K)
     options = SpeakOptions(seed=4, sampling=sampling)
-    chunks = synthesizer.stream("Hi.", voice, options, ChunkPolicy.exponential())
+    chunks = synthesizer.stream("Hi.", voice, options=options, policy=ChunkPolicy.exponential())
     assert near(heard, np.concatenate([chunk.samples for chunk in chunks]))
 
 

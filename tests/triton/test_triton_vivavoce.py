@@ -11,6 +11,7 @@ import torch
 from fake_backend import FakeBackend, ResponseSender, TritonError, initialize_args, refused
 from speaking_helpers import RATE, Speaker, alike, ask, audio, hum, near, wave
 
+from vivavoce.api import Vivavoce
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.errors import (
     EngineStopped,
@@ -21,8 +22,8 @@ from vivavoce.errors import (
     VoiceNotFound,
 )
 from vivavoce.frontend.audio.samples import Audio
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy
@@ -43,7 +44,7 @@ class Engine(Speaker):
 
     @property
     def engine(self):
-        return self.model._synthesizer.engine
+        return self.model._tts.engine
 
     @property
     def requests(self):
@@ -55,7 +56,7 @@ class Engine(Speaker):
 def loaded(babble, voices, *, streams=True, **more):
     """As `load`, without the seconds of warming up."""
     parameters = Parameters(arguments(babble, voices, streams=streams, **more))
-    synthesizer = Synthesizer.load(babble, torch.device("cpu"))
+    synthesizer = Vivavoce(*load_model(babble, (torch.device("cpu"),)))
     extractor = synthesizer.front_end.extractor
     found = RequestVoices(parameters, extractor, extractor.fingerprint)
     policy = chunk_policy(parameters)
@@ -83,7 +84,7 @@ def own(synthesizer, babble):
 
     def stream(text, seed, voice=None):
         voice = voice or built_in_voices(babble)["babble-a"]
-        chunks = synthesizer.stream(text, voice, SpeakOptions(seed=seed), ChunkPolicy.exponential())
+        chunks = synthesizer.stream(text, voice, options=SpeakOptions(seed=seed), policy=ChunkPolicy.exponential())
         return np.concatenate([chunk.samples for chunk in chunks])
 
     return stream
@@ -112,7 +113,7 @@ def test_each_of_eight_gets_its_own(streaming, own):
 
 
 def test_a_recording_is_extracted_once(streaming, own, synthesizer, monkeypatch):
-    recording, calls, extractor = hum(1.0, hz=190.0), [], streaming.model._synthesizer.front_end.extractor
+    recording, calls, extractor = hum(1.0, hz=190.0), [], streaming.model._tts.front_end.extractor
     extract = extractor.extract
     monkeypatch.setattr(extractor, "extract", lambda *given: [calls.append(given), extract(*given)][1])
     voice = synthesizer.front_end.extractor.extract(Audio(recording, RATE), "Hm.")
@@ -143,7 +144,7 @@ def test_refusals_harm_nobody(streaming, offline, text, given, message):
 def test_whole_answers(offline, synthesizer, babble):
     texts, voice = ["One.", "Two, three.", "Four."], built_in_voices(babble)["babble-a"]
     for text, answer in zip(texts, offline.model.execute([ask(text, seed=5) for text in texts]), strict=True):
-        assert alike(wave(answer), synthesizer.speak(text, voice, SpeakOptions(seed=5)).samples)
+        assert alike(wave(answer), synthesizer.speak(text, voice, options=SpeakOptions(seed=5)).samples)
 
 
 def test_who_leaves_is_not_spoken_to(streaming):
@@ -194,7 +195,7 @@ def test_closing_lets_streams_end(babble, tmp_path):
         request = found.begin(TEXT)
     assert len(audio(request.answers())) > 0
     with pytest.raises(EngineStopped):
-        found.model._synthesizer.speak(TEXT, built_in_voices(babble)["babble-a"])
+        found.model._tts.speak(TEXT, built_in_voices(babble)["babble-a"])
 
 
 def test_an_answer_that_cannot_be_sent_ends_the_request(streaming, monkeypatch, caplog):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from vivavoce.frontend.audio.encode import AudioFormat
     from vivavoce.frontend.speech import Mark
-    from vivavoce.frontend.synthesizer import Speech
+    from vivavoce.frontend.speech_result import Speech
 
 STDOUT = "-"
 

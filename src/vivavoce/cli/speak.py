@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from vivavoce.api import Vivavoce
     from vivavoce.frontend.speech import Mark
-    from vivavoce.frontend.synthesizer import Speech
+    from vivavoce.frontend.speech_result import Speech
     from vivavoce.frontend.voices.voice import Voice
 
 EXAMPLES = (

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from vivavoce.engine.backends import BACKEND_SETTINGS
+from vivavoce.engine.engine import Engine
 from vivavoce.engine.loop import STUCK_S
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine_process.bounded_executor import BoundedExecutor, Result
@@ -17,10 +18,17 @@ from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
-from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder, share_device
+from vivavoce.frontend.front_end import FrontEnd
+from vivavoce.frontend.loading import load_model
+from vivavoce.frontend.model_choice import (
+    choose_device,
+    choose_dtype,
+    count_text_processes,
+    model_folder,
+    share_device,
+)
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.official import WHOLE_CHARS
 from vivavoce.frontend.voices.extract import kept_recording
 from vivavoce.frontend.voices.names import NameRules, VoiceSummary
@@ -56,14 +64,16 @@ class ModelService:
 
     def __init__(
         self,
-        synthesizer: Synthesizer,
+        engine: Engine,
+        front_end: FrontEnd,
         registry: VoiceRegistry,
         max_recording_bytes: int,
         decoding: DecodingProcess,
         lexicons: Lexicons | None = None,
     ) -> None:
-        self.synthesizer, self.registry, self._lexicons = synthesizer, registry, lexicons
-        self.max_coming = max(MIN_COMING, synthesizer.engine.memory.slots)
+        self.engine, self.front_end = engine, front_end
+        self.registry, self._lexicons = registry, lexicons
+        self.max_coming = max(MIN_COMING, engine.memory.slots)
         """The limit of requests on their way to the engine."""
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
         waiting, error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
@@ -79,14 +89,13 @@ class ModelService:
 
     @property
     def about(self) -> ModelInfo:
-        card, rate = self.synthesizer.front_end.card, self.synthesizer.front_end.config.rates.sample_rate
+        card, rate = self.front_end.card, self.front_end.config.rates.sample_rate
         is_demo = card.demo or not card.trained
         return ModelInfo(card.name, card.description, rate, is_demo, card.instructions, card.languages)
 
     @property
     def healthy(self) -> bool:
-        engine = self.synthesizer.engine
-        return engine.healthy and engine.stuck_s < STUCK_S
+        return self.engine.healthy and self.engine.stuck_s < STUCK_S
 
     def moved_since(self, moment: float) -> bool:
         """Texts and recordings made progress since then (seconds of `time.monotonic`)."""
@@ -110,7 +119,7 @@ class ModelService:
         known = request.voice is not None or self.registry.rules.default is not None or self.registry.built_in
         voice = await self.voice(request.owner, request.voice) if known else None
         how = changed(request, lexicon=self.lexicon(request.owner, voice)).natural
-        explain, text = self.synthesizer.front_end.text.explain, request.text or ""
+        explain, text = self.front_end.text.explain, request.text or ""
         return await self.read(text, lambda: explain(text, request.language, request.reading, how))
 
     def lexicon(self, owner: str, voice: Voice | None) -> Lexicon:
@@ -147,7 +156,7 @@ class ModelService:
 
     async def statistics(self) -> BackendStatistics:
         def statistics() -> BackendStatistics:
-            engine, recordings = self.synthesizer.engine, self.registry.recordings
+            engine, recordings = self.engine, self.registry.recordings
             used, total = _memory(engine.models.device)
             return BackendStatistics(engine.statistics, used, total, recordings.computed, recordings.hits)
 
@@ -156,8 +165,8 @@ class ModelService:
     def close(self) -> None:
         """Stop at once: the server has waited for its requests already."""
         self._decoding.close()
-        self.synthesizer.engine.close(drain=False, timeout_s=5.0)
-        self.synthesizer.front_end.text.close()
+        self.engine.close(drain=False, timeout_s=5.0)
+        self.front_end.text.close()
         self.registry.close()
 
     async def _extracted(self, recording: Recording) -> Voice:
@@ -172,7 +181,7 @@ class ModelService:
         return voice
 
     def _extract(self, voice: str | Recording | None, owner: str) -> Voice:
-        self.synthesizer.engine.check_load(streaming=True)
+        self.engine.check_load(streaming=True)
         return self.registry.requested(voice, owner)
 
 
@@ -183,23 +192,24 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     share_device(device, model.engines, bounded=model.memory_gb is not None)
     decoding = DecodingProcess()  # it starts while the model loads
     folder = model_folder(model.model)
-    synthesizer = Synthesizer.load(
+    engine, front_end = load_model(
         folder,
-        device,
+        (device,),
         choose_dtype(model.dtype, device, folder),
         model.variant,
         engine_settings(model, settings.engine),
         count_text_processes(model.text_processes, device),
     )
     if model.warm_up_s:
-        synthesizer.warm_up(model.warm_up_s)
+        front_end.text.warm_up()
+        engine.warm_up(model.warm_up_s)
     decoding.check()
-    extractor = changed(synthesizer.front_end.extractor, decode=decoding.decode)
+    extractor = changed(front_end.extractor, decode=decoding.decode)
     quota = Quota(voices=voices.quota, total_bytes=voices.quota * LARGEST_VOICE)
     registry = VoiceRegistry(
         extractor,
         open_voice_store(voices.place, copies_home()),
-        built_in_voices(synthesizer.front_end.folder),
+        built_in_voices(front_end.folder),
         lambda: extractor.fingerprint,
         recordings=voices.cache,
         stored=voices.cache,
@@ -209,7 +219,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         keep_recordings=voices.keep_recordings,
     )
     registry.warn_of_missing()
-    return ModelService(synthesizer, registry, voices.max_recording_bytes, decoding, settings.lexicons)
+    return ModelService(engine, front_end, registry, voices.max_recording_bytes, decoding, settings.lexicons)
 
 
 def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSettings:

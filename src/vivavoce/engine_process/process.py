@@ -27,8 +27,9 @@ from vivavoce.engine_process import messages
 from vivavoce.engine_process.messages import EngineProcessSettings, framed, read_message
 from vivavoce.engine_process.model_service import ModelService, open_model_service
 from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, StageFailed, VivavoceError
-from vivavoce.frontend.session import RequestSession, in_thread
+from vivavoce.frontend.session import RequestSession
 from vivavoce.frontend.speech import SpeechRequest, Verdict
+from vivavoce.frontend.text_threads import in_thread
 from vivavoce.logs import configure
 
 log = logging.getLogger(__name__)
@@ -81,16 +82,15 @@ class EngineServer:
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _speak(self, number: int, request: SpeechRequest) -> None:
-        synthesizer, accepted = self._service.synthesizer, False
-        session = self._sessions[number] = RequestSession(synthesizer.engine, synthesizer.front_end)
+        engine, front_end, accepted = self._service.engine, self._service.front_end, False
+        session = self._sessions[number] = RequestSession(engine, front_end)
         pieces = self._pieces[number] = SimpleQueue()
         outcome: Verdict | VivavoceError
         try:
             if request.policy is not None:
-                generation = synthesizer.front_end.config.generation
-                session.policy = policy_for(generation, ChunkPolicy.parse(request.policy))
+                session.policy = policy_for(front_end.config.generation, ChunkPolicy.parse(request.policy))
             with self._on_its_way(request):
-                synthesizer.engine.check_load(streaming=True)
+                engine.check_load(streaming=True)
                 voice = await self._service.voice(request.owner, request.voice)
                 request = replace(request, lexicon=self._service.lexicon(request.owner, voice))
                 if request.text is not None:
@@ -118,7 +118,7 @@ class EngineServer:
 
     async def _begun(self, session: RequestSession) -> None:
         """With admission auto, wait until the engine begins this request; Overloaded: that took too long."""
-        settings = self._service.synthesizer.engine.settings
+        settings = self._service.engine.settings
         if settings.admission is AdmissionMode.AUTO:
             try:
                 await asyncio.wait_for(session.handle.begun_async(), settings.max_wait_s)
@@ -157,7 +157,7 @@ class EngineServer:
         voice_store = await self._service.check_store()
         while not self._service.moved_since(asked):
             await asyncio.sleep(POLL_S)
-        self._send(messages.Answer(number, messages.Pulse(voice_store, self._service.synthesizer.engine.capacity)))
+        self._send(messages.Answer(number, messages.Pulse(voice_store, self._service.engine.capacity)))
 
     def _public(self, failure: Exception) -> VivavoceError:
         if not self._service.healthy:

@@ -1,8 +1,8 @@
 """The front end: text, a voice and options become sequences for the engine. It needs no engine and loads no network.
 
-Which features of a voice reach which stage is the table of `modes`. A text, transcript or instruction for CosyVoice3
-may bring a system prompt of its own, as scripts for the official code do: what stands up to `<|endofprompt|>`, the mark
-included, is then given to the language model in place of ours, and is not spoken.
+The table of `modes` says which features of a voice reach which stage. A text, transcript or instruction for CosyVoice3
+may begin with a system prompt of its own, as scripts for the official code do: everything up to and including
+`<|endofprompt|>` then replaces our system prompt, and is not spoken.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class PlannedSegment:
-    """A sequence for the engine; it speaks the characters start … end − 1 of the input."""
+    """A segment that speaks the characters start … end − 1 of the input."""
 
     request: SegmentRequest
     start: int
@@ -46,45 +46,48 @@ class PlannedSegment:
 
 @dataclass(frozen=True, eq=False)
 class FrontEnd:
-    """Plans what the engine is to speak. Safe to use from several threads.
+    """Plans the segments that the engine speaks. Safe between threads.
 
-    What a voice brings to the engine is worked out once for each voice in use: it lasts as long as the voice does.
+    extractor: makes voices of recordings. The conditioning of a voice is computed once and kept as long as the voice.
     """
 
     config: ModelConfig
     card: ModelCard
     text: TextFrontEnd
-    _known: WeakKeyDictionary[Voice, dict[Mode, Conditioning]] = field(init=False, default_factory=WeakKeyDictionary)
+    folder: Path
+    extractor: VoiceExtractor
+    _known: WeakKeyDictionary[Voice, dict[Mode | str | None, Conditioning]] = field(
+        init=False, default_factory=WeakKeyDictionary
+    )
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
     _warned: threading.Event = field(init=False, default_factory=threading.Event)
 
-    def plan(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[PlannedSegment]:
+    def plan(
+        self,
+        text: str,
+        voice: Voice,
+        options: SpeakOptions = SpeakOptions(),
+        is_cancelled: CancelCheck = never_cancelled,
+    ) -> Iterator[PlannedSegment]:
         """The segments of a whole text: contiguous, in order, with seeds that follow one another.
 
-        InvalidText: there is nothing to speak, it is too long, or the model lacks characters of it; InvalidRequest: the
-        voice does not fit the model, or lacks what the mode needs; the language is unknown.
-        """
-        return list(self.plan_as_read(text, voice, options))
+        The text is normalised block by block, as its segments are asked for. All errors come before the first segment,
+        except for characters that the vocabulary cannot write.
 
-    def plan_as_read(
-        self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions(), left: CancelCheck = never_cancelled
-    ) -> Iterator[PlannedSegment]:
-        """`plan`, segment by segment: of a long text, the next block is read when its segments are asked for.
-
-        What can be refused is refused before the first one, but for characters that the vocabulary cannot write.
+        Raises:
+            InvalidText: there is nothing to speak, it is too long, or the model lacks characters of it.
+            InvalidRequest: the voice does not fit the model, or lacks what the mode needs; the language is unknown.
+            RequestCancelled: `is_cancelled` returned True.
         """
         system, spoken = self.text.part(text)
-        yield from self._segments(spoken, self.conditioning(voice, options, system), options, left, len(system))
+        yield from self._segments(spoken, self.conditioning(voice, options, system), options, is_cancelled, len(system))
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SegmentRequest]:
-        """`plan` without the characters."""
         return [segment.request for segment in self.plan(text, voice, options)]
 
     @property
     def arrival(self) -> InputMode:
-        """How `plan_arriving` brings its text to the engine: by sentences or by words, as the model's card says; by
-        sentences to CosyVoice 1.
-        """
+        """Whether `plan_arriving` plans sentences or words: as the model's card says; for CosyVoice 1 sentences."""
         by_words = self._modes.by_words and self.card.text_stream is TextStream.INTERLEAVED
         return InputMode.TOKENS if by_words else InputMode.SEGMENTS
 
@@ -93,13 +96,13 @@ class FrontEnd:
         pieces: Iterable[str],
         voice: Voice,
         options: SpeakOptions = SpeakOptions(),
-        left: CancelCheck = never_cancelled,
+        is_cancelled: CancelCheck = never_cancelled,
     ) -> Iterator[PlannedSegment]:
         """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
 
-        By sentences: what `plan` makes of each sentence. By words: requests of one and the same segment, whose text ids
-        follow one another, of words as they are written or, by the natural reading, as they are said; start and end are
-        then the characters that have been read so far. A system prompt comes with the first piece. Errors as `plan`,
+        By sentences: each sentence is planned as by `plan`. By words: all requests continue one segment, with the text
+        ids of the next words (as the natural reading says them, else as they are written); start and end are then the
+        characters that have been read so far. A system prompt must come whole in the first piece. Errors as `plan`,
         when a piece is read.
         """
         conditioning, begin = self.conditioning(voice, options), 0
@@ -111,13 +114,13 @@ class FrontEnd:
         if self.arrival is InputMode.TOKENS:
             yield from self._words(pieces, conditioning, options, begin)
             return
-        place, paused_s, natural = 0, 0.0, options.reading == "natural"
+        index, paused_s, natural = 0, 0.0, options.reading == "natural"
         for sentence in sentence_stream(pieces, self.text.marks if natural else None):
             if is_speakable(sentence.text):  # a line of dashes is not: the text around it is spoken
-                told = options.language or (sentence.language if self.card.scripts is None else None)
-                named, start = replace(options, language=told), begin + sentence.start
-                for segment in self._segments(sentence.text, conditioning, named, left, start, place):
-                    place += 1
+                language = options.language or (sentence.language if self.card.scripts is None else None)
+                named, start = replace(options, language=language), begin + sentence.start
+                for segment in self._segments(sentence.text, conditioning, named, is_cancelled, start, index):
+                    index += 1
                     check_paused(paused_s := paused_s + segment.request.pause_s)
                     yield segment
 
@@ -126,10 +129,10 @@ class FrontEnd:
         return MODES[self.config.generation]
 
     def conditioning(self, voice: Voice, options: SpeakOptions = SpeakOptions(), system: str = "") -> Conditioning:
-        """What a voice brings to the engine, by the table of modes; errors as `plan`.
+        """Route the features of a voice by the table of modes; errors as `plan`.
 
-        Instructions that the model cannot follow are left out, which the log says once. system: the system prompt that
-        the text brought, see `TextFrontEnd.part`.
+        Instructions that the model cannot follow are left out; the log says so once. system: the system prompt at the
+        beginning of the text, see `TextFrontEnd.part`.
         """
         if options.instruct and not self.card.instructions:
             options = without_instructions(options)
@@ -141,12 +144,17 @@ class FrontEnd:
                 check_fits(voice, self.config)
                 self._known[voice] = {}
             known = self._known[voice]
-        mode, instruct = choose_mode(voice, self.config.generation, options.instruct, options.mode), options.instruct
+        instruct = options.instruct
+        if not instruct and not system and options.mode in known:
+            return known[options.mode]
+        mode = choose_mode(voice, self.config.generation, instruct, options.mode)
         if instruct and system:
             raise InvalidRequest(f"instruct: the text brings a prompt of its own before {END_OF_PROMPT}; leave one out")
         if instruct or system:
             return self._condition(voice, mode, instruct, system)
-        return known.get(mode) or known.setdefault(mode, self._condition(voice, mode))
+        if mode not in known:
+            known.setdefault(mode, self._condition(voice, mode))
+        return known.setdefault(options.mode, known[mode])
 
     def _condition(self, voice: Voice, mode: Mode, instruct: str | None = None, system: str = "") -> Conditioning:
         route = self._modes.routes[mode]
@@ -160,21 +168,28 @@ class FrontEnd:
         return condition(voice, route, text[end:], default if system else text[:end])
 
     def instruction(self, instruct: str) -> tuple[int, ...]:
-        """Text ids of an instruction as the model was trained to be given it, with the mark at its end."""
+        """Text ids of an instruction in the form of the model's training, with the mark at its end."""
         return self.text.encode(self.text.normalize(self._modes.prompt(instruct)))
+
+    def plan_conversion(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> SegmentRequest:
+        """A voice conversion: the source's speech tokens, conditioned on the voice, which must fit the model."""
+        tokens = tuple(self.extractor.speech_tokens(source).tolist())
+        return SegmentRequest(condition(voice, CONVERSION), speech_tokens=tokens, speed=speed, seed=seed)
 
     def _segments(
         self,
         text: str,
         conditioning: Conditioning,
         options: SpeakOptions,
-        left: CancelCheck,
+        is_cancelled: CancelCheck,
         start: int = 0,
-        place: int = 0,
+        index: int = 0,
     ) -> Iterator[PlannedSegment]:
-        """Of a text that begins at a character of the input, its first one at a place among all segments."""
-        found = self.text.located(text, options.language, left, options.reading, options.natural, goes_on=place > 0)
-        for seed, one in enumerate(found, options.seed + place):
+        """start: the text's first character in the input; index: of its first segment."""
+        found = self.text.located(
+            text, options.language, is_cancelled, options.reading, options.natural, goes_on=index > 0
+        )
+        for seed, one in enumerate(found, options.seed + index):
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
             request = SegmentRequest(conditioning, ids, None, options.sampling, seed, speed, one.pause_s)
             yield PlannedSegment(request, start + one.start, start + one.end)
@@ -182,8 +197,7 @@ class FrontEnd:
     def _words(
         self, pieces: Iterable[str], conditioning: Conditioning, options: SpeakOptions, begin: int
     ) -> Iterator[PlannedSegment]:
-        come = self.text.arriving(pieces, options.language, options.reading, options.natural)
-        for words, read in come:
+        for words, read in self.text.arriving(pieces, options.language, options.reading, options.natural):
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(
                     conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed
@@ -198,23 +212,10 @@ def _unmarked(pieces: Iterable[str]) -> Iterator[str]:
         yield piece
 
 
-@dataclass(frozen=True, eq=False)
-class ModelFrontEnd(FrontEnd):
-    """The front end of a model folder, with the encoders that make voices of recordings."""
-
-    folder: Path
-    extractor: VoiceExtractor
-
-    def plan_conversion(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> SegmentRequest:
-        """The request of a voice conversion: the source's speech tokens, conditioned on the voice, which has to fit."""
-        tokens = tuple(self.extractor.speech_tokens(source).tolist())
-        return SegmentRequest(condition(voice, CONVERSION), speech_tokens=tokens, speed=speed, seed=seed)
-
-
-def load_front_end(folder: Path, config: ModelConfig | None = None, text_processes: int = 0) -> ModelFrontEnd:
+def load_front_end(folder: Path, config: ModelConfig | None = None, text_processes: int = 0) -> FrontEnd:
     """Load the tokenizer, the text rules and the two encoders of an official folder; errors as `read_config`.
 
-    config: sizes, where they have been read already; text_processes: others that read texts, see `TextFrontEnd`.
+    config: sizes, if they have been read already; text_processes: see `TextFrontEnd`.
     """
     # Weights are mapped, not read: the sizes need their names only.
     config = config or read_config(folder, read_tensors(find_part(folder, "flow")))
@@ -229,4 +230,4 @@ def load_front_end(folder: Path, config: ModelConfig | None = None, text_process
         text,
         official.fingerprint(folder),
     )
-    return ModelFrontEnd(config, card, text, folder, extractor)
+    return FrontEnd(config, card, text, folder, extractor)

@@ -15,9 +15,9 @@ from vivavoce.frontend.text.tokenizer import TextTokenizer
 
 
 def merged_folder(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Path:
-    """That of an official folder's language model in this dtype; errors as `export_hf`.
+    """The folder of an official folder's language model in this dtype; errors as `export_hf`.
 
-    It is a cache: its name tells the file of the weights, its size and its time of change, and the dtype.
+    The folder's name is a key of a cache: the path, size and change time of the weights' file, and the dtype.
     """
     from vivavoce_export.hf_folder import export_hf
 

@@ -20,14 +20,14 @@ UNTRAINED_MODEL = "babble"
 BABBLE = "babble-1"
 """Its folder among the downloaded models, made at first use; the number moves with its layout."""
 _LARGE_BYTES = 1 << 29
-"""Of a language model's file."""
+"""A language model's file of more bytes is a large model."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def model_folder(model: str | Path | None) -> Path:
-    """The folder of a model: a given one, one known by name (errors as `find_model`), or one of the program's own.
+    """The folder of a model: a path, a known name (errors as `find_model`), or one of the package's own models.
 
-    CheckpointError: the program's own model is damaged, or there is no place to make it.
+    CheckpointError: the program's own model is damaged, or cannot be made.
     """
     if model is None or (str(model) == "mini" and not Path(model).is_dir()):
         return MINI
@@ -86,12 +86,12 @@ def _is_large(folder: Path | None) -> bool:
 
 
 def _has_bfloat16() -> bool:
-    """Whether the processor has instructions for products of bfloat16, as far as the system tells."""
+    """Whether the processor multiplies bfloat16, as far as the system tells."""
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     except OSError:
         return False
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(told)
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
 def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 2) -> int:

@@ -7,8 +7,8 @@
 | instruct      | all         | instruction    | –                | –              | tokens and mel; CosyVoice 1: – |
 | sft           | all         | –              | –                | CosyVoice 1    | –                              |
 
-The speaker embedding reaches the flow in every mode. Voice conversion, which all have, takes its speech tokens from the
-source recording and gives the flow what cross_lingual does; its language model is not asked.
+The speaker embedding reaches the flow in every mode. All generations convert voices: the speech tokens come from the
+source recording in place of the language model, and the flow gets the same as in cross_lingual.
 
 CosyVoice3 reads a system prompt before all that, in every mode: "You are a helpful assistant.", in instruct with the
 instruction behind it, and the mark that ends it. CosyVoice 1's mark is plain text for its vocabulary.
@@ -31,7 +31,7 @@ from vivavoce.frontend.voices.voice import Voice
 
 @dataclass(frozen=True)
 class Route:
-    """What one mode uses of a voice; lm_text: its transcript, or the instruction; lm_speaker: a row of its own."""
+    """The features that a mode uses; lm_text: the transcript or the instruction; lm_speaker: a row of the embedding."""
 
     lm_text: bool = False
     lm_speech: bool = False
@@ -41,8 +41,8 @@ class Route:
 
 @dataclass(frozen=True)
 class GenerationModes:
-    """The modes of a generation; system: how its system prompt begins, "": it was trained without one; mark: ends what
-    is given before the text; by_words: a text may be spoken while its words arrive, otherwise sentence by sentence.
+    """The modes of a generation; system: begins its system prompt, "": it was trained without one; mark: ends the
+    prompt; by_words: a text may be spoken while its words arrive, otherwise sentence by sentence.
     """
 
     title: str
@@ -52,7 +52,7 @@ class GenerationModes:
     by_words: bool = True
 
     def prompt(self, instruct: str = "") -> str:
-        """What is given before the text, with the mark that ends it; one that holds a generation's mark stays so."""
+        """The text before the spoken one, with the mark at its end; an instruction that holds a mark is unchanged."""
         if self.mark in instruct or END_OF_PROMPT in instruct:
             return instruct
         return (f"{self.system} {instruct.strip()}".strip() if self.system else instruct) + self.mark

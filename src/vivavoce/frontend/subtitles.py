@@ -1,8 +1,8 @@
 """Subtitles of a speech: SubRip (.srt) and WebVTT (.vtt).
 
-A segment of the text begins and ends exactly where its audio does. Inside a segment the place of a word is
-not known: a text that is too long for one subtitle is divided into several, and its time in proportion to their
-characters, without white space.
+A segment of the text begins and ends exactly where its audio does. The times of words inside a segment are unknown: a
+text that is too long for one subtitle is divided into several, and its time in proportion to their characters, without
+white space.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_LINES = 2
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _OPENING = r"\p{Ps}\p{Pi}"
-# What no line is broken in: a word with the marks that touch it, or one character of a script without spaces.
+# Stays on one line: a word with the marks that touch it, or one character of a script without spaces.
 _ATOM = regex.compile(rf"""[{_OPENING}]*(?:[{_CJK}]|[^\s{_CJK}{_OPENING}]+)?[\p{{Pe}}\p{{Pf}}\p{{Po}}]*\s*""")
 _ENDS = (
     regex.compile(r"""[.?!。？！｡…]["'\p{Pe}\p{Pf}]*\s*\Z"""),
     regex.compile(r"""[,;:，；：、–—]["'\p{Pe}\p{Pf}]*\s*\Z"""),
 )
-# Of the reading `natural`: what is heard as silence, or not at all.
+# Tags of the natural reading that are silent.
 _SILENT = regex.compile(r"\s*(?:\[pause [^\[\]]*\][\s\p{P}]*|<[^<>]*>\s*)+")
 
 
@@ -79,7 +79,7 @@ def _atoms(text: str) -> list[str]:
 
 
 def _narrow(atom: str) -> Iterator[str]:
-    """What is wider than a line, in pieces that are not."""
+    """Cut an atom that is wider than a line."""
     piece, columns = "", 0
     for character in regex.findall(r"\X", atom):
         width = _columns(character)
@@ -91,7 +91,6 @@ def _narrow(atom: str) -> Iterator[str]:
 
 
 def _parts(atoms: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The atoms of one subtitle after the other."""
     while atoms:
         count = _good_end(atoms, _fitting(atoms))
         yield atoms[:count]
@@ -99,7 +98,7 @@ def _parts(atoms: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _fitting(atoms: Sequence[str]) -> int:
-    """How many of them fit into one subtitle."""
+    """The number of atoms that fit into one subtitle."""
     line, used = 1, 0
     for count, atom in enumerate(atoms):
         if used + _columns(atom.rstrip()) > MAX_COLUMNS:
@@ -110,15 +109,15 @@ def _fitting(atoms: Sequence[str]) -> int:
     return len(atoms)
 
 
-def _good_end(atoms: Sequence[str], most: int) -> int:
-    """How many of them to take: up to the last end of a sentence, or else of a clause, in the second half."""
-    if most == len(atoms):
-        return most
+def _good_end(atoms: Sequence[str], limit: int) -> int:
+    """Atoms to take: up to the last end of a sentence, or else of a clause, in the second half."""
+    if limit == len(atoms):
+        return limit
     for end in _ENDS:
-        for count in range(most, most // 2, -1):
+        for count in range(limit, limit // 2, -1):
             if end.search(atoms[count - 1]):
                 return count
-    return most
+    return limit
 
 
 def _wrapped(atoms: Sequence[str]) -> str:
@@ -147,5 +146,4 @@ def _time(seconds: float, point: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As WebVTT wants what is no markup."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

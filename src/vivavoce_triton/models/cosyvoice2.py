@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from vivavoce.errors import CheckpointError, Overloaded, StageFailed, VivavoceEr
 from vivavoce.frontend.front_end import FrontEnd
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce.frontend.voices.extract import VoiceExtractor
 from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
 from vivavoce_triton.models.backend import (
     InnerError,
@@ -103,7 +104,7 @@ class CosyVoice2Model:
         self._accepted = threading.BoundedSemaphore(MOST_TAKEN)
         extractor = StagedExtractor(backend, self._config, self._vocabulary, text, self._readers)
         self._voices = RequestVoices(parameters, extractor, partial(fingerprint, folder))
-        self._front_end = FrontEnd(self._config, card, text)
+        self._front_end = FrontEnd(self._config, card, text, folder, cast(VoiceExtractor, extractor))
         self._language_model = InnerLanguageModel(backend, self._vocabulary, decoupled=parameters.decoupled, bias=bias)
 
     @classmethod

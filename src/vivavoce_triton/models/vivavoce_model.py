@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.handle import Handle
@@ -18,9 +19,9 @@ from vivavoce.engine.loop import STUCK_S
 from vivavoce.engine.request import EngineRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import choose_dtype, count_text_processes
 from vivavoce.frontend.session import RequestSession
-from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answer, check_present
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_request
 
@@ -29,13 +30,11 @@ _FRONT_THREADS = 4
 
 
 class VivavoceModel(AsyncModel):
-    """The one instance. synthesizer: closed with this; policy: how streams are cut, None: answers are whole."""
+    """The one instance. tts: closed with this; policy: how streams are cut, None: answers are whole."""
 
-    def __init__(
-        self, backend: Any, synthesizer: Synthesizer, voices: RequestVoices, policy: ChunkPolicy | None
-    ) -> None:
+    def __init__(self, backend: Any, tts: Vivavoce, voices: RequestVoices, policy: ChunkPolicy | None) -> None:
         super().__init__(backend, "vivavoce-streams", decoupled=policy is not None)
-        self._synthesizer, self._voices, self._policy = synthesizer, voices, policy
+        self._tts, self._voices, self._policy = tts, voices, policy
         self._fronts = ThreadPoolExecutor(_FRONT_THREADS, "vivavoce-front")
 
     @classmethod
@@ -55,19 +54,19 @@ class VivavoceModel(AsyncModel):
         trusted: Any = parameters.switch("trust_model_code")
         settings = EngineSettings(**names, **counts, trust_model_code=trusted)  # type: ignore[arg-type]
         dtype, processes = choose_dtype("auto", device, folder), count_text_processes(None, device)
-        synthesizer = Synthesizer.load(folder, device, dtype, settings=settings, text_processes=processes)
-        extractor = synthesizer.front_end.extractor
+        tts = Vivavoce(*load_model(folder, (device,), dtype, settings=settings, text_processes=processes))
+        extractor = tts.front_end.extractor
         voices = RequestVoices(parameters, extractor, extractor.fingerprint)
-        synthesizer.warm_up()
-        return cls(backend, synthesizer, voices, policy)
+        tts.warm_up()
+        return cls(backend, tts, voices, policy)
 
     def close(self) -> None:
         """Finish what was taken, and end the engine."""
-        while wait(list(self._streams), timeout=1.0).not_done and self._synthesizer.engine.stuck_s < STUCK_S:
+        while wait(list(self._streams), timeout=1.0).not_done and self._tts.engine.stuck_s < STUCK_S:
             pass  # a device that does not answer must not hold the server
         self._fronts.shutdown()
         super().close()
-        self._synthesizer.close()
+        self._tts.close()
 
     async def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
         """Audio as it is made, or the whole of it."""
@@ -86,9 +85,11 @@ class VivavoceModel(AsyncModel):
 
     def _begin(self, request: Any, left: Callable[[], bool]) -> RequestSession | Handle:
         check_present(left)
-        self._synthesizer.engine.check_load(streaming=self._policy is not None)
+        self._tts.engine.check_load(streaming=self._policy is not None)
         wanted = read_request(Inputs(self._backend, request), "natural")
         if self._policy is not None:
-            return self._synthesizer.stream(wanted.text, self._voices.of(wanted), wanted.options, self._policy)
-        segments = self._synthesizer.front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)
-        return self._synthesizer.engine.submit(EngineRequest(tuple(segments)))
+            session = RequestSession(self._tts.engine, self._tts.front_end, self._policy)
+            session.start(wanted.text, self._voices.of(wanted), wanted.options)
+            return session
+        segments = self._tts.front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)
+        return self._tts.engine.submit(EngineRequest(tuple(segments)))

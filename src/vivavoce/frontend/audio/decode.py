@@ -175,7 +175,6 @@ class _SeekableBytes(io.BytesIO):
     """
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move as io.BytesIO does, but never fail."""
         try:
             return super().seek(offset, whence)
         except ValueError:

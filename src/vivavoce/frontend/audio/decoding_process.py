@@ -111,7 +111,6 @@ def _exchange(connection: socket.socket, data: bytes, field: str, limit_s: float
 
 
 def main() -> None:
-    """Answer each recording with its samples or its problem until the other end closes."""
     # The parent process is interrupted, too, and closes the socket when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()

@@ -38,21 +38,13 @@ class AudioFormat(str, Enum):
     """A codec and the container it comes in; the value is the name in requests (`response_format`)."""
 
     MP3 = "mp3"
-    """MPEG Layer III frames, one after the other."""
-    OPUS = "opus"
-    """Opus in Ogg (RFC 7845)."""
-    AAC = "aac"
-    """AAC-LC in ADTS frames."""
-    FLAC = "flac"
-    """Native FLAC (RFC 9639)."""
+    OPUS = "opus"  # in Ogg (RFC 7845)
+    AAC = "aac"  # AAC-LC in ADTS frames
+    FLAC = "flac"  # native (RFC 9639)
     WAV = "wav"
-    """16-bit integers behind a header."""
-    PCM = "pcm"
-    """16-bit little-endian integers and nothing else."""
-    ULAW = "ulaw"
-    """Telephony's bytes, one a sample (G.711, μ-law), and nothing else."""
+    PCM = "pcm"  # 16-bit little-endian integers without a header
+    ULAW = "ulaw"  # G.711 without a header: one byte a sample
     ALAW = "alaw"
-    """The same by the A-law."""
 
 
 _ENCODERS: dict[AudioFormat, type[Encoder]] = {
@@ -109,7 +101,6 @@ class OutputFormat:
         return "audio/" + {AudioFormat.MP3: "mpeg", AudioFormat.OPUS: "ogg"}.get(self.codec, self.codec.value)
 
     def open(self, speech_rate: int) -> Encoder:
-        """See `open_encoder`."""
         rate = self.rate_of(speech_rate)
         encoder = _ENCODERS[self.codec](rate, self.bitrate)
         if rate != speech_rate:

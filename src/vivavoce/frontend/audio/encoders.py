@@ -48,24 +48,24 @@ class Resampler:
         self._old, self._new = from_rate // common * periods, to_rate // common * periods
         self._kernels = _kernels(self._old, self._new)
         self._waiting = np.zeros((len(self._kernels) - self._old) // 2, np.float32)
-        self._given = self._made = 0
+        self._num_given = self._num_resampled = 0
 
     def push(self, samples: Samples) -> Samples:
         """Take samples [n]; return those of the other rate [m] that are known now."""
-        self._given += len(samples)
+        self._num_given += len(samples)
         waiting, width = np.concatenate([self._waiting, samples]), len(self._kernels)
         steps = max(0, (len(waiting) - width) // self._old + 1)
         self._waiting = waiting[steps * self._old :]
         if not steps:
             return np.zeros(0, np.float32)
         windows = np.ascontiguousarray(sliding_window_view(waiting, width)[:: self._old])
-        made = (windows @ self._kernels).reshape(-1)
-        self._made += len(made)
-        return made
+        resampled = (windows @ self._kernels).reshape(-1)
+        self._num_resampled += len(resampled)
+        return resampled
 
     def finish(self) -> Samples:
         """The rest: all pieces together are as long as what was given, the last sample rounded up."""
-        missing = -(-self._given * self._new // self._old) - self._made
+        missing = -(-self._num_given * self._new // self._old) - self._num_resampled
         return self.push(np.zeros(len(self._kernels), np.float32))[:missing]
 
 
@@ -115,11 +115,7 @@ class Encoder:
         return self._pack(self._counted(integers))
 
     def finish(self) -> bytes:
-        """Return the rest of the file. Nothing can be encoded after it.
-
-        Raises:
-            ValueError: the encoder is finished or closed.
-        """
+        """Return the rest of the file. Nothing can be encoded after it."""
         self._check_open()
         packets = [] if self.resampler is None else self._counted(to_int16(self.resampler.finish()))
         data = self._pack([*packets, *self._last_packets()], last=True)
@@ -127,10 +123,7 @@ class Encoder:
         return data
 
     def whole_header(self) -> bytes:
-        """First bytes of the file once its length is known, after `finish`.
-
-        For files that can be written to at their start (wav, flac); empty if there is nothing to put right.
-        """
+        """After `finish`, the first bytes of a file that can be rewritten there (wav, flac), with its length."""
         return b""
 
     def close(self) -> None:
@@ -152,7 +145,6 @@ class Encoder:
         return []
 
     def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
-        """The bytes of the file that hold the packets."""
         header, self._header = self._header, b""
         return b"".join([header, *packets])
 
@@ -171,14 +163,11 @@ def wav_header(sample_rate: int, num_samples: int | None) -> bytes:
 
 
 class WavEncoder(Encoder):
-    """16-bit integers behind a header."""
-
     def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
         super().__init__(sample_rate)
         self._header = wav_header(sample_rate, None)
 
     def whole_header(self) -> bytes:
-        """A WAV header that knows the length."""
         return wav_header(self._sample_rate, self._num_samples)
 
 
@@ -287,8 +276,6 @@ def _one_processor() -> Iterator[None]:
 
 
 class Mp3Encoder(_CodecEncoder):
-    """MPEG Layer III."""
-
     codec, sample_format, default_bitrate = "libmp3lame", "s16p", 64_000
     # Without the reservoir, a frame needs none but itself. Level 7 halves the cost of the default: at 64 kbit/s, mono
     # speech needs no noise shaping.
@@ -322,7 +309,6 @@ class FlacEncoder(_CodecEncoder):
         self._header = self._whole_header = self._current_header()
 
     def whole_header(self) -> bytes:
-        """The header, with what the codec knows after the last sample."""
         return self._whole_header
 
     def _current_header(self) -> bytes:

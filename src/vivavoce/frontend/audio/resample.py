@@ -47,7 +47,6 @@ def resample_sinc(samples: Tensor | Samples, from_rate: int, to_rate: int) -> Te
 
 
 def _half_width(old: int, new: int) -> int:
-    """Input samples on either side that the window reaches."""
     return math.ceil(_ZERO_CROSSINGS * old / (_ROLLOFF * min(old, new)))
 
 

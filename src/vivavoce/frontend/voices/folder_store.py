@@ -54,7 +54,6 @@ class FolderStore(VoiceStore):
         self._failure = _NO_FAILURE  # last failed write: time and reason; cleared by the next success
 
     def summaries(self, owner: str = PUBLIC) -> Iterator[VoiceSummary]:
-        """All voices, sorted by name; each file's header is read when the iteration reaches it."""
         with self._reporting("read"):
             folder = self._folder(owner)
             files = sorted(_files(folder).items())
@@ -169,7 +168,6 @@ class LocalCopies:
         """The server's state when the copies were last compared with it."""
 
     def read(self, name: str) -> bytes | None:
-        """The voice's bytes; None without a copy."""
         with suppress(OSError):
             return _read_content(self._path(name))
         return None
@@ -183,13 +181,11 @@ class LocalCopies:
         return None
 
     def lists(self, name: str) -> bool:
-        """Whether the server's last list of names had this one; a copy may be missing."""
         with suppress(OSError, ValueError):
             return name in json.loads((self._folder / _INDEX).read_text(encoding="utf-8"))
         return False
 
     def summaries(self) -> list[VoiceSummary] | None:
-        """The voices that have copies; None if the server never listed its names."""
         with suppress(OSError):
             if (self._folder / _INDEX).exists():
                 found = (_read_summary(path) for path in self._folder.glob(f"*{SUFFIX}"))
@@ -246,10 +242,7 @@ class LocalCopies:
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
-    """The folder, checked; make: create it and its parents below `within` with mode 0700.
-
-    OSError: a folder cannot be made, or other users may change it.
-    """
+    """The folder; make: create it and its parents below `within`. OSError: impossible, or others may change it."""
     if folder != within:
         _safe(folder.parent, within, make=make)
     if make:
@@ -265,7 +258,6 @@ def _read_content(path: Path) -> bytes:
 
 
 def _read_summary(path: Path) -> VoiceSummary | None:
-    """None if the file is missing, unreadable or not a voice."""
     with suppress(OSError):
         if path.is_file():  # opening a pipe would block
             with path.open("rb") as file:

@@ -81,7 +81,6 @@ class NameRules:
         return {**dict(zip(OPENAI_VOICES, cycle(own), strict=False)), **self.aliases}
 
     def alias_summaries(self, voices: Mapping[str, VoiceSummary], built_in: Iterable[str]) -> list[VoiceSummary]:
-        """The aliases of these voices that are not voice names themselves."""
         table = self.table(built_in)
         found = {name: voices.get(meant_by(name, voices, table)) for name in table if name not in voices}
         return [
@@ -92,7 +91,6 @@ class NameRules:
 
 
 def meant_by(name: str, voices: Container[str], table: Mapping[str, str]) -> str:
-    """The name itself if it is a voice's, else the voice that the alias stands for."""
     for _ in range(ALIASES_IN_A_ROW):
         name = name if name in voices else table.get(name, name)
     return name
@@ -102,10 +100,7 @@ def check_voice_name(name: str) -> str:
     """The name in normal form C, in which a voice is stored and looked up.
 
     Allowed are 1 to 64 Unicode letters with their marks, decimal digits, `-`, `_`, `.` and spaces; no `.` and no
-    mark first, no space first or last, and no more than 240 bytes in UTF-8. Case is kept.
-
-    Raises:
-        InvalidRequest: says which part of the rule the name breaks.
+    mark first, no space first or last, and no more than 240 bytes in UTF-8. Case is kept. Else InvalidRequest.
     """
     too_long = len(name) > MAX_NAME_CHARS * _MAX_DECOMPOSITION
     normal = name if too_long else unicodedata.normalize("NFC", name)
@@ -116,7 +111,6 @@ def check_voice_name(name: str) -> str:
 
 
 def is_voice_name(name: str) -> bool:
-    """Whether `check_voice_name` accepts the name."""
     try:
         check_voice_name(name)
     except InvalidRequest:

@@ -120,12 +120,7 @@ class RedisStore(VoiceStore):
         rest_s: float = REST_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """url: redis:// or rediss://; cache: the folder of the copies; None: keep no copies.
-
-        Raises:
-            MissingDependency: the package redis is not installed.
-            InvalidRequest: the URL cannot be read.
-        """
+        """cache: the folder of the copies; None: keep no copies. Errors as `open_voice_store`."""
         self.label = _label(url)
         self._operation = local()  # per thread: the deadline of its operation
         self._errors, self._redis = _client(url, self.label, lambda: self._operation.until - clock())
@@ -358,7 +353,6 @@ def _absence(away: str) -> VoiceStoreAway:
 
 
 def _read_about(about: bytes) -> VoiceSummary | None:
-    """None for a value that another program wrote."""
     try:
         name, description, transcript, has_prompt = json.loads(about)
         return VoiceSummary(str(name), "stored", True, str(description), str(transcript), bool(has_prompt))

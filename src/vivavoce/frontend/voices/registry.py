@@ -73,15 +73,9 @@ class VoiceRegistry:
     ) -> None:
         """Nothing is read or computed yet.
 
-        Args:
-            extractor: the model's front end for recordings.
-            store: voices that are kept by name.
-            built_in: the model's own voices by name; the first is the default voice, unless the rules name another.
-            fingerprint: the model's identity, or what computes it; called when a voice first has to be compared.
-            rules: what is meant by names that no voice has.
-            recordings, stored: recordings whose voices stay in memory (half a megabyte for 30 s), and stored voices.
-            owner_quota, public_quota: how much each owner may keep, and how much is kept for all.
-            keep_recordings: those who add voices are to give them their recordings.
+        built_in: the model's own voices by name; the first is the default voice, unless the rules name another.
+        fingerprint: the model's identity, or a function that computes it when a voice first has to be compared.
+        recordings, stored: voices in memory (half a megabyte for 30 s) of recordings, and of the store.
         """
         self.built_in, self.keep_recordings = built_in, keep_recordings
         self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
@@ -92,18 +86,13 @@ class VoiceRegistry:
 
     @property
     def recordings(self) -> CacheCounts:
-        """Counts of voices extracted from recordings, and found in memory."""
         return self._extracted.counts
 
     def resolve(self, voice: Voice | AudioSource | None = None, prompt_text: str = "") -> Voice:
-        """The voice that a trusted caller means; clients' requests go through `requested`, which never reads a path.
+        """The voice of a trusted caller: unlike `requested`, it may read paths.
 
-        A name is looked up among the public voices, then among the model's; a string that is neither may be the path of
-        a recording.
-
-        Args:
-            voice: a voice, a name, a recording (path, bytes, open file, samples), or None for the default voice.
-            prompt_text: what the recording says; "" if unknown.
+        voice: a voice, a name (of a public voice, else of the model's), a recording, the path of one, or None for the
+        default voice. prompt_text: the words of the recording; "" if unknown.
 
         Raises:
             VoiceNotFound: neither a known name nor a file.
@@ -123,12 +112,9 @@ class VoiceRegistry:
         return self._check(voice or self._default())
 
     def requested(self, voice: str | Recording | None, owner: str, *, extract: bool = True) -> Voice:
-        """The voice that a request means: a name, a recording, or None for the default voice.
+        """The voice of a client's request: a name, a recording, or None for the default voice.
 
-        Raises:
-            VoiceNotFound: no voice that the owner sees has the name.
-            InvalidRequest, InvalidAudio, InvalidText, VoiceStoreError: as in `resolve`.
-            ToBeExtractedError: a stored voice is to be extracted first, and `extract` is False.
+        Errors as `resolve`, and ToBeExtractedError: a stored voice is to be extracted first, and `extract` is False.
         """
         if voice is None:
             return self._check(self._default(), PUBLIC, extract)
@@ -141,10 +127,7 @@ class VoiceRegistry:
         return self._extracted.find((take_recording(recording.content)[1], recording.transcript))
 
     def find(self, name: str, owner: str = PUBLIC, *, extract: bool = True) -> Voice:
-        """The owner's voice of that name, else the public one, the model's, or the one that the alias stands for.
-
-        A voice that has not changed is the same object as before, while it stays in memory. Errors as in `requested`.
-        """
+        """The owner's voice of that name, else the public one, the model's, or the alias's; errors as `requested`."""
         found = self._find(name, owner)
         if found is None and self.rules.unknown == "default":
             found = self._default()
@@ -153,7 +136,6 @@ class VoiceRegistry:
         return self._check(found, owner, extract)
 
     def built_in_of(self, name: str | None) -> Voice | None:
-        """The model's own voice for a name, without looking into the store."""
         name = name or self.rules.default or next(iter(self.built_in), "")
         return self.built_in.get(meant_by(name, self.built_in, self._aliases))
 
@@ -166,8 +148,8 @@ class VoiceRegistry:
             try:
                 self.find(voice)
             except VivavoceError as error:
-                told = {"setting": setting, "voice": voice, "error": error}
-                log.warning("voice missing: %(setting)s %(voice)r, which cannot speak: %(error)s", told)
+                fields = {"setting": setting, "voice": voice, "error": error}
+                log.warning("voice missing: %(setting)s %(voice)r, which cannot speak: %(error)s", fields)
 
     def names(self) -> list[str]:
         """Built-in voices in the model's order, then the public ones; a name that is both counts once."""
@@ -189,13 +171,7 @@ class VoiceRegistry:
         return [*voices.values(), *self.rules.alias_summaries(voices, self.built_in)]
 
     def add(self, owner: str, voice: Voice, *, replace: bool = False) -> VoiceSummary:
-        """Store a voice under its name; public if the owner is "".
-
-        Raises:
-            InvalidRequest: no possible name, a voice of another model, or a quota that is full.
-            VoiceExists: the owner has a voice of that name, or of one that differs in case only.
-            VoiceStoreError: the store refuses or cannot be reached; the voice may or may not be stored.
-        """
+        """Store a voice under its name; public if the owner is ""; errors as `VoiceStore.save`."""
         voice = self._check(voice).named(check_voice_name(voice.name))
         self._store.save(voice, owner, replace=replace, quota=self._quota(owner))
         return _summary(voice, "stored", public=owner == PUBLIC)
@@ -207,12 +183,9 @@ class VoiceRegistry:
             raise taken_name(name)
 
     def remove(self, owner: str, name: str) -> None:
-        """Forget a voice of the owner's own, or, with owner "", a public one.
+        """Delete a voice of the owner, or, with owner "", a public one.
 
-        Raises:
-            VoiceNotFound: the owner has none of that name.
-            InvalidRequest: it is the model's, and stays.
-            VoiceStoreError: the store refuses, or cannot be reached.
+        VoiceNotFound: the owner has none of that name. InvalidRequest: it is built into the model, or an alias.
         """
         if self._store.version(name, owner) is not None:
             self._store.remove(name, owner)
@@ -227,7 +200,6 @@ class VoiceRegistry:
             raise unknown_voice(name, (summary.name for summary in self._store.summaries(owner)))
 
     def state(self) -> str:
-        """See `VoiceStore.state`."""
         return self._store.state()
 
     def close(self) -> None:
@@ -238,7 +210,6 @@ class VoiceRegistry:
         return self._given_fingerprint() if callable(self._given_fingerprint) else self._given_fingerprint
 
     def _extract(self, source: AudioSource, transcript: str) -> Voice:
-        """Extract a recording once, even if several threads ask at the same time."""
         source, digest = take_recording(source)
         return self._extracted.get((digest, transcript), lambda: self._extractor.extract(source, transcript))
 
@@ -277,14 +248,13 @@ class VoiceRegistry:
             for place in dict.fromkeys((owner, PUBLIC)):
                 self._store.add_features(voice, features, place, self._quota(place))
         except VivavoceError as error:
-            told = {"name": voice.name, "error": error}
+            fields = {"name": voice.name, "error": error}
             log.warning(
-                "voice of another model: %(name)r is extracted again, but stays in memory only: %(error)s", told
+                "voice of another model: %(name)r is extracted again, but stays in memory only: %(error)s", fields
             )
         return changed(features, description=voice.description, licence=voice.licence)
 
     def _stored(self, name: str, namespace: str) -> Voice:
-        """The stored voice, reduced to this model's features if it has them."""
         voice = self._store.load(name, namespace)
         return (voice.of(self._fingerprint) or voice) if voice.fingerprint else voice
 
@@ -294,8 +264,7 @@ class VoiceRegistry:
     def _find(self, name: str, owner: str, aliases: int = ALIASES_IN_A_ROW) -> Voice | None:
         """Search `name` among the owner's voices, the public ones and the model's, then as an alias.
 
-        A store that cannot answer is passed over, as a later place may have the name. A store that is known to have it
-        is not passed over: another voice than the one meant must not speak.
+        A store that cannot answer is passed over, unless it is known to have the name: no other voice must speak then.
         """
         refusal: VoiceStoreError | None = None
         for namespace in dict.fromkeys((owner, PUBLIC)):

@@ -114,7 +114,6 @@ class VoiceStore(ABC):
         return [summary.name for summary in self.summaries(owner)]
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the public voices."""
         return (summary.name for summary in self.summaries())
 
     def __contains__(self, name: object) -> bool:

@@ -122,9 +122,9 @@ class Voice:
 
     def of(self, fingerprint: str) -> Voice | None:
         """The voice with that model's features alone and without its recording; None if it has none for the model."""
-        told = {key: getattr(self, key) for key in _STRINGS if key != "fingerprint"}
+        strings = {key: getattr(self, key) for key in _STRINGS if key != "fingerprint"}
         found = (one for one in (self, *self.others) if one.fingerprint == fingerprint)
-        return next((replace(one, **told, recording=b"", others=()) for one in found), None)
+        return next((replace(one, **strings, recording=b"", others=()) for one in found), None)
 
     def including(self, features: Voice) -> Voice:
         """The voice with another model's features beside its own; the oldest of the others' make room."""
@@ -135,9 +135,7 @@ def check_fits(voice: Voice, config: ModelConfig) -> None:
     """Refuse a voice whose tensors or ids the model's networks cannot take.
 
     A fingerprint says where a voice comes from; an imported one has none, and a file may hold anything.
-
-    Raises:
-        InvalidRequest: names the first feature that does not fit.
+    InvalidRequest: names the first feature that does not fit.
     """
     for problem in _misfits(voice, config):
         raise InvalidRequest(f"voice: {voice.label} does not fit this model ({problem}); {_AGAIN}")
@@ -157,11 +155,7 @@ def _misfits(voice: Voice, config: ModelConfig) -> Iterator[str]:
 
 
 def encode_voice(voice: Voice) -> bytes:
-    """The file's bytes.
-
-    Raises:
-        InvalidRequest: the voice is out of the bounds above.
-    """
+    """The file's bytes. InvalidRequest: the voice is out of the bounds above."""
     for problem in _problems(voice):
         raise InvalidRequest(f"voice: {excerpt(voice.name)} {problem}; {_AGAIN}")
     arrays = {key: np.ascontiguousarray(_array(getattr(voice, key))) for key in _TENSORS[:-1]}
@@ -175,10 +169,9 @@ def encode_voice(voice: Voice) -> bytes:
 
 
 def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WHOLE)) -> Voice:
-    """The voice in a file's bytes; `label` begins the message of an error; versions: that are read.
+    """The voice in a file's bytes; label: begins error messages; versions: file versions that are accepted.
 
-    Raises:
-        VoiceStoreError: not a voice file, a newer one, damaged, or out of the bounds above.
+    VoiceStoreError: not a voice file, a newer one, damaged, or out of the bounds above.
     """
     if len(data) > MAX_VOICE_BYTES:
         raise VoiceStoreError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB and no voice; {_AGAIN}")
@@ -223,7 +216,6 @@ def read_summary(file: BinaryIO) -> VoiceSummary | None:
 
 
 def _read_header(file: BinaryIO) -> Any:
-    """The header's JSON value; None if it is too large or not JSON."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > _MAX_HEADER_BYTES:
         return None
@@ -295,7 +287,7 @@ def voices_from_spk2info(path: Path, fingerprint: str) -> list[Voice]:
     """The speakers of the file, in its order, as voices of the model that `fingerprint` names ("" if unknown).
 
     A built-in speaker becomes a voice with an embedding only. A saved zero-shot speaker becomes a voice with its
-    prompt; the file keeps text ids but no transcript, so that stays "". The original stores the same speech tokens
+    prompt; the file keeps text ids without a transcript, which is then "". The original stores the same speech tokens
     for the language model and for the flow; those of the flow are taken.
 
     Raises:

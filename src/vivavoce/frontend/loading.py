@@ -1,0 +1,62 @@
+"""Loads a model folder: the engines that run its networks, and its front end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.engine.devices import seen_alone
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.engine_group import DeviceInfo, EngineGroup
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.frontend.front_end import FrontEnd, load_front_end
+from vivavoce.frontend.merged_folder import merged_folder
+from vivavoce.frontend.model_choice import share_device
+from vivavoce.models.build import build_models
+
+
+def load_model(
+    folder: Path,
+    devices: Sequence[torch.device],
+    dtype: torch.dtype = torch.float32,
+    variant: str | None = None,
+    settings: EngineSettings = EngineSettings(),
+    text_processes: int = 0,
+) -> tuple[Engine, FrontEnd]:
+    """Engine and front end of an official folder; arguments and errors as `build_models` and `TextFrontEnd`.
+
+    With several devices each has an engine in a process of its own; a device named twice is shared by two.
+    """
+    if len(devices) == 1:
+        engine = open_engine(folder, devices[0], dtype, variant, settings)
+        return engine, load_front_end(folder, cast(ModelConfig, engine.models.config), text_processes)
+    launches = {}
+    for index, device in enumerate(devices):
+        seen_as, variables = seen_alone(str(device))
+        how = torch.device(seen_as), dtype, variant, settings, devices.count(device)
+        launches[f"{index} {device}"] = partial(open_engine, folder, *how), variables
+    engines = EngineGroup(launches, DeviceInfo(devices[0], dtype))
+    return cast(Engine, engines), load_front_end(folder, text_processes=text_processes)
+
+
+def open_engine(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    variant: str | None,
+    settings: EngineSettings,
+    engines: int = 1,
+) -> Engine:
+    """The engine of an official folder; engines: all on the device, this one included."""
+    share_device(device, engines, bounded=settings.memory_bytes is not None)
+    external = settings.lm_backend != "torch"
+    models = build_models(folder, device, dtype, variant, language_model=not external)
+    if external:
+        models = replace(models, merged=merged_folder(folder, dtype, variant))
+    return Engine(models, settings)

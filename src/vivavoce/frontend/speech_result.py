@@ -1,0 +1,145 @@
+"""Finished speech: its samples, how long they took, and which characters of the text are heard when."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.engine.handle import Handle, RequestResult
+from vivavoce.errors import InvalidRequest, MissingDependency
+from vivavoce.frontend.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
+from vivavoce.frontend.speech import Mark, marks_of
+
+_LOOK_S = 0.01
+"""Seconds between two looks at the engine, where another thread can cancel."""
+_PLAYERS = ("ffplay -nodisp -autoexit -loglevel error", "pw-play", "paplay", "aplay -q", "afplay", "mpv --no-video")
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds spent, by stage and in total, without the extraction of the voice."""
+
+    text_s: float
+    lm_s: float
+    flow_s: float
+    vocoder_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Speech:
+    """Finished audio; samples: [n] float32 in [−1, 1].
+
+    marks: the characters and times of each segment of the text; () without a text.
+    """
+
+    samples: NDArray[np.float32]
+    sample_rate: int
+    timings: Timings
+    marks: tuple[Mark, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Speech({self.duration_s:.2f} s, {self.sample_rate} Hz, {len(self.marks)} segments)"
+
+    def __add__(self, other: Speech) -> Speech:
+        """This speech and then the other; marks point into the joined texts. InvalidRequest: rates differ."""
+        if self.sample_rate != other.sample_rate:
+            raise InvalidRequest(
+                f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz do not join; use one model"
+            )
+        at, s = self.marks[-1].end_character if self.marks else 0, self.duration_s
+        moved = (
+            Mark(one.text, at + one.start_character, at + one.end_character, s + one.start_s, s + one.end_s, one.cut)
+            for one in other.marks
+        )
+        timings = Timings(*map(sum, zip(astuple(self.timings), astuple(other.timings), strict=True)))
+        return Speech(np.concatenate((self.samples, other.samples)), self.sample_rate, timings, (*self.marks, *moved))
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of audio."""
+        return len(self.samples) / self.sample_rate
+
+    @property
+    def rtf(self) -> float:
+        """Real-time factor: seconds of work per second of audio."""
+        return self.timings.total_s / self.duration_s
+
+    def save(self, path: str | Path, sample_rate: int | None = None) -> None:
+        """Write a file in the format that its suffix names (.wav, .mp3, .opus …); errors as `write_audio`."""
+        write_audio(path, self.samples, self.sample_rate, sample_rate)
+
+    def to_bytes(self, format: AudioFormat | str = AudioFormat.WAV, sample_rate: int | None = None) -> bytes:
+        """A file in memory: "wav", "mp3", "opus", "aac", "flac", "pcm" … InvalidRequest: another name, or rate."""
+        return encode_whole(parse_format(format, field="format").codec, self.samples, self.sample_rate, sample_rate)
+
+    def play(self) -> None:
+        """Play it and wait for its end, by the package sounddevice or by a program (ffplay, aplay, afplay …).
+
+        MissingDependency: none of them is there, or none can play.
+        """
+        failures = []
+        try:
+            import sounddevice
+
+            sounddevice.play(self.samples, self.sample_rate, blocking=True)
+            return
+        except Exception as error:  # its library, or the sound card, may be missing
+            failures.append(f"sounddevice: {error}")
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(path := Path(folder) / "speech.wav")
+            for name, *options in map(str.split, _PLAYERS):
+                if program := shutil.which(name):
+                    done = subprocess.run((program, *options, path), stdin=subprocess.DEVNULL, capture_output=True)
+                    if done.returncode == 0:
+                        return
+                    failures.append(f"{name}: {done.stderr.decode(errors='replace') or done.returncode}")
+        tried = " ".join("; ".join(failures).split())
+        raise MissingDependency(
+            f"play: nothing here could play it ({tried}); `pip install sounddevice`, install FFmpeg, or save it"
+        )
+
+    def _repr_html_(self) -> str:
+        """A player, in a notebook."""
+        content = base64.b64encode(self.to_bytes(AudioFormat.MP3)).decode()
+        return f'<audio controls src="data:audio/mpeg;base64,{content}"></audio>'
+
+
+@dataclass(frozen=True, eq=False)
+class PendingSpeech:
+    """Speech that the engine still makes. text_s: seconds spent on the text; spans: characters of each segment."""
+
+    handle: Handle
+    rate: int
+    text_s: float
+    text: str
+    spans: Sequence[tuple[int, int]]
+
+    def result(self, cancel: Event | None = None) -> Speech:
+        """Wait for it; an error, or an interruption, cancels the request. RequestCancelled: `cancel` was set."""
+        try:
+            while cancel is not None and not self.handle.done:
+                if cancel.wait(_LOOK_S):
+                    self.handle.cancel()
+            return self._speech(self.handle.result())
+        finally:
+            self.handle.cancel()
+
+    async def result_async(self) -> Speech:
+        """`result` for an event loop."""
+        return self._speech(await self.handle.result_async())
+
+    def _speech(self, spoken: RequestResult) -> Speech:
+        spent, text_s = spoken.timings, self.text_s
+        timings = Timings(text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, text_s + (spent.finished_s or 0.0))
+        marks = marks_of(self.text, self.spans, spoken.segment_samples, self.rate, spoken.cut)
+        return Speech(spoken.samples, self.rate, timings, marks)

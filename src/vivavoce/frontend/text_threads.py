@@ -1,0 +1,103 @@
+"""Daemon threads that read texts. They are told to end before the interpreter ends."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+import time
+from collections.abc import AsyncIterable, Callable, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from vivavoce.errors import RequestCancelled
+
+T = TypeVar("T")
+_ENDING_S = 1.0
+"""Seconds that all threads together have to end with the interpreter; a block of text takes a third of that."""
+_AT_ONCE = threading.Semaphore(4)
+"""Whole texts that are read at once: hundreds would take the interpreter from the engine's thread."""
+_threads: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
+"""Each running thread with the call that tells it to end."""
+
+
+def start_thread(call: Callable[[], object], leave: Callable[[], object]) -> None:
+    """Run `call` in a daemon thread; leave: tells it to end early."""
+    thread = threading.Thread(target=call, name="vivavoce-text", daemon=True)
+    _threads[thread] = leave
+    thread.start()
+
+
+async def in_thread(call: Callable[[], T], leave: Callable[[], object]) -> T:
+    """Await `call` in a daemon thread of its own, since it may wait for text; leave: tells it to end early."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+    start_thread(run, leave)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        leave()
+        raise
+
+
+async def in_turn(call: Callable[[], T], leave: Callable[[], object]) -> T:
+    """`in_thread` for work on a whole text: a few run at once, the others wait."""
+
+    def run() -> T:
+        with _AT_ONCE:
+            return call()
+
+    return await in_thread(run, leave)
+
+
+@atexit.register
+def end_threads() -> None:
+    """End all threads: one that is cut off inside wetext's C++ code aborts the process."""
+    until = time.monotonic() + _ENDING_S
+    for leave in list(_threads.values()):
+        leave()
+    for thread in list(_threads):
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+def read_in_loop(text: AsyncIterable[str], loop: asyncio.AbstractEventLoop) -> tuple[Iterator[str], Callable[[], None]]:
+    """The pieces of an async iterable, for a thread, and a function that ends the reading.
+
+    One task of the event loop reads all of them, a piece ahead of the thread.
+    """
+    taken, arrived = asyncio.Semaphore(1), SimpleQueue[str | Exception]()
+
+    async def read() -> None:
+        try:
+            async for piece in text:
+                arrived.put(piece)
+                await taken.acquire()
+            arrived.put(StopIteration())
+        except Exception as error:
+            arrived.put(error)
+        finally:
+            arrived.put(RequestCancelled("request: was cancelled"))
+
+    def close() -> None:
+        arrived.put(RequestCancelled("request: was cancelled"))
+        if not loop.is_closed():
+            reading.cancel()
+
+    def pieces() -> Iterator[str]:
+        while not isinstance(piece := arrived.get(), Exception):
+            loop.call_soon_threadsafe(taken.release)
+            yield piece
+        if not isinstance(piece, StopIteration):
+            raise piece
+
+    reading = asyncio.run_coroutine_threadsafe(read(), loop)
+    return pieces(), close
