@@ -17,7 +17,6 @@ _CONTROL = regex.compile(r"[\p{Cc}--\s]", regex.V1)
 
 
 def check_text(text: str) -> None:
-    """Raise `InvalidText` as `check_length` and `check_characters`."""
     check_length(text)
     check_characters(text)
 

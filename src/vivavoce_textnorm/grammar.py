@@ -74,7 +74,6 @@ def heads(locale: Locale) -> frozenset[str]:
 
 @cache
 def load_grammar(voice: Verbalizer) -> Grammar:
-    """The patterns of a language, compiled at the first text in it."""
     locale = voice.locale
     month = rf"(?P<month>{any_of(locale.months)})"
     day = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th|er|º|°|\.(?= ))?"

@@ -85,8 +85,6 @@ def read_lexicon(path: Path) -> Lexicon:
 
 @dataclass(frozen=True, eq=False)
 class Lexicons:
-    """The lexicons of a server: for everybody, and by name for voices and owners."""
-
     everybody: Lexicon
     voices: Mapping[str, Lexicon]
     owners: Mapping[str, Lexicon]

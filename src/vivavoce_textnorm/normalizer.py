@@ -80,7 +80,6 @@ class Stretch:
 
     @classmethod
     def whole(cls, text: str) -> Stretch:
-        """A text that is read as it is written."""
         return cls([TextRun([Piece(0, len(text), text)])])
 
     @property
@@ -100,8 +99,6 @@ class Stretch:
 
 
 class Normalizer(Protocol):
-    """Puts a text in words."""
-
     def stretches(self, text: str) -> list[Stretch]:
         """The stretches of a text, which cover it in order.
 
@@ -152,8 +149,6 @@ def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 
 class AsWritten:
-    """Says a text as it is written."""
-
     def stretches(self, text: str) -> list[Stretch]:
         return [Stretch.whole(text)]
 

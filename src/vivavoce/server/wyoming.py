@@ -94,14 +94,12 @@ class _Connection:
         self._speaking: asyncio.Task[None] | None = None
         self._active: ActiveRequest | None = None
         self._is_over = False
-        """Further speech is cancelled."""
         self._texts: asyncio.Queue[str | None] | None = None
         """Pieces of a streamed text until all of it has come; None ends it."""
         self._characters = 0
         writer.transport.set_write_buffer_limits(high=SEND_BYTES)
 
     async def serve(self) -> None:
-        """Serve until either side closes, and free everything. An error ends the connection, as clients expect."""
         reading = asyncio.ensure_future(self._read())
         try:
             while True:
@@ -135,7 +133,6 @@ class _Connection:
 
     @property
     def _pause_s(self) -> float | None:
-        """Longest wait for the next event; None: until the end of the speech."""
         if self._texts is not None:
             return TEXT_PAUSE_S
         return None if self._speaking is not None else float(self._settings.keep_alive_s)
@@ -185,7 +182,6 @@ class _Connection:
             self._texts = None
 
     async def _begin(self, data: dict[str, Any], text: str | None) -> None:
-        """Begin to speak a text after the one before; None: a streamed text."""
         if self._speaking is not None:
             await asyncio.wait({self._speaking})
             await self._finish()
@@ -198,7 +194,6 @@ class _Connection:
         self._speaking = asyncio.create_task(self._speak(text, name or None, texts))
 
     async def _finish(self) -> None:
-        """Note the end of a speech; raises its error."""
         assert self._speaking is not None
         self._speaking.result()
         self._speaking, self._texts = None, None
@@ -241,7 +236,6 @@ class _Connection:
         await active.sent_within(patience_s, self._send("audio-stop", moment()))
 
     async def _info(self) -> dict[str, Any]:
-        """All voices of the caller, with the languages of the model."""
         about, principal = self._dispatcher.backend.about, self._principal()
         with self._dispatcher.permitted(principal):
             voices = await self._dispatcher.backend.voices(principal.owner)

@@ -61,7 +61,6 @@ _SAMPLES: dict[Language, str] = {
     "it": "Sono le 11:42, e 3 km costano 4,50 €.",
     "ru": "Сейчас 11:42, и 3 км стоят 450 рублей.",
 }
-"""Texts that need the tables and patterns of their languages."""
 
 _NAME = regex.compile(r"\w+")
 _SCRIPT: dict[Language, str] = {"zh": "Han", "ja": "Hiragana", "ko": "Hangul", "ru": "Cyrillic"}
@@ -133,7 +132,6 @@ class TextFrontEnd:
             "".join(words for words, _ in self.arriving(text, code, "natural"))
 
     def close(self) -> None:
-        """End the processes that read: what comes now stays as it is written."""
         if self._processes:
             self._processes.close()
 
@@ -195,7 +193,6 @@ class TextFrontEnd:
     def _segments(
         self, text: str, wanted: Language | None, normalizer: Normalizer, cancelled: CancelCheck
     ) -> Iterator[TextSegment]:
-        """The segments of all stretches. A segment also covers what follows it and brings no segment."""
         start = 0
         held: TextSegment | None = None
         for stretch in normalizer.stretches(text):
@@ -216,7 +213,6 @@ class TextFrontEnd:
     def _in_stretch(
         self, stretch: Stretch, wanted: Language | None, normalizer: Normalizer, cancelled: CancelCheck
     ) -> Iterator[TextSegment]:
-        """The segments of a stretch; places are those of its plain text."""
         if stretch.pause_s:
             return iter([TextSegment("", 0, 0, pause_s=stretch.pause_s)])
         plain, seams = stretch.plain, list[tuple[int, int]]()
@@ -302,7 +298,6 @@ class TextFrontEnd:
             )
 
     def _wanted(self, language: str | None) -> Language | None:
-        """The language that a request names; InvalidRequest: it is unknown, or the model does not know its script."""
         wanted = None if language is None else parse_language(language)
         if wanted and not self._has_script(wanted):
             raise InvalidRequest(
@@ -318,7 +313,6 @@ class TextFrontEnd:
         return wanted or (detect_language(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
 
     def _words(self, pieces: Iterable[Piece], seams: list[tuple[int, int]]) -> Iterator[str]:
-        """The words as the model knows them; appends to seams where each piece ends, in the text and in the words."""
         length = 0
         for piece in pieces:
             spoken = piece.spoken if self._scripts is None else drop_symbols(piece.spoken)
@@ -327,7 +321,6 @@ class TextFrontEnd:
             yield spoken
 
     def _pieces(self, words: Iterable[str], language: Language | None) -> Iterator[tuple[list[str], str]]:
-        """Segments, and what is known to follow them."""
         # Length as the splitting counts it: characters of Chinese, tokens of anything else.
         measure = len if language == "zh" else self._num_tokens
         split = split_paragraph(words, measure, language) if language else ((piece, "") for piece in words)

@@ -73,7 +73,6 @@ _BYTES = [chr(0x100 + _HIDDEN.index(byte)) if byte in _HIDDEN else chr(byte) for
 """GPT-2's byte-level BPE writes a byte as its character if that is printable, else as one from U+0100 on."""
 _REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-"""Defaults of an entry of `added_tokens_decoder`."""
 
 
 class TextTokenizer:
@@ -119,7 +118,6 @@ class TextTokenizer:
         return frozenset(one for one in known.union(SPECIAL_TOKENS) if not one.startswith("<|"))
 
     def parts(self, text: str) -> list[str]:
-        """The text cut at its special tokens, which stand at the odd places."""
         return self._added.split(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -147,7 +145,6 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def to_json(self) -> str:
-        """The whole tokenizer as the content of a `tokenizer.json`, CosyVoice2's special tokens included."""
         return str(self._tokenizer.to_str())
 
     def __len__(self) -> int:

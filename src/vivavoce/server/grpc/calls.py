@@ -28,7 +28,6 @@ LEAST_STREAMS = 8
 """Lowest limit of a connection's calls and of a caller's messages that are read at once; `max_conc` may be lower."""
 REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
 ERROR_CODE = "error-code"
-"""`VivavoceError.code`."""
 RETRY_AFTER = "retry-after-ms"
 """Milliseconds after which the same request may succeed; sent only if waiting helps."""
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -36,15 +35,12 @@ PUSHBACK = "grpc-retry-pushback-ms"
 
 Metadata = tuple[tuple[str, str], ...]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-"""The context of a call whose messages are bytes."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call with a valid key."""
-
     port: Calls
     context: Context
     principal: Principal
@@ -72,7 +68,6 @@ class Calls:
         self.patience_s, self._message_s = settings.listener_timeout_s, settings.request_timeout_s
         self._max_conc, self.at_once = settings.max_conc, max(LEAST_STREAMS, 2 * settings.max_conc)
         self._speaking = 0
-        """Running calls for speech."""
         self._reading: Counter[str] = Counter()
         """Messages that are being read, by the name of the key; health checks by their service."""
 

@@ -25,7 +25,6 @@ ADMISSION = "x-admission-seconds"
 
 
 async def infer(call: Call) -> Metadata:
-    """`cosyvoice.CosyVoice/Inference`: speech for one request."""
     deadline, speak, response = call.port.deadline(call), call.port.dispatcher.speak, message("cosyvoice.Response")
     async with call.port.speaking(call) as content:
         wanted, identity = _speech_request(content, call.principal.owner), call.request_id

@@ -87,7 +87,6 @@ async def start_grpc(
 
 
 def _credentials(settings: ServerSection) -> grpc.ServerCredentials | None:
-    """The certificate of the settings, whose files are checked already; None: the port has no TLS."""
     certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
     if certificate is None or key is None:
         return None

@@ -31,7 +31,6 @@ TIMEOUT = {
     "schema": _SECONDS,
     "description": "Seconds after which the speech is given up.",
 }
-"""Documentation of the header."""
 PUBLIC_READER = Principal("*", concurrent=16)
 """All callers without a key together, if only lists are open; a key cannot have this name."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
@@ -39,15 +38,12 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 @dataclass(frozen=True, eq=False)
 class AppState:
-    """The state that all routes and ports of a server share."""
-
     dispatcher: RequestDispatcher
     keys: KeyRing
     settings: ServerSettings
 
 
 def request_id(connection: HTTPConnection) -> str:
-    """The id that the middleware gave a request or WebSocket."""
     return cast(str, connection.state.request_id)
 
 
@@ -63,7 +59,6 @@ async def current_principal(connection: HTTPConnection) -> Principal:
 
 
 KnownPrincipal = Annotated[Principal, Depends(current_principal)]
-"""Parameter of a route: the principal, or the answer 401."""
 
 
 async def list_reader(connection: HTTPConnection) -> Principal:

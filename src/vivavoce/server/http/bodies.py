@@ -42,7 +42,6 @@ class Form:
 
 
 def media_type(request: Request) -> str:
-    """The content type of a request without its parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -98,7 +97,6 @@ def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") 
 
 
 def without_ignored(request: Request, model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """Remove unknown fields if the settings say that they are ignored."""
     if state_of(request).settings.requests.unknown_fields == "refuse":
         return values
     return {name: value for name, value in values.items() if name in model.model_fields}
@@ -169,7 +167,6 @@ def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[
 
 class _Parser(MultiPartParser):
     spool_max_size = 0
-    """Keep files in memory: bodies are bounded, and nothing must stay on a disk."""
     has_ended = False
     """The boundary after the last part has come. Starlette takes a form without it, which may have lost parts."""
 

@@ -21,7 +21,6 @@ from vivavoce.server.http.streaming import SpeechAnswer
 PROTOCOL = "cosyvoice"
 RECORDING, STORED = "prompt_wav", "zero_shot_spk_id"
 _NAMES = {"text": "tts_text", "instruct": "instruct_text", "reference audio": RECORDING}
-"""A field's name in messages → its name in the form."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ _SAMPLES = {
 
 
 def router(_: AppState) -> APIRouter:
-    """`/inference_sft`, `_zero_shot`, `_cross_lingual`, `_instruct` and `_instruct2`, for GET and POST."""
     routes = APIRouter()
     for route in _ROUTES:
         endpoint = _endpoint(route)
@@ -132,7 +130,6 @@ def _recording_problem(route: _Route, texts: dict[str, str], recording: bytes | 
 
 
 def _request_body(route: _Route) -> dict[str, Any]:
-    """The schema of a form, which the route reads itself because its fields may also come in the query."""
     fields = [*route.texts, *((RECORDING, STORED) if route.takes_recording else ()), "speed"]
     alone = [RECORDING, *(name for name in route.texts if name == "prompt_text")]
     required = [name for name in route.texts if name not in alone]

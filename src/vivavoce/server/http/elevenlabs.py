@@ -37,12 +37,10 @@ from vivavoce_textnorm import Language
 
 PROTOCOL = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"
-"""The default of ElevenLabs' service."""
 _NAMES = ("Chinese", "English", "Japanese", "Korean", "German", "Spanish", "French", "Italian", "Russian")
 _LANGUAGES: dict[str, str] = dict(zip(get_args(Language), _NAMES, strict=True))
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
-"""Most failed contexts whose further text is ignored."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
 _OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
 _AUDIO = {"description": "Audio as it is made.", "content": {"audio/*": {"schema": {"type": "string"}}}}
@@ -87,7 +85,6 @@ class _Start(Start):
 
 
 def router(state: AppState) -> APIRouter:
-    """`/v1/text-to-speech/…`, `/v1/voices`, `/v2/voices`, `/v1/user`; `/v1/models` and the WebSockets lie elsewhere."""
     routes = APIRouter()
     dispatcher = state.dispatcher
     json_type = "application/json"
@@ -189,7 +186,6 @@ def is_elevenlabs(headers: Headers) -> bool:
 
 
 def models(about: ModelInfo) -> list[dict[str, Any]]:
-    """The served model in ElevenLabs' form."""
     known = {"model_id": about.name, "name": about.name, "description": about.description}
     languages = [{"language_id": code, "name": _LANGUAGES.get(code, code)} for code in about.languages]
     others = ("can_be_finetuned", "can_do_voice_conversion", "can_use_style", "can_use_speaker_boost")
@@ -233,7 +229,6 @@ class Alignment:
 
     def __init__(self, text: str = "") -> None:
         self.text, self.last = text, " "
-        """The text without times so far, and its last character."""
         self._timed = 0
 
     def add(self, text: str) -> None:
@@ -286,8 +281,6 @@ class TimedBody(AudioBody):
 
 
 class LineBody(TimedBody):
-    """One JSON object to a line."""
-
     def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
         alignment = self._aligned(marks)
         if not data and alignment is None:
@@ -297,8 +290,6 @@ class LineBody(TimedBody):
 
 
 class ObjectBody(TimedBody):
-    """One JSON object, whose beginning is sent while its rest is made."""
-
     def __init__(self, text: str, active: ActiveRequest) -> None:
         super().__init__(text, active)
         self._head, self._rest = b'{"audio_base64":"', b""
@@ -333,12 +324,10 @@ class ElevenLabsDialect(Dialect):
     def __init__(self, voice: str | None, query: Mapping[str, str], several: bool = False) -> None:
         self._voice, self._query, self.several, self.one_utterance = voice, query, several, not several
         self._contexts: dict[str, Alignment] = {}
-        """Contexts that accept text or are spoken."""
         self._closing: set[str] = set()
         self._failed: deque[str] = deque(maxlen=_MAX_FAILED)
 
     def context_of(self, fields: dict[str, Any]) -> str:
-        """The context that a frame names, or ""."""
         given = fields.get("context_id") or fields.get("contextId")
         return given[:200] if self.several and isinstance(given, str) else ""
 
@@ -371,7 +360,6 @@ class ElevenLabsDialect(Dialect):
         return found or [Signal(type="end")]
 
     def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | None:
-        """The frame of audio, times, an end or a failure; a failure that leaves the context closed is its end."""
         kind = reply["type"]
         if kind == "error":
             error = reply["error"]

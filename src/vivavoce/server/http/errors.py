@@ -30,12 +30,9 @@ _FIELDS = {
     "reference audio": "prompt_audio",
     "chunk policy": "chunk_policy",
 }
-"""A field's name in messages → its name in this API."""
 _NOT_FIELDS = ("body", "query", "path", "form", "constrained-str", "VoiceId")
-"""Parts of an error's location that are not names of fields."""
 _METHODS = ("GET", "POST", "DELETE")
 _MISTAKES = 10
-"""Most mistakes that one message names."""
 _DESCRIPTIONS = {
     400: "A field is missing, unknown or out of its limits.",
     401: "The API key is missing or unknown.",
@@ -66,19 +63,15 @@ class ErrorAnswer(BaseModel):
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Documentation of a route's failures."""
     return {status: {"model": ErrorAnswer, "description": _DESCRIPTIONS[status]} for status in statuses}
 
 
 ENGINE_FAILURES = failures(401, 503)
-"""Failures of routes that need the engine's process."""
 BODY_FAILURES = failures(400, 401, 408, 413, 429, 503)
-"""Failures of routes with a body."""
 NOT_FOUND = failures(404)
 
 
 def install(app: FastAPI) -> None:
-    """Let the app answer every failure in one form."""
     app.add_exception_handler(VivavoceError, _refused)
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _not_routed)
@@ -108,7 +101,6 @@ def response_of(error: VivavoceError) -> Response:
 
 
 def error_response(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of that form for failures without a `VivavoceError`."""
     return JSONResponse({"error": _body(status, message, code, None)}, status_code=status, headers=headers)
 
 

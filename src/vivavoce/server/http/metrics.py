@@ -78,7 +78,6 @@ class _Page(Collector):
 
 
 async def _families(backend: SpeechBackend, patience_s: float) -> list[Metric]:
-    """The backend's metrics; those of a backend that is down if it fails to answer in any way."""
     try:
         statistics = await asyncio.wait_for(backend.statistics(), patience_s)
         return list(backend_families(statistics, backend.ready))

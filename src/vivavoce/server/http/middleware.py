@@ -37,7 +37,6 @@ CALLERS_SHARE = 4
 _HEALTH = "/health"
 """Answered even with too many connections: an orchestrator must not restart a full server as a broken one."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
-"""Paths that machines ask for all the time; logged at level debug."""
 _MAX_LOGGED_PATH = 200
 _VERSIONS = ("1.0", "1.1")
 _CLOSE = {"connection": "close"}
@@ -57,7 +56,6 @@ class RequestMiddleware:
         self._hosts = allowed_hosts(state)
         self.settings = state.settings.server
         self.body_bytes: Counter[str] = Counter()
-        """Bytes of the bodies of unanswered requests, by caller."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, connection = Headers(scope=scope), current_connection.get()
@@ -112,15 +110,11 @@ class RequestMiddleware:
 
 
 class BodyStalled(VivavoceError):
-    """A request's body did not come in time."""
-
     code = "request_timeout"
     http_status = 408
 
 
 class _Exchange:
-    """The messages of one request or WebSocket between uvicorn and the app."""
-
     def __init__(self, bounds: RequestMiddleware, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         self._bounds, self._scope = bounds, scope
         self._receive, self._send = receive, send
@@ -131,7 +125,6 @@ class _Exchange:
         self._size, self._caller = 0, ""
         self._began = asyncio.get_running_loop().time()
         self._closes = scope.get("http_version") == "1.0" or "close" in headers.get("connection", "").lower()
-        """The connection is closed after the answer."""
         self._status: int | None = None
         """The status of HTTP, or the close code of a WebSocket."""
         self._sent = 0
@@ -168,7 +161,6 @@ class _Exchange:
         return message
 
     def _take(self, added: int) -> None:
-        """Count a part of the body. TooLarge: the body is too long; Overloaded: all bodies, or the caller's, are."""
         self._size += added
         self._caller = self._caller or self._find_caller()
         bodies = self._bounds.body_bytes
@@ -184,7 +176,6 @@ class _Exchange:
             raise Overloaded(f"uploads: {over[0]}; try again when they have come", 2.0)
 
     def _find_caller(self) -> str:
-        """The name of the request's key, else the client's address."""
         request, client = current_scope(), self._scope.get("client")
         name = request.principal_name if request else ""
         return f"key {name}" if name else f"address {client and client[0]}"
@@ -233,7 +224,6 @@ class _Exchange:
             pass
 
     def fail(self) -> None:
-        """Note an unforeseen exception; the outer app answers with 500 if the answer has not begun."""
         if self._status is None:
             self._status, self._is_whole = 500, True
 

@@ -84,7 +84,6 @@ class RequestEntry(BaseModel):
 
 
 def router(state: AppState) -> APIRouter:
-    """`/v1/audio/speech`, `/v1/models`, `/v1/audio/requests`."""
     routes = APIRouter()
     began = int(time.time())
     dispatcher = state.dispatcher
@@ -125,7 +124,6 @@ def router(state: AppState) -> APIRouter:
 async def spoken(
     request: Request, principal: Principal, deadline: float | None, fields: SpeechFields, uploaded: bytes | None = None
 ) -> SpeechAnswer:
-    """Speak these fields, with a recording that came beside them."""
     dispatcher = state_of(request).dispatcher
     wanted = await fields.request(fields.input, principal, dispatcher.backend.about, uploaded, dispatcher.rules)
     rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
@@ -144,7 +142,6 @@ async def spoken(
 
 
 def _request_body() -> dict[str, Any]:
-    """The schema of the body, which is JSON or a form, so that the route reads it itself."""
     inlined = json_schema(SpeechFields)
     form = {**inlined, "properties": {**inlined["properties"], "prompt_audio": {"type": "string", "format": "binary"}}}
     return {

@@ -175,7 +175,6 @@ class SpeechFields(CommonFields):
 
 
 def check_model(name: str, about: ModelInfo) -> None:
-    """ModelNotFound, with the known names: this one is neither the served model's nor one of OpenAI's."""
     if name != about.name and not _OPENAI_MODEL.fullmatch(name):
         known = ", ".join((about.name, *OPENAI_MODELS))
         raise ModelNotFound(f"model: {name[:80]!r} is not served here; use one of {known}")

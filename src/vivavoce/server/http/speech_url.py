@@ -21,7 +21,6 @@ from vivavoce.server.http.speech_fields import SpeechFields, read_speech
 from vivavoce.server.keys import MAX_SIGNED_S, SPEECH_PATH, KeyEntry, signed_query, token_in
 
 _LEFT_OUT = ("prompt_audio", "prompt_text", "sampling")
-"""Fields of the POST that are too long for a URL."""
 _SIGNED = {"expires": "End of a signed URL, in seconds since 1970.", "signature": "In place of a key in a signed URL."}
 
 
@@ -33,7 +32,6 @@ class SpeechUrl(BaseModel):
 
 
 def router(state: AppState) -> APIRouter:
-    """`GET /v1/audio/speech`, and `POST /v1/audio/speech/url`."""
     routes, keys, server = APIRouter(), state.keys, state.settings.server
 
     @routes.get(

@@ -39,13 +39,10 @@ _HEADERS = {
 
 
 class AudioBody:
-    """The body of an answer: bare audio, each piece as soon as it is made."""
-
     def __init__(self, active: ActiveRequest) -> None:
         self._active = active
 
-    def announce(self, segment: SegmentText) -> None:
-        """A segment of the text comes next, or has grown."""
+    def announce(self, segment: SegmentText) -> None: ...
 
     def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
         """The bytes that a chunk adds to the body; data: the chunk, encoded."""
@@ -137,7 +134,6 @@ class SpeechAnswer(Response):
         self._has_started = self._is_over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all of it, or as much as there is."""
         if self._request.state.is_head:
             await self._start(send, self._state.dispatcher.backend.about.sample_rate)
             await send({"type": "http.response.body", "body": b""})
@@ -227,7 +223,6 @@ class SpeechAnswer(Response):
 
 
 async def _until_disconnected(receive: Receive) -> None:
-    """Wait until the client has disconnected; raises if it still sends a body that is refused."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -243,7 +238,6 @@ def _lines(*events: dict[str, Any]) -> bytes:
 
 
 def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
-    """A verdict as clients see it."""
     return {
         "request_id": request_id,
         "finish_reason": verdict.reason.value,

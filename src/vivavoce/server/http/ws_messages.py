@@ -19,7 +19,6 @@ from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.utterance import Reply
 
 MAX_PAUSE_S = 180.0
-"""The longest `inactivity_timeout`, the same as ElevenLabs'."""
 
 
 class Start(CommonFields):
@@ -85,18 +84,13 @@ class Dialect:
     """How a client writes and reads messages; this is the server's own dialect (docs/websocket.md)."""
 
     one_utterance = False
-    """The connection ends with its first utterance."""
     several = False
-    """Several utterances run at once, each in a context with a name."""
     is_base64 = False
-    """Audio is sent in JSON."""
 
     def context_of(self, _: dict[str, Any]) -> str:
-        """The context of a frame's object, "" in dialects without contexts."""
         return ""
 
     def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
-        """The messages in a frame's object; InvalidRequest names the wrong field."""
         kind = fields.get("type")
         model = _TYPES.get(kind) if isinstance(kind, str) else None
         if model is None:
