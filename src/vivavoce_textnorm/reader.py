@@ -180,7 +180,6 @@ def _in_words(what: Say, language: str, settings: Settings) -> str:
 
 
 def _runs_on(text: str, piece: Piece) -> bool:
-    """Whether a piece that was changed has neighbours that ordinary text does not have."""
     if piece.rule is None:
         return False
     alone = not piece.start or _OPENS.match(text[piece.start - 1])

@@ -215,7 +215,6 @@ def read_fraction(place: Cursor) -> Found:
 
 
 def _of_unit(place: Cursor, found: Match, said: str) -> Found:
-    """A fraction, with the unit that stands behind it."""
     unit = place.grammar.unit.match(place.text, found.end(), place.end)
     if not unit:
         return found.end(), said, "fraction"
@@ -266,7 +265,6 @@ def _prices(place: Cursor, one: Match, at: int) -> Found:
 
 
 def _goes_on(place: Cursor) -> bool:
-    """Whether the minus here is a hyphen or a dash, as what stands before it shows."""
     before = place.text[place.at - 1 : place.at] if place.at else ""
     return bool(compiled(r"[A-Za-z\p{Cyrillic}\d)\]]").match(before))
 

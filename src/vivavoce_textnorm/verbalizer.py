@@ -135,7 +135,7 @@ class Verbalizer(ABC):
         return self.join(self.locale.words["minus"] if number.negative else "", said)
 
     def magnitude(self, number: Number) -> str:
-        """The word for 10 to the power of `number.power`: the first of the table."""
+        """The first word of the table for 10 to the power of `number.power`."""
         return next(word for word, power in self.locale.magnitudes.items() if power == number.power)
 
     def year(self, value: int) -> str:
@@ -151,7 +151,6 @@ class Verbalizer(ABC):
         return f" {joint} ".join(filter(None, parts)) if joint else self.join(*parts)
 
     def duration(self, hours: int, minutes: int, seconds: int) -> str:
-        """Hours, minutes and seconds on a clock that counts: 1:02:03."""
         named = ((hours, "h"), (minutes, "min"), (seconds, "s"))
         said = [self.unit(Number(value), self.locale.units[name]) for value, name in named]
         return self.join(f"{said[0]},", said[1], self.locale.words["and"], said[2])

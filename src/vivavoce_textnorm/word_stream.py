@@ -218,10 +218,7 @@ class WordStream:
 
 
 def gather_ssml(pieces: Iterable[str]) -> tuple[str, Iterator[str]]:
-    """All of a text that begins as SSML, once its last piece has come, and no pieces; of others "" and their pieces.
-
-    InvalidText: it is too long, or no text.
-    """
+    """All of a text that begins as SSML, and no pieces; of others "" and their pieces."""
     begun, pieces = "", iter(pieces)
     for piece in pieces:
         check_length(piece)

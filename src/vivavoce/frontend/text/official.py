@@ -86,10 +86,9 @@ def check_choices(emojis: str, code: str) -> None:
 
 
 def _one_of(names: tuple[Any, ...], field: str, name: str, remedy: str) -> Any:
-    for known in names:
-        if name == known:
-            return known
-    raise InvalidRequest(f"{field}: {name!r} is none of {', '.join(names)}; {remedy}")
+    if name not in names:
+        raise InvalidRequest(f"{field}: {name!r} is not one of {', '.join(names)}; {remedy}")
+    return name
 
 
 def is_only_punctuation(text: str) -> bool:
@@ -105,7 +104,6 @@ def replace_blank(text: str) -> str:
 
 
 def replace_corner_mark(text: str) -> str:
-    """Write ² as 平方 and ³ as 立方."""
     return text.translate(_SUPERSCRIPTS)
 
 
@@ -115,7 +113,6 @@ def remove_bracket(text: str) -> str:
 
 
 def close_trailing_comma(text: str) -> str:
-    """Write a run of ，,、 at the end as one 。."""
     return _TRAILING_COMMAS.sub("。", text)
 
 
@@ -235,7 +232,6 @@ class Languages:
     spell: Callable[[str], str] = field(default_factory=NumberWords)
 
     def read(self, block: str, rules: Rules, length: int = 0, cancelled: CancelCheck = never_cancelled) -> str:
-        """A block of a text of any length, with numbers, dates and units in words."""
         check_wanted(cancelled)
         if rules == "zh":
             return self.chinese(block)

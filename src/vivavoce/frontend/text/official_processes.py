@@ -62,10 +62,7 @@ class ReadingProcesses:
         self._finalizer = weakref.finalize(self, _end, self._all)
 
     def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck = never_cancelled) -> str:
-        """See `Languages.read`; waits for a process that is idle. What none can read stays as it is written.
-
-        length: of the whole text; cancelled: asked while it waits.
-        """
+        """A block that no process can read stays as it is written. length: of the whole text."""
         words = self._asked((block, rules), self._places(length), length, cancelled)
         return block if words is None else words
 
@@ -79,7 +76,7 @@ class ReadingProcesses:
         length: int,
         cancelled: CancelCheck = never_cancelled,
     ) -> str:
-        """See `vivavoce_textnorm.read_block`; this process reads a block if the others cannot."""
+        """This process reads a block if the others cannot."""
         asked = _natural(block, language, settings, said, inside)
         words = self._asked(asked, self._places(length), length, cancelled)
         if words is None:
@@ -106,7 +103,7 @@ class ReadingProcesses:
     ) -> str | None:
         place = self._take(places, length, cancelled)
         try:
-            for _ in range(2):  # one that had ended while it was idle is no fault of the block
+            for _ in range(2):  # a second time, because an idle process may have ended before the block came
                 process = self._all[place]
                 try:
                     return _ask(process, asked)
@@ -194,7 +191,7 @@ def _unpacked(settings: str) -> Settings:
 
 
 def _ask(process: subprocess.Popen[bytes], asked: tuple[Any, ...]) -> str | None:
-    """What it answers; OSError, ValueError: it has ended; TimeoutError: it takes too long."""
+    """OSError, ValueError: the process has ended; TimeoutError: it takes too long."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(asked).encode() + b"\n")

@@ -118,9 +118,7 @@ class TextFrontEnd:
         return plain
 
     def warm_up(self) -> None:
-        """Load what a first text needs in each language that the model may read, here and in the processes that read;
-        takes a second or two.
-        """
+        """Takes a second or two: the rules of each language that the model may read, here and in the processes."""
         if self._official is None:
             return
         samples = [(text, code) for code, text in _SAMPLES.items() if self._has_script(code)]
@@ -222,10 +220,7 @@ class TextFrontEnd:
         return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), seams)
 
     def normalize(self, text: str, language: str | None = None) -> str:
-        """The text normalised but not split, as the transcript of a prompt is; "" for empty text and white space.
-
-        Raises as `segments` does, but not for text with nothing to speak.
-        """
+        """Not split, as the transcript of a prompt is; "" for empty text and white space."""
         self._check(text)
         system, said = self.part(text)
         read_in = self._told(said, self._wanted(language))
@@ -265,10 +260,7 @@ class TextFrontEnd:
         reading: Normalization = "official",
         how: Settings = Settings(),
     ) -> Iterator[tuple[str, int]]:
-        """`whole_words` of a text that arrives: as they are written, or by natural rules as they are said.
-
-        `InvalidRequest` for a language as `segments`, `InvalidText` as `whole_words` and `located`.
-        """
+        """`whole_words`: as they are written, or by natural rules as they are said."""
         return self._normalizer(reading, how=how).words(pieces, self._wanted(language))
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -276,7 +268,6 @@ class TextFrontEnd:
         return self._tokenizer.encode(text)
 
     def encode_piece(self, text: str) -> tuple[int, ...]:
-        """The ids of words that `arriving` gave: checked as other text is, otherwise as they are."""
         self._check(text)
         return self._tokenizer.encode(text if self._scripts is None else drop_symbols(text))
 
@@ -285,10 +276,7 @@ class TextFrontEnd:
         self.check(text)
 
     def check(self, text: str) -> None:
-        """Refuse characters that no text may hold, or that the model does not know, in a text of any length.
-
-        Raises `InvalidText`, which names them.
-        """
+        """`InvalidText`: no text may hold a character, or the model does not know it. Texts may have any length."""
         check_characters(text)
         foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(text)))
         if foreign:

@@ -82,9 +82,7 @@ class TextTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, special: Sequence[str] = SPECIAL_TOKENS) -> None:
-        """Wrap a byte-level BPE tokenizer; `from_folder` makes one from a checkpoint. special: the model's own tokens,
-        of which those that are not known get the next free ids.
-        """
+        """special: the model's own tokens, of which those that are not known get the next free ids."""
         prompted = PRONUNCIATION_TOKENS[-1] in special
         tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
         self.prompted = prompted
@@ -121,10 +119,7 @@ class TextTokenizer:
         return self._added.split(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of the text; special tokens written in it are recognised.
-
-        Raises `InvalidText` for characters that the vocabulary has no bytes for, and for lone surrogates.
-        """
+        """`InvalidText`: the vocabulary has no bytes for a character, or it is a lone surrogate."""
         check_surrogates(text)
         if self._missing_bytes:  # BPE drops a character for want of one of its bytes, without a word
             plain = unicodedata.normalize("NFC", self._added.sub("", text))

@@ -146,7 +146,6 @@ async def _refuse(error: VivavoceError) -> None:
 
 
 def _request(start: Any, owner: str) -> SpeechRequest:
-    """The request of a `Start`, whose fields are options by their names. InvalidRequest: one is out of its limits."""
     recording = Recording(start.recording.content, start.recording.transcript)
     known = start.DESCRIPTOR.fields_by_name
     # Options of proto3 that are left out read as 0 or "".

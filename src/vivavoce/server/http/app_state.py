@@ -43,10 +43,6 @@ class AppState:
     settings: ServerSettings
 
 
-def request_id(connection: HTTPConnection) -> str:
-    return cast(str, connection.state.request_id)
-
-
 def state_of(connection: HTTPConnection) -> AppState:
     return cast(AppState, connection.app.state.vivavoce)
 
@@ -72,10 +68,7 @@ ListReader = Annotated[Principal, Depends(list_reader)]
 
 
 async def deadline_of(connection: HTTPConnection) -> float | None:
-    """The deadline of a request that begins now, on the dispatcher's clock; None: its client sent none.
-
-    InvalidRequest: the header is not a number of seconds in range.
-    """
+    """On the dispatcher's clock, counted from now; None: the client sent none."""
     if (given := connection.headers.get(TIMEOUT_HEADER)) is None:
         return None
     try:
@@ -83,7 +76,9 @@ async def deadline_of(connection: HTTPConnection) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
-        raise InvalidRequest(f"{TIMEOUT_HEADER}: {given[:40]!r} is no number of seconds above 0, up to 86400; send one")
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER}: {given[:40]!r} is not a number of seconds above 0, up to 86400; send one"
+        )
     return state_of(connection).dispatcher.clock() + seconds
 
 

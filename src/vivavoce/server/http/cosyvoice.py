@@ -101,7 +101,6 @@ def _endpoint(route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Aw
 
 
 def _request(route: _Route, texts: dict[str, str], recording: bytes | None, owner: str) -> SpeechRequest:
-    """Make the engine's request. InvalidRequest: a field is missing or malformed; InvalidAudio: the recording is."""
     stored = texts.get(STORED, "") if route.takes_recording else ""
     given = {name: texts.get(name, "") for name in route.texts}
     for name, text in given.items():
@@ -115,7 +114,7 @@ def _request(route: _Route, texts: dict[str, str], recording: bytes | None, owne
     try:
         speed = float(texts.get("speed") or 1.0)
     except ValueError:
-        raise InvalidRequest(f"speed: {texts['speed'][:40]!r} is no number; choose one from 0.5 to 2") from None
+        raise InvalidRequest(f"speed: {texts['speed'][:40]!r} is not a number; choose one from 0.5 to 2") from None
     instruct = given.get("instruct_text")
     options: dict[str, Any] = {"mode": route.mode, "instruct": instruct, "speed": speed, "reading": "official"}
     return SpeechRequest(given["tts_text"], voice, owner=owner, **options)

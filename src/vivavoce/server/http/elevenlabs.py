@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -16,22 +15,19 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
-from vivavoce.frontend.speech import SegmentText
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce.server.dispatcher import ActiveRequest
+from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
 from vivavoce.server.http.bodies import json_schema, read_json, validated
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import CommonFields
-from vivavoce.server.http.streaming import AudioBody, SpeechAnswer
+from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, compact_json
 from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text, natural
 from vivavoce.server.rate_limiter import Principal
-from vivavoce.server.segment_clock import SegmentClock
 from vivavoce.server.utterance import Reply
 from vivavoce_textnorm import Language
 
@@ -98,7 +94,7 @@ def router(state: AppState) -> APIRouter:
     ):
         routes.add_api_route(
             _SPEECH + path,
-            _endpoint(state, body, media_type),
+            _endpoint(dispatcher, body, media_type),
             methods=["POST"],
             response_class=Response,
             summary=f"{summary}, as ElevenLabs' clients ask",
@@ -157,12 +153,12 @@ _USER: dict[str, Any] = {
 
 
 def _endpoint(
-    state: AppState, body_class: type[TimedBody] | None, media_type: str
+    dispatcher: RequestDispatcher, body_class: type[AlignedBody] | None, media_type: str
 ) -> Callable[[Request, str, KnownPrincipal, Deadline], Awaitable[Response]]:
     async def text_to_speech(
         request: Request, voice_id: str, principal: KnownPrincipal, deadline: Deadline
     ) -> Response:
-        asked, dispatcher = await read_json(request, SpeechBody), state.dispatcher
+        asked = await read_json(request, SpeechBody)
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
         fields = validated(CommonFields, _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code))
         wanted = await fields.request(asked.text, principal, dispatcher.backend.about, rules=dispatcher.rules)
@@ -245,27 +241,12 @@ class Alignment:
         return characters, [mark["start"] + step * number for number in range(len(characters) + 1)]
 
 
-class TimedBody(AudioBody):
+class AlignedBody(TimedBody):
     """Audio with the alignment of the text that was spoken before it, in frames of a subclass."""
 
     def __init__(self, text: str, active: ActiveRequest) -> None:
         super().__init__(active)
-        self._clock, self._alignment = SegmentClock(active.sample_rate, "", "done"), Alignment(text)
-
-    def announce(self, segment: SegmentText) -> None:
-        self._clock.announce(segment)
-
-    def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
-        marks = self._clock.begin(chunk.segment)
-        self._clock.add(len(chunk.samples))
-        return self._frame(data, marks)
-
-    def end(self, data: bytes) -> bytes:
-        self._active.whole()
-        return self._frame(data, self._clock.end())
-
-    def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
-        raise NotImplementedError
+        self._alignment = Alignment(text)
 
     def _aligned(self, marks: list[dict[str, Any]]) -> dict[str, Any] | None:
         done = next((mark for mark in marks if mark["type"] == "done"), None)
@@ -280,16 +261,17 @@ class TimedBody(AudioBody):
         }
 
 
-class LineBody(TimedBody):
-    def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
+class LineBody(AlignedBody):
+    def frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
         alignment = self._aligned(marks)
         if not data and alignment is None:
             return b""
         audio = base64.b64encode(data).decode()
-        return _json({"audio_base64": audio, "alignment": alignment, "normalized_alignment": alignment}) + b"\n"
+        line = {"audio_base64": audio, "alignment": alignment, "normalized_alignment": alignment}
+        return compact_json(line).encode() + b"\n"
 
 
-class ObjectBody(TimedBody):
+class ObjectBody(AlignedBody):
     def __init__(self, text: str, active: ActiveRequest) -> None:
         super().__init__(text, active)
         self._head, self._rest = b'{"audio_base64":"', b""
@@ -297,21 +279,17 @@ class ObjectBody(TimedBody):
 
     def end(self, data: bytes) -> bytes:
         frame = super().end(data)
-        times = _json(self._whole)
+        times = compact_json(self._whole).encode()
         rest = base64.b64encode(self._rest)
         return frame + rest + b'","alignment":' + times + b',"normalized_alignment":' + times + b"}"
 
-    def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
+    def frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
         for name, values in (self._aligned(marks) or {}).items():
             self._whole.setdefault(name, []).extend(values)
         data = self._rest + data
         size = len(data) // 3 * 3  # base64 writes three bytes at a time
         head, self._head, self._rest = self._head, b"", data[size:]
         return head + base64.b64encode(data[:size])
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class ElevenLabsDialect(Dialect):
@@ -342,7 +320,12 @@ class ElevenLabsDialect(Dialect):
         elif message.close_socket:
             return [Signal(type="close_all")]
         elif message.close_context:
-            return self._closed(context)
+            if context in self._failed:
+                self._failed.remove(context)
+            if context not in self._contexts:
+                return []
+            self._closing.add(context)
+            return [Signal(type="close")]
         elif not message.text and not message.flush:
             return [Signal(type="ping")]
         elif context in self._failed or context in self._closing or not (message.text or context in self._contexts):
@@ -382,7 +365,7 @@ class ElevenLabsDialect(Dialect):
             frame["contextId"] = context or None
             if frame.get("isFinal"):
                 frame["is_final"] = True  # the name in ElevenLabs' description of these frames
-        return _json(frame).decode()
+        return compact_json(frame)
 
     def _frame(self, audio: str | None, alignment: dict[str, Any] | None = None) -> dict[str, Any]:
         return {"audio": audio, "isFinal": None, "normalizedAlignment": alignment, "alignment": alignment}
@@ -394,14 +377,6 @@ class ElevenLabsDialect(Dialect):
         edges = [round(1000 * (time - first)) for time in times]
         durations = [end - start for start, end in pairwise(edges)]
         return {"chars": characters, "charStartTimesMs": edges[:-1], "charDurationsMs": durations}
-
-    def _closed(self, context: str) -> list[ClientMessage]:
-        if context in self._failed:
-            self._failed.remove(context)
-        if context not in self._contexts:
-            return []
-        self._closing.add(context)
-        return [Signal(type="close")]
 
     def _forget(self, context: str) -> bool:
         self._contexts.pop(context, None)

@@ -328,10 +328,7 @@ class Listener(uvicorn.Server):
         await self.shutdown([self._socket])
 
     async def _take_all(self) -> None:
-        """Accept connections for ever, and count them from the first moment, TLS handshakes too.
-
-        asyncio's own servers count and bound nothing, and log a line for each connection that they cannot accept.
-        """
+        """asyncio's own servers count and bound nothing, and log a line for each connection that they cannot accept."""
         loop, logged_at = asyncio.get_running_loop(), -math.inf
         while True:
             most = self.settings.max_connections
@@ -357,11 +354,11 @@ class Listener(uvicorn.Server):
                 await asyncio.sleep(PAUSE_S)
 
     async def _open(self, connection: BoundedConnection, client: socket.socket) -> None:
-        context, patience_s = self.config.ssl, self.settings.request_timeout_s
+        patience_s = self.settings.request_timeout_s if self.config.ssl else None
         try:
             with suppress(OSError):  # the handshake failed or took too long
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: connection, client, ssl=context, ssl_handshake_timeout=patience_s if context else None
+                    lambda: connection, client, ssl=self.config.ssl, ssl_handshake_timeout=patience_s
                 )
         finally:
             if connection.opening is not None:

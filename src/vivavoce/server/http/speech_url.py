@@ -33,13 +33,20 @@ class SpeechUrl(BaseModel):
 
 def router(state: AppState) -> APIRouter:
     routes, keys, server = APIRouter(), state.keys, state.settings.server
+    properties = _properties()
+    signed = {name: {"type": "string", "description": about} for name, about in _SIGNED.items()}
+    parameters = [
+        {"name": name, "in": "query", "required": name == "input", "schema": schema}
+        for name, schema in {**properties, **signed}.items()
+    ]
+    body = {"schema": {"type": "object", "required": ["input"], "properties": properties}}
 
     @routes.get(
         SPEECH_PATH,
         response_class=Response,
         summary="Play a text",
         responses={**failures(400, 401, 403, 404, 429, 503, 504), 200: SPEECH},
-        openapi_extra={"parameters": [*_parameters(), TIMEOUT]},
+        openapi_extra={"parameters": [*parameters, TIMEOUT]},
     )
     async def play(request: Request, deadline: Deadline) -> Response:
         given, token = url_fields(request.scope["query_string"]), token_in(request.headers)
@@ -58,7 +65,7 @@ def router(state: AppState) -> APIRouter:
         f"{SPEECH_PATH}/url",
         summary="A URL that plays a text for some time without a key",
         responses=BODY_FAILURES,
-        openapi_extra={"requestBody": _body()},
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
     )
     async def sign(
         request: Request,
@@ -94,13 +101,3 @@ def _properties() -> dict[str, Any]:
     known = SpeechFields.model_json_schema()["properties"]
     voice = {"type": "string", "description": "A voice's name. Default: the model's first."}
     return {name: voice if name == "voice" else schema for name, schema in known.items() if name not in _LEFT_OUT}
-
-
-def _parameters() -> list[dict[str, Any]]:
-    found = {**_properties(), **{name: {"type": "string", "description": about} for name, about in _SIGNED.items()}}
-    return [{"name": name, "in": "query", "required": name == "input", "schema": found[name]} for name in found]
-
-
-def _body() -> dict[str, Any]:
-    schema = {"type": "object", "required": ["input"], "properties": _properties()}
-    return {"required": True, "content": {"application/json": {"schema": schema}}}

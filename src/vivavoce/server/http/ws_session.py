@@ -23,7 +23,7 @@ from vivavoce.errors import (
     VoiceNotFound,
 )
 from vivavoce.server.dispatcher import sent_within
-from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page, request_id
+from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page
 from vivavoce.server.http.bodies import off_loop
 from vivavoce.server.http.elevenlabs import ElevenLabsDialect
 from vivavoce.server.http.errors import response_of
@@ -92,7 +92,7 @@ class Session:
         self._is_leaving = False
         self._stray: Literal["begins", "is refused", "is ignored"] = "begins"
         """Treatment of text without an utterance: it begins one with defaults, or belongs to one that has ended."""
-        self._next_id: str | None = request_id(socket)
+        self._next_id: str | None = socket.state.request_id
 
     async def serve(self) -> None:
         socket = self._socket
@@ -291,11 +291,7 @@ class Session:
         await self._close_if_done()
 
     async def _send(self, reply: Reply, context: str = "") -> None:
-        """Send a reply if the dialect has a frame for it; returns when the transport has accepted it.
-
-        Frames of several tasks go out whole and in order. ListenerStalled: the client has not read for too long;
-        WebSocketDisconnect: it has disconnected.
-        """
+        """Frames of several tasks go out whole and in order. ListenerStalled: the client has not read for too long."""
         frame = self._dialect.render(reply, context, context in self._open)
         if frame is None:
             return
@@ -339,7 +335,7 @@ class Session:
             await self._close(GOING_AWAY, "the server shuts down")
 
     async def _close(self, code: int, reason: str) -> None:
-        """Close the connection, once; drop it if the client does not read its last frames."""
+        """Drop the connection if the client does not read its last frames."""
         if self._is_closed:
             return
         self._is_closed = True
