@@ -56,7 +56,6 @@ _OPERAND = compiled(r"(?:[\d)²³]|(?<!\p{L})\p{L}) ?\Z")
 
 
 def spell_address(place: Cursor, written: str) -> str:
-    """An address: words as they are, digits and signs by name."""
     voice, signs = place.voice, place.locale.signs
     said: list[str] = []
     for part in _PARTS.findall(written):

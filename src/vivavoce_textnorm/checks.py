@@ -17,13 +17,12 @@ _CONTROL = regex.compile(r"[\p{Cc}--\s]", regex.V1)
 
 
 def check_text(text: str) -> None:
-    """Raise `InvalidText` as `check_length` and `check_characters`."""
     check_length(text)
     check_characters(text)
 
 
 def check_characters(text: str) -> None:
-    """Raise `InvalidText` for halves of surrogate pairs, and control characters but white space."""
+    """Refuse halves of surrogate pairs, and control characters but white space."""
     check_surrogates(text)
     control = _CONTROL.search(text)
     if control:
@@ -33,9 +32,8 @@ def check_characters(text: str) -> None:
 
 
 def check_length(text: str) -> None:
-    """Raise `InvalidText` if the text has more than `MAX_TEXT_CHARS` characters, or is not a string."""
     if not isinstance(text, str):
-        raise InvalidText(f"text: {type(text).__name__} is no text; give a string")
+        raise InvalidText(f"text: {type(text).__name__} is not a text; give a string")
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidText(
             f"text: {len(text)} characters are more than the limit of {MAX_TEXT_CHARS}; split it into several requests"
@@ -53,11 +51,10 @@ def check_surrogates(text: str) -> None:
 
 
 def name_some(characters: Sequence[str]) -> str:
-    """The first five of the characters, quoted, and how many more there are, for use in a message."""
+    """The first five, quoted, and how many more there are."""
     named = ", ".join(map(repr, characters[:_NAMED]))
     return f"{named} and {len(characters) - _NAMED} more" if len(characters) > _NAMED else named
 
 
 def excerpt(text: str, limit: int = 40) -> str:
-    """The beginning of the text, quoted and escaped, for use in a one-line message."""
     return repr(text if len(text) <= limit else text[:limit] + "…")

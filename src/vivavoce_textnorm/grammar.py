@@ -74,7 +74,6 @@ def heads(locale: Locale) -> frozenset[str]:
 
 @cache
 def load_grammar(voice: Verbalizer) -> Grammar:
-    """The patterns of a language, compiled at the first text in it."""
     locale = voice.locale
     month = rf"(?P<month>{any_of(locale.months)})"
     day = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th|er|º|°|\.(?= ))?"
@@ -143,7 +142,6 @@ def parse_number(written: str, locale: Locale, negative: bool = False, power: in
 
 
 def roman_value(letters: str) -> int:
-    """XIV is 14, and so is 14."""
     if letters.isdecimal():
         return int(letters)
     values = [{"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}.get(letter, 0) for letter in letters]

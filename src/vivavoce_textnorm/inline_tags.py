@@ -53,7 +53,6 @@ class Runs:
         self._free = (one for one in map(chr, _PRIVATE) if one not in text)
 
     def add(self, start: int, end: int, spoken: str, rule: str) -> None:
-        """Characters, and what of them the rules read."""
         last = self.runs[-1] if self.runs else None
         changed = last is None or last.pause_s or (last.language, last.rate) != (self.language, self.rate)
         if last is None or (spoken and changed):
@@ -63,7 +62,6 @@ class Runs:
             last.pieces.append(Piece(start, end, spoken, None if same else rule))
 
     def add_text(self, start: int, end: int) -> None:
-        """Characters as they are written, but for the brackets among them."""
         for found in _BRACKET.finditer(self._text, start, end):
             if found["how"] and not FORMS[found["how"]].fullmatch(found["content"]):
                 continue  # it is text
@@ -78,7 +76,6 @@ class Runs:
             self.add(start, end, self._text[start:end], "")
 
     def say(self, start: int, end: int, what: Say) -> None:
-        """Characters that are said in a way of their own."""
         sign = next(self._free)
         self._said[sign] = what
         self.add(start, end, sign, "say-as")
@@ -113,7 +110,6 @@ def check_paused(seconds: float) -> None:
 
 
 def put_in_words(what: Say, voice: Verbalizer) -> str | None:
-    """The words for it; None if this language has no such thing."""
     content, locale = what.content.strip(), voice.locale
     place = Cursor(load_grammar(voice), content, 0, len(content))
     digits, groups = "".join(filter(str.isdecimal, content)), _NUMBERS.findall(content)

@@ -54,10 +54,7 @@ NO_WORDS = Lexicon()
 
 
 def read_lexicon(path: Path) -> Lexicon:
-    """The words of a UTF-8 file: a word, a tabulator and its respelling a line; # comments.
-
-    InvalidRequest names the file, and the line that cannot be used.
-    """
+    """Lines of a word, a tabulator and its respelling, in UTF-8; # comments."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequest(f"lexicon: {path} has more than {MAX_BYTES} bytes; leave words out")
@@ -70,9 +67,8 @@ def read_lexicon(path: Path) -> Lexicon:
             continue
         word, said = (part.strip() for part in line.partition("\t")[::2])
         if not word or not said:
-            raise InvalidRequest(
-                f"lexicon: line {number} of {path} is no word, tabulator and respelling; write one, or begin it with #"
-            )
+            problem = f"lexicon: line {number} of {path} is not a word, tabulator and respelling"
+            raise InvalidRequest(f"{problem}; write one, or begin it with #")
         try:
             _check_entry(word, said)
         except InvalidText as error:
@@ -85,8 +81,6 @@ def read_lexicon(path: Path) -> Lexicon:
 
 @dataclass(frozen=True, eq=False)
 class Lexicons:
-    """The lexicons of a server: for everybody, and by name for voices and owners."""
-
     everybody: Lexicon
     voices: Mapping[str, Lexicon]
     owners: Mapping[str, Lexicon]
@@ -110,7 +104,9 @@ def read_lexicons(folder: Path | None) -> Lexicons | None:
     if folder is None:
         return None
     if not folder.is_dir():
-        raise InvalidRequest(f"lexicons: {folder} is no folder; name one with all.tsv, voices/NAME.tsv, keys/NAME.tsv")
+        raise InvalidRequest(
+            f"lexicons: {folder} is not a folder; name one with all.tsv, voices/NAME.tsv, keys/NAME.tsv"
+        )
     found = [
         {
             unicodedata.normalize("NFC", path.name.removesuffix(".tsv")): read_lexicon(path)
@@ -123,7 +119,7 @@ def read_lexicons(folder: Path | None) -> Lexicons | None:
     if found[0]:
         name = f"{min(found[0])}.tsv"
         raise InvalidRequest(
-            f"lexicons: {folder / name} is for nobody; name it all.tsv, voices/NAME.tsv or keys/NAME.tsv"
+            f"lexicons: {folder / name} has an unknown name; name it all.tsv, voices/NAME.tsv or keys/NAME.tsv"
         )
     return Lexicons(everybody, found[1], found[2])
 
@@ -131,7 +127,7 @@ def read_lexicons(folder: Path | None) -> Lexicons | None:
 def _check_entry(word: str, said: str) -> None:
     for text in (word, said):
         if not isinstance(text, str):
-            raise InvalidText(f"lexicon: {type(text).__name__} is no text; give words and their respellings")
+            raise InvalidText(f"lexicon: {type(text).__name__} is not a text; give words and their respellings")
         check_characters(text)
     if not word.strip() or not said.strip():
         raise InvalidRequest(f"lexicon: {word!r} is to be said as {said!r}; give a word and its respelling")

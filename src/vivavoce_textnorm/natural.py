@@ -28,10 +28,7 @@ def read_block(
     length: int = 0,
     cancelled: CancelCheck = never_cancelled,
 ) -> str:
-    """The words of a block, read by this process, one at a time; see `read_run`.
-
-    length: characters of the whole text; cancelled: both are for readers in other processes, which make callers wait.
-    """
+    """Read here, one at a time. length, cancelled: for readers in other processes, which make callers wait."""
     with _reading:
         return read_run(block, language, settings, said, inside).spoken
 

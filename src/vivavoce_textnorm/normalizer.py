@@ -80,7 +80,6 @@ class Stretch:
 
     @classmethod
     def whole(cls, text: str) -> Stretch:
-        """A text that is read as it is written."""
         return cls([TextRun([Piece(0, len(text), text)])])
 
     @property
@@ -100,24 +99,14 @@ class Stretch:
 
 
 class Normalizer(Protocol):
-    """Puts a text in words."""
-
     def stretches(self, text: str) -> list[Stretch]:
-        """The stretches of a text, which cover it in order.
-
-        Raises:
-            InvalidText: brackets or SSML in it ask for what cannot be.
-        """
+        """In order, they cover the text. InvalidText: brackets or SSML in it ask for what cannot be."""
 
     def pieces(self, stretch: Stretch, language: str, cancelled: CancelCheck = never_cancelled) -> Iterator[Piece]:
-        """The words of a stretch, block by block; places are those of its `plain` text.
-
-        Raises:
-            RequestCancelled: `cancelled` said so before a block was read.
-        """
+        """The words, block by block; places are those of `stretch.plain`."""
 
     def words(self, pieces: Iterable[str], language: str | None) -> Iterator[tuple[str, int]]:
-        """The words of a text that arrives in pieces, each with the number of characters that it covers so far."""
+        """Each with the number of characters that it covers so far."""
 
 
 def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
@@ -152,8 +141,6 @@ def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 
 class AsWritten:
-    """Says a text as it is written."""
-
     def stretches(self, text: str) -> list[Stretch]:
         return [Stretch.whole(text)]
 

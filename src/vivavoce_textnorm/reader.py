@@ -140,7 +140,6 @@ def _read(text: str, language: str | None, settings: Settings) -> list[Piece]:
 def _with_words(
     pieces: list[Piece], said: Mapping[str, Say], language: str | None, settings: Settings
 ) -> Iterator[Piece]:
-    """With words for what no rule reads, in the language of its sentence."""
     spoken = "".join(piece.spoken for piece in pieces) if said else ""
     if said.keys().isdisjoint(spoken):
         yield from pieces
@@ -181,7 +180,6 @@ def _in_words(what: Say, language: str, settings: Settings) -> str:
 
 
 def _runs_on(text: str, piece: Piece) -> bool:
-    """Whether a piece that was changed has neighbours that ordinary text does not have."""
     if piece.rule is None:
         return False
     alone = not piece.start or _OPENS.match(text[piece.start - 1])
@@ -309,7 +307,6 @@ def _try(grammar: Grammar, text: str, at: int, end: int, kind: str) -> Found:
 
 
 def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
-    """That of the word before, where it is one of another language alone: "Das Meeting at 5pm"."""
     own = _FREQUENT.get(grammar.voice.locale.language, frozenset())
     found = _LAST_WORD.search(text, max(0, at - 14), at)
     if not found or found[1].isupper() or (word := found[1].lower()) in own:

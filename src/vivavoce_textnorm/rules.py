@@ -63,8 +63,6 @@ class Rule:
 
 @dataclass(frozen=True)
 class BoundRule:
-    """A rule with the words of one locale in its pattern."""
-
     name: str
     first: str
     pattern: str

@@ -113,7 +113,6 @@ class Russian(European):
         return self.join("минус" if number.negative else "", said, noun)
 
     def wholes(self, whole: int, case: str = "n") -> str:
-        """ "одна целая", "две целых"."""
         return f"{self.say(whole, case, 'f')} цел{'ых' if plural(whole) else {'g': 'ой', 'a': 'ую'}.get(case, 'ая')}"
 
     def ratio(self, sides: Sequence[str]) -> str:

@@ -34,25 +34,21 @@ class Cursor:
         return self.voice.locale
 
     def number(self, written: str, negative: bool = False, power: int = 0) -> Number:
-        """The value of a number that is written as the language does."""
         return parse_number(written, self.locale, negative, power)
 
     def match(self, pattern: Match) -> Match | None:
         return pattern.match(self.text, self.at, self.end)
 
     def before(self, chars: int = 24) -> str:
-        """The text before, in lower case."""
         return self.text[max(0, self.at - chars) : self.at].lower()
 
     def follows(self, cue: str, chars: int = 24) -> bool:
-        """Whether one of the words of `locale.words[cue]` stands before."""
         words, before = self.locale.words.get(cue), self.before(chars)
         before = before[before[:-2].rfind(". ") + 1 :]  # of this sentence
         places = ((before.rfind(word), word) for word in words.split("|")) if words else ()
         return any(at >= 0 and not (before[:at][-1:].isalpha() and word.isascii()) for at, word in places)
 
     def after(self, at: int) -> str:
-        """The text after a place, without blanks."""
         return self.text[at : at + 40].lstrip()
 
 
@@ -219,7 +215,6 @@ def read_fraction(place: Cursor) -> Found:
 
 
 def _of_unit(place: Cursor, found: Match, said: str) -> Found:
-    """A fraction, with the unit that stands behind it."""
     unit = place.grammar.unit.match(place.text, found.end(), place.end)
     if not unit:
         return found.end(), said, "fraction"
@@ -270,7 +265,6 @@ def _prices(place: Cursor, one: Match, at: int) -> Found:
 
 
 def _goes_on(place: Cursor) -> bool:
-    """Whether the minus here is a hyphen or a dash, as what stands before it shows."""
     before = place.text[place.at - 1 : place.at] if place.at else ""
     return bool(compiled(r"[A-Za-z\p{Cyrillic}\d)\]]").match(before))
 

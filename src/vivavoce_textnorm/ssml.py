@@ -33,11 +33,9 @@ _TONED = compiled(r"[ae]|o(?=u)|[ioü](?![a-z]*[aeiouü])|u(?![a-z]*[aeiouü])")
 _REPLACED = ("sub", "say-as", "phoneme")
 
 Open = tuple[str, str | None, float, str]
-"""An element that is open: its name, language and rate before it, and what its end says."""
 
 
 def is_ssml(text: str) -> bool:
-    """Whether a text is read as SSML."""
     return _SSML.match(text) is not None
 
 
@@ -112,7 +110,6 @@ class _Document:
         self.runs.language, self.runs.rate = language, rate
 
     def _line_end(self) -> str:
-        """The end of a paragraph or a sentence: a mark, unless there is one already."""
         before = self.runs.runs[-1].pieces[-6:] if self.runs.runs else []
         return line_end(before, last=not any(one.spoken for one in before))
 
@@ -174,7 +171,7 @@ def _events(text: str) -> list[tuple[int, str, tuple[Any, ...]]]:
     except expat.ExpatError as error:
         where = _where(text[:begin], error.lineno, error.offset)
         raise InvalidText(
-            f"text: {where}: the SSML is no well-formed XML ({expat.ErrorString(error.code)}); mend it, or begin with "
+            f"text: {where}: the SSML is not well-formed XML ({expat.ErrorString(error.code)}); mend it, or begin with "
             "something else than <speak"
         ) from None
     return events

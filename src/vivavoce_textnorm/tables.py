@@ -60,11 +60,9 @@ class Locale:
         return tuple(word.replace("_", " ") for word in self.sections.get(name, "").split())
 
     def pattern(self, name: str) -> str:
-        """A pattern that may be broken over lines."""
         return self.sections.get(name, "(?!)").replace("\n", "")
 
     def fixes(self, name: str) -> Fixes:
-        """Patterns with what takes their place, in the order in which they are applied."""
         rows = (row.partition(" ")[::2] for row in self.sections.get(name, "").replace("; ", "\n").splitlines())
         return tuple((compiled(pattern.replace("_", " ")), said.replace("_", " ")) for pattern, said in rows)
 

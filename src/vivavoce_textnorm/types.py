@@ -37,7 +37,6 @@ class NormalizedText:
 
     @property
     def changes(self) -> list[Piece]:
-        """The pieces that are said otherwise than they are written."""
         return [piece for piece in self.pieces if piece.rule]
 
 
@@ -56,7 +55,6 @@ class Number:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is 1 exactly, so that what is counted is singular where a language has that."""
         return self.whole == 1 and not self.decimals and not self.power and not self.negative
 
 

@@ -26,7 +26,6 @@ VERBALIZERS = {
     "it": "romance.European",
     "ru": "russian.Russian",
 }
-"""A language → its class in a module beside this one, which the language makes a verbalizer of."""
 
 RULES = {
     "en": (*english_number_rules.RULES, *english_word_rules.RULES),
@@ -58,30 +57,26 @@ class Verbalizer(ABC):
         """A whole number of at most 36 digits, 0 or more, with nothing behind it: "2024" counted, not as a year."""
 
     @abstractmethod
-    def ordinal(self, value: int, after: str = "") -> str:
-        """The place in an order: 3rd."""
+    def ordinal(self, value: int, after: str = "") -> str: ...
 
     @abstractmethod
     def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
-        """A time of the day; half: "am" or "pm" where the text has it in any form, else ""."""
+        """half: "am" or "pm" where the text has it in any form, else ""."""
 
     @abstractmethod
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
         """1/2, or with a whole number before it, 1½ (0: none)."""
 
     def cardinal(self, value: int, after: str = "") -> str:
-        """A whole number, in the form that it has before what follows: "un" and "una"."""
         return self._formed(self.numeral(value), "counted_fixes", after) if after else self.numeral(value)
 
     def gender(self, after: str) -> str:
-        """The gender of the noun that follows, where numbers show it: "m", "f" or "n"."""
         return ""
 
     def _formed(self, said: str, fixes: str, after: str) -> str:
         return self._fixed(f"{said}/{self.gender(after)}/{after}", fixes).partition("/")[0]
 
     def _fixed(self, said: str, fixes: str, most: int = 0) -> str:
-        """Patterns of a section with what takes their place; most: how many of them, and how often; 0: all."""
         for pattern, instead in self._fixes.get(fixes, ()):
             said, count = pattern.subn(instead, said, count=most)
             if most and count:
@@ -89,11 +84,9 @@ class Verbalizer(ABC):
         return said
 
     def join(self, *words: str) -> str:
-        """Words one after the other, without empty ones."""
         return self.locale.joint.join(word for word in words if word)
 
     def between(self, sides: Sequence[str], word: str) -> str:
-        """Sides, said already, with a word of the locale between them."""
         return f"{self.locale.joint}{self.locale.words[word]}{self.locale.joint}".join(sides)
 
     def form(self, number: Number, forms: Forms) -> str:
@@ -142,25 +135,22 @@ class Verbalizer(ABC):
         return self.join(self.locale.words["minus"] if number.negative else "", said)
 
     def magnitude(self, number: Number) -> str:
-        """The word for 10 to the power of `number.power`: the first of the table."""
+        """The first word of the table for 10 to the power of `number.power`."""
         return next(word for word, power in self.locale.magnitudes.items() if power == number.power)
 
     def year(self, value: int) -> str:
         return self.digits(str(value)) if "year_digits" in self.locale.words else self.numeral(value)
 
     def day(self, day: int) -> str:
-        """The day in a date; the first has a name of its own where `first` is one."""
         return (day == 1 and self.locale.words.get("first")) or self.numeral(day)
 
     def date(self, year: int | None, month: int | None, day: int | None, written: str = "") -> str:
-        """A date, of which parts may be missing; written: what stood there, for its order where month names did."""
         said_year = self.year(year) if year is not None else ""
         parts = (self.day(day) if day else "", self.locale.month_names[month - 1] if month else "", said_year)
         joint = self.locale.words.get("date_of")
         return f" {joint} ".join(filter(None, parts)) if joint else self.join(*parts)
 
     def duration(self, hours: int, minutes: int, seconds: int) -> str:
-        """Hours, minutes and seconds on a clock that counts: 1:02:03."""
         named = ((hours, "h"), (minutes, "min"), (seconds, "s"))
         said = [self.unit(Number(value), self.locale.units[name]) for value, name in named]
         return self.join(f"{said[0]},", said[1], self.locale.words["and"], said[2])
@@ -194,15 +184,12 @@ class Verbalizer(ABC):
         return f"{said} d'{form}" if of == "d'" and form[0] in "aehiou" else self.join(said, of.replace("'", "e"), form)
 
     def range(self, low: str, high: str) -> str:
-        """From one to the other; both are said already."""
         return self.join(low, self.locale.words["to"], high)
 
     def score(self, sides: Sequence[int]) -> str:
-        """Points of two or more sides: 3-2."""
         return self.between([*map(self.cardinal, sides)], "score")
 
     def ratio(self, sides: Sequence[str]) -> str:
-        """1:10, each side said already."""
         return self.between(sides, "ratio")
 
     def reign(self, value: int) -> str:

@@ -73,7 +73,6 @@ def _joined(given: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 
 def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
-    """The words of pieces that follow other words; a pause becomes a comma unless a mark stands there."""
     said = ""
     for one in pieces:
         if one.rule == "pause":
@@ -127,7 +126,6 @@ class WordStream:
                 return
 
     def end(self) -> Iterator[tuple[str, int]]:
-        """The rest, after the last piece."""
         self._odd = True
         yield from self._give(len(self._text))
 
@@ -166,7 +164,6 @@ class WordStream:
         return -_WORD if odd else _WORD
 
     def _give(self, end: int, lookahead: int = 0) -> Iterator[tuple[str, int]]:
-        """Say the text up to a place; with lookahead, only so far that later text cannot change it."""
         pieces = self._read(end) if self._odd else [Piece(self._given, end, self._text[self._given : end])]
         if lookahead:
             inner = [one for one in reversed(self._ends) if one <= end - lookahead]
@@ -205,7 +202,6 @@ class WordStream:
         return pieces
 
     def _forget(self) -> None:
-        """Keep as much of what was given as rules look back at."""
         cut = self._given - _CONTEXT
         if cut < _CONTEXT // 2:
             return
@@ -222,10 +218,7 @@ class WordStream:
 
 
 def gather_ssml(pieces: Iterable[str]) -> tuple[str, Iterator[str]]:
-    """All of a text that begins as SSML, once its last piece has come, and no pieces; of others "" and their pieces.
-
-    InvalidText: it is too long, or no text.
-    """
+    """All of a text that begins as SSML, and no pieces; of others "" and their pieces."""
     begun, pieces = "", iter(pieces)
     for piece in pieces:
         check_length(piece)

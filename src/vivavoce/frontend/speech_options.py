@@ -82,10 +82,7 @@ EMOJIS = Option(
     choices=("silent", "named"),
 )
 CODE = Option(
-    "code",
-    "Code between backticks, with natural rules: read or silent.",
-    default="read",
-    choices=("read", "silent"),
+    "code", "Code between backticks, with natural rules: read or silent.", default="read", choices=("read", "silent")
 )
 CHUNK_POLICY = Option(
     "chunk_policy",
@@ -99,22 +96,10 @@ READING_OPTIONS = (LANGUAGE, READING, EMOJIS, CODE)
 SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, CHUNK_POLICY)
 
 _MODEL = "as the model is set"
-TOP_P = Option(
-    "top_p",
-    "Share of the probability from which speech tokens are drawn.",
-    float,
-    minimum=0.001,
-    maximum=1,
-    default_help=_MODEL,
-)
-TOP_K = Option(
-    "top_k",
-    "Number of the likeliest speech tokens from which one is drawn.",
-    int,
-    minimum=1,
-    maximum=10_000,
-    default_help=_MODEL,
-)
+_TOP_P = "Share of the probability from which speech tokens are drawn."
+_TOP_K = "Number of the likeliest speech tokens from which one is drawn."
+TOP_P = Option("top_p", _TOP_P, float, minimum=0.001, maximum=1, default_help=_MODEL)
+TOP_K = Option("top_k", _TOP_K, int, minimum=1, maximum=10_000, default_help=_MODEL)
 SAMPLING_OPTIONS = (
     TOP_P,
     TOP_K,

@@ -16,14 +16,11 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 FILES = FileDescriptorSet.FromString(files(__name__).joinpath("compiled.binpb").read_bytes())
-"""The .proto files with their comments."""
 POOL = DescriptorPool()  # a separate pool, because the process may hold generated code for the same files
 for _file in FILES.file:
     POOL.AddSerializedFile(_file.SerializeToString())
 SERVICES = tuple(f"{file.package}.{service.name}" for file in FILES.file for service in file.service)
-"""Full names of all services."""
 
 
 def message(name: str) -> Any:
-    """The class of the message of this full name."""
     return GetMessageClass(POOL.FindMessageTypeByName(name))

@@ -24,7 +24,6 @@ from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.logs import note_principal, request_scope
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.keys import KeyRing
-from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import ServerSection, is_loopback
 from vivavoce.version import __version__
 
@@ -94,21 +93,21 @@ class _Connection:
         self._speaking: asyncio.Task[None] | None = None
         self._active: ActiveRequest | None = None
         self._is_over = False
-        """Further speech is cancelled."""
         self._texts: asyncio.Queue[str | None] | None = None
         """Pieces of a streamed text until all of it has come; None ends it."""
         self._characters = 0
         writer.transport.set_write_buffer_limits(high=SEND_BYTES)
 
     async def serve(self) -> None:
-        """Serve until either side closes, and free everything. An error ends the connection, as clients expect."""
         reading = asyncio.ensure_future(self._read())
         try:
             while True:
                 waited = {reading} if self._speaking is None else {reading, self._speaking}
-                done, _ = await asyncio.wait(waited, timeout=self._pause_s, return_when=asyncio.FIRST_COMPLETED)
+                idle_s = None if self._speaking is not None else self._settings.keep_alive_s
+                pause_s = idle_s if self._texts is None else TEXT_PAUSE_S
+                done, _ = await asyncio.wait(waited, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
                 if self._speaking in done:
-                    await self._finish()
+                    self._finish()
                 if reading in done:
                     if (event := reading.result()) is None:
                         return
@@ -133,15 +132,8 @@ class _Connection:
             self.writer.close()
             asyncio.get_running_loop().call_later(CLOSING_S, self.writer.transport.abort)
 
-    @property
-    def _pause_s(self) -> float | None:
-        """Longest wait for the next event; None: until the end of the speech."""
-        if self._texts is not None:
-            return TEXT_PAUSE_S
-        return None if self._speaking is not None else float(self._settings.keep_alive_s)
-
     async def _read(self) -> tuple[str, dict[str, Any]] | None:
-        """The next event's type and data; None: the client has disconnected. InvalidRequest: the event is malformed."""
+        """None: the client has disconnected."""
         try:
             if not (line := await self._reader.readline()):
                 return None
@@ -185,27 +177,25 @@ class _Connection:
             self._texts = None
 
     async def _begin(self, data: dict[str, Any], text: str | None) -> None:
-        """Begin to speak a text after the one before; None: a streamed text."""
         if self._speaking is not None:
             await asyncio.wait({self._speaking})
-            await self._finish()
+            self._finish()
         voice = data.get("voice")
         name = voice.get("name") if isinstance(voice, dict) else None
         if name is not None and not isinstance(name, str):
-            raise InvalidRequest("voice: its name is no text; send one of those in info")
+            raise InvalidRequest("voice: its name is not a text; send one of those in info")
         texts: asyncio.Queue[str | None] | None = asyncio.Queue() if text is None else None
         self._texts, self._characters, self.waits_since = texts, 0, math.inf
         self._speaking = asyncio.create_task(self._speak(text, name or None, texts))
 
-    async def _finish(self) -> None:
-        """Note the end of a speech; raises its error."""
+    def _finish(self) -> None:
         assert self._speaking is not None
         self._speaking.result()
         self._speaking, self._texts = None, None
         self.waits_since = asyncio.get_running_loop().time()
 
     async def _speak(self, text: str | None, voice: str | None, texts: asyncio.Queue[str | None] | None) -> None:
-        principal = self._principal()
+        principal = self._keys.named(self._settings.wyoming_key or "")
         request_id = self._dispatcher.request_log.accept_request_id(None, principal)
         with request_scope(request_id):
             note_principal(principal.name)
@@ -227,22 +217,22 @@ class _Connection:
     async def _send_speech(self, active: ActiveRequest) -> None:
         form, samples = {"rate": active.sample_rate, "width": 2, "channels": 1}, 0
 
-        def moment() -> dict[str, int]:
-            return {"timestamp": samples * 1000 // active.sample_rate}
+        async def send(kind: str, data: dict[str, Any], payload: bytes = b"") -> None:
+            timestamp = samples * 1000 // active.sample_rate
+            sending = self._send(kind, {**data, "timestamp": timestamp}, payload)
+            await active.sent_within(self._settings.listener_timeout_s, sending)
 
-        patience_s = self._settings.listener_timeout_s
-        await active.sent_within(patience_s, self._send("audio-start", {**form, **moment()}))
+        await send("audio-start", form)
         async for event in active:
             if isinstance(event, AudioChunk):
                 pcm = to_int16(event.samples).astype("<i2").tobytes()
-                await active.sent_within(patience_s, self._send("audio-chunk", {**form, **moment()}, pcm))
+                await send("audio-chunk", form, pcm)
                 samples += len(event.samples)
         active.whole()
-        await active.sent_within(patience_s, self._send("audio-stop", moment()))
+        await send("audio-stop", {})
 
     async def _info(self) -> dict[str, Any]:
-        """All voices of the caller, with the languages of the model."""
-        about, principal = self._dispatcher.backend.about, self._principal()
+        about, principal = self._dispatcher.backend.about, self._keys.named(self._settings.wyoming_key or "")
         with self._dispatcher.permitted(principal):
             voices = await self._dispatcher.backend.voices(principal.owner)
         common = {"attribution": {"name": "vivavoce", "url": ""}, "installed": True, "version": __version__}
@@ -252,9 +242,6 @@ class _Connection:
         ]
         program = {**common, "name": "vivavoce", "description": about.name, "voices": described}
         return {"tts": [{**program, "supports_synthesize_streaming": True}]}
-
-    def _principal(self) -> Principal:
-        return self._keys.named(self._settings.wyoming_key or "")
 
     async def _send(self, kind: str, data: dict[str, Any], payload: bytes = b"") -> None:
         """Send an event; returns when the transport has accepted it. OSError: the client has disconnected."""
@@ -291,7 +278,6 @@ async def _feed(active: ActiveRequest, texts: asyncio.Queue[str | None]) -> None
 
 
 def _json_object(content: bytes) -> dict[str, Any]:
-    """Parse an object. ValueError: the JSON is malformed or has another type."""
     if not isinstance(found := json.loads(content), dict):
         raise ValueError
     return found

@@ -93,7 +93,7 @@ async def test_what_is_not_as_wished_is_told_before_the_audio() -> None:
     ("content", "status", "message"),
     [
         (b"", "INVALID_ARGUMENT", "request: holds nothing to do"),
-        (b"\xff\xff", "INVALID_ARGUMENT", "request: its 2 bytes are no cosyvoice.Request"),
+        (b"\xff\xff", "INVALID_ARGUMENT", "request: its 2 bytes are not a cosyvoice.Request"),
         (request("sft_request", spk_id="anna"), "INVALID_ARGUMENT", "tts_text: is missing; a sftRequest needs it"),
         (request("sft_request", tts_text="Hi."), "INVALID_ARGUMENT", "spk_id: is missing"),
         (request("sft_request", tts_text="Hi.", spk_id="中文女"), "NOT_FOUND", "voice: '中文女' is not registered"),
@@ -103,7 +103,7 @@ async def test_what_is_not_as_wished_is_told_before_the_audio() -> None:
         (
             request("cross_lingual_request", tts_text="Hi.", prompt_audio=b"123"),
             "INVALID_ARGUMENT",
-            "prompt_audio: 3 bytes are no whole number of 16-bit samples",
+            "prompt_audio: 3 bytes are not a whole number of 16-bit samples",
         ),
         (
             request("cross_lingual_request", tts_text=TEXT, prompt_audio=bytes(65_536)),
@@ -212,7 +212,7 @@ async def test_clients_may_have_to_show_a_certificate_too(tmp_path: Path) -> Non
 async def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None:
     for name in ("tls.crt", "tls.key"):
         (tmp_path / name).write_text("no certificate")
-    with pytest.raises(InvalidRequest, match="or the certificate and its key are no PEM files of a pair"):
+    with pytest.raises(InvalidRequest, match="or the certificate and its key are not PEM files of a pair"):
         await ask(None, tls_certificate=tmp_path / "tls.crt", tls_key=tmp_path / "tls.key")
 
 

@@ -304,7 +304,8 @@ def test_a_slow_encoder_holds_up_no_other_stream(monkeypatch: pytest.MonkeyPatch
     def opened(output: OutputFormat, rate: int) -> Any:
         return held if output.codec is AudioFormat.MP3 else usual(output, rate)
 
-    held = Mock(encode=encode, finish=lambda: b"")
+    closed = threading.Event()
+    held = Mock(encode=encode, finish=lambda: b"", close=Mock(side_effect=closed.set))
     monkeypatch.setattr(OutputFormat, "open", opened)
     with ThreadPoolExecutor(1) as aside:
         slow = aside.submit(speech, server, response_format="mp3")
@@ -312,6 +313,7 @@ def test_a_slow_encoder_holds_up_no_other_stream(monkeypatch: pytest.MonkeyPatch
         assert len(speech(server, response_format="pcm").content) == 2 * LENGTH
         may_go_on.set()
         assert slow.result(20.0).content == b"sound" * 4
+    assert closed.wait(20.0)  # it may come after the last bytes
     held.close.assert_called_once()
 
 
@@ -489,7 +491,7 @@ def test_a_time_that_cannot_be_is_named(server: Served, seconds: str) -> None:
     answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT}, headers={"x-request-timeout": seconds})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
     assert answer.json()["error"]["message"].startswith(
-        f"x-request-timeout: {seconds!r} is no number of seconds above 0"
+        f"x-request-timeout: {seconds!r} is not a number of seconds above 0"
     )
     assert len(speaker_of(server).orders) == before
 

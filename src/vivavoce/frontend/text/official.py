@@ -40,7 +40,6 @@ from vivavoce_textnorm import (
 
 Ruled = Literal["zh", "en"]  # with rules for numbers, dates and signs; the others are spoken as they are written
 Rules = Literal["zh", "en", "digits"]
-"""The rules of a language; "digits" are for English text of nothing but digits."""
 
 Normalization = Literal["official", "natural", "off"]
 """The rules that read a text: the official front end's, our own (natural), or none (off)."""
@@ -48,7 +47,6 @@ Normalization = Literal["official", "natural", "off"]
 Emojis = Literal["silent", "named"]
 """Emojis by natural rules: silent, or named by their Unicode names, in English."""
 Code = Literal["read", "silent"]
-"""Code between backticks by natural rules."""
 
 WHOLE_CHARS = MAX_BLOCK_CHARS
 """Characters of a text up to which the official rules read it as one."""
@@ -72,29 +70,25 @@ _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
 
 
 def parse_language(name: str) -> Language:
-    """The language of this name, one of nine; InvalidRequest for others."""
     remedy = "choose one, or leave it out to have it told from the text"
     language: Language = _one_of(get_args(Language), "language", name, remedy)
     return language
 
 
 def parse_reading(name: str) -> Normalization:
-    """The rules of this name; InvalidRequest for others."""
     reading: Normalization = _one_of(get_args(Normalization), "reading", name, "choose one")
     return reading
 
 
 def check_choices(emojis: str, code: str) -> None:
-    """InvalidRequest: one is unknown."""
     _one_of(get_args(Emojis), "emojis", emojis, "choose one")
     _one_of(get_args(Code), "code", code, "choose one")
 
 
 def _one_of(names: tuple[Any, ...], field: str, name: str, remedy: str) -> Any:
-    for known in names:
-        if name == known:
-            return known
-    raise InvalidRequest(f"{field}: {name!r} is none of {', '.join(names)}; {remedy}")
+    if name not in names:
+        raise InvalidRequest(f"{field}: {name!r} is not one of {', '.join(names)}; {remedy}")
+    return name
 
 
 def is_only_punctuation(text: str) -> bool:
@@ -110,7 +104,6 @@ def replace_blank(text: str) -> str:
 
 
 def replace_corner_mark(text: str) -> str:
-    """Write ² as 平方 and ³ as 立方."""
     return text.translate(_SUPERSCRIPTS)
 
 
@@ -120,7 +113,6 @@ def remove_bracket(text: str) -> str:
 
 
 def close_trailing_comma(text: str) -> str:
-    """Write a run of ，,、 at the end as one 。."""
     return _TRAILING_COMMAS.sub("。", text)
 
 
@@ -144,7 +136,6 @@ class NumberWords:
         self._lock = Lock()
 
     def __call__(self, digits: str) -> str:
-        """The number in words; digit by digit where it is larger than inflect has words for (37 digits or more)."""
         import inflect
 
         with self._lock:
@@ -171,7 +162,6 @@ class WetextNormalizer:
     normalize: Callable[[str], str]
 
     def __call__(self, block: str) -> str:
-        """A block read by wetext."""
         # wetext drops the white space at a block's ends, which is put back (English: as one space).
         words = block.strip()
         before, _, after = block.partition(words) if words else (block, "", "")
@@ -191,7 +181,6 @@ class WetextNormalizer:
         return self._attempt(_DIGIT_EDGE.sub(" ", text)) or text
 
     def _attempt(self, text: str) -> str | None:
-        """The text as wetext reads it; None where it finds no way through, or swallows the text."""
         try:
             spoken = self.normalize(text)
         except AssertionError:  # wetext's token parser, handed the empty result of its automaton
@@ -243,7 +232,6 @@ class Languages:
     spell: Callable[[str], str] = field(default_factory=NumberWords)
 
     def read(self, block: str, rules: Rules, length: int = 0, cancelled: CancelCheck = never_cancelled) -> str:
-        """A block of a text of any length, with numbers, dates and units in words."""
         check_wanted(cancelled)
         if rules == "zh":
             return self.chinese(block)
@@ -272,8 +260,6 @@ def load_languages(*, digits_in_chinese: bool) -> Languages:
 
 
 class Reads(Protocol):
-    """Reads blocks by the official rules: `Languages`, or processes that do."""
-
     def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck) -> str: ...
 
 

@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 TOO_LONG_S = 30.0
 """A process that reads one block for so long is replaced; the slowest block takes 0.3 s of a processor."""
 _ASKED_EVERY_S = 0.1
-"""How often who waits for a process is asked whether it still wants one."""
 _ENDING_S = 5.0
 _NICENESS = 10
 
@@ -63,10 +62,7 @@ class ReadingProcesses:
         self._finalizer = weakref.finalize(self, _end, self._all)
 
     def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck = never_cancelled) -> str:
-        """See `Languages.read`; waits for a process that is idle. What none can read stays as it is written.
-
-        length: of the whole text; cancelled: asked while it waits.
-        """
+        """A block that no process can read stays as it is written. length: of the whole text."""
         words = self._asked((block, rules), self._places(length), length, cancelled)
         return block if words is None else words
 
@@ -80,7 +76,7 @@ class ReadingProcesses:
         length: int,
         cancelled: CancelCheck = never_cancelled,
     ) -> str:
-        """See `vivavoce_textnorm.read_block`; this process reads a block if the others cannot."""
+        """This process reads a block if the others cannot."""
         asked = _natural(block, language, settings, said, inside)
         words = self._asked(asked, self._places(length), length, cancelled)
         if words is None:
@@ -90,7 +86,6 @@ class ReadingProcesses:
         return words
 
     def warm_up(self, samples: Iterable[tuple[str, str]], settings: Settings) -> None:
-        """Let each process load what the natural rules need for these texts and their languages; all at once."""
         asked = [_natural(text, language, settings, {}, (False, False)) for text, language in samples]
 
         def read(place: int) -> None:
@@ -101,16 +96,14 @@ class ReadingProcesses:
             list(threads.map(read, range(len(self._all))))
 
     def _places(self, length: int) -> range:
-        """Of the processes that read blocks of texts of this length."""
         return range(0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1), len(self._all))
 
     def _asked(
         self, asked: tuple[Any, ...], places: range, length: int = 0, cancelled: CancelCheck = never_cancelled
     ) -> str | None:
-        """The answer of a process at one of these places; None: there is none."""
         place = self._take(places, length, cancelled)
         try:
-            for _ in range(2):  # one that had ended while it was idle is no fault of the block
+            for _ in range(2):  # a second time, because an idle process may have ended before the block came
                 process = self._all[place]
                 try:
                     return _ask(process, asked)
@@ -133,11 +126,9 @@ class ReadingProcesses:
         return None
 
     def close(self) -> None:
-        """End the processes."""
         self._finalizer()
 
     def _take(self, places: range, length: int, cancelled: CancelCheck) -> int:
-        """The place of an idle process, which is not idle then, when it is this text's turn."""
         given = SimpleQueue[int]()
         turn = length, next(self._came), places, given
         with self._state:
@@ -160,7 +151,6 @@ class ReadingProcesses:
             raise RequestCancelled("request: was cancelled")
 
     def _give(self, place: int) -> None:
-        """The process is idle again."""
         with self._state:
             self._idle.add(place)
             self._hand_out()
@@ -180,13 +170,11 @@ class ReadingProcesses:
 
 
 _Turn = tuple[int, int, range, SimpleQueue[int]]
-"""The length of the whole text and who came first, the places that would do, and where the one that is given goes."""
 
 
 def _natural(
     block: str, language: str, settings: Settings, said: Mapping[str, Say], inside: tuple[bool, bool]
 ) -> tuple[Any, ...]:
-    """The arguments of `read_run`, as JSON can carry them."""
     own = {sign: (what.how, what.content, what.order) for sign, what in said.items() if sign in block}
     return block, language, _packed(settings), own, inside
 
@@ -203,7 +191,7 @@ def _unpacked(settings: str) -> Settings:
 
 
 def _ask(process: subprocess.Popen[bytes], asked: tuple[Any, ...]) -> str | None:
-    """What it answers; OSError, ValueError: it has ended; TimeoutError: it takes too long."""
+    """OSError, ValueError: the process has ended; TimeoutError: it takes too long."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(asked).encode() + b"\n")
@@ -217,7 +205,6 @@ def _ask(process: subprocess.Popen[bytes], asked: tuple[Any, ...]) -> str | None
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Their input ends, and so do they."""
     for process in processes:
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None

@@ -214,7 +214,6 @@ class _Aligned:
         self._pairs = [(0, 0, 0, 0)]
 
     def hear(self, segments: str, following: str | None) -> None:
-        """More is said, and what will be after it, as far as it is known; None: nothing."""
         self._heard += segments
         if following is None:
             self._walk(self._heard, whole=True)
@@ -252,10 +251,6 @@ class _Aligned:
         self._walk(self._heard)
 
     def cut(self, said: int) -> int | None:
-        """Where in the text a segment ends that ends at this character of what is spoken; they are asked in order.
-
-        None: it is not known yet.
-        """
         if len(self._pairs) == 1 or self._pairs[-1][2] < said:
             return None
         following = bisect_left(self._pairs, said, lo=1, key=lambda pair: pair[2])
@@ -283,7 +278,6 @@ class _Aligned:
         return min(wanted, opening.start()) if opening else wanted
 
     def _past_closing(self, start: int, end: int) -> int:
-        """Past what closes a sentence, and the white space after it."""
         text = self._text
         past = _CLOSING.match(text, start).end()
         if text.startswith('"', past) and text.count('"', text.rfind("\n", 0, past) + 1, past) % 2:
@@ -292,7 +286,6 @@ class _Aligned:
 
 
 def _tokens(text: str, start: int = 0, end: int | None = None) -> tuple[list[tuple[int, int]], list[str]]:
-    """The tokens between two characters, each by its first and the one after its last, and what it is compared by."""
     spans = [token.span() for token in _TOKEN.finditer(text, start)]
     words = [text[first:last] for first, last in spans if end is None or last <= end]
     keys = {word: _key(word) for word in set(words)}
@@ -300,7 +293,6 @@ def _tokens(text: str, start: int = 0, end: int | None = None) -> tuple[list[tup
 
 
 def _key(token: str) -> str:
-    """The key that tokens are compared by: marks by their first character, words without regard to case and width."""
     if token[0] in _MARKS:
         return token[0].translate(_SAME_MARK)
     return unicodedata.normalize("NFKC", token).casefold()

@@ -30,7 +30,6 @@ class Sentence(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The character after its last one."""
         return self.start + len(self.text)
 
 
@@ -151,7 +150,6 @@ class SentenceSplitter:
         self._language: Language | None = None  # of the last sentence
 
     def add(self, piece: str) -> Iterator[Sentence]:
-        """The sentences that a piece completes; InvalidText where it is too long, or not text."""
         check_length(piece)
         # Short steps keep what is held short, so that a long piece costs no more than the same text in small ones.
         for start in range(0, len(piece), MAX_HELD):
@@ -165,7 +163,6 @@ class SentenceSplitter:
                 yield sentence
 
     def end(self) -> Iterator[Sentence]:
-        """The last sentence, after the last piece."""
         if self._held:
             yield self._sentence(self._held)
 
@@ -192,7 +189,6 @@ class SentenceSplitter:
         return self._forced_cut() if len(self._held) > MAX_HELD else None
 
     def _is_end(self, mark: regex.Match[str]) -> bool | None:
-        """Whether the sentence ends at the mark; None: what follows has to be seen first."""
         if mark["line"]:
             return self._holds(_ANYTHING, mark.start())
         after = self._held[mark.end() : mark.end() + LOOKAHEAD + 1]

@@ -61,7 +61,6 @@ _SAMPLES: dict[Language, str] = {
     "it": "Sono le 11:42, e 3 km costano 4,50 €.",
     "ru": "Сейчас 11:42, и 3 км стоят 450 рублей.",
 }
-"""Texts that need the tables and patterns of their languages."""
 
 _NAME = regex.compile(r"\w+")
 _SCRIPT: dict[Language, str] = {"zh": "Han", "ja": "Hiragana", "ko": "Hangul", "ru": "Cyrillic"}
@@ -119,9 +118,7 @@ class TextFrontEnd:
         return plain
 
     def warm_up(self) -> None:
-        """Load what a first text needs in each language that the model may read, here and in the processes that read;
-        takes a second or two.
-        """
+        """Takes a second or two: the rules of each language that the model may read, here and in the processes."""
         if self._official is None:
             return
         samples = [(text, code) for code, text in _SAMPLES.items() if self._has_script(code)]
@@ -133,7 +130,6 @@ class TextFrontEnd:
             "".join(words for words, _ in self.arriving(text, code, "natural"))
 
     def close(self) -> None:
-        """End the processes that read: what comes now stays as it is written."""
         if self._processes:
             self._processes.close()
 
@@ -195,7 +191,6 @@ class TextFrontEnd:
     def _segments(
         self, text: str, wanted: Language | None, normalizer: Normalizer, cancelled: CancelCheck
     ) -> Iterator[TextSegment]:
-        """The segments of all stretches. A segment also covers what follows it and brings no segment."""
         start = 0
         held: TextSegment | None = None
         for stretch in normalizer.stretches(text):
@@ -216,7 +211,6 @@ class TextFrontEnd:
     def _in_stretch(
         self, stretch: Stretch, wanted: Language | None, normalizer: Normalizer, cancelled: CancelCheck
     ) -> Iterator[TextSegment]:
-        """The segments of a stretch; places are those of its plain text."""
         if stretch.pause_s:
             return iter([TextSegment("", 0, 0, pause_s=stretch.pause_s)])
         plain, seams = stretch.plain, list[tuple[int, int]]()
@@ -226,10 +220,7 @@ class TextFrontEnd:
         return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), seams)
 
     def normalize(self, text: str, language: str | None = None) -> str:
-        """The text normalised but not split, as the transcript of a prompt is; "" for empty text and white space.
-
-        Raises as `segments` does, but not for text with nothing to speak.
-        """
+        """Not split, as the transcript of a prompt is; "" for empty text and white space."""
         self._check(text)
         system, said = self.part(text)
         read_in = self._told(said, self._wanted(language))
@@ -269,10 +260,7 @@ class TextFrontEnd:
         reading: Normalization = "official",
         how: Settings = Settings(),
     ) -> Iterator[tuple[str, int]]:
-        """`whole_words` of a text that arrives: as they are written, or by natural rules as they are said.
-
-        `InvalidRequest` for a language as `segments`, `InvalidText` as `whole_words` and `located`.
-        """
+        """`whole_words`: as they are written, or by natural rules as they are said."""
         return self._normalizer(reading, how=how).words(pieces, self._wanted(language))
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -280,7 +268,6 @@ class TextFrontEnd:
         return self._tokenizer.encode(text)
 
     def encode_piece(self, text: str) -> tuple[int, ...]:
-        """The ids of words that `arriving` gave: checked as other text is, otherwise as they are."""
         self._check(text)
         return self._tokenizer.encode(text if self._scripts is None else drop_symbols(text))
 
@@ -289,10 +276,7 @@ class TextFrontEnd:
         self.check(text)
 
     def check(self, text: str) -> None:
-        """Refuse characters that no text may hold, or that the model does not know, in a text of any length.
-
-        Raises `InvalidText`, which names them.
-        """
+        """`InvalidText`: no text may hold a character, or the model does not know it. Texts may have any length."""
         check_characters(text)
         foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(text)))
         if foreign:
@@ -302,7 +286,6 @@ class TextFrontEnd:
             )
 
     def _wanted(self, language: str | None) -> Language | None:
-        """The language that a request names; InvalidRequest: it is unknown, or the model does not know its script."""
         wanted = None if language is None else parse_language(language)
         if wanted and not self._has_script(wanted):
             raise InvalidRequest(
@@ -318,7 +301,6 @@ class TextFrontEnd:
         return wanted or (detect_language(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
 
     def _words(self, pieces: Iterable[Piece], seams: list[tuple[int, int]]) -> Iterator[str]:
-        """The words as the model knows them; appends to seams where each piece ends, in the text and in the words."""
         length = 0
         for piece in pieces:
             spoken = piece.spoken if self._scripts is None else drop_symbols(piece.spoken)
@@ -327,7 +309,6 @@ class TextFrontEnd:
             yield spoken
 
     def _pieces(self, words: Iterable[str], language: Language | None) -> Iterator[tuple[list[str], str]]:
-        """Segments, and what is known to follow them."""
         # Length as the splitting counts it: characters of Chinese, tokens of anything else.
         measure = len if language == "zh" else self._num_tokens
         split = split_paragraph(words, measure, language) if language else ((piece, "") for piece in words)

@@ -73,7 +73,6 @@ _BYTES = [chr(0x100 + _HIDDEN.index(byte)) if byte in _HIDDEN else chr(byte) for
 """GPT-2's byte-level BPE writes a byte as its character if that is printable, else as one from U+0100 on."""
 _REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-"""Defaults of an entry of `added_tokens_decoder`."""
 
 
 class TextTokenizer:
@@ -83,9 +82,7 @@ class TextTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, special: Sequence[str] = SPECIAL_TOKENS) -> None:
-        """Wrap a byte-level BPE tokenizer; `from_folder` makes one from a checkpoint. special: the model's own tokens,
-        of which those that are not known get the next free ids.
-        """
+        """special: the model's own tokens, of which those that are not known get the next free ids."""
         prompted = PRONUNCIATION_TOKENS[-1] in special
         tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
         self.prompted = prompted
@@ -119,14 +116,10 @@ class TextTokenizer:
         return frozenset(one for one in known.union(SPECIAL_TOKENS) if not one.startswith("<|"))
 
     def parts(self, text: str) -> list[str]:
-        """The text cut at its special tokens, which stand at the odd places."""
         return self._added.split(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of the text; special tokens written in it are recognised.
-
-        Raises `InvalidText` for characters that the vocabulary has no bytes for, and for lone surrogates.
-        """
+        """`InvalidText`: the vocabulary has no bytes for a character, or it is a lone surrogate."""
         check_surrogates(text)
         if self._missing_bytes:  # BPE drops a character for want of one of its bytes, without a word
             plain = unicodedata.normalize("NFC", self._added.sub("", text))
@@ -147,7 +140,6 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def to_json(self) -> str:
-        """The whole tokenizer as the content of a `tokenizer.json`, CosyVoice2's special tokens included."""
         return str(self._tokenizer.to_str())
 
     def __len__(self) -> int:

@@ -28,7 +28,6 @@ LEAST_STREAMS = 8
 """Lowest limit of a connection's calls and of a caller's messages that are read at once; `max_conc` may be lower."""
 REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
 ERROR_CODE = "error-code"
-"""`VivavoceError.code`."""
 RETRY_AFTER = "retry-after-ms"
 """Milliseconds after which the same request may succeed; sent only if waiting helps."""
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -36,15 +35,12 @@ PUSHBACK = "grpc-retry-pushback-ms"
 
 Metadata = tuple[tuple[str, str], ...]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-"""The context of a call whose messages are bytes."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call with a valid key."""
-
     port: Calls
     context: Context
     principal: Principal
@@ -72,23 +68,27 @@ class Calls:
         self.patience_s, self._message_s = settings.listener_timeout_s, settings.request_timeout_s
         self._max_conc, self.at_once = settings.max_conc, max(LEAST_STREAMS, 2 * settings.max_conc)
         self._speaking = 0
-        """Running calls for speech."""
         self._reading: Counter[str] = Counter()
         """Messages that are being read, by the name of the key; health checks by their service."""
 
     async def serve(self, answer: Answer, _: object, context: Context) -> None:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         request_log = self.dispatcher.request_log
+        trailing: Metadata
         request_id = request_log.accept_request_id(metadata.get(REQUEST_ID))
-        trace = {name: metadata.get(name, "") for name in ("traceparent", "tracestate")}
+        parent, states = metadata.get("traceparent", ""), metadata.get("tracestate", "")
         try:
             principal = self._keys.authenticate(token_in(metadata))
             request_id = request_log.accept_request_id(request_id, principal)
-            with request_scope(request_id, **trace):
+            with request_scope(request_id, traceparent=parent, tracestate=states):
                 trailing = await answer(Call(self, context, principal, request_id))
             context.set_trailing_metadata(((REQUEST_ID, request_id), *trailing))
         except VivavoceError as error:
-            await self._end(context, grpc.StatusCode[error.grpc_status], str(error), _trailer(error, request_id))
+            trailing = ((REQUEST_ID, request_id), (ERROR_CODE, error.code))
+            if (seconds := error.retry_after_s) is not None:
+                milliseconds = str(math.ceil(seconds * 1000))
+                trailing = (*trailing, (RETRY_AFTER, milliseconds), (PUSHBACK, milliseconds))
+            await self._end(context, grpc.StatusCode[error.grpc_status], str(error), trailing)
         except grpc.aio.BaseError:
             raise  # the client has disconnected during a send, which gRPC handles
         except Exception:
@@ -98,10 +98,7 @@ class Calls:
             await self._end(context, grpc.StatusCode.INTERNAL, details, trailing)
 
     async def message(self, context: Context, caller: str) -> bytes | None:
-        """The next message of a call; None: its client has closed its side.
-
-        Overloaded: too many messages are being read; DeadlineExceeded: it did not come in time.
-        """
+        """None: the client has closed its side."""
         if self._reading[caller] >= self.at_once:
             raise Overloaded(f"calls: {self.at_once} are being read, which is the limit; try again soon")
         self._reading[caller] += 1
@@ -132,7 +129,7 @@ class Calls:
             self._speaking -= 1
 
     def deadline(self, call: Call) -> float | None:
-        """The deadline of a call on the dispatcher's clock; None: its client waits for ever."""
+        """On the dispatcher's clock; None: the client waits for ever."""
         left_s = call.context.time_remaining()
         return None if left_s is None else self.dispatcher.clock() + left_s
 
@@ -146,22 +143,11 @@ class Calls:
 
 
 def parsed(name: str, content: bytes) -> Any:
-    """Parse a message of this full name. InvalidRequest: the bytes are malformed."""
     made = message(name)()
     try:
         made.ParseFromString(content)
     except DecodeError:
         raise InvalidRequest(
-            f"request: its {len(content)} bytes are no {name}; make it with code from {made.DESCRIPTOR.file.name}"
+            f"request: its {len(content)} bytes are not a {name}; make it with code from {made.DESCRIPTOR.file.name}"
         ) from None
     return made
-
-
-def _trailer(error: VivavoceError, request_id: str) -> Metadata:
-    """The trailing metadata of a call that ends with `error`."""
-    pairs: Metadata = ((REQUEST_ID, request_id), (ERROR_CODE, error.code))
-    seconds = error.retry_after_s
-    if seconds is None:
-        return pairs
-    milliseconds = str(math.ceil(seconds * 1000))
-    return (*pairs, (RETRY_AFTER, milliseconds), (PUSHBACK, milliseconds))

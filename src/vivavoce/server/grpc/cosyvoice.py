@@ -8,14 +8,7 @@ from vivavoce.frontend.audio.encoders import wav_header
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.protos import message
-from vivavoce.server.grpc.calls import (
-    FINISH_REASON,
-    PROTOCOL,
-    REQUEST_ID,
-    Call,
-    Metadata,
-    parsed,
-)
+from vivavoce.server.grpc.calls import FINISH_REASON, PROTOCOL, REQUEST_ID, Call, Metadata, parsed
 
 PROMPT_RATE = 16_000
 """Samples per second of `prompt_audio`, which has no header."""
@@ -25,7 +18,6 @@ ADMISSION = "x-admission-seconds"
 
 
 async def infer(call: Call) -> Metadata:
-    """`cosyvoice.CosyVoice/Inference`: speech for one request."""
     deadline, speak, response = call.port.deadline(call), call.port.dispatcher.speak, message("cosyvoice.Response")
     async with call.port.speaking(call) as content:
         wanted, identity = _speech_request(content, call.principal.owner), call.request_id
@@ -43,7 +35,6 @@ async def infer(call: Call) -> Metadata:
 
 
 def _speech_request(content: bytes, owner: str) -> SpeechRequest:
-    """Make the engine's request of a serialised `Request`. InvalidRequest, InvalidAudio: malformed or incomplete."""
     request = parsed("cosyvoice.Request", content)
     kind = request.WhichOneof("RequestPayload")
     if kind is None:
@@ -69,7 +60,7 @@ def _speech_request(content: bytes, owner: str) -> SpeechRequest:
         raise InvalidAudio(f"prompt_audio: is missing; send 16-bit mono samples at {PROMPT_RATE} Hz")
     if len(samples) % 2:
         raise InvalidAudio(
-            f"prompt_audio: {len(samples)} bytes are no whole number of 16-bit samples; "
+            f"prompt_audio: {len(samples)} bytes are not a whole number of 16-bit samples; "
             f"send mono samples at {PROMPT_RATE} Hz, without a header"
         )
     recording = Recording(wav_header(PROMPT_RATE, len(samples) // 2) + samples, transcript)

@@ -32,11 +32,7 @@ SERVING, NOT_SERVING = 1, 2
 async def start_grpc(
     dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection
 ) -> tuple[grpc.aio.Server, int]:
-    """Serve `vivavoce.v1.Speech`, `cosyvoice.CosyVoice`, health and reflection in the running event loop.
-
-    Returns the server and its port; the settings' grpc_port 0 means a free one.
-    InvalidRequest: the port is not free, or the certificate and its key do not match.
-    """
+    """Serve in the running event loop; returns the server and its port. grpc_port 0: a free one."""
     calls, patience_ms = Calls(dispatcher, keys, settings), int(1_000 * settings.request_timeout_s)
     host, port = settings.host, settings.grpc_port or 0
     # gRPC's own limit of all calls is not used: it would refuse health checks, too.
@@ -78,7 +74,7 @@ async def start_grpc(
     except RuntimeError:
         bound = 0
     if not bound:
-        doubt = "" if certified is None else ", or the certificate and its key are no PEM files of a pair"
+        doubt = "" if certified is None else ", or the certificate and its key are not PEM files of a pair"
         raise InvalidRequest(
             f"grpc port: {port} on {host} cannot be taken{doubt}; choose another one, or end the program that has it"
         )
@@ -87,7 +83,6 @@ async def start_grpc(
 
 
 def _credentials(settings: ServerSection) -> grpc.ServerCredentials | None:
-    """The certificate of the settings, whose files are checked already; None: the port has no TLS."""
     certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
     if certificate is None or key is None:
         return None

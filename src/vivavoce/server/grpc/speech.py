@@ -24,7 +24,6 @@ IDLE_S = 120.0
 
 
 async def speak(call: Call) -> Metadata:
-    """`Speak`: one utterance, until all is spoken, the client disconnects, or a message is refused."""
     deadline = call.port.deadline(call)
     async with call.port.speaking(call) as content:
         first = parsed(f"{PACKAGE}.SpeakRequest", content)
@@ -60,7 +59,6 @@ async def speak(call: Call) -> Metadata:
 
 
 async def list_voices(call: Call) -> Metadata:
-    """`ListVoices`: public voices and the caller's own."""
     await call.receive(f"{PACKAGE}.ListVoicesRequest")
     with call.port.dispatcher.permitted(call.principal):
         found = await call.port.dispatcher.backend.voices(call.principal.owner)
@@ -69,7 +67,6 @@ async def list_voices(call: Call) -> Metadata:
 
 
 async def add_voice(call: Call) -> Metadata:
-    """`AddVoice`: store the voice of a recording."""
     asked = await call.receive(f"{PACKAGE}.AddVoiceRequest")
     owner, name, sent = voice_owner(call.principal, asked.public), asked.name, asked.recording
     if not name:
@@ -84,7 +81,6 @@ async def add_voice(call: Call) -> Metadata:
 
 
 async def remove_voice(call: Call) -> Metadata:
-    """`RemoveVoice`: delete a stored voice."""
     asked = await call.receive(f"{PACKAGE}.RemoveVoiceRequest")
     with call.port.dispatcher.permitted(call.principal):
         await call.port.dispatcher.backend.remove_voice(voice_owner(call.principal, asked.public), asked.name)
@@ -93,8 +89,6 @@ async def remove_voice(call: Call) -> Metadata:
 
 
 class Conversation:
-    """The messages of one `Speak` call in both directions."""
-
     def __init__(self, call: Call) -> None:
         self._call = call
         self.turn = asyncio.Lock()
@@ -102,10 +96,8 @@ class Conversation:
         self._segment = 0
         self._clock = asyncio.get_running_loop().time
         self._last_at = self._clock()
-        """Time of the last text or the last message to the client."""
 
     async def send(self, reply: Reply) -> None:
-        """Send an utterance's reply; ListenerStalled: the client has not read for too long."""
         kind, fields = reply["type"], {name: value for name, value in reply.items() if name != "type"}
         if kind == "segment":
             self._segment = fields["segment"]
@@ -133,7 +125,6 @@ class Conversation:
         utterance.end()
 
     async def _next(self, utterance: StreamedUtterance) -> Any:
-        """The client's next request; None: its side or the utterance has ended."""
         reading = asyncio.ensure_future(self._call.context.read())
         try:
             while not (reading.done() or utterance.delivery.done()):
@@ -151,12 +142,10 @@ class Conversation:
 
 
 async def _refuse(error: VivavoceError) -> None:
-    """End the call because a piece of text is refused."""
     raise error
 
 
 def _request(start: Any, owner: str) -> SpeechRequest:
-    """The request of a `Start`, whose fields are options by their names. InvalidRequest: one is out of its limits."""
     recording = Recording(start.recording.content, start.recording.transcript)
     known = start.DESCRIPTOR.fields_by_name
     # Options of proto3 that are left out read as 0 or "".

@@ -33,11 +33,9 @@ _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-"""The headers for a key, in OpenAPI's form."""
 
 
 def build_app(state: AppState) -> FastAPI:
-    """All routes, with their limits."""
     app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
     routers = (openai.router, normalize.router, elevenlabs.router, speech_url.router, voices.router, ws_session.router)
     for router in (*routers, pages.health_router):
@@ -50,7 +48,6 @@ def build_app(state: AppState) -> FastAPI:
 
 
 def build_legacy_app(state: AppState) -> FastAPI:
-    """CosyVoice's own routes, for a port of their own."""
     app = _BoundedApp(state, "CosyVoice", "The routes of CosyVoice's own service, spoken by vivavoce.")
     for router in (cosyvoice.router, pages.health_router):
         app.include_router(router(state))
@@ -102,7 +99,6 @@ class _BoundedApp(FastAPI):
         return HTMLResponse(page, headers=pages.PAGE_HEADERS)
 
     def openapi(self) -> dict[str, Any]:
-        """The app's description, without FastAPI's 422, which `errors` replaces by 400."""
         state: AppState = self.state.vivavoce
         description = super().openapi()
         if state.keys.required:

@@ -31,7 +31,6 @@ TIMEOUT = {
     "schema": _SECONDS,
     "description": "Seconds after which the speech is given up.",
 }
-"""Documentation of the header."""
 PUBLIC_READER = Principal("*", concurrent=16)
 """All callers without a key together, if only lists are open; a key cannot have this name."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
@@ -39,16 +38,9 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 @dataclass(frozen=True, eq=False)
 class AppState:
-    """The state that all routes and ports of a server share."""
-
     dispatcher: RequestDispatcher
     keys: KeyRing
     settings: ServerSettings
-
-
-def request_id(connection: HTTPConnection) -> str:
-    """The id that the middleware gave a request or WebSocket."""
-    return cast(str, connection.state.request_id)
 
 
 def state_of(connection: HTTPConnection) -> AppState:
@@ -63,7 +55,6 @@ async def current_principal(connection: HTTPConnection) -> Principal:
 
 
 KnownPrincipal = Annotated[Principal, Depends(current_principal)]
-"""Parameter of a route: the principal, or the answer 401."""
 
 
 async def list_reader(connection: HTTPConnection) -> Principal:
@@ -77,10 +68,7 @@ ListReader = Annotated[Principal, Depends(list_reader)]
 
 
 async def deadline_of(connection: HTTPConnection) -> float | None:
-    """The deadline of a request that begins now, on the dispatcher's clock; None: its client sent none.
-
-    InvalidRequest: the header is not a number of seconds in range.
-    """
+    """On the dispatcher's clock, counted from now; None: the client sent none."""
     if (given := connection.headers.get(TIMEOUT_HEADER)) is None:
         return None
     try:
@@ -88,7 +76,9 @@ async def deadline_of(connection: HTTPConnection) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
-        raise InvalidRequest(f"{TIMEOUT_HEADER}: {given[:40]!r} is no number of seconds above 0, up to 86400; send one")
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER}: {given[:40]!r} is not a number of seconds above 0, up to 86400; send one"
+        )
     return state_of(connection).dispatcher.clock() + seconds
 
 

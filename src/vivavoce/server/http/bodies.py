@@ -42,7 +42,6 @@ class Form:
 
 
 def media_type(request: Request) -> str:
-    """The content type of a request without its parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -52,7 +51,6 @@ async def off_loop(size: int, work: Callable[[], _Result]) -> _Result:
 
 
 async def read_json(request: Request, model: type[_Model]) -> _Model:
-    """Parse a JSON body. InvalidRequest: it is not an object, or a field is missing, unknown or out of its limits."""
     # `request.body()` would keep the bytes until the answer ends, which takes minutes for speech.
     body = b"".join([piece async for piece in request.stream()])
 
@@ -68,19 +66,15 @@ async def read_json(request: Request, model: type[_Model]) -> _Model:
 
 
 def parse_json(text: bytes, field: str) -> Any:
-    """Parse JSON of a limited number of values; InvalidRequest names `field`."""
     check_separators(text, field)
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidRequest(f'{field}: is no JSON; send an object like {{"input": "Hello."}}, or a form') from None
+        raise InvalidRequest(f'{field}: is not JSON; send an object like {{"input": "Hello."}}, or a form') from None
 
 
 def check_separators(text: str | bytes, field: str) -> None:
-    """Refuse JSON with too many values before it is parsed: values need far more memory and time than their bytes.
-
-    InvalidRequest names `field`.
-    """
+    """Refuse JSON with too many values before it is parsed: values need far more memory and time than their bytes."""
     encoded = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     count = sum(map(encoded.count, (b",", b"[", b"{")))
     if count > MAX_SEPARATORS:
@@ -90,7 +84,6 @@ def check_separators(text: str | bytes, field: str) -> None:
 
 
 def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") -> _Model:
-    """Make a model. InvalidRequest names the fields that are missing, unknown or out of their limits."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -98,14 +91,13 @@ def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") 
 
 
 def without_ignored(request: Request, model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """Remove unknown fields if the settings say that they are ignored."""
     if state_of(request).settings.requests.unknown_fields == "refuse":
         return values
     return {name: value for name, value in values.items() if name in model.model_fields}
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a body that its route reads itself, with all references replaced by their definitions."""
+    """All references are replaced by their definitions."""
     schema = model.model_json_schema()
     return dict(_inlined(schema, schema.pop("$defs", {})))
 
@@ -122,11 +114,7 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
 
 
 async def read_form(request: Request, max_fields: int) -> Form:
-    """Read a form with at most `max_fields` texts of a megabyte each in UTF-8, and one file.
-
-    A body of another content type is not read. InvalidRequest: the form is malformed, has too many parts, or texts in
-    another encoding.
-    """
+    """A form of UTF-8 with at most one file and `max_fields` texts of a megabyte; empty for other content types."""
     media = media_type(request)
     if media not in (MULTIPART, URLENCODED):
         return Form()
@@ -151,10 +139,7 @@ async def read_form(request: Request, max_fields: int) -> Form:
 
 
 def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[str, str]]:
-    """The fields of a urlencoded body or a query, in UTF-8, percent-encoded or not. InvalidRequest as `read_form`.
-
-    Starlette's own parser replaces bytes that are not UTF-8; this one refuses them.
-    """
+    """Starlette's own parser replaces bytes that are not UTF-8; this one refuses them."""
     if encoded.count(b"&") >= max_fields:
         raise InvalidRequest(f"form: has more than {max_fields} fields; send fewer")
     fields = []
@@ -169,7 +154,6 @@ def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[
 
 class _Parser(MultiPartParser):
     spool_max_size = 0
-    """Keep files in memory: bodies are bounded, and nothing must stay on a disk."""
     has_ended = False
     """The boundary after the last part has come. Starlette takes a form without it, which may have lost parts."""
 
@@ -192,7 +176,7 @@ async def _parse_multipart(request: Request, max_fields: int) -> FormData:
     try:
         return await parser.parse()
     except MultiPartException as error:
-        raise InvalidRequest(f"body: it is no form that can be read ({error.message.rstrip('.')})") from None
+        raise InvalidRequest(f"body: it is not a readable form ({error.message.rstrip('.')})") from None
 
 
 def _utf_8(encoded: bytes, field: str) -> str:
@@ -200,4 +184,4 @@ def _utf_8(encoded: bytes, field: str) -> str:
         return encoded.decode("utf-8")
     except UnicodeDecodeError as error:
         name = field[:40] if field.isprintable() else "a field"
-        raise InvalidRequest(f"{name}: is no UTF-8 from byte {error.start} on; send UTF-8") from None
+        raise InvalidRequest(f"{name}: is not UTF-8 from byte {error.start} on; send UTF-8") from None

@@ -21,7 +21,6 @@ from vivavoce.server.http.streaming import SpeechAnswer
 PROTOCOL = "cosyvoice"
 RECORDING, STORED = "prompt_wav", "zero_shot_spk_id"
 _NAMES = {"text": "tts_text", "instruct": "instruct_text", "reference audio": RECORDING}
-"""A field's name in messages → its name in the form."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ _SAMPLES = {
 
 
 def router(_: AppState) -> APIRouter:
-    """`/inference_sft`, `_zero_shot`, `_cross_lingual`, `_instruct` and `_instruct2`, for GET and POST."""
     routes = APIRouter()
     for route in _ROUTES:
         endpoint = _endpoint(route)
@@ -103,7 +101,6 @@ def _endpoint(route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Aw
 
 
 def _request(route: _Route, texts: dict[str, str], recording: bytes | None, owner: str) -> SpeechRequest:
-    """Make the engine's request. InvalidRequest: a field is missing or malformed; InvalidAudio: the recording is."""
     stored = texts.get(STORED, "") if route.takes_recording else ""
     given = {name: texts.get(name, "") for name in route.texts}
     for name, text in given.items():
@@ -117,7 +114,7 @@ def _request(route: _Route, texts: dict[str, str], recording: bytes | None, owne
     try:
         speed = float(texts.get("speed") or 1.0)
     except ValueError:
-        raise InvalidRequest(f"speed: {texts['speed'][:40]!r} is no number; choose one from 0.5 to 2") from None
+        raise InvalidRequest(f"speed: {texts['speed'][:40]!r} is not a number; choose one from 0.5 to 2") from None
     instruct = given.get("instruct_text")
     options: dict[str, Any] = {"mode": route.mode, "instruct": instruct, "speed": speed, "reading": "official"}
     return SpeechRequest(given["tts_text"], voice, owner=owner, **options)
@@ -132,7 +129,6 @@ def _recording_problem(route: _Route, texts: dict[str, str], recording: bytes | 
 
 
 def _request_body(route: _Route) -> dict[str, Any]:
-    """The schema of a form, which the route reads itself because its fields may also come in the query."""
     fields = [*route.texts, *((RECORDING, STORED) if route.takes_recording else ()), "speed"]
     alone = [RECORDING, *(name for name in route.texts if name == "prompt_text")]
     required = [name for name in route.texts if name not in alone]

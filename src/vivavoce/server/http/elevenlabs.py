@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -16,33 +15,28 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
-from vivavoce.frontend.speech import SegmentText
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce.server.dispatcher import ActiveRequest
+from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
 from vivavoce.server.http.bodies import json_schema, read_json, validated
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import CommonFields
-from vivavoce.server.http.streaming import AudioBody, SpeechAnswer
+from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, compact_json
 from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text, natural
 from vivavoce.server.rate_limiter import Principal
-from vivavoce.server.segment_clock import SegmentClock
 from vivavoce.server.utterance import Reply
 from vivavoce_textnorm import Language
 
 PROTOCOL = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"
-"""The default of ElevenLabs' service."""
 _NAMES = ("Chinese", "English", "Japanese", "Korean", "German", "Spanish", "French", "Italian", "Russian")
 _LANGUAGES: dict[str, str] = dict(zip(get_args(Language), _NAMES, strict=True))
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
-"""Most failed contexts whose further text is ignored."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
 _OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
 _AUDIO = {"description": "Audio as it is made.", "content": {"audio/*": {"schema": {"type": "string"}}}}
@@ -87,7 +81,6 @@ class _Start(Start):
 
 
 def router(state: AppState) -> APIRouter:
-    """`/v1/text-to-speech/…`, `/v1/voices`, `/v2/voices`, `/v1/user`; `/v1/models` and the WebSockets lie elsewhere."""
     routes = APIRouter()
     dispatcher = state.dispatcher
     json_type = "application/json"
@@ -101,7 +94,7 @@ def router(state: AppState) -> APIRouter:
     ):
         routes.add_api_route(
             _SPEECH + path,
-            _endpoint(state, body, media_type),
+            _endpoint(dispatcher, body, media_type),
             methods=["POST"],
             response_class=Response,
             summary=f"{summary}, as ElevenLabs' clients ask",
@@ -160,12 +153,12 @@ _USER: dict[str, Any] = {
 
 
 def _endpoint(
-    state: AppState, body_class: type[TimedBody] | None, media_type: str
+    dispatcher: RequestDispatcher, body_class: type[AlignedBody] | None, media_type: str
 ) -> Callable[[Request, str, KnownPrincipal, Deadline], Awaitable[Response]]:
     async def text_to_speech(
         request: Request, voice_id: str, principal: KnownPrincipal, deadline: Deadline
     ) -> Response:
-        asked, dispatcher = await read_json(request, SpeechBody), state.dispatcher
+        asked = await read_json(request, SpeechBody)
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
         fields = validated(CommonFields, _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code))
         wanted = await fields.request(asked.text, principal, dispatcher.backend.about, rules=dispatcher.rules)
@@ -189,7 +182,6 @@ def is_elevenlabs(headers: Headers) -> bool:
 
 
 def models(about: ModelInfo) -> list[dict[str, Any]]:
-    """The served model in ElevenLabs' form."""
     known = {"model_id": about.name, "name": about.name, "description": about.description}
     languages = [{"language_id": code, "name": _LANGUAGES.get(code, code)} for code in about.languages]
     others = ("can_be_finetuned", "can_do_voice_conversion", "can_use_style", "can_use_speaker_boost")
@@ -233,7 +225,6 @@ class Alignment:
 
     def __init__(self, text: str = "") -> None:
         self.text, self.last = text, " "
-        """The text without times so far, and its last character."""
         self._timed = 0
 
     def add(self, text: str) -> None:
@@ -250,27 +241,12 @@ class Alignment:
         return characters, [mark["start"] + step * number for number in range(len(characters) + 1)]
 
 
-class TimedBody(AudioBody):
+class AlignedBody(TimedBody):
     """Audio with the alignment of the text that was spoken before it, in frames of a subclass."""
 
     def __init__(self, text: str, active: ActiveRequest) -> None:
         super().__init__(active)
-        self._clock, self._alignment = SegmentClock(active.sample_rate, "", "done"), Alignment(text)
-
-    def announce(self, segment: SegmentText) -> None:
-        self._clock.announce(segment)
-
-    def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
-        marks = self._clock.begin(chunk.segment)
-        self._clock.add(len(chunk.samples))
-        return self._frame(data, marks)
-
-    def end(self, data: bytes) -> bytes:
-        self._active.whole()
-        return self._frame(data, self._clock.end())
-
-    def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
-        raise NotImplementedError
+        self._alignment = Alignment(text)
 
     def _aligned(self, marks: list[dict[str, Any]]) -> dict[str, Any] | None:
         done = next((mark for mark in marks if mark["type"] == "done"), None)
@@ -285,20 +261,17 @@ class TimedBody(AudioBody):
         }
 
 
-class LineBody(TimedBody):
-    """One JSON object to a line."""
-
-    def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
+class LineBody(AlignedBody):
+    def frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
         alignment = self._aligned(marks)
         if not data and alignment is None:
             return b""
         audio = base64.b64encode(data).decode()
-        return _json({"audio_base64": audio, "alignment": alignment, "normalized_alignment": alignment}) + b"\n"
+        line = {"audio_base64": audio, "alignment": alignment, "normalized_alignment": alignment}
+        return compact_json(line).encode() + b"\n"
 
 
-class ObjectBody(TimedBody):
-    """One JSON object, whose beginning is sent while its rest is made."""
-
+class ObjectBody(AlignedBody):
     def __init__(self, text: str, active: ActiveRequest) -> None:
         super().__init__(text, active)
         self._head, self._rest = b'{"audio_base64":"', b""
@@ -306,21 +279,17 @@ class ObjectBody(TimedBody):
 
     def end(self, data: bytes) -> bytes:
         frame = super().end(data)
-        times = _json(self._whole)
+        times = compact_json(self._whole).encode()
         rest = base64.b64encode(self._rest)
         return frame + rest + b'","alignment":' + times + b',"normalized_alignment":' + times + b"}"
 
-    def _frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
+    def frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
         for name, values in (self._aligned(marks) or {}).items():
             self._whole.setdefault(name, []).extend(values)
         data = self._rest + data
         size = len(data) // 3 * 3  # base64 writes three bytes at a time
         head, self._head, self._rest = self._head, b"", data[size:]
         return head + base64.b64encode(data[:size])
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class ElevenLabsDialect(Dialect):
@@ -333,12 +302,10 @@ class ElevenLabsDialect(Dialect):
     def __init__(self, voice: str | None, query: Mapping[str, str], several: bool = False) -> None:
         self._voice, self._query, self.several, self.one_utterance = voice, query, several, not several
         self._contexts: dict[str, Alignment] = {}
-        """Contexts that accept text or are spoken."""
         self._closing: set[str] = set()
         self._failed: deque[str] = deque(maxlen=_MAX_FAILED)
 
     def context_of(self, fields: dict[str, Any]) -> str:
-        """The context that a frame names, or ""."""
         given = fields.get("context_id") or fields.get("contextId")
         return given[:200] if self.several and isinstance(given, str) else ""
 
@@ -353,7 +320,12 @@ class ElevenLabsDialect(Dialect):
         elif message.close_socket:
             return [Signal(type="close_all")]
         elif message.close_context:
-            return self._closed(context)
+            if context in self._failed:
+                self._failed.remove(context)
+            if context not in self._contexts:
+                return []
+            self._closing.add(context)
+            return [Signal(type="close")]
         elif not message.text and not message.flush:
             return [Signal(type="ping")]
         elif context in self._failed or context in self._closing or not (message.text or context in self._contexts):
@@ -371,7 +343,6 @@ class ElevenLabsDialect(Dialect):
         return found or [Signal(type="end")]
 
     def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | None:
-        """The frame of audio, times, an end or a failure; a failure that leaves the context closed is its end."""
         kind = reply["type"]
         if kind == "error":
             error = reply["error"]
@@ -394,7 +365,7 @@ class ElevenLabsDialect(Dialect):
             frame["contextId"] = context or None
             if frame.get("isFinal"):
                 frame["is_final"] = True  # the name in ElevenLabs' description of these frames
-        return _json(frame).decode()
+        return compact_json(frame)
 
     def _frame(self, audio: str | None, alignment: dict[str, Any] | None = None) -> dict[str, Any]:
         return {"audio": audio, "isFinal": None, "normalizedAlignment": alignment, "alignment": alignment}
@@ -406,14 +377,6 @@ class ElevenLabsDialect(Dialect):
         edges = [round(1000 * (time - first)) for time in times]
         durations = [end - start for start, end in pairwise(edges)]
         return {"chars": characters, "charStartTimesMs": edges[:-1], "charDurationsMs": durations}
-
-    def _closed(self, context: str) -> list[ClientMessage]:
-        if context in self._failed:
-            self._failed.remove(context)
-        if context not in self._contexts:
-            return []
-        self._closing.add(context)
-        return [Signal(type="close")]
 
     def _forget(self, context: str) -> bool:
         self._contexts.pop(context, None)

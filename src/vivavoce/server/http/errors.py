@@ -12,11 +12,10 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Match
-from starlette.types import Scope
+from starlette.routing import Match
 
 from vivavoce.errors import InvalidRequest, ModelNotFound, TooLarge, Unauthorized, VivavoceError, VoiceNotFound
-from vivavoce.server.http.app_state import REQUEST_ID_HEADER, request_id
+from vivavoce.server.http.app_state import REQUEST_ID_HEADER
 
 _TYPES = {
     401: "authentication_error",
@@ -30,12 +29,9 @@ _FIELDS = {
     "reference audio": "prompt_audio",
     "chunk policy": "chunk_policy",
 }
-"""A field's name in messages → its name in this API."""
 _NOT_FIELDS = ("body", "query", "path", "form", "constrained-str", "VoiceId")
-"""Parts of an error's location that are not names of fields."""
 _METHODS = ("GET", "POST", "DELETE")
 _MISTAKES = 10
-"""Most mistakes that one message names."""
 _DESCRIPTIONS = {
     400: "A field is missing, unknown or out of its limits.",
     401: "The API key is missing or unknown.",
@@ -66,19 +62,15 @@ class ErrorAnswer(BaseModel):
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Documentation of a route's failures."""
     return {status: {"model": ErrorAnswer, "description": _DESCRIPTIONS[status]} for status in statuses}
 
 
 ENGINE_FAILURES = failures(401, 503)
-"""Failures of routes that need the engine's process."""
 BODY_FAILURES = failures(400, 401, 408, 413, 429, 503)
-"""Failures of routes with a body."""
 NOT_FOUND = failures(404)
 
 
 def install(app: FastAPI) -> None:
-    """Let the app answer every failure in one form."""
     app.add_exception_handler(VivavoceError, _refused)
     app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _not_routed)
@@ -108,7 +100,6 @@ def response_of(error: VivavoceError) -> Response:
 
 
 def error_response(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of that form for failures without a `VivavoceError`."""
     return JSONResponse({"error": _body(status, message, code, None)}, status_code=status, headers=headers)
 
 
@@ -151,27 +142,25 @@ async def _refused(_: Request, error: Exception) -> Response:
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status, path = error.status_code, request.scope["path"][:100]
-    code, message = "invalid_request", str(error.detail)
+    code, message, headers = "invalid_request", str(error.detail), error.headers
     if status == 404:
         code, message = "not_found", f"path: there is no {path!r} here; /openapi.json lists what there is"
     elif status == 405:
         code = "method_not_allowed"
         message = f"method: {request.method} is not what {path!r} takes; /openapi.json says what it does"
         # A route knows only its own methods, and several routes may share a path.
-        taken = [one for one in _METHODS if any(_takes(route, one, request.scope) for route in request.app.routes)]
-        return error_response(status, message, code, {"allow": ", ".join(taken).replace("GET", "GET, HEAD")})
-    return error_response(status, message, code, error.headers)
-
-
-def _takes(route: BaseRoute, method: str, scope: Scope) -> bool:
-    return route.matches({**scope, "method": method})[0] is Match.FULL
+        scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+        routes = request.app.routes
+        taken = [one for one in scopes if any(route.matches(scopes[one])[0] is Match.FULL for route in routes)]
+        headers = {"allow": ", ".join(taken).replace("GET", "GET, HEAD")}
+    return error_response(status, message, code, headers)
 
 
 async def _defect(request: Request, _: Exception) -> Response:
     """The answer to an unforeseen exception, which only the log shows."""
     # Only this answer is made outside the middleware, which adds the id to all others.
     message = "server: an internal error, which was logged; tell its operator the x-request-id of this answer"
-    return error_response(500, message, "internal_error", {REQUEST_ID_HEADER: request_id(request)})
+    return error_response(500, message, "internal_error", {REQUEST_ID_HEADER: request.state.request_id})
 
 
 def _body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:

@@ -62,7 +62,6 @@ class BoundedConnection(asyncio.Protocol):
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._head_begun, self._may_answer_late_head = False, True
         self._is_idle = False
-        """The last request is answered, and the next one has not begun."""
         self._requests = 0
         self._held = bytearray()
         """Data that came while uvicorn had paused reading."""
@@ -142,7 +141,6 @@ class BoundedConnection(asyncio.Protocol):
         self._is_paused = True
 
     def resume_reading(self) -> None:
-        """Forward the data that came meanwhile, and all that follows."""
         self._is_paused = False
         if self._held:
             asyncio.get_running_loop().call_soon(self._forward_held)
@@ -158,12 +156,10 @@ class BoundedConnection(asyncio.Protocol):
 
     @property
     def is_crowded(self) -> bool:
-        """More connections are served than the limit allows."""
         most = self._settings.max_connections
         return len(self._connections) > most < sum(each.waits_since == math.inf for each in self._connections)
 
     def begin_request(self) -> None:
-        """The headers of a request are complete."""
         self._requests += 1
         self._is_idle = False
         self.waits_since = math.inf
@@ -190,13 +186,11 @@ class BoundedConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_WEBSOCKET_SEND_BYTES)
 
     def message_taken(self) -> None:
-        """The app has taken a message of the WebSocket."""
         self.waiting = len(self._held)
 
     # Called by the listener
 
     def give_up(self) -> None:
-        """End it at once, which makes room for another one."""
         self._connections.discard(self)
         if self.opening is None:
             self._transport.abort()
@@ -230,7 +224,6 @@ class BoundedConnection(asyncio.Protocol):
         self._start_timer("unread", 2 * self._settings.listener_timeout_s, self._transport.abort)
 
     def _start_timer(self, name: str, seconds: float, act: Callable[[], None]) -> None:
-        """Act after this time, unless that timer runs already or the connection is lost."""
         if name not in self._timers and self in self._connections:
             self._timers[name] = asyncio.get_running_loop().call_later(seconds, act)
 
@@ -259,11 +252,9 @@ class BoundedConnection(asyncio.Protocol):
 
 
 current_connection: ContextVar[BoundedConnection] = ContextVar("current_connection")
-"""The connection of the current request or WebSocket."""
 
 
 def drop_connection() -> None:
-    """End the current request's or WebSocket's connection at once, without its unsent data."""
     current_connection.get().abort()
 
 
@@ -288,13 +279,10 @@ def bind(host: str, port: int, field: str) -> socket.socket:
 
 
 class Listener(uvicorn.Server):
-    """One port. The process that runs it handles signals."""
-
     def __init__(self, app: ASGIApp, listening: socket.socket, settings: ServerSection) -> None:
         self._socket, self.settings = listening, settings
         self.port: int = listening.getsockname()[1]
         self.connections: set[BoundedConnection] = set()
-        """All open connections, with those of WebSockets."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -324,7 +312,6 @@ class Listener(uvicorn.Server):
         logging.getLogger("uvicorn.error").addFilter(_is_defect)
 
     async def start(self) -> None:
-        """Begin to answer; raises the reason if uvicorn cannot."""
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup([])  # without sockets: connections are taken below
@@ -332,7 +319,6 @@ class Listener(uvicorn.Server):
         self._taking = asyncio.create_task(self._take_all())
 
     async def stop(self) -> None:
-        """Accept no more connections, and close the open ones."""
         self._taking.cancel()
         for connection in list(self.connections):
             if connection.opening is not None:
@@ -342,10 +328,7 @@ class Listener(uvicorn.Server):
         await self.shutdown([self._socket])
 
     async def _take_all(self) -> None:
-        """Accept connections for ever, and count them from the first moment, TLS handshakes too.
-
-        asyncio's own servers count and bound nothing, and log a line for each connection that they cannot accept.
-        """
+        """asyncio's own servers count and bound nothing, and log a line for each connection that they cannot accept."""
         loop, logged_at = asyncio.get_running_loop(), -math.inf
         while True:
             most = self.settings.max_connections
@@ -371,11 +354,11 @@ class Listener(uvicorn.Server):
                 await asyncio.sleep(PAUSE_S)
 
     async def _open(self, connection: BoundedConnection, client: socket.socket) -> None:
-        context, patience_s = self.config.ssl, self.settings.request_timeout_s
+        patience_s = self.settings.request_timeout_s if self.config.ssl else None
         try:
             with suppress(OSError):  # the handshake failed or took too long
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: connection, client, ssl=context, ssl_handshake_timeout=patience_s if context else None
+                    lambda: connection, client, ssl=self.config.ssl, ssl_handshake_timeout=patience_s
                 )
         finally:
             if connection.opening is not None:

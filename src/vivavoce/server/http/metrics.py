@@ -28,10 +28,7 @@ PATIENCE_S = 2.0
 
 
 def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
-    """The route. Its page has no voices or texts, and needs a key only if the operator says so.
-
-    It has the names of callers only on a port of its own, which is for monitoring alone.
-    """
+    """Callers are named only on a port of its own, which is for monitoring alone."""
     callers = state.settings.server.health_port is not None
     wanted = [Depends(current_principal)] if state.settings.server.metrics_key_required else []
     routes = APIRouter(tags=["operation"], dependencies=wanted)
@@ -78,7 +75,6 @@ class _Page(Collector):
 
 
 async def _families(backend: SpeechBackend, patience_s: float) -> list[Metric]:
-    """The backend's metrics; those of a backend that is down if it fails to answer in any way."""
     try:
         statistics = await asyncio.wait_for(backend.statistics(), patience_s)
         return list(backend_families(statistics, backend.ready))

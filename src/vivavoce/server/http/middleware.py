@@ -37,7 +37,6 @@ CALLERS_SHARE = 4
 _HEALTH = "/health"
 """Answered even with too many connections: an orchestrator must not restart a full server as a broken one."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
-"""Paths that machines ask for all the time; logged at level debug."""
 _MAX_LOGGED_PATH = 200
 _VERSIONS = ("1.0", "1.1")
 _CLOSE = {"connection": "close"}
@@ -57,7 +56,6 @@ class RequestMiddleware:
         self._hosts = allowed_hosts(state)
         self.settings = state.settings.server
         self.body_bytes: Counter[str] = Counter()
-        """Bytes of the bodies of unanswered requests, by caller."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, connection = Headers(scope=scope), current_connection.get()
@@ -67,8 +65,8 @@ class RequestMiddleware:
         exchange = _Exchange(self, scope, headers, receive, send)
         connection.begin_request()
         began = self._clock()
-        trace = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
-        with request_scope(identity, **trace):
+        parent, states = headers.get("traceparent", ""), headers.get("tracestate", "")
+        with request_scope(identity, traceparent=parent, tracestate=states):
             try:
                 refusal = self._refusal(scope, headers, connection.is_crowded)
                 if refusal is None:
@@ -106,21 +104,17 @@ class RequestMiddleware:
             return error_response(400, message, "invalid_request", _CLOSE)
         host = headers.get("host")  # browsers always name one
         if self._hosts is not None and host is not None and not _is_known(host, self._hosts):
-            message = f"host: {host[:100]!r} is no name that this server is known by; add it with --allowed-host"
+            message = f"host: {host[:100]!r} is not a name that this server is known by; add it with --allowed-host"
             return response_of(Forbidden(message))
         return None
 
 
 class BodyStalled(VivavoceError):
-    """A request's body did not come in time."""
-
     code = "request_timeout"
     http_status = 408
 
 
 class _Exchange:
-    """The messages of one request or WebSocket between uvicorn and the app."""
-
     def __init__(self, bounds: RequestMiddleware, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         self._bounds, self._scope = bounds, scope
         self._receive, self._send = receive, send
@@ -131,17 +125,13 @@ class _Exchange:
         self._size, self._caller = 0, ""
         self._began = asyncio.get_running_loop().time()
         self._closes = scope.get("http_version") == "1.0" or "close" in headers.get("connection", "").lower()
-        """The connection is closed after the answer."""
         self._status: int | None = None
         """The status of HTTP, or the close code of a WebSocket."""
         self._sent = 0
         self._is_whole = False
 
     async def receive(self) -> Message:
-        """The next message. After the body comes the client's disconnection, which may take any time.
-
-        The app answers with a VivavoceError if the rest of the body does not come or is refused.
-        """
+        """After the body comes the client's disconnection, which may take any time."""
         if self._is_websocket:
             message = await self._receive()
             current_connection.get().message_taken()
@@ -168,26 +158,24 @@ class _Exchange:
         return message
 
     def _take(self, added: int) -> None:
-        """Count a part of the body. TooLarge: the body is too long; Overloaded: all bodies, or the caller's, are."""
         self._size += added
-        self._caller = self._caller or self._find_caller()
+        if not self._caller:
+            request, client = current_scope(), self._scope.get("client")
+            name = request.principal_name if request else ""
+            self._caller = f"key {name}" if name else f"address {client and client[0]}"
         bodies = self._bounds.body_bytes
         bodies[self._caller] += added
         size, limit = max(self._size, self._promised), self._bounds.settings.max_body_bytes
+        if size > limit:
+            self._closes = True
+            raise TooLarge(f"body: {size} bytes are more than the limit of {limit}; send a shorter recording")
         together = BODIES_AT_ONCE * limit
         bounds = ((bodies[self._caller], together // CALLERS_SHARE, " of yours"), (bodies.total(), together, ""))
-        over = [f"{got} bytes{whose} are being read, the limit is {most}" for got, most, whose in bounds if got > most]
-        self._closes = self._closes or size > limit or bool(over)
-        if size > limit:
-            raise TooLarge(f"body: {size} bytes are more than the limit of {limit}; send a shorter recording")
-        if over:
-            raise Overloaded(f"uploads: {over[0]}; try again when they have come", 2.0)
-
-    def _find_caller(self) -> str:
-        """The name of the request's key, else the client's address."""
-        request, client = current_scope(), self._scope.get("client")
-        name = request.principal_name if request else ""
-        return f"key {name}" if name else f"address {client and client[0]}"
+        for got, most, whose in bounds:
+            if got > most:
+                self._closes = True
+                problem = f"uploads: {got} bytes{whose} are being read, the limit is {most}"
+                raise Overloaded(f"{problem}; try again when they have come", 2.0)
 
     def release_body(self) -> None:
         bodies = self._bounds.body_bytes
@@ -197,10 +185,7 @@ class _Exchange:
             del bodies[self._caller]
 
     async def send(self, message: Message) -> None:
-        """Send a message of the app's answer.
-
-        Closing a connection with unread data would destroy the answer, so the body is read for a while before.
-        """
+        """Closing a connection with unread data would destroy the answer, so the body is read for a while."""
         self.release_body()  # the app has read the body, and speech may go on for minutes
         kind = message["type"].removeprefix("websocket.")  # a WebSocket may be denied with an HTTP answer
         if kind in ("http.response.start", "accept"):
@@ -233,7 +218,6 @@ class _Exchange:
             pass
 
     def fail(self) -> None:
-        """Note an unforeseen exception; the outer app answers with 500 if the answer has not begun."""
         if self._status is None:
             self._status, self._is_whole = 500, True
 

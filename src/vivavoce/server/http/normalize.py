@@ -50,7 +50,6 @@ class ReadingAnswer(BaseModel):
 
 
 def router(state: AppState) -> APIRouter:
-    """`/v1/audio/normalize`."""
     routes = APIRouter()
     dispatcher = state.dispatcher
     body = {"required": True, "content": {"application/json": {"schema": json_schema(NormalizeFields)}}}

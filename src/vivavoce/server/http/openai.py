@@ -21,7 +21,6 @@ from vivavoce.server.http.speech_fields import SpeechFields, check_model, read_s
 from vivavoce.server.http.streaming import AudioBody, EventBody, SpeechAnswer
 from vivavoce.server.keys import SPEECH_PATH
 from vivavoce.server.rate_limiter import Principal
-from vivavoce.server.request_log import RequestRecord
 
 PROTOCOL = "openai"
 PCM_RATE = 24_000
@@ -84,7 +83,6 @@ class RequestEntry(BaseModel):
 
 
 def router(state: AppState) -> APIRouter:
-    """`/v1/audio/speech`, `/v1/models`, `/v1/audio/requests`."""
     routes = APIRouter()
     began = int(time.time())
     dispatcher = state.dispatcher
@@ -117,7 +115,20 @@ def router(state: AppState) -> APIRouter:
 
     @routes.get("/v1/audio/requests/{identity}", summary="The state of a request", responses=failures(401, 404))
     async def requested(identity: str, principal: KnownPrincipal) -> RequestEntry:
-        return _entry(dispatcher.request_log.get(identity, principal))
+        entry = dispatcher.request_log.get(identity, principal)
+        return RequestEntry(
+            id=entry.request_id,
+            status=entry.status,
+            door=entry.protocol,
+            created=int(entry.started),
+            finish_reason=None if entry.reason is None else entry.reason.value,
+            audio_seconds=round(entry.audio_s, 6),
+            segments_spoken=entry.segments_spoken,
+            segments_given=entry.segments_given,
+            first_audio_seconds=entry.first_audio_s,
+            total_seconds=entry.total_s,
+            error=None if entry.error is None else {"code": entry.error_code, "message": entry.error},
+        )
 
     return routes
 
@@ -125,7 +136,6 @@ def router(state: AppState) -> APIRouter:
 async def spoken(
     request: Request, principal: Principal, deadline: float | None, fields: SpeechFields, uploaded: bytes | None = None
 ) -> SpeechAnswer:
-    """Speak these fields, with a recording that came beside them."""
     dispatcher = state_of(request).dispatcher
     wanted = await fields.request(fields.input, principal, dispatcher.backend.about, uploaded, dispatcher.rules)
     rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
@@ -144,7 +154,6 @@ async def spoken(
 
 
 def _request_body() -> dict[str, Any]:
-    """The schema of the body, which is JSON or a form, so that the route reads it itself."""
     inlined = json_schema(SpeechFields)
     form = {**inlined, "properties": {**inlined["properties"], "prompt_audio": {"type": "string", "format": "binary"}}}
     return {
@@ -156,19 +165,3 @@ def _request_body() -> dict[str, Any]:
 def _model(about: ModelInfo, created: int) -> ModelEntry:
     fields = asdict(about)
     return ModelEntry(id=fields.pop("name"), created=created, owned_by="vivavoce", **fields)
-
-
-def _entry(entry: RequestRecord) -> RequestEntry:
-    return RequestEntry(
-        id=entry.request_id,
-        status=entry.status,
-        door=entry.protocol,
-        created=int(entry.started),
-        finish_reason=None if entry.reason is None else entry.reason.value,
-        audio_seconds=round(entry.audio_s, 6),
-        segments_spoken=entry.segments_spoken,
-        segments_given=entry.segments_given,
-        first_audio_seconds=entry.first_audio_s,
-        total_seconds=entry.total_s,
-        error=None if entry.error is None else {"code": entry.error_code, "message": entry.error},
-    )

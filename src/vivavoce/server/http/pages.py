@@ -45,7 +45,6 @@ PAGE_HEADERS = {
 
 
 def health_router(state: AppState) -> APIRouter:
-    """`/health/live` and `/health/ready`, for orchestrators and load balancers, without a key."""
     routes = APIRouter(tags=["operation"])
 
     @routes.get("/health/live", summary="Whether the server's process works; if not, restart it")
@@ -74,7 +73,6 @@ def health_router(state: AppState) -> APIRouter:
 
 
 def _unready_reason(dispatcher: RequestDispatcher) -> str | None:
-    """The reason why requests are refused; None: they are accepted."""
     if dispatcher.draining:
         return "draining"
     if dispatcher.backend.ready:
@@ -98,7 +96,6 @@ class Asset:
 
 
 def router(state: AppState) -> APIRouter:
-    """`/`, `/voices`, `/status` and `/web/…`: files, which need no key."""
     routes = APIRouter(include_in_schema=False)
     assets = load_assets()
     served = {f"/web/{name}": asset for name, asset in assets.items() if name not in PAGES.values()}
@@ -135,7 +132,6 @@ def router(state: AppState) -> APIRouter:
 
 
 def load_assets() -> dict[str, Asset]:
-    """All files of the pages by name, read once, so that requests never touch the disk."""
     assets = {}
     for entry in files("vivavoce.server.http").joinpath("web").iterdir():
         content_type = _CONTENT_TYPES.get(entry.name[entry.name.rfind(".") :])

@@ -23,7 +23,6 @@ _LIMITS = {"default": "default", "minimum": "from", "maximum": "to", "maxLength"
 
 
 def reference_page(description: dict[str, Any], address: str) -> str:
-    """The HTML page of an OpenAPI description; address: the server's, for examples."""
     info = description["info"]
     head = {"title": info["title"], "version": info["version"], "about": info.get("description", "")}
     parts = [_HEAD.format(**{name: escape(text) for name, text in head.items()})]

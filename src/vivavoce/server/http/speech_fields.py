@@ -113,9 +113,8 @@ class CommonFields(_SpeechOptions):
         """Treat null, and a voice without a name, like a missing field."""
         if not isinstance(fields, dict):
             return fields
-        left_out = {name for name in cls.model_fields if fields.get(name) is None}
-        left_out |= {"voice"} if fields.get("voice") == "" else set()
-        return {name: value for name, value in fields.items() if name not in left_out}
+        given = fields if fields.get("voice") != "" else {**fields, "voice": None}
+        return {name: value for name, value in given.items() if value is not None or name not in cls.model_fields}
 
     async def request(
         self,
@@ -125,11 +124,7 @@ class CommonFields(_SpeechOptions):
         uploaded: bytes | None = None,
         rules: RequestsSection = RequestsSection(),
     ) -> SpeechRequest:
-        """Make the request for the engine; text: None if it arrives piece by piece; uploaded: a form's recording.
-
-        ModelNotFound lists the known names; InvalidRequest: both a voice and a recording, or a transcript without a
-        recording, or a speed that the rules refuse; InvalidAudio: the recording is not base64.
-        """
+        """text: None if it arrives piece by piece; uploaded: a form's recording."""
         if self.model:
             check_model(self.model, about)
         speed, notes = min(max(self.speed, MIN_SPEED), MAX_SPEED), tuple[str, ...]()
@@ -175,17 +170,13 @@ class SpeechFields(CommonFields):
 
 
 def check_model(name: str, about: ModelInfo) -> None:
-    """ModelNotFound, with the known names: this one is neither the served model's nor one of OpenAI's."""
     if name != about.name and not _OPENAI_MODEL.fullmatch(name):
         known = ", ".join((about.name, *OPENAI_MODELS))
         raise ModelNotFound(f"model: {name[:80]!r} is not served here; use one of {known}")
 
 
 async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
-    """Read a body, JSON or a form, and the recording that came as a form's file.
-
-    InvalidRequest: neither JSON nor a form, an unknown field, a value out of its limits.
-    """
+    """The fields of JSON or a form, and the recording that came as the form's file."""
     if media_type(request) not in (MULTIPART, URLENCODED):
         return await read_json(request, SpeechFields), None
     form = await read_form(request, MAX_FORM_FIELDS)
@@ -211,4 +202,4 @@ def _from_base64(encoded: str) -> bytes:
     try:
         return base64.b64decode(encoded.encode("ascii").translate(None, _WHITE_SPACE), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidAudio("prompt_audio: is no base64; encode the audio file's bytes") from None
+        raise InvalidAudio("prompt_audio: is not base64; encode the audio file's bytes") from None

@@ -21,7 +21,6 @@ from vivavoce.server.http.speech_fields import SpeechFields, read_speech
 from vivavoce.server.keys import MAX_SIGNED_S, SPEECH_PATH, KeyEntry, signed_query, token_in
 
 _LEFT_OUT = ("prompt_audio", "prompt_text", "sampling")
-"""Fields of the POST that are too long for a URL."""
 _SIGNED = {"expires": "End of a signed URL, in seconds since 1970.", "signature": "In place of a key in a signed URL."}
 
 
@@ -33,15 +32,21 @@ class SpeechUrl(BaseModel):
 
 
 def router(state: AppState) -> APIRouter:
-    """`GET /v1/audio/speech`, and `POST /v1/audio/speech/url`."""
     routes, keys, server = APIRouter(), state.keys, state.settings.server
+    properties = _properties()
+    signed = {name: {"type": "string", "description": about} for name, about in _SIGNED.items()}
+    parameters = [
+        {"name": name, "in": "query", "required": name == "input", "schema": schema}
+        for name, schema in {**properties, **signed}.items()
+    ]
+    body = {"schema": {"type": "object", "required": ["input"], "properties": properties}}
 
     @routes.get(
         SPEECH_PATH,
         response_class=Response,
         summary="Play a text",
         responses={**failures(400, 401, 403, 404, 429, 503, 504), 200: SPEECH},
-        openapi_extra={"parameters": [*_parameters(), TIMEOUT]},
+        openapi_extra={"parameters": [*parameters, TIMEOUT]},
     )
     async def play(request: Request, deadline: Deadline) -> Response:
         given, token = url_fields(request.scope["query_string"]), token_in(request.headers)
@@ -60,7 +65,7 @@ def router(state: AppState) -> APIRouter:
         f"{SPEECH_PATH}/url",
         summary="A URL that plays a text for some time without a key",
         responses=BODY_FAILURES,
-        openapi_extra={"requestBody": _body()},
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": body}}},
     )
     async def sign(
         request: Request,
@@ -96,13 +101,3 @@ def _properties() -> dict[str, Any]:
     known = SpeechFields.model_json_schema()["properties"]
     voice = {"type": "string", "description": "A voice's name. Default: the model's first."}
     return {name: voice if name == "voice" else schema for name, schema in known.items() if name not in _LEFT_OUT}
-
-
-def _parameters() -> list[dict[str, Any]]:
-    found = {**_properties(), **{name: {"type": "string", "description": about} for name, about in _SIGNED.items()}}
-    return [{"name": name, "in": "query", "required": name == "input", "schema": found[name]} for name in found]
-
-
-def _body() -> dict[str, Any]:
-    schema = {"type": "object", "required": ["input"], "properties": _properties()}
-    return {"required": True, "content": {"application/json": {"schema": schema}}}

@@ -22,7 +22,7 @@ from vivavoce.frontend.audio.encoders import Encoder
 from vivavoce.frontend.speech import SegmentText, SpeechRequest, Verdict
 from vivavoce.logs import current_scope
 from vivavoce.server.dispatcher import ActiveRequest
-from vivavoce.server.http.app_state import ADMISSION_HEADER, SPEED_HEADER, WARNING_HEADER, request_id, state_of
+from vivavoce.server.http.app_state import ADMISSION_HEADER, SPEED_HEADER, WARNING_HEADER, state_of
 from vivavoce.server.http.errors import error_body, renamed
 from vivavoce.server.http.listener import drop_connection
 from vivavoce.server.rate_limiter import Principal
@@ -39,13 +39,10 @@ _HEADERS = {
 
 
 class AudioBody:
-    """The body of an answer: bare audio, each piece as soon as it is made."""
-
     def __init__(self, active: ActiveRequest) -> None:
         self._active = active
 
-    def announce(self, segment: SegmentText) -> None:
-        """A segment of the text comes next, or has grown."""
+    def announce(self, segment: SegmentText) -> None: ...
 
     def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
         """The bytes that a chunk adds to the body; data: the chunk, encoded."""
@@ -61,15 +58,14 @@ class AudioBody:
         raise error
 
 
-class EventBody(AudioBody):
-    """Audio in server-sent events, with segments and a verdict.
+class TimedBody(AudioBody):
+    """Audio in frames of a subclass, with marks where segments begin and end."""
 
-    The first event comes with the first audio: a failure before it is an error answer, a later one is an event.
-    """
+    start_mark, end_mark = "", "done"
 
     def __init__(self, active: ActiveRequest) -> None:
         super().__init__(active)
-        self._clock = SegmentClock(active.sample_rate, "speech.segment", "speech.segment.done")
+        self._clock = SegmentClock(active.sample_rate, self.start_mark, self.end_mark)
 
     def announce(self, segment: SegmentText) -> None:
         self._clock.announce(segment)
@@ -77,17 +73,37 @@ class EventBody(AudioBody):
     def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
         marks = self._clock.begin(chunk.segment)
         self._clock.add(len(chunk.samples))
-        return _lines(*marks, *_delta(data))
+        return self.frame(data, marks)
+
+    def end(self, data: bytes) -> bytes:
+        self._active.whole()
+        return self.frame(data, self._clock.end())
+
+    def frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
+        raise NotImplementedError
+
+
+class EventBody(TimedBody):
+    """Audio in server-sent events, with segments and a verdict.
+
+    The first event comes with the first audio: a failure before it is an error answer, a later one is an event.
+    """
+
+    start_mark, end_mark = "speech.segment", "speech.segment.done"
+
+    def frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
+        audio = [{"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}] if data else []
+        return b"".join(f"data: {compact_json(event)}\n\n".encode() for event in (*marks, *audio))
 
     def end(self, data: bytes) -> bytes:
         if self._clock.reached is None:
             self._active.whole()
-        return _lines(*self._clock.end(), *_delta(data), self._done())
+        return self.frame(data, self._clock.end()) + self.frame(b"", [self._done()])
 
     def failed(self, error: VivavoceError) -> bytes:
         if self._clock.reached is None:
             raise error
-        return _lines({"type": "error", "error": error_body(error)}, self._done())
+        return self.frame(b"", [{"type": "error", "error": error_body(error)}, self._done()])
 
     def _done(self) -> dict[str, Any]:
         verdict = self._active.verdict
@@ -123,10 +139,7 @@ class SpeechAnswer(Response):
         media_type: str = "",
         field_names: Mapping[str, str] | None = None,
     ) -> None:
-        """body: makes the body; media_type: its type, "" for the audio format's own.
-
-        field_names: as for `errors.renamed`, in errors of the dispatcher.
-        """
+        """media_type: "" for the format's own; field_names: see `errors.renamed`, for errors of the dispatcher."""
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._request, self._state = request, state_of(request)
@@ -137,7 +150,6 @@ class SpeechAnswer(Response):
         self._has_started = self._is_over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all of it, or as much as there is."""
         if self._request.state.is_head:
             await self._start(send, self._state.dispatcher.backend.about.sample_rate)
             await send({"type": "http.response.body", "body": b""})
@@ -165,7 +177,7 @@ class SpeechAnswer(Response):
 
     async def _speak(self, send: Send) -> None:
         dispatcher, scope = self._state.dispatcher, current_scope()
-        identity = dispatcher.request_log.accept_request_id(request_id(self._request), self._principal)
+        identity = dispatcher.request_log.accept_request_id(self._request.state.request_id, self._principal)
         self._request.state.request_id = identity
         if scope is not None:
             scope.request_id = identity
@@ -192,6 +204,13 @@ class SpeechAnswer(Response):
 
     async def _send_speech(self, active: ActiveRequest, encoder: Encoder, body: AudioBody, send: Send) -> None:
         patience_s = self._state.settings.server.listener_timeout_s
+
+        async def deliver(data: bytes, *, is_last: bool) -> None:
+            if not self._has_started:
+                await active.sent_within(patience_s, self._start(send, active.sample_rate, active))
+            message = {"type": "http.response.body", "body": data, "more_body": not is_last}
+            await active.sent_within(patience_s, send(message))
+
         try:
             async for event in active:
                 if isinstance(event, SegmentText):
@@ -199,20 +218,15 @@ class SpeechAnswer(Response):
                     continue
                 data = await encode(self._output, partial(encoder.encode, event.samples))
                 if piece := body.piece(event, data):
-                    if not self._has_started:
-                        await active.sent_within(patience_s, self._start(send, active.sample_rate, active))
-                    message = {"type": "http.response.body", "body": piece, "more_body": True}
-                    await active.sent_within(patience_s, send(message))
+                    await deliver(piece, is_last=False)
             last = body.end(await encode(self._output, encoder.finish))
         except ListenerStalled:
             raise
         except VivavoceError as error:
             last = body.failed(error)
-        if not self._has_started:
-            if not last:
-                raise RequestCancelled("request: it ended before there was audio")
-            await active.sent_within(patience_s, self._start(send, active.sample_rate, active))
-        await active.sent_within(patience_s, send({"type": "http.response.body", "body": last, "more_body": False}))
+        if not last and not self._has_started:
+            raise RequestCancelled("request: it ended before there was audio")
+        await deliver(last, is_last=True)
 
     async def _start(self, send: Send, sample_rate: int, active: ActiveRequest | None = None) -> None:
         """Send the head of the answer; active: None for an answer to HEAD."""
@@ -227,23 +241,15 @@ class SpeechAnswer(Response):
 
 
 async def _until_disconnected(receive: Receive) -> None:
-    """Wait until the client has disconnected; raises if it still sends a body that is refused."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _delta(data: bytes) -> list[dict[str, Any]]:
-    return [{"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}] if data else []
-
-
-def _lines(*events: dict[str, Any]) -> bytes:
-    return b"".join(
-        b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n" for event in events
-    )
+def compact_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
-    """A verdict as clients see it."""
     return {
         "request_id": request_id,
         "finish_reason": verdict.reason.value,

@@ -21,9 +21,7 @@ from vivavoce.server.rate_limiter import voice_owner
 _MAX_FORM_FIELDS = 20
 _FILES = ("file", "audio_sample")
 _TEXTS = ("name", "transcript", "prompt_text", "description", "replace", "public", "consent")
-"""Fields of the form; `prompt_text` is the transcript, and `consent`, a field of OpenAI's, is ignored."""
 _NAMES = {"reference audio": "file", "voice name": "name", "prompt_text": "transcript", "text": "transcript"}
-"""A field's name in messages → its name in the form."""
 _TEXT, _SWITCH = {"type": "string"}, {"type": "boolean"}
 _AUDIO = "0.5 to 30 s of clear speech (wav, flac, mp3, m4a, webm …); or `audio_sample`."
 _PUBLIC = "Visible to all callers. Default: to the key's owner; without keys always to all."
@@ -78,7 +76,6 @@ class VoiceDeleted(BaseModel):
 
 
 def router(state: AppState) -> APIRouter:
-    """`/v1/audio/voices`."""
     routes = APIRouter()
     dispatcher, backend = state.dispatcher, state.dispatcher.backend
 
@@ -99,7 +96,7 @@ def router(state: AppState) -> APIRouter:
     async def add(request: Request, principal: KnownPrincipal) -> VoiceEntry:
         refuse_foreign_page(request.headers, request.scope["scheme"], state.settings.server.cors_origins)
         if media_type(request) != MULTIPART:
-            raise InvalidRequest("body: is no form; send multipart/form-data with name and file")
+            raise InvalidRequest("body: is not a form; send multipart/form-data with name and file")
         with dispatcher.permitted(principal):
             form = await read_form(request, _MAX_FORM_FIELDS)
             texts, content = _texts(form), _file(form)
@@ -133,7 +130,7 @@ def _texts(form: Form) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name, value in form.texts:
         if name not in _TEXTS:
-            raise InvalidRequest(f"{name[:40]!r}: is no field of a voice; use {', '.join(_TEXTS)} and file")
+            raise InvalidRequest(f"{name[:40]!r}: is not a field of a voice; use {', '.join(_TEXTS)} and file")
         texts["transcript" if name == "prompt_text" else name] = value
     return texts
 

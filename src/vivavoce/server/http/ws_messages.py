@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,10 +15,10 @@ from vivavoce.frontend.text.checks import MAX_TEXT_CHARS, excerpt
 from vivavoce.server.http.bodies import check_separators, validated
 from vivavoce.server.http.errors import error_body
 from vivavoce.server.http.speech_fields import CommonFields
+from vivavoce.server.http.streaming import compact_json
 from vivavoce.server.utterance import Reply
 
 MAX_PAUSE_S = 180.0
-"""The longest `inactivity_timeout`, the same as ElevenLabs'."""
 
 
 class Start(CommonFields):
@@ -34,7 +33,6 @@ class Start(CommonFields):
     api_key: str | None = Field(None, max_length=200, description="For browsers, which cannot send headers.")
 
     def output(self) -> OutputFormat:
-        """The audio format. InvalidRequest: the sample rate is not available."""
         return parse_format(self.response_format, self.sample_rate)
 
 
@@ -64,14 +62,13 @@ _TYPES: dict[str, type[ClientMessage]] = {
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parse a text frame. InvalidRequest: not JSON, not an object, or too many values."""
     check_separators(text, "message")
     try:
         found = from_json(text)
     except ValueError as error:
         raise InvalidRequest(f"message: no JSON ({error}); send one object to a frame") from None
     if not isinstance(found, dict):
-        raise InvalidRequest(f'message: {excerpt(text)} is no JSON object; send {{"type": …}}')
+        raise InvalidRequest(f'message: {excerpt(text)} is not a JSON object; send {{"type": …}}')
     return found
 
 
@@ -85,18 +82,13 @@ class Dialect:
     """How a client writes and reads messages; this is the server's own dialect (docs/websocket.md)."""
 
     one_utterance = False
-    """The connection ends with its first utterance."""
     several = False
-    """Several utterances run at once, each in a context with a name."""
     is_base64 = False
-    """Audio is sent in JSON."""
 
     def context_of(self, _: dict[str, Any]) -> str:
-        """The context of a frame's object, "" in dialects without contexts."""
         return ""
 
     def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
-        """The messages in a frame's object; InvalidRequest names the wrong field."""
         kind = fields.get("type")
         model = _TYPES.get(kind) if isinstance(kind, str) else None
         if model is None:
@@ -106,9 +98,9 @@ class Dialect:
     def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | bytes | None:
         """The text or binary frame of a reply; None: the dialect has none. is_open: the context is open."""
         if reply["type"] != "audio":
-            return _json(reply)
+            return compact_json(reply)
         data: bytes = reply["audio"]
-        return _json({"type": "audio", "audio": base64.b64encode(data).decode()}) if self.is_base64 else data
+        return compact_json({"type": "audio", "audio": base64.b64encode(data).decode()}) if self.is_base64 else data
 
 
 def pause_s(query: Mapping[str, str], usual: float) -> float:
@@ -125,7 +117,3 @@ def pause_s(query: Mapping[str, str], usual: float) -> float:
 def natural(digits: str) -> int | None:
     """The number of these digits; None: there are other characters, or more than nine digits."""
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 9 else None
-
-
-def _json(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))

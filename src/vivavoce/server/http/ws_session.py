@@ -23,7 +23,7 @@ from vivavoce.errors import (
     VoiceNotFound,
 )
 from vivavoce.server.dispatcher import sent_within
-from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page, request_id
+from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page
 from vivavoce.server.http.bodies import off_loop
 from vivavoce.server.http.elevenlabs import ElevenLabsDialect
 from vivavoce.server.http.errors import response_of
@@ -47,7 +47,6 @@ log = logging.getLogger(__name__)
 
 PROTOCOL = "websocket"
 MAX_CONTEXTS = 5
-"""Utterances of one connection at once, as ElevenLabs has it."""
 IDLE_S = 120.0
 """Longest silence of a client while nothing is spoken."""
 KEY_S = 10.0
@@ -59,7 +58,6 @@ NORMAL, GOING_AWAY, POLICY, TOO_BIG, DEFECT, NO_KEY = 1000, 1001, 1008, 1009, 10
 
 
 def router(state: AppState) -> APIRouter:
-    """`/v1/audio/stream`, and ElevenLabs' `/v1/text-to-speech/{voice_id}/stream-input` and `multi-stream-input`."""
     routes = APIRouter()
 
     @routes.websocket("/v1/audio/stream")
@@ -89,19 +87,14 @@ class Session:
         self._is_closed = False
         self._token: str | None = None
         self._principal: Principal | None = None
-        """None: the required key has not come."""
         self._has_spoken = False
-        """The client has sent an object, which showed its dialect."""
         self._open: dict[str, StreamedUtterance] = {}
-        """Utterances that are spoken or wait for text, by context; "" in dialects without contexts."""
         self._is_leaving = False
-        """The client wants to disconnect after the open utterances."""
         self._stray: Literal["begins", "is refused", "is ignored"] = "begins"
         """Treatment of text without an utterance: it begins one with defaults, or belongs to one that has ended."""
-        self._next_id: str | None = request_id(socket)
+        self._next_id: str | None = socket.state.request_id
 
     async def serve(self) -> None:
-        """Serve until either side closes, and free everything."""
         socket = self._socket
         try:
             if not is_own_page(socket.headers, socket.scope["scheme"], self._state.settings.server.cors_origins):
@@ -189,7 +182,6 @@ class Session:
             await self._close_after(error)
 
     async def _close_after(self, error: VivavoceError) -> None:
-        """Close the connection if it cannot go on after this error."""
         if isinstance(error, Unauthorized):
             await self._close(NO_KEY, "API key: none, or unknown")
         elif isinstance(error, TooLarge):
@@ -299,11 +291,7 @@ class Session:
         await self._close_if_done()
 
     async def _send(self, reply: Reply, context: str = "") -> None:
-        """Send a reply if the dialect has a frame for it; returns when the transport has accepted it.
-
-        Frames of several tasks go out whole and in order. ListenerStalled: the client has not read for too long;
-        WebSocketDisconnect: it has disconnected.
-        """
+        """Frames of several tasks go out whole and in order. ListenerStalled: the client has not read for too long."""
         frame = self._dialect.render(reply, context, context in self._open)
         if frame is None:
             return
@@ -327,7 +315,6 @@ class Session:
         return max(0.0, until - self._loop.time())
 
     async def _check_pause(self) -> None:
-        """Close the connection if the client's pause is too long."""
         if self._pause_left() != 0.0:
             return
         if self._principal is None:
@@ -348,7 +335,7 @@ class Session:
             await self._close(GOING_AWAY, "the server shuts down")
 
     async def _close(self, code: int, reason: str) -> None:
-        """Close the connection, once; drop it if the client does not read its last frames."""
+        """Drop the connection if the client does not read its last frames."""
         if self._is_closed:
             return
         self._is_closed = True
