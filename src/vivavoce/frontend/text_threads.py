@@ -17,8 +17,9 @@ from vivavoce.errors import RequestCancelled
 T = TypeVar("T")
 _ENDING_S = 1.0
 """Seconds that all threads together have to end with the interpreter; a block of text takes a third of that."""
-_AT_ONCE = threading.Semaphore(4)
-"""Whole texts that are read at once: hundreds would take the interpreter from the engine's thread."""
+AT_ONCE = 4
+"""Whole texts of an event loop that are read at once: hundreds of threads would keep the interpreter from the engine's."""
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _threads: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
 """Each running thread with the call that tells it to end."""
 
@@ -50,13 +51,9 @@ async def in_thread(call: Callable[[], T], leave: Callable[[], object]) -> T:
 
 
 async def in_turn(call: Callable[[], T], leave: Callable[[], object]) -> T:
-    """`in_thread` for work on a whole text: a few run at once, the others wait."""
-
-    def run() -> T:
-        with _AT_ONCE:
-            return call()
-
-    return await in_thread(run, leave)
+    """`in_thread` for work on a whole text: a few run at once, the others wait in the event loop, without a thread."""
+    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE)):
+        return await in_thread(call, leave)
 
 
 @atexit.register
