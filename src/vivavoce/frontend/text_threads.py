@@ -18,7 +18,7 @@ T = TypeVar("T")
 _ENDING_S = 1.0
 """Seconds that all threads together have to end with the interpreter; a block of text takes a third of that."""
 AT_ONCE = 4
-"""Whole texts of an event loop that are read at once: hundreds of threads would keep the interpreter from the engine's."""
+"""Whole texts that an event loop reads at once: hundreds of threads would keep the interpreter from the engine."""
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _threads: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
 """Each running thread with the call that tells it to end."""
