@@ -31,7 +31,7 @@ from typing import Any
 from vivavoce.child import python_command
 from vivavoce.errors import RequestCancelled
 from vivavoce.frontend.text.official import WHOLE_CHARS, Rules, load_languages
-from vivavoce_textnorm import CancelCheck, Say, Settings, never_cancelled
+from vivavoce_textnorm import CancelCheck, Say, Settings, check_wanted, never_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class ReadingProcesses:
     def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck = never_cancelled) -> str:
         """See `Languages.read`; waits for a process that is idle. What none can read stays as it is written.
 
-        length: of the whole text; cancelled: asked while it waits.
+        length: of the whole text; cancelled: asked before a block is read, and while it waits.
         """
         words = self._asked((block, rules), self._places(length), length, cancelled)
         return block if words is None else words
@@ -138,6 +138,7 @@ class ReadingProcesses:
 
     def _take(self, places: range, length: int, cancelled: CancelCheck) -> int:
         """The place of an idle process, which is not idle then, when it is this text's turn."""
+        check_wanted(cancelled)
         given = SimpleQueue[int]()
         turn = length, next(self._came), places, given
         with self._state:

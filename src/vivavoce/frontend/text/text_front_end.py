@@ -124,7 +124,11 @@ class TextFrontEnd:
         """
         if self._official is None:
             return
-        samples = [(text, code) for code, text in _SAMPLES.items() if self._has_script(code)]
+        samples = [
+            (text, code)
+            for code, text in _SAMPLES.items()
+            if self._has_script(code) and not (self._foreign and self._foreign.search(text))
+        ]
         if self._processes:
             self._processes.warm_up(samples, Settings(marks=self.marks))
         for text, code in samples:
