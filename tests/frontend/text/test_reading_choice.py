@@ -134,7 +134,7 @@ def test_another_name_is_refused() -> None:
 @pytest.mark.parametrize("scripts", [{"Latin"}, {"Han"}, {"Cyrillic"}, {"Hangul"}, {"Latin", "Hiragana"}, None])
 def test_a_model_of_any_scripts_can_be_warmed_up(scripts: set[str] | None) -> None:
     tokenizer = TextTokenizer.from_folder(model_folder("mini") / BACKBONE)
-    TextFrontEnd(tokenizer, scripts=scripts and frozenset(scripts)).warm_up()
+    TextFrontEnd(tokenizer, scripts=None if scripts is None else frozenset(scripts)).warm_up()
 
 
 def test_one_text_is_read_at_a_time_where_it_is_explained(

@@ -180,7 +180,8 @@ class SpeechAnswer(Response):
                 active.cancel()
             try:
                 with closing(self._output.open(active.sample_rate)) as encoder:
-                    await self._send_speech(active, encoder, self._make_body(active), send)
+                    last = await self._send_speech(active, encoder, self._make_body(active), send)
+                await self._send_last(active, last, send)
             except VivavoceError as error:
                 if not self._has_started:
                     raise
@@ -190,7 +191,8 @@ class SpeechAnswer(Response):
                 active.fail(StageFailed("server: an internal error, which was logged; tell its operator this id"))
                 raise
 
-    async def _send_speech(self, active: ActiveRequest, encoder: Encoder, body: AudioBody, send: Send) -> None:
+    async def _send_speech(self, active: ActiveRequest, encoder: Encoder, body: AudioBody, send: Send) -> bytes:
+        """Send all but the last bytes, and return these: the encoder is closed before a client reads them."""
         patience_s = self._state.settings.server.listener_timeout_s
         try:
             async for event in active:
@@ -203,11 +205,14 @@ class SpeechAnswer(Response):
                         await active.sent_within(patience_s, self._start(send, active.sample_rate, active))
                     message = {"type": "http.response.body", "body": piece, "more_body": True}
                     await active.sent_within(patience_s, send(message))
-            last = body.end(await encode(self._output, encoder.finish))
+            return body.end(await encode(self._output, encoder.finish))
         except ListenerStalled:
             raise
         except VivavoceError as error:
-            last = body.failed(error)
+            return body.failed(error)
+
+    async def _send_last(self, active: ActiveRequest, last: bytes, send: Send) -> None:
+        patience_s = self._state.settings.server.listener_timeout_s
         if not self._has_started:
             if not last:
                 raise RequestCancelled("request: it ended before there was audio")
