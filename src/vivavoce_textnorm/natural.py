@@ -15,8 +15,8 @@ from vivavoce_textnorm.verbalizer import VERBALIZERS
 from vivavoce_textnorm.word_stream import natural_words
 
 _reading = Lock()
-"""Held while a block is read: many threads at once would keep the interpreter from an engine's thread, and each load
-the same tables."""
+"""Held while a block or a whole text is read: many threads at once would keep the interpreter from an engine's thread,
+and each load the same tables."""
 
 
 def read_block(
@@ -72,7 +72,8 @@ class NaturalNormalizer:
 
     def read(self, text: str, language: str) -> NormalizedText:
         """The words of a whole text with the rule behind each change; pauses and rates are left out."""
-        return read(text, language, self._settings(language))
+        with _reading:
+            return read(text, language, self._settings(language))
 
     def _settings(self, language: str) -> Settings:
         if not self.one_language:

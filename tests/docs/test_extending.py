@@ -11,7 +11,7 @@ from shown import PAGES, ROOT
 from tests.server.fake_backend import FakeBackend
 from tests.server.http.serving import make_state
 
-INNER = ("vivavoce_runtimes", "engine/backends", "engine_process", "server/http")
+INNER = ("runtimes", "vivavoce_runtimes", "engine_process", "server/http")
 """Folders whose files are named alone where the text is about them."""
 PAGE = PAGES["docs/architecture.md"]
 
@@ -35,7 +35,7 @@ async def test_its_entry_point_speaks() -> None:
 
 def test_the_files_that_it_names_are_there() -> None:
     sources = (ROOT / "src", ROOT / "src" / "vivavoce")
-    inner = [root / folder for root in (sources[1], ROOT / "tests") for folder in INNER]
+    inner = [root / folder for root in (*sources, ROOT / "tests") for folder in INNER]
     folders = (ROOT, ROOT / "docs", *sources, *inner)
     for path in re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|md))`", PAGE):
         assert any((folder / path).is_file() for folder in folders), path

@@ -266,6 +266,34 @@ async def test_the_backends_generator_is_closed_when_a_request_ends_early(leaves
     assert closed == ["Hello."]
 
 
+async def test_a_stream_that_failed_is_cancelled_too() -> None:
+    """It may hold requests and tasks that only its cancelling ends."""
+
+    class Broken(FakeStream):
+        async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
+            raise RuntimeError("an answer that cannot be read")
+            yield  # which makes it an iterator
+
+    class Breaking(FakeBackend):
+        async def speak(self, order: SpeechRequest) -> FakeStream:
+            self.stream = Broken(order, None)
+            return self.stream
+
+    backend = Breaking()
+    active = await RequestDispatcher(backend).speak(ANONYMOUS, HELLO, protocol="http", request_id="a")
+
+    async def listen() -> None:
+        async with active:
+            async for _ in active:
+                pass
+
+    with pytest.raises(RuntimeError):
+        await listen()
+    assert backend.stream.cancelled.is_set()
+    assert active.verdict is not None
+    assert active.verdict.reason is FinishReason.ERROR
+
+
 async def test_who_leaves_at_its_deadline_has_been_too_late() -> None:
     """Its own clock may be a little ahead of the server's."""
     now = [0.0]

@@ -1,6 +1,6 @@
 """Other runtimes in the place of a network: which there are, and what of the settings is for which.
 
-`table.py` makes them; each has a module of its own here, which is imported when it was asked for.
+`vivavoce_runtimes.registry` makes them; each has a module of its own there, imported when it is asked for.
 """
 
 from __future__ import annotations

@@ -280,13 +280,11 @@ class ActiveRequest:
     def cancel(self) -> None:
         """End it because its client wants so or has disconnected; the iteration ends."""
         deadline = self._record.deadline
-        if self.verdict is not None:
-            return
-        if deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
+        if self.verdict is None and deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
             self.fail(_too_late("its speech was whole"))
-        else:
-            self._stream.cancel()
-            self._finish(FinishReason.CANCELLED)
+        # A stream that failed has a verdict already, and may still hold requests and tasks.
+        self._stream.cancel()
+        self._finish(FinishReason.CANCELLED)
 
     def fail(self, error: VivavoceError) -> None:
         """End it with an error of the server, which the verdict has and the iteration raises."""

@@ -341,6 +341,14 @@ def test_a_text_that_is_given_up_while_it_waits_is_not_read(stand_ins):
     assert (held.result(), only.seen) == ("HOLD", ["hold"])
 
 
+def test_a_text_that_is_given_up_already_is_not_read(stand_ins):
+    only = stand_ins(1)
+    with pytest.raises(RequestCancelled):
+        only.processes.read("b", "en", LONG, lambda: True)
+    assert only.processes.read("c", "en", LONG) == "C"
+    assert only.seen == ["c"]
+
+
 def test_one_that_takes_too_long_is_replaced_and_its_block_stays_as_it_is_written(stand_ins, monkeypatch, caplog):
     monkeypatch.setattr("vivavoce.frontend.text.official_processes.TOO_LONG_S", 0.5)
     only = stand_ins(1)

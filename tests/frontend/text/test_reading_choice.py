@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from vivavoce.checkpoint.folder import BACKBONE
@@ -12,7 +15,8 @@ from vivavoce.frontend.text.official import WHOLE_CHARS, Normalization
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_textnorm.lexicon import Lexicon
-from vivavoce_textnorm.types import Settings
+from vivavoce_textnorm.reader import read
+from vivavoce_textnorm.types import NormalizedText, Settings
 from vivavoce_textnorm.verbalizer import VERBALIZERS, load_verbalizer
 
 TEXT = "# Prices\n\n- It costs **$3.50** in the 1990s. Call 911!"
@@ -125,3 +129,29 @@ def test_a_text_that_nobody_waits_for_is_given_up(front_end: TextFrontEnd) -> No
 def test_another_name_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"reading: 'loud' is not one of official, natural, off"):
         SpeakOptions(reading="loud")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scripts", [{"Latin"}, {"Han"}, {"Cyrillic"}, {"Hangul"}, {"Latin", "Hiragana"}, None])
+def test_a_model_of_any_scripts_can_be_warmed_up(scripts: set[str] | None) -> None:
+    tokenizer = TextTokenizer.from_folder(model_folder("mini") / BACKBONE)
+    TextFrontEnd(tokenizer, scripts=None if scripts is None else frozenset(scripts)).warm_up()
+
+
+def test_one_text_is_read_at_a_time_where_it_is_explained(
+    front_end: TextFrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, most = 0, 0
+
+    def slowly(text: str, language: str, settings: Settings) -> NormalizedText:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.01)
+        at_once -= 1
+        return read(text, language, settings)
+
+    monkeypatch.setattr("vivavoce_textnorm.natural.read", slowly)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(front_end.explain, ["It is 11:42."] * 8))
+    assert {one.spoken for one in found} == {"It is eleven forty two."}
+    assert most == 1

@@ -31,7 +31,7 @@ from typing import Any
 from vivavoce.child import python_command
 from vivavoce.errors import RequestCancelled
 from vivavoce.frontend.text.official import WHOLE_CHARS, Rules, load_languages
-from vivavoce_textnorm import CancelCheck, Say, Settings, never_cancelled
+from vivavoce_textnorm import CancelCheck, Say, Settings, check_wanted, never_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,7 @@ class ReadingProcesses:
         self._finalizer()
 
     def _take(self, places: range, length: int, cancelled: CancelCheck) -> int:
+        check_wanted(cancelled)
         given = SimpleQueue[int]()
         turn = length, next(self._came), places, given
         with self._state:

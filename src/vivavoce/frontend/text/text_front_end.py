@@ -121,7 +121,11 @@ class TextFrontEnd:
         """Takes a second or two: the rules of each language that the model may read, here and in the processes."""
         if self._official is None:
             return
-        samples = [(text, code) for code, text in _SAMPLES.items() if self._has_script(code)]
+        samples = [
+            (text, code)
+            for code, text in _SAMPLES.items()
+            if self._has_script(code) and not (self._foreign and self._foreign.search(text))
+        ]
         if self._processes:
             self._processes.warm_up(samples, Settings(marks=self.marks))
         for text, code in samples:

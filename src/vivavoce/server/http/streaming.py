@@ -192,7 +192,8 @@ class SpeechAnswer(Response):
                 active.cancel()
             try:
                 with closing(self._output.open(active.sample_rate)) as encoder:
-                    await self._send_speech(active, encoder, self._make_body(active), send)
+                    last = await self._send_speech(active, encoder, self._make_body(active), send)
+                await self._deliver(active, last, send, is_last=True)
             except VivavoceError as error:
                 if not self._has_started:
                     raise
@@ -202,15 +203,8 @@ class SpeechAnswer(Response):
                 active.fail(StageFailed("server: an internal error, which was logged; tell its operator this id"))
                 raise
 
-    async def _send_speech(self, active: ActiveRequest, encoder: Encoder, body: AudioBody, send: Send) -> None:
-        patience_s = self._state.settings.server.listener_timeout_s
-
-        async def deliver(data: bytes, *, is_last: bool) -> None:
-            if not self._has_started:
-                await active.sent_within(patience_s, self._start(send, active.sample_rate, active))
-            message = {"type": "http.response.body", "body": data, "more_body": not is_last}
-            await active.sent_within(patience_s, send(message))
-
+    async def _send_speech(self, active: ActiveRequest, encoder: Encoder, body: AudioBody, send: Send) -> bytes:
+        """Send all but the last bytes, and return these: the encoder is closed before a client reads them."""
         try:
             async for event in active:
                 if isinstance(event, SegmentText):
@@ -218,15 +212,21 @@ class SpeechAnswer(Response):
                     continue
                 data = await encode(self._output, partial(encoder.encode, event.samples))
                 if piece := body.piece(event, data):
-                    await deliver(piece, is_last=False)
-            last = body.end(await encode(self._output, encoder.finish))
+                    await self._deliver(active, piece, send, is_last=False)
+            return body.end(await encode(self._output, encoder.finish))
         except ListenerStalled:
             raise
         except VivavoceError as error:
-            last = body.failed(error)
-        if not last and not self._has_started:
-            raise RequestCancelled("request: it ended before there was audio")
-        await deliver(last, is_last=True)
+            return body.failed(error)
+
+    async def _deliver(self, active: ActiveRequest, data: bytes, send: Send, *, is_last: bool) -> None:
+        patience_s = self._state.settings.server.listener_timeout_s
+        if not self._has_started:
+            if is_last and not data:
+                raise RequestCancelled("request: it ended before there was audio")
+            await active.sent_within(patience_s, self._start(send, active.sample_rate, active))
+        message = {"type": "http.response.body", "body": data, "more_body": not is_last}
+        await active.sent_within(patience_s, send(message))
 
     async def _start(self, send: Send, sample_rate: int, active: ActiveRequest | None = None) -> None:
         """Send the head of the answer; active: None for an answer to HEAD."""
