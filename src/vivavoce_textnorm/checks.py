@@ -35,7 +35,7 @@ def check_characters(text: str) -> None:
 def check_length(text: str) -> None:
     """Raise `InvalidText` if the text has more than `MAX_TEXT_CHARS` characters, or is not a string."""
     if not isinstance(text, str):
-        raise InvalidText(f"text: {type(text).__name__} is no text; give a string")
+        raise InvalidText(f"text: {type(text).__name__} is not text; give a string")
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidText(
             f"text: {len(text)} characters are more than the limit of {MAX_TEXT_CHARS}; split it into several requests"

@@ -78,13 +78,13 @@ class Runs:
             self.add(start, end, self._text[start:end], "")
 
     def say(self, start: int, end: int, what: Say) -> None:
-        """Characters that are said in a way of their own."""
+        """Add characters that a tag says how to pronounce."""
         sign = next(self._free)
         self._said[sign] = what
         self.add(start, end, sign, "say-as")
 
     def pause(self, start: int, end: int, seconds: float) -> None:
-        """Characters that stand for silence. InvalidText: it is too long."""
+        """Add characters that stand for silence. InvalidText: the pause is too long."""
         if seconds > MAX_PAUSE_S:
             raise InvalidText(
                 f"text: the pause at character {start} is {seconds:g} s, the limit is {MAX_PAUSE_S:g} s; shorten it"
@@ -109,7 +109,7 @@ def seconds_of(found: Match) -> float:
 
 def check_paused(seconds: float) -> None:
     if seconds > MAX_PAUSES_S:
-        raise InvalidText(f"text: its pauses are {seconds:g} s in all, the limit is {MAX_PAUSES_S:g} s; shorten some")
+        raise InvalidText(f"text: its pauses add up to {seconds:g} s, the limit is {MAX_PAUSES_S:g} s; shorten some")
 
 
 def put_in_words(what: Say, voice: Verbalizer) -> str | None:

@@ -71,7 +71,7 @@ def read_lexicon(path: Path) -> Lexicon:
         word, said = (part.strip() for part in line.partition("\t")[::2])
         if not word or not said:
             raise InvalidRequest(
-                f"lexicon: line {number} of {path} is no word, tabulator and respelling; write one, or begin it with #"
+                f"lexicon: line {number} of {path} is not a word, a tab and a respelling; write one, or begin it with #"
             )
         try:
             _check_entry(word, said)
@@ -110,7 +110,9 @@ def read_lexicons(folder: Path | None) -> Lexicons | None:
     if folder is None:
         return None
     if not folder.is_dir():
-        raise InvalidRequest(f"lexicons: {folder} is no folder; name one with all.tsv, voices/NAME.tsv, keys/NAME.tsv")
+        raise InvalidRequest(
+            f"lexicons: {folder} is not a folder; name one with all.tsv, voices/NAME.tsv, keys/NAME.tsv"
+        )
     found = [
         {
             unicodedata.normalize("NFC", path.name.removesuffix(".tsv")): read_lexicon(path)
@@ -123,7 +125,7 @@ def read_lexicons(folder: Path | None) -> Lexicons | None:
     if found[0]:
         name = f"{min(found[0])}.tsv"
         raise InvalidRequest(
-            f"lexicons: {folder / name} is for nobody; name it all.tsv, voices/NAME.tsv or keys/NAME.tsv"
+            f"lexicons: {folder / name} is not used; name it all.tsv, voices/NAME.tsv or keys/NAME.tsv"
         )
     return Lexicons(everybody, found[1], found[2])
 
@@ -131,7 +133,7 @@ def read_lexicons(folder: Path | None) -> Lexicons | None:
 def _check_entry(word: str, said: str) -> None:
     for text in (word, said):
         if not isinstance(text, str):
-            raise InvalidText(f"lexicon: {type(text).__name__} is no text; give words and their respellings")
+            raise InvalidText(f"lexicon: {type(text).__name__} is not text; give words and their respellings")
         check_characters(text)
     if not word.strip() or not said.strip():
         raise InvalidRequest(f"lexicon: {word!r} is to be said as {said!r}; give a word and its respelling")

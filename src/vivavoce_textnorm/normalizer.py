@@ -152,7 +152,7 @@ def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 
 class AsWritten:
-    """Says a text as it is written."""
+    """Leaves texts unchanged."""
 
     def stretches(self, text: str) -> list[Stretch]:
         return [Stretch.whole(text)]

@@ -314,7 +314,7 @@ def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
     found = _LAST_WORD.search(text, max(0, at - 14), at)
     if not found or found[1].isupper() or (word := found[1].lower()) in own:
         return grammar
-    # English alone: what French writes often ("le 23") is Italian or Spanish as well.
+    # Only English is switched to: a frequent word of French ("le") may as well be Italian or Spanish.
     other = [language for language, words in _FREQUENT.items() if word in words]
     voice = load_verbalizer("en") if other == ["en"] else None
     return load_grammar(voice) if voice else grammar

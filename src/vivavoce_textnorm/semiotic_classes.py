@@ -34,7 +34,7 @@ class Cursor:
         return self.voice.locale
 
     def number(self, written: str, negative: bool = False, power: int = 0) -> Number:
-        """The value of a number that is written as the language does."""
+        """Parse a number that is written by the rules of the locale."""
         return parse_number(written, self.locale, negative, power)
 
     def match(self, pattern: Match) -> Match | None:

@@ -174,7 +174,7 @@ def _events(text: str) -> list[tuple[int, str, tuple[Any, ...]]]:
     except expat.ExpatError as error:
         where = _where(text[:begin], error.lineno, error.offset)
         raise InvalidText(
-            f"text: {where}: the SSML is no well-formed XML ({expat.ErrorString(error.code)}); mend it, or begin with "
+            f"text: {where}: the SSML is not well-formed XML ({expat.ErrorString(error.code)}); mend it, or begin with "
             "something else than <speak"
         ) from None
     return events

@@ -60,16 +60,16 @@ class Locale:
         return tuple(word.replace("_", " ") for word in self.sections.get(name, "").split())
 
     def pattern(self, name: str) -> str:
-        """A pattern that may be broken over lines."""
+        """A pattern; it may span several lines of the table."""
         return self.sections.get(name, "(?!)").replace("\n", "")
 
     def fixes(self, name: str) -> Fixes:
-        """Patterns with what takes their place, in the order in which they are applied."""
+        """Pairs of a pattern and its replacement, in the order in which they are applied."""
         rows = (row.partition(" ")[::2] for row in self.sections.get(name, "").replace("; ", "\n").splitlines())
         return tuple((compiled(pattern.replace("_", " ")), said.replace("_", " ")) for pattern, said in rows)
 
     def pairs(self, name: str) -> dict[str, str]:
-        """Written → said; a space in what is written may be missing or not breaking."""
+        """Written form → spoken form. A space in the written form also matches a no-break space or nothing."""
         return _pairs(self.sections.get(name, ""))
 
 

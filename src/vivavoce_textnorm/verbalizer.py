@@ -26,14 +26,14 @@ VERBALIZERS = {
     "it": "romance.European",
     "ru": "russian.Russian",
 }
-"""A language → its class in a module beside this one, which the language makes a verbalizer of."""
+"""Language → module and class of its verbalizer; the class is called with the language."""
 
 RULES = {
     "en": (*english_number_rules.RULES, *english_word_rules.RULES),
     "zh": chinese_rules.RULES,
     "yue": (*chinese_rules.CANTONESE, *chinese_rules.RULES),
 }
-"""The rules of a language that are tried after those of its table."""
+"""Rules that are tried after the rules in the language's table."""
 
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
@@ -70,18 +70,20 @@ class Verbalizer(ABC):
         """1/2, or with a whole number before it, 1½ (0: none)."""
 
     def cardinal(self, value: int, after: str = "") -> str:
-        """A whole number, in the form that it has before what follows: "un" and "una"."""
+        """A whole number in the form that agrees with the following noun, such as "un" and "una"."""
         return self._formed(self.numeral(value), "counted_fixes", after) if after else self.numeral(value)
 
     def gender(self, after: str) -> str:
-        """The gender of the noun that follows, where numbers show it: "m", "f" or "n"."""
+        """The gender of the noun that follows, "m", "f" or "n"; "" in languages whose numbers do not depend on it."""
         return ""
 
     def _formed(self, said: str, fixes: str, after: str) -> str:
         return self._fixed(f"{said}/{self.gender(after)}/{after}", fixes).partition("/")[0]
 
     def _fixed(self, said: str, fixes: str, most: int = 0) -> str:
-        """Patterns of a section with what takes their place; most: how many of them, and how often; 0: all."""
+        """Apply the replacements of a section. most: stop after the first pattern that
+        matches, and replace it at most this often; 0: apply all patterns everywhere.
+        """
         for pattern, instead in self._fixes.get(fixes, ()):
             said, count = pattern.subn(instead, said, count=most)
             if most and count:

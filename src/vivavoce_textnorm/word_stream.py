@@ -149,7 +149,10 @@ class WordStream:
             yield from self._give(self._seen, _LOOKAHEAD)
 
     def _weight(self, kind: str, written: str) -> int:
-        """The weight of a token as context for text before it; negative: the weight that has to follow the token."""
+        """The weight of a token as context for the text before it.
+
+        A negative value means that tokens of that weight must follow before the token itself is complete.
+        """
         if kind != "word":
             if written in self._alone:
                 return -_FOLLOWING

@@ -138,7 +138,7 @@ TAGS = f"%TAG !e! !{'x' * 40_000}\n---\na: [" + "!e!x 1," * 4_000 + "]"
         ("a: !ref " + "-" * 90_000 + "1", "more than 500 characters in one value"),
         ("a: !ref " + "-" * 480 + "1 + x", "!ref '-{79}: not arithmetic"),
         ("a: !ref " + "(" * 240 + "1" + ")" * 240, "!ref '[(]{79}: not arithmetic"),
-        ("a: !ref <" + "x" * 480 + ">", "!ref 'x{79}: there is no such key"),
+        ("a: !ref <" + "x" * 480 + ">", "!ref 'x{79}: this key does not exist"),
         ('a: !ref "1\\n2"', "!ref '1.n2': not arithmetic"),
         ("a: [" + "1," * 40_000 + "]", "more than 5000 values"),
         ("a: " + "- " * 40_000, "not valid YAML"),

@@ -51,9 +51,9 @@ def test_a_lexicon_respells_words(run: Run, tmp_path: Path) -> None:
 
 def test_what_cannot_be_chosen_is_one_line(run: Run) -> None:
     assert run("normalize", "Hi.", "--reading", "poetic").err.startswith(
-        "error: reading: 'poetic' is none of official,"
+        "error: reading: 'poetic' is not one of official,"
     )
-    assert run("speak", "Hi.", "--emojis", "loud").err.startswith("error: emojis: 'loud' is none of silent, named;")
-    assert run("normalize", "Hi.", "--code", "run").err.startswith("error: code: 'run' is none of read, silent;")
+    assert run("speak", "Hi.", "--emojis", "loud").err.startswith("error: emojis: 'loud' is not one of silent, named;")
+    assert run("normalize", "Hi.", "--code", "run").err.startswith("error: code: 'run' is not one of read, silent;")
     unknown = run("normalize", "Hi.", "--language", "tlh")
-    assert unknown.err.startswith("error: language: 'tlh' is none of zh, en,")
+    assert unknown.err.startswith("error: language: 'tlh' is not one of zh, en,")

@@ -260,7 +260,7 @@ def test_a_transcript_may_bring_its_system_prompt_and_the_text_s_takes_its_place
         (OWN + "Hi.", {"instruct": "Slowly."}, "^instruct: the text brings a prompt of its own"),
         (OWN, {}, "^text: nothing in '' can be spoken"),
         (f"bell\x07{OWN}Hi.", {}, r"control character U\+0007"),
-        (5, {}, "^text: int is no text"),
+        (5, {}, "^text: int is not text"),
     ],
 )
 def test_a_system_prompt_is_checked_as_the_text_is(third, text, options, message):

@@ -46,13 +46,13 @@ def test_what_is_wrong_names_its_file_and_line(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"line 2 of .*team.tsv \(text: control character U\+0007"):
         read_lexicons(folder)
     (folder / "keys" / "team.tsv").write_text("a b\n", encoding="utf-8")
-    with pytest.raises(InvalidRequest, match=r"line 1 of .*keys/team.tsv is no word"):
+    with pytest.raises(InvalidRequest, match=r"line 1 of .*keys/team.tsv is not a word"):
         read_lexicons(folder)
     (folder / "keys" / "team.tsv").rename(folder / "team.tsv")
     (folder / "team.tsv").write_text("a\tb\n", encoding="utf-8")
-    with pytest.raises(InvalidRequest, match=r"lexicons: .*team.tsv is for nobody; name it all.tsv"):
+    with pytest.raises(InvalidRequest, match=r"lexicons: .*team.tsv is not used; name it all.tsv"):
         read_lexicons(folder)
-    with pytest.raises(InvalidRequest, match="is no folder"):
+    with pytest.raises(InvalidRequest, match="is not a folder"):
         read_lexicons(folder / "none")
     (folder / "all.tsv").write_text("".join(f"w{place}\tx\n" for place in range(MAX_WORDS + 1)), encoding="utf-8")
     with pytest.raises(InvalidRequest, match="more than 10000"):
@@ -67,7 +67,7 @@ def test_a_lexicon_is_a_value(folder: Path) -> None:
     again = pickle.loads(pickle.dumps(lexicon))
     assert again == lexicon == {"SQL": "sequel"}
     assert hash(again) == hash(lexicon)
-    with pytest.raises(InvalidText, match="int is no text"):
+    with pytest.raises(InvalidText, match="int is not text"):
         Lexicon({"SQL": 1})  # type: ignore[dict-item]
     with pytest.raises(InvalidRequest, match="'SQL' is to be said as ' '"):
         Lexicon({"SQL": " "})

@@ -56,7 +56,7 @@ def test_what_is_left_out():
         ("Hi.", {"reference_wav": hum(1.0) * np.float32(np.nan)}, "reference_wav: holds a number that is not finite"),
         ("Hi.", {"seed": -1}, "seed: -1"),
         ("Hi.", {"speed": 3.0}, "speed: 3.0 is outside of 0.5"),
-        ("Hi.", {"reading": "loud"}, "reading: 'loud' is none of"),
+        ("Hi.", {"reading": "loud"}, "reading: 'loud' is not one of"),
     ],
 )
 def test_refused(text, given, message):

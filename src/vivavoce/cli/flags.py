@@ -130,7 +130,7 @@ def _gigabytes(given: str) -> float:
     try:
         return float(given.casefold().removesuffix("gb"))
     except ValueError:
-        raise typer.BadParameter(f"{given!r} is no number of gigabytes; give one, such as 16") from None
+        raise typer.BadParameter(f"{given!r} is not a number of gigabytes; give one, such as 16") from None
 
 
 _OUT = "File to write, overwritten if it exists: .wav, .mp3, .opus, .aac, .flac or .pcm; - is stdout, as WAV."

@@ -185,7 +185,7 @@ def _read_file(path: str) -> str:
     except OSError as error:
         raise InvalidRequest(f"file: {label!r} cannot be read ({error.strerror}); check the path") from None
     if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16 has them, too
-        raise InvalidText(f"file: {label!r} is no text; give a UTF-8 text, and a recording with --voice")
+        raise InvalidText(f"file: {label!r} is not text; give a UTF-8 text, and a recording with --voice")
     if len(content) > MAX_TEXT_BYTES:
         raise InvalidText(
             f"text: {label!r} is longer than the limit of {MAX_TEXT_BYTES} bytes; split it into several files"

@@ -152,7 +152,7 @@ class ChunkPolicy:
 
     @classmethod
     def parse(cls, name: str) -> ChunkPolicy:
-        """The policy of a schedule's name, with its own numbers; dashes and underscores are the same."""
+        """Make the named policy with its default numbers; "-" and "_" in the name are equivalent."""
         try:
             schedule = Schedule(name.strip().lower().replace("-", "_"))
         except ValueError:

@@ -27,12 +27,12 @@ def rounded(size: int, to: int) -> int:
 
 
 def sizes_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The ascending sizes of recordings up to `most`, and the smallest in any case; None: all."""
+    """The graph sizes, of an ascending list, up to `most`; at least the smallest one. None: all sizes."""
     return tuple(size for size in sizes if most is None or size <= max(most, sizes[0]))
 
 
 def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The ascending sizes of recordings that work of at most `most` ≥ 1 comes in; None: all."""
+    """The graph sizes, of an ascending list, that work of 1 to `most` needs. None: all sizes."""
     smaller = (0, *sizes)
     return tuple(size for size, before in zip(sizes, smaller, strict=False) if most is None or before < most)
 

@@ -43,15 +43,15 @@ class LMInterface(Protocol):
 
     @property
     def decoding(self) -> int:
-        """Slots with a run in progress, as far as is known."""
+        """Number of slots with a run in progress, according to the ids that were collected."""
 
     @property
     def in_flight(self) -> int:
-        """Launches whose ids were not collected."""
+        """Number of launches whose ids were not collected yet."""
 
     @property
     def steps_in_flight(self) -> int:
-        """Decode steps whose ids were not collected."""
+        """Number of decode steps whose ids were not collected yet."""
 
     def prepare(self, slots: int | None = None) -> None:
         """Do ahead what the first work of this many slots would wait for; None: of all."""

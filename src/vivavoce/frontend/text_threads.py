@@ -16,11 +16,11 @@ from vivavoce.errors import RequestCancelled
 
 T = TypeVar("T")
 _ENDING_S = 1.0
-"""Seconds that all threads together have to end with the interpreter; a block of text takes a third of that."""
+"""Seconds that all threads together have to end when the interpreter exits; a block of text takes a third of that."""
 _AT_ONCE = threading.Semaphore(4)
-"""Whole texts that are read at once: hundreds would take the interpreter from the engine's thread."""
+"""Limit of whole texts that are normalised at once: hundreds would keep the engine's thread from running."""
 _threads: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
-"""Each running thread with the call that tells it to end."""
+"""Running threads, each with a function that asks the thread to end."""
 
 
 def start_thread(call: Callable[[], object], leave: Callable[[], object]) -> None:

@@ -192,7 +192,7 @@ class _Connection:
         voice = data.get("voice")
         name = voice.get("name") if isinstance(voice, dict) else None
         if name is not None and not isinstance(name, str):
-            raise InvalidRequest("voice: its name is no text; send one of those in info")
+            raise InvalidRequest("voice: its name is not text; send one of those in info")
         texts: asyncio.Queue[str | None] | None = asyncio.Queue() if text is None else None
         self._texts, self._characters, self.waits_since = texts, 0, math.inf
         self._speaking = asyncio.create_task(self._speak(text, name or None, texts))

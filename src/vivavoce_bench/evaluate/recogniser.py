@@ -285,7 +285,7 @@ def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: 
 
 
 def main() -> None:
-    # Ctrl-C reaches all processes of a terminal and ends these without a word: the first one answers.
+    # Ctrl-C is sent to all processes of the terminal; this one ends silently, and the main process reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # output that a recogniser prints is not part of the answer

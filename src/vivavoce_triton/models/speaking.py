@@ -46,7 +46,7 @@ def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
     if reference is None and transcript:
         raise InvalidRequest("reference_text: belongs to a recording; send reference_wav with it, or leave it out")
     if reference is not None and voice:
-        raise InvalidRequest("voice: a name and reference_wav are given; leave one of them out")
+        raise InvalidRequest("voice: it excludes reference_wav; leave one of them out")
     seed, speed = inputs.number("seed"), inputs.number("speed")
     options = SpeakOptions(
         instruct=inputs.text("instruct_text") or None,
@@ -97,11 +97,11 @@ class RequestVoices:
             self._registry.find(self._default)  # refuse a wrong name at the start, not to every client
 
     def of(self, wanted: SpokenRequest) -> Voice:
-        """A recording is extracted once; the last ones are cached."""
+        """The voice of a request. Voices extracted from recordings are cached."""
         if wanted.reference is not None:
             if self._cached_only:
                 raise InvalidRequest(
-                    "reference_wav: this server speaks in cached voices only (use_spk2info_cache); leave the recording "
+                    "reference_wav: this server accepts stored voices only (use_spk2info_cache); leave the recording "
                     "out, or name a voice"
                 )
             return self._registry.resolve(wanted.reference, wanted.reference_text)

@@ -259,7 +259,9 @@ def test_a_model_of_one_script_reads_as_ever_and_refuses_other_scripts(latin):
     for language in ("zh", "ja", "ko", "ru"):
         with pytest.raises(InvalidRequest, match=f"^language: the model does not know '{language}' .* another model$"):
             latin.segments("Hello.", language)
-    with pytest.raises(InvalidRequest, match=r"^language: 'pt' is none of zh, en, ja, ko, de, es, fr, it, ru; choose"):
+    with pytest.raises(
+        InvalidRequest, match=r"^language: 'pt' is not one of zh, en, ja, ko, de, es, fr, it, ru; choose"
+    ):
         latin.segments("Hello.", "pt")
 
 

@@ -66,7 +66,7 @@ def test_changes_are_told_with_their_places(front_end: TextFrontEnd) -> None:
     ]
     for plain, reading in how:
         assert not front_end.explain(plain, reading=reading).changes
-    with pytest.raises(InvalidRequest, match="'tlh' is none of"):
+    with pytest.raises(InvalidRequest, match="'tlh' is not one of"):
         front_end.explain(text, "tlh")
     assert front_end.explain("$50蚊", "yue").spoken == "五十蚊"
 
@@ -123,5 +123,5 @@ def test_a_text_that_nobody_waits_for_is_given_up(front_end: TextFrontEnd) -> No
 
 
 def test_another_name_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"reading: 'loud' is none of official, natural, off"):
+    with pytest.raises(InvalidRequest, match=r"reading: 'loud' is not one of official, natural, off"):
         SpeakOptions(reading="loud")  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ async def test_what_is_not_as_wished_is_told_before_the_audio() -> None:
     ("content", "status", "message"),
     [
         (b"", "INVALID_ARGUMENT", "request: holds nothing to do"),
-        (b"\xff\xff", "INVALID_ARGUMENT", "request: its 2 bytes are no cosyvoice.Request"),
+        (b"\xff\xff", "INVALID_ARGUMENT", "request: its 2 bytes are not a valid cosyvoice.Request"),
         (request("sft_request", spk_id="anna"), "INVALID_ARGUMENT", "tts_text: is missing; a sftRequest needs it"),
         (request("sft_request", tts_text="Hi."), "INVALID_ARGUMENT", "spk_id: is missing"),
         (request("sft_request", tts_text="Hi.", spk_id="中文女"), "NOT_FOUND", "voice: '中文女' is not registered"),
@@ -103,7 +103,7 @@ async def test_what_is_not_as_wished_is_told_before_the_audio() -> None:
         (
             request("cross_lingual_request", tts_text="Hi.", prompt_audio=b"123"),
             "INVALID_ARGUMENT",
-            "prompt_audio: 3 bytes are no whole number of 16-bit samples",
+            "prompt_audio: 3 bytes are not a whole number of 16-bit samples",
         ),
         (
             request("cross_lingual_request", tts_text=TEXT, prompt_audio=bytes(65_536)),

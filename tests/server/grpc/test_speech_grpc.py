@@ -177,7 +177,11 @@ async def test_what_is_not_as_wished_is_told_and_nothing_to_say_is_a_silence() -
     ("requests", "code", "message"),
     [
         ([], "invalid_request", "message: holds nothing that is known"),
-        ([b"\xff\xff"], "invalid_request", "request: its 2 bytes are no vivavoce.v1.SpeakRequest; make it with code"),
+        (
+            [b"\xff\xff"],
+            "invalid_request",
+            "request: its 2 bytes are not a valid vivavoce.v1.SpeakRequest; make it with code",
+        ),
         ([asked(start={"speed": 3})], "invalid_request", "speed: 3"),
         ([asked(start={"mode": "loud"})], "invalid_request", "mode: 'loud' is unknown"),
         ([asked(start={"seed": 2**60})], "invalid_request", "seed: 1152921504606846976"),

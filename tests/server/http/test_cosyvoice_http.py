@@ -165,10 +165,10 @@ TWO_FILES = b'--b\r\ncontent-disposition: form-data; name="prompt_wav"; filename
     ("body", "kind", "message"),
     [
         (b'{"tts_text": "Hello."}', "application/json", "tts_text: is missing"),
-        (b"nothing", "multipart/form-data", "body: it is no form"),
-        (TWO_FILES, "multipart/form-data; boundary=b", "body: it is no form"),
+        (b"nothing", "multipart/form-data", "body: the form cannot be read"),
+        (TWO_FILES, "multipart/form-data; boundary=b", "body: the form cannot be read"),
         (PART, "multipart/form-data; boundary=b; charset=punycode", "content-type: charset"),
-        (PART.replace(b"Hello", b"\xe9"), "multipart/form-data; boundary=b", "tts_text: is no UTF-8"),
+        (PART.replace(b"Hello", b"\xe9"), "multipart/form-data; boundary=b", "tts_text: is not UTF-8"),
     ],
 )
 def test_a_body_that_is_no_form(shared: Served, body: bytes, kind: str, message: str) -> None:

@@ -67,11 +67,11 @@ def part(name: str, text: bytes, *headers: bytes, file: str | None = None) -> by
 END = b"--x--\r\n"
 JSON = [
     (b"[" * 200_000, "body: holds 200000 commas and brackets"),
-    (b"[" * 100_000 + b"]" * 100_000, "body: is no JSON"),
-    (b'{"a":' * 100_000, "body: is no JSON"),
-    (b'{"input": "x", "sampling": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body: is no JSON"),
+    (b"[" * 100_000 + b"]" * 100_000, "body: is not JSON"),
+    (b'{"a":' * 100_000, "body: is not JSON"),
+    (b'{"input": "x", "sampling": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body: is not JSON"),
     (b"[" + b"{}," * MIB + b"{}]", "body: holds "),
-    (b'{"input": "x", "seed": ' + b"9" * 10_000 + b"}", "body: is no JSON"),
+    (b'{"input": "x", "seed": ' + b"9" * 10_000 + b"}", "body: is not JSON"),
     (b'{"input": "x", "seed": 1' + b"0" * 400 + b"}", "seed: "),
     (b'{"input": "x", "seed": 1e400}', "seed: "),
     (b'{"input": "x", "speed": NaN}', "speed: "),
@@ -85,14 +85,14 @@ JSON = [
     (b'{"input": "x", "a\\nb\\u0000": 1}', "'a\\nb\\x00': extra inputs"),
     (b'{"input": "x", "' + b"k" * MIB + b'": 1}', "'kkkk"),
     (b'{"input": "' + "e\u0301".encode() * (MIB // 3) + b'"}', "input: string should have at most 20000"),
-    (b'{"input": "\xff\xfe"}', "body: is no JSON"),
-    (b'{"input": "a\x00b"}', "body: is no JSON"),
+    (b'{"input": "\xff\xfe"}', "body: is not JSON"),
+    (b'{"input": "a\x00b"}', "body: is not JSON"),
     (b'{"input": ["x"]}', "input: "),
     (b'{"input": "x", "voice": {"id": {"id": "anna"}}}', "voice.id: "),
-    (b'{"input": "x", "prompt_audio": "%s"}' % (b"A " * MIB + b"!"), "prompt_audio: is no base64"),
-    ('{"input": "x", "prompt_audio": "ﾁ"}'.encode(), "prompt_audio: is no base64"),
-    (b'{"input": "x", "prompt_audio": "AAAAA"}', "prompt_audio: is no base64"),
-    (gzip.compress(speech(), mtime=0), "body: is no JSON"),
+    (b'{"input": "x", "prompt_audio": "%s"}' % (b"A " * MIB + b"!"), "prompt_audio: is not base64"),
+    ('{"input": "x", "prompt_audio": "ﾁ"}'.encode(), "prompt_audio: is not base64"),
+    (b'{"input": "x", "prompt_audio": "AAAAA"}', "prompt_audio: is not base64"),
+    (gzip.compress(speech(), mtime=0), "body: is not JSON"),
     (speech(speed=0.1), "speed: input should be greater than or equal to 0.25"),
     (speech(seed=-1), "seed: input should be greater than or equal to 0"),
     (speech(response_format="ogg"), "response_format: input should be 'mp3'"),
@@ -103,47 +103,47 @@ JSON = [
     (speech(sampling={"top_p": 7}), "sampling.top_p: input should be less than or equal to 1"),
 ]
 FORMS = [
-    (b"", "body: it is no form"),
-    (b"--x", "body: it is no form"),
-    (b"--y\r\n\r\n--y--", "body: it is no form"),
-    (b"--x\r\n\r\nno name\r\n" + END, "body: it is no form"),
-    (b"--x\r\ncontent-disposition: form-data\r\n\r\nno name\r\n" + END, "body: it is no form"),
-    (b"--x\r\ncontent-disposition\r\n\r\nno colon\r\n" + END, "body: it is no form"),
-    (b"--x\r\n: nothing\r\n\r\n\r\n" + END, "body: it is no form"),
-    (b"--x\r\ncontent disposition: form-data; name=input\r\n\r\nspace\r\n" + END, "body: it is no form"),
-    (part("input", b"Hello.")[:-2], "body: it is no form"),
-    (part("input", b"x", b"h: " + b"v" * MIB) + END, "body: it is no form"),
-    (part("input", b"x", *[b"h: v"] * 5_000) + END, "body: it is no form"),
-    (part("input", b"x" * (MIB + 1)) + END, "body: it is no form"),
-    (part("input", b"") * 5_000 + END, "body: it is no form"),
-    (part("prompt_audio", b"RIFF", file="a.wav") * 5_000 + END, "body: it is no form"),
-    (part("input", b"Hello.", file="a.txt") + END, "'input': a file came where none is taken"),
+    (b"", "body: the form cannot be read"),
+    (b"--x", "body: the form cannot be read"),
+    (b"--y\r\n\r\n--y--", "body: the form cannot be read"),
+    (b"--x\r\n\r\nno name\r\n" + END, "body: the form cannot be read"),
+    (b"--x\r\ncontent-disposition: form-data\r\n\r\nno name\r\n" + END, "body: the form cannot be read"),
+    (b"--x\r\ncontent-disposition\r\n\r\nno colon\r\n" + END, "body: the form cannot be read"),
+    (b"--x\r\n: nothing\r\n\r\n\r\n" + END, "body: the form cannot be read"),
+    (b"--x\r\ncontent disposition: form-data; name=input\r\n\r\nspace\r\n" + END, "body: the form cannot be read"),
+    (part("input", b"Hello.")[:-2], "body: the form cannot be read"),
+    (part("input", b"x", b"h: " + b"v" * MIB) + END, "body: the form cannot be read"),
+    (part("input", b"x", *[b"h: v"] * 5_000) + END, "body: the form cannot be read"),
+    (part("input", b"x" * (MIB + 1)) + END, "body: the form cannot be read"),
+    (part("input", b"") * 5_000 + END, "body: the form cannot be read"),
+    (part("prompt_audio", b"RIFF", file="a.wav") * 5_000 + END, "body: the form cannot be read"),
+    (part("input", b"Hello.", file="a.txt") + END, "'input': this field does not take a file"),
     (part("a" * 3_000, b"Hello.", file="a.txt") + END, "'aaaa"),
     (part("b\nc", b"Hello.") + END, "input: field required"),
     (part("input", b"x") + part("b\nc", b"Hello.") + END, "'b\\nc': extra inputs"),
-    (part("input", b"\xff\xfe") + END, "input: is no UTF-8 from byte 0 on"),
-    (part("input", b"ab\xed\xa0\x80") + END, "input: is no UTF-8 from byte 2 on"),
-    (part("\ud800", b"x") + END, "a field's name: is no UTF-8"),
-    (part("in\nput", b"\xff") + END, "a field: is no UTF-8 from byte 0 on"),
+    (part("input", b"\xff\xfe") + END, "input: is not UTF-8 from byte 0 on"),
+    (part("input", b"ab\xed\xa0\x80") + END, "input: is not UTF-8 from byte 2 on"),
+    (part("\ud800", b"x") + END, "a field's name: is not UTF-8"),
+    (part("in\nput", b"\xff") + END, "a field: is not UTF-8 from byte 0 on"),
     (part("input", "e\u0301".encode() * 20_000) + END, "input: string should have at most 20000"),
-    (part("input", b"x") + part("sampling", b'{"a":' * 100_000) + END, "sampling: is no JSON"),
+    (part("input", b"x") + part("sampling", b'{"a":' * 100_000) + END, "sampling: is not JSON"),
     (part("input", b"x") + part("voice", b"{" * 200_000) + END, "voice: holds 200000 commas and brackets"),
     (part("input", b"x") + part("nonsense", b"y") + END, "nonsense: extra inputs"),
     (part("input", b"x") + part("speed", b"nan") + END, "speed: "),
     (part("input", b"x") + part("seed", b"9" * 5_000) + END, "seed: "),
-    (part("input", b"x") + part("prompt_audio", b"!" * MIB) + END, "prompt_audio: is no base64"),
+    (part("input", b"x") + part("prompt_audio", b"!" * MIB) + END, "prompt_audio: is not base64"),
 ]
 VOICE_FORMS = [
     (END, "file: is missing"),
     (part("name", b"eve") + END, "file: is missing"),
     (part("file", b"RIFF", file="a.wav") + END, "name: is missing"),
-    (part("name", b"eve") + part("file", b"") + END, "'file': is no field"),
-    (part("name", b"eve", file="a") + END, "'name': a file came where none is taken"),
+    (part("name", b"eve") + part("file", b"") + END, "'file': is not a field"),
+    (part("name", b"eve", file="a") + END, "'name': this field does not take a file"),
     (part("name", b"eve") + part("\n", b"RIFF", file="a.wav") + END, "'\\n': a file came"),
-    (part("name", b"\xc3\x28") + END, "name: is no UTF-8"),
+    (part("name", b"\xc3\x28") + END, "name: is not UTF-8"),
     (part("name", b"eve") + part("replace", b"maybe") + part("file", b"RIFF", file="a") + END, "replace: 'maybe'"),
-    (part("name", b"eve") * 5_000 + END, "body: it is no form"),
-    (part("name", b"eve") + part("file", bytes(2 * MIB), file="a.wav")[:-1], "body: it is no form"),
+    (part("name", b"eve") * 5_000 + END, "body: the form cannot be read"),
+    (part("name", b"eve") + part("file", bytes(2 * MIB), file="a.wav")[:-1], "body: the form cannot be read"),
     (part("name", b"eve") + part("file", b"", file="a.wav") + END, "file: the given data is empty"),
 ]
 URLENCODED = [
@@ -164,7 +164,10 @@ REFUSED = [
         (SPEECH, f"application/x-www-form-urlencoded; charset={each}", b"input=x", "content-type: ")
         for each in CHARSETS
     ),
-    *((SPEECH, f"multipart/form-data{each}", part("input", b"x") + END, "body: it is no form") for each in BOUNDARIES),
+    *(
+        (SPEECH, f"multipart/form-data{each}", part("input", b"x") + END, "body: the form cannot be read")
+        for each in BOUNDARIES
+    ),
     *((SPEECH, f"{FORM}; charset={each}", ENCODED, "content-type: charset ") for each in CHARSETS),
     *((VOICES, f"{FORM}; charset={each}", ENCODED, "content-type: charset ") for each in CHARSETS),
 ]
@@ -182,8 +185,8 @@ def test_packed_bodies_are_not_unpacked(server: Served, encoding: str) -> None:
         archive.writestr("bomb", bytes(64 * MIB))
     bomb = zeros.getvalue() if encoding == "zip" else gzip.compress(bytes(64 * MIB), 1)
     with memory_bounded(16 * MIB):
-        refused(answer_to(server, SPEECH, bomb, content_encoding=encoding), "body: is no JSON")
-        refused(answer_to(server, VOICES, bomb, FORM, content_encoding=encoding), "body: it is no form")
+        refused(answer_to(server, SPEECH, bomb, content_encoding=encoding), "body: is not JSON")
+        refused(answer_to(server, VOICES, bomb, FORM, content_encoding=encoding), "body: the form cannot be read")
 
 
 def test_json_of_many_values_takes_no_more_memory_than_its_bytes(server: Served) -> None:

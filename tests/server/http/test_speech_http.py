@@ -489,7 +489,7 @@ def test_a_time_that_cannot_be_is_named(server: Served, seconds: str) -> None:
     answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT}, headers={"x-request-timeout": seconds})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
     assert answer.json()["error"]["message"].startswith(
-        f"x-request-timeout: {seconds!r} is no number of seconds above 0"
+        f"x-request-timeout: {seconds!r} is not a number of seconds above 0"
     )
     assert len(speaker_of(server).orders) == before
 

@@ -82,7 +82,7 @@ def test_a_head_tells_what_a_get_would_and_speaks_nothing(shared: Served) -> Non
         ("", "input: field required"),
         ("input=Hello.&tone=happy", "tone: extra inputs"),
         ("input=Hello.&input=Bye.", "query: holds a field twice"),
-        ("input=%ff", "input: is no UTF-8"),
+        ("input=%ff", "input: is not UTF-8"),
         ("input=Hello.&prompt_text=Hi.", "prompt_text: has no room in a URL"),
         ("input=Hello.&response_format=midi", "response_format: "),
     ],

@@ -117,7 +117,7 @@ class EncoderLayout(TableLayout):
 
 
 def _tile_shape(size: int, rows: int, queries: int) -> tuple[int, int]:
-    """Shape of the most tiles that `cut_tiles` needs for `size` positions of this many rows."""
+    """Shape of a tile table that is large enough for `cut_tiles` with any `size` positions in `rows` rows."""
     # Every row, and the padding, may end with a tile that is not full. Each table begins at a multiple of 16 bytes: for
     # one that does not another kernel would be compiled.
     return rounded(-(-size // queries) + rows + 1, 4), 3

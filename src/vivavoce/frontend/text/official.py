@@ -94,7 +94,7 @@ def _one_of(names: tuple[Any, ...], field: str, name: str, remedy: str) -> Any:
     for known in names:
         if name == known:
             return known
-    raise InvalidRequest(f"{field}: {name!r} is none of {', '.join(names)}; {remedy}")
+    raise InvalidRequest(f"{field}: {name!r} is not one of {', '.join(names)}; {remedy}")
 
 
 def is_only_punctuation(text: str) -> bool:
@@ -162,9 +162,10 @@ class NumberWords:
 
 @dataclass(frozen=True)
 class WetextNormalizer:
-    """Calls wetext for one language, in parts where it fails.
+    """Normalises text of one language with wetext. If wetext fails on a block, the block is tried in smaller parts.
 
-    normalize: numbers, dates and units into words; raises AssertionError for text that wetext has no path through.
+    normalize: wetext's function, which writes numbers, dates and units as words. It raises AssertionError for text
+    that wetext's grammar does not accept.
     """
 
     language: Ruled

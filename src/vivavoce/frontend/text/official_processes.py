@@ -36,9 +36,9 @@ from vivavoce_textnorm import CancelCheck, Say, Settings, never_cancelled
 log = logging.getLogger(__name__)
 
 TOO_LONG_S = 30.0
-"""A process that reads one block for so long is replaced; the slowest block takes 0.3 s of a processor."""
+"""A process that works on one block for this long is replaced; the slowest block takes 0.3 s of processor time."""
 _ASKED_EVERY_S = 0.1
-"""How often who waits for a process is asked whether it still wants one."""
+"""Interval in seconds at which a caller that waits for a process checks for cancellation."""
 _ENDING_S = 5.0
 _NICENESS = 10
 
@@ -101,16 +101,16 @@ class ReadingProcesses:
             list(threads.map(read, range(len(self._all))))
 
     def _places(self, length: int) -> range:
-        """Of the processes that read blocks of texts of this length."""
+        """Indices of the processes that may normalise texts of this length."""
         return range(0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1), len(self._all))
 
     def _asked(
         self, asked: tuple[Any, ...], places: range, length: int = 0, cancelled: CancelCheck = never_cancelled
     ) -> str | None:
-        """The answer of a process at one of these places; None: there is none."""
+        """Ask one of these processes. None: no process could be started."""
         place = self._take(places, length, cancelled)
         try:
-            for _ in range(2):  # one that had ended while it was idle is no fault of the block
+            for _ in range(2):  # a second try, because the process may have ended while it was idle
                 process = self._all[place]
                 try:
                     return _ask(process, asked)
@@ -119,14 +119,14 @@ class ReadingProcesses:
                         break
                     process.kill()
                     told = {"exit_code": process.wait()}
-                    log.warning("text process ended: exit %(exit_code)s; another one takes its place", told)
+                    log.warning("text process ended: exit %(exit_code)s; another one is started", told)
                     _end([process])
                     self._all[place] = self._start(place)
                     if isinstance(error, TimeoutError):
                         break
         except OSError as error:
             log.warning(
-                "text process missing: no process that reads texts can be started (%(error)s)", {"error": error}
+                "text process missing: no process that normalises texts can be started (%(error)s)", {"error": error}
             )
         finally:
             self._give(place)
@@ -203,7 +203,7 @@ def _unpacked(settings: str) -> Settings:
 
 
 def _ask(process: subprocess.Popen[bytes], asked: tuple[Any, ...]) -> str | None:
-    """What it answers; OSError, ValueError: it has ended; TimeoutError: it takes too long."""
+    """Send a request to the process and read its answer. OSError, ValueError: it has ended; TimeoutError: no answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(asked).encode() + b"\n")

@@ -133,7 +133,7 @@ class TextFrontEnd:
             "".join(words for words, _ in self.arriving(text, code, "natural"))
 
     def close(self) -> None:
-        """End the processes that read: what comes now stays as it is written."""
+        """End the processes that normalise text; later texts are not normalised."""
         if self._processes:
             self._processes.close()
 

@@ -152,7 +152,8 @@ def parsed(name: str, content: bytes) -> Any:
         made.ParseFromString(content)
     except DecodeError:
         raise InvalidRequest(
-            f"request: its {len(content)} bytes are no {name}; make it with code from {made.DESCRIPTOR.file.name}"
+            f"request: its {len(content)} bytes are not a valid {name}; "
+            f"make it with code from {made.DESCRIPTOR.file.name}"
         ) from None
     return made
 

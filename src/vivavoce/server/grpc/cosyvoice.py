@@ -69,7 +69,7 @@ def _speech_request(content: bytes, owner: str) -> SpeechRequest:
         raise InvalidAudio(f"prompt_audio: is missing; send 16-bit mono samples at {PROMPT_RATE} Hz")
     if len(samples) % 2:
         raise InvalidAudio(
-            f"prompt_audio: {len(samples)} bytes are no whole number of 16-bit samples; "
+            f"prompt_audio: {len(samples)} bytes are not a whole number of 16-bit samples; "
             f"send mono samples at {PROMPT_RATE} Hz, without a header"
         )
     recording = Recording(wav_header(PROMPT_RATE, len(samples) // 2) + samples, transcript)

@@ -88,7 +88,9 @@ async def deadline_of(connection: HTTPConnection) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
-        raise InvalidRequest(f"{TIMEOUT_HEADER}: {given[:40]!r} is no number of seconds above 0, up to 86400; send one")
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER}: {given[:40]!r} is not a number of seconds above 0, up to 86400; send one"
+        )
     return state_of(connection).dispatcher.clock() + seconds
 
 

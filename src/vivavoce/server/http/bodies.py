@@ -73,7 +73,7 @@ def parse_json(text: bytes, field: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidRequest(f'{field}: is no JSON; send an object like {{"input": "Hello."}}, or a form') from None
+        raise InvalidRequest(f'{field}: is not JSON; send an object like {{"input": "Hello."}}, or a form') from None
 
 
 def check_separators(text: str | bytes, field: str) -> None:
@@ -192,7 +192,7 @@ async def _parse_multipart(request: Request, max_fields: int) -> FormData:
     try:
         return await parser.parse()
     except MultiPartException as error:
-        raise InvalidRequest(f"body: it is no form that can be read ({error.message.rstrip('.')})") from None
+        raise InvalidRequest(f"body: the form cannot be read ({error.message.rstrip('.')})") from None
 
 
 def _utf_8(encoded: bytes, field: str) -> str:
@@ -200,4 +200,4 @@ def _utf_8(encoded: bytes, field: str) -> str:
         return encoded.decode("utf-8")
     except UnicodeDecodeError as error:
         name = field[:40] if field.isprintable() else "a field"
-        raise InvalidRequest(f"{name}: is no UTF-8 from byte {error.start} on; send UTF-8") from None
+        raise InvalidRequest(f"{name}: is not UTF-8 from byte {error.start} on; send UTF-8") from None

@@ -117,7 +117,7 @@ def _request(route: _Route, texts: dict[str, str], recording: bytes | None, owne
     try:
         speed = float(texts.get("speed") or 1.0)
     except ValueError:
-        raise InvalidRequest(f"speed: {texts['speed'][:40]!r} is no number; choose one from 0.5 to 2") from None
+        raise InvalidRequest(f"speed: {texts['speed'][:40]!r} is not a number; choose one from 0.5 to 2") from None
     instruct = given.get("instruct_text")
     options: dict[str, Any] = {"mode": route.mode, "instruct": instruct, "speed": speed, "reading": "official"}
     return SpeechRequest(given["tts_text"], voice, owner=owner, **options)

@@ -37,12 +37,12 @@ from vivavoce_textnorm import Language
 
 PROTOCOL = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"
-"""The default of ElevenLabs' service."""
+"""ElevenLabs' service has the same default."""
 _NAMES = ("Chinese", "English", "Japanese", "Korean", "German", "Spanish", "French", "Italian", "Russian")
 _LANGUAGES: dict[str, str] = dict(zip(get_args(Language), _NAMES, strict=True))
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
-"""Most failed contexts whose further text is ignored."""
+"""Number of failed contexts that are remembered, so that further text for them is ignored."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
 _OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
 _AUDIO = {"description": "Audio as it is made.", "content": {"audio/*": {"schema": {"type": "string"}}}}
@@ -184,7 +184,7 @@ def _endpoint(
 
 
 def is_elevenlabs(headers: Headers) -> bool:
-    """True for ElevenLabs' packages and programs with its header: it shares some paths with OpenAI's API."""
+    """Tell ElevenLabs' clients from OpenAI's by their headers, because the two APIs share some paths."""
     return "xi-api-key" in headers or "elevenlabs" in headers.get("x-fern-sdk-name", "")
 
 
@@ -198,7 +198,7 @@ def models(about: ModelInfo) -> list[dict[str, Any]]:
 
 
 def output_format(name: str) -> OutputFormat:
-    """The format of one of ElevenLabs' names: codec_rate or codec_rate_kbit. InvalidRequest: it is unknown here."""
+    """Parse one of ElevenLabs' names of formats: codec_rate or codec_rate_kbit. InvalidRequest: it is not supported."""
     codec, _, numbers = name.partition("_")
     rate, *kbits = map(natural, numbers.split("_"))
     try:
@@ -347,9 +347,11 @@ class ElevenLabsDialect(Dialect):
         message, context = validated(SocketMessage, fields, "message"), self.context_of(fields)
         if not self.several:
             if message.context_id is not None or message.close_context:
-                raise InvalidRequest("context_id: here is one text to a connection; multi-stream-input knows several")
+                raise InvalidRequest(
+                    "context_id: this endpoint takes one text per connection; use multi-stream-input for several"
+                )
             if message.text is None and not message.flush:
-                raise InvalidRequest("text: field required; send the text, or an empty one at its end")
+                raise InvalidRequest("text: field required; send more text, or an empty string to end it")
         elif message.close_socket:
             return [Signal(type="close_all")]
         elif message.close_context:

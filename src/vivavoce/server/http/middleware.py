@@ -106,7 +106,7 @@ class RequestMiddleware:
             return error_response(400, message, "invalid_request", _CLOSE)
         host = headers.get("host")  # browsers always name one
         if self._hosts is not None and host is not None and not _is_known(host, self._hosts):
-            message = f"host: {host[:100]!r} is no name that this server is known by; add it with --allowed-host"
+            message = f"host: {host[:100]!r} is not a name of this server; add it with --allowed-host"
             return response_of(Forbidden(message))
         return None
 

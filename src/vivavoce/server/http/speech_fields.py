@@ -125,10 +125,10 @@ class CommonFields(_SpeechOptions):
         uploaded: bytes | None = None,
         rules: RequestsSection = RequestsSection(),
     ) -> SpeechRequest:
-        """Make the request for the engine; text: None if it arrives piece by piece; uploaded: a form's recording.
+        """Make the request for the engine. text: None if it arrives piece by piece; uploaded: the recording in a form.
 
-        ModelNotFound lists the known names; InvalidRequest: both a voice and a recording, or a transcript without a
-        recording, or a speed that the rules refuse; InvalidAudio: the recording is not base64.
+        ModelNotFound: another model is named. InvalidRequest: there are both a voice and a recording, or a transcript
+        without a recording, or the speed is out of range. InvalidAudio: the recording is not base64.
         """
         if self.model:
             check_model(self.model, about)
@@ -136,7 +136,7 @@ class CommonFields(_SpeechOptions):
         if speed != self.speed:
             problem = f"speed: {self.speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}"
             if rules.speed == "refuse":
-                raise InvalidRequest(f"{problem}; choose a number inside")
+                raise InvalidRequest(f"{problem}; choose a number in this range")
             notes = (f"{problem}; it is spoken at {speed:g}",)
         recording = None
         if uploaded is not None:
@@ -195,7 +195,7 @@ async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
         )
     for name, _ in form.files:
         if name != "prompt_audio":
-            raise InvalidRequest(f"{name[:40]!r}: a file came where none is taken; send it as prompt_audio")
+            raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the file as prompt_audio")
     values: dict[str, Any] = {}
     for name, text in form.texts:
         is_json = name in _STRUCTURED and text.lstrip().startswith("{")
@@ -211,4 +211,4 @@ def _from_base64(encoded: str) -> bytes:
     try:
         return base64.b64decode(encoded.encode("ascii").translate(None, _WHITE_SPACE), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidAudio("prompt_audio: is no base64; encode the audio file's bytes") from None
+        raise InvalidAudio("prompt_audio: is not base64; encode the audio file's bytes") from None

@@ -99,7 +99,7 @@ def router(state: AppState) -> APIRouter:
     async def add(request: Request, principal: KnownPrincipal) -> VoiceEntry:
         refuse_foreign_page(request.headers, request.scope["scheme"], state.settings.server.cors_origins)
         if media_type(request) != MULTIPART:
-            raise InvalidRequest("body: is no form; send multipart/form-data with name and file")
+            raise InvalidRequest("body: is not a form; send multipart/form-data with name and file")
         with dispatcher.permitted(principal):
             form = await read_form(request, _MAX_FORM_FIELDS)
             texts, content = _texts(form), _file(form)
@@ -133,7 +133,7 @@ def _texts(form: Form) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name, value in form.texts:
         if name not in _TEXTS:
-            raise InvalidRequest(f"{name[:40]!r}: is no field of a voice; use {', '.join(_TEXTS)} and file")
+            raise InvalidRequest(f"{name[:40]!r}: is not a field of a voice; use {', '.join(_TEXTS)} and file")
         texts["transcript" if name == "prompt_text" else name] = value
     return texts
 
@@ -141,7 +141,7 @@ def _texts(form: Form) -> dict[str, str]:
 def _file(form: Form) -> bytes:
     for name, content in form.files:
         if name not in _FILES:
-            raise InvalidRequest(f"{name[:40]!r}: a file came where none is taken; send it as file")
+            raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send it as file")
         return content
     raise InvalidRequest("file: is missing; send a recording of 0.5 to 30 s")
 
