@@ -24,7 +24,7 @@ class EastAsian(Verbalizer):
         return said.translate(self._traditional) if self._traditional else said
 
     def _numeral(self, value: int) -> str:
-        """All digits with their places, and 0 where one is missing; fixes leave out what is not said."""
+        """All digits, each with its place word (十, 百), and 0 for an empty place; fixes then drop silent parts."""
         digits, places = self.locale.digits, (*self.locale.list("places"), "")
         said: list[str] = []
         for name in ("", *self.locale.list("groups")):

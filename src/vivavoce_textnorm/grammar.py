@@ -143,7 +143,7 @@ def parse_number(written: str, locale: Locale, negative: bool = False, power: in
 
 
 def roman_value(letters: str) -> int:
-    """XIV is 14, and so is 14."""
+    """The value of a Roman numeral ("XIV" is 14) or of decimal digits."""
     if letters.isdecimal():
         return int(letters)
     values = [{"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}.get(letter, 0) for letter in letters]

@@ -80,7 +80,7 @@ class Stretch:
 
     @classmethod
     def whole(cls, text: str) -> Stretch:
-        """A text that is read as it is written."""
+        """A text without markup."""
         return cls([TextRun([Piece(0, len(text), text)])])
 
     @property

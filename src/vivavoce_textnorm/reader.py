@@ -229,7 +229,9 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
         at = start
         for run in _LATIN_RUN.finditer(text, start, end):
             words = _LATIN_WORD.findall(run[0])
-            if len(words) >= 3 and sum(map(str.islower, words)) >= 2:  # no name of a product
+            if (
+                len(words) >= 3 and sum(map(str.islower, words)) >= 2
+            ):  # long enough to be a sentence, not a product's name
                 yield at, run.start(), told
                 yield run.start(), run.end(), detect_sentence_language(run[0], "en")
                 at = run.end()

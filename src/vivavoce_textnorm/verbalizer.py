@@ -95,7 +95,7 @@ class Verbalizer(ABC):
         return self.locale.joint.join(word for word in words if word)
 
     def between(self, sides: Sequence[str], word: str) -> str:
-        """Sides, said already, with a word of the locale between them."""
+        """Join sides, which are words already, with a word of the locale."""
         return f"{self.locale.joint}{self.locale.words[word]}{self.locale.joint}".join(sides)
 
     def form(self, number: Number, forms: Forms) -> str:
@@ -196,7 +196,7 @@ class Verbalizer(ABC):
         return f"{said} d'{form}" if of == "d'" and form[0] in "aehiou" else self.join(said, of.replace("'", "e"), form)
 
     def range(self, low: str, high: str) -> str:
-        """From one to the other; both are said already."""
+        """A range; low and high are words already."""
         return self.join(low, self.locale.words["to"], high)
 
     def score(self, sides: Sequence[int]) -> str:
@@ -204,7 +204,7 @@ class Verbalizer(ABC):
         return self.between([*map(self.cardinal, sides)], "score")
 
     def ratio(self, sides: Sequence[str]) -> str:
-        """1:10, each side said already."""
+        """A ratio such as 1:10; the sides are words already."""
         return self.between(sides, "ratio")
 
     def reign(self, value: int) -> str:

@@ -91,7 +91,7 @@ def test_nothing_is_ever_called(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("a: !ref <b>", "no such key"),
+        ("a: !ref <b>", "this key does not exist"),
         ("a: !ref <b>\nb: !ref <a>", "refers to itself"),
         ("a: !ref <b> * 2\nb: text", "not arithmetic"),
         ("a: !ref <b> * 2\nb: '1'", "not arithmetic"),
@@ -314,7 +314,7 @@ def test_no_number_breaks_the_first_generation(first, wrong):
 
 
 def test_the_first_generation_s_language_model_is_no_qwen2(first):
-    with pytest.raises(UnsupportedModel, match="no Qwen2"):
+    with pytest.raises(UnsupportedModel, match="is not Qwen2"):
         qwen2_of(read_config(first.parent, ()).lm)
 
 

@@ -40,7 +40,7 @@ from vivavoce.rates import Rates
 NUM_EULER_STEPS = 10
 
 WHOLE_RATE = 50
-"""Speech tokens per second of CosyVoice 1; CosyVoice-300M-25Hz was another experiment."""
+"""Speech tokens per second of CosyVoice 1. The experiment CosyVoice-300M-25Hz is not supported."""
 OVERLAP_TOKENS = 20
 """Speech tokens at a chunk's end that CosyVoice 1's official stream computes twice."""
 TABLE_POSITIONS = 5000

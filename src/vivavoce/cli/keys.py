@@ -45,7 +45,7 @@ def add(
     may_publish: bool = flag("Allow adding and removing voices that all keys can use.", default=False),
     requests_per_minute: float | None = flag("Requests per minute.  [default: no limit]", "NUMBER"),
     characters_per_minute: float | None = flag("Characters of text per minute.  [default: no limit]", "NUMBER"),
-    concurrent: int | None = flag("Requests at once.  [default: no limit]", "NUMBER"),
+    concurrent: int | None = flag("Concurrent requests.  [default: no limit]", "NUMBER"),
     expires: str | None = flag("Refuse the key from this day on, such as 2027-01-01.  [default: never]", "DATE"),
     quiet: QuietOption = False,
 ) -> None:

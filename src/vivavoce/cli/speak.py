@@ -49,7 +49,7 @@ _PACED_S = 10.0
 
 @dataclass(frozen=True)
 class SpeechSource:
-    text: str | None = argument("What to say; without it, what is piped in.", "TEXT")
+    text: str | None = argument("The text to speak; if missing, stdin is read.", "TEXT")
     file: str | None = flag("Read the text, a book even, from a UTF-8 file; - is stdin.", "PATH|-", "-f")
     out: flags.OutOption = "out.wav"
     stream: bool = flag("Write the audio while it is made: it starts sooner and ends later.", default=False)

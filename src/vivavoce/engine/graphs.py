@@ -81,15 +81,15 @@ class BatchSizes:
 
 
 TOKEN_SIZES = BatchSizes((32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192), 8)
-"""Sizes of the flow's encoder, in tokens."""
+"""Batch sizes, in tokens, for which graphs of the flow's encoder are recorded."""
 FRAME_SIZES = BatchSizes(
     (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384), 16
 )
-"""Sizes of the flow's estimator, in mel frames."""
+"""Batch sizes, in mel frames, for which graphs of the flow's estimator are recorded."""
 
 
 class Graphs:
-    """Recordings of one queue. They share the memory of their intermediate tensors, so they must run one after another.
+    """CUDA graphs of one queue. They share the memory of their intermediate tensors, so they must run one at a time.
 
     On other devices than CUDA nothing is recorded: what is given is what runs.
     """

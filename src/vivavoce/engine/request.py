@@ -124,7 +124,7 @@ class SegmentRequest:
         _check("pause_s", self.pause_s, 0.0, MAX_PAUSE_S)
         if self.pause_s and (self.text or self.speech_tokens):
             raise InvalidRequest(
-                f"pause_s: {self.pause_s} of a segment that speaks; give the pause a segment of its own"
+                f"pause_s: {self.pause_s}, but the segment has text or tokens; give the pause a segment of its own"
             )
         if not self.text and self.speech_tokens is None and not self.pause_s:
             raise InvalidRequest("text: no tokens to speak; give some text")

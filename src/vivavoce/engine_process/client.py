@@ -300,8 +300,10 @@ class EngineClient:
                     return cast(messages.Pulse, await asking)
                 if not self.stuck and (step + 1) * PULSE_S >= LATE_S:
                     self.stuck = True
-                    late = "engine late: no answer for %(seconds)g s; it gets no requests until it answers"
-                    log.warning(late, {"seconds": LATE_S})
+                    log.warning(
+                        "engine late: no answer for %(seconds)g s; it gets no requests until it answers",
+                        {"seconds": LATE_S},
+                    )
             raise TimeoutError
         finally:
             asking.cancel()

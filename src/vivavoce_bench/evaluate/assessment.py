@@ -131,7 +131,7 @@ def assess(
     """Measure each clip when it arrives, then transcribe all of them. The clips' samples are not kept in memory.
 
     voices: the voices that speaker similarity compares with, by name; folder: where the audio is saved; settings: shown
-    in the report. `InvalidRequest`: there are no clips, the recogniser fails, or a file cannot be written.
+    in the report. `InvalidRequest`: the list of clips is empty, the recogniser fails, or a file cannot be written.
     """
     references = {name: as_vector(voice.embedding) for name, voice in voices.items()}
     measured = [_measure(clip, references, instruments, control, folder) for clip in clips]

@@ -33,10 +33,10 @@ SAMPLE_RATE = 16_000
 
 
 class Recogniser(Protocol):
-    """Writes down speech. More methods are used where it has them, as `PocketSphinx` does.
+    """Transcribes speech. Three further methods, which `PocketSphinx` has, are optional.
 
-    `closed(sentences)` gives a recogniser that knows only these lists of words; `phones(samples)` hears phones, and
-    `pronunciations(word)` gives the ways to pronounce a word in lower case, none if it is not known.
+    `closed(sentences)` returns a recogniser that only recognises these lists of words; `phones(samples)` recognises
+    phones; `pronunciations(word)` returns the pronunciations of a lower-case word, or nothing if it is unknown.
     """
 
     def transcribe(self, samples: Samples) -> str:

@@ -263,9 +263,9 @@ class FlowRow:
     """All blocks up to `end`; empty unless `attention` is `BLOCKS`."""
     span: AttentionSpan = field(init=False)
     before: RowState | None = None
-    """The state that is read."""
+    """State that the row continues; None: it starts at the first token."""
     after: RowState | None = None
-    """The state that is left, its pages held for the row; None: none is kept."""
+    """State after the row, whose pages are held for it; None: no state is kept."""
 
     @property
     def new(self) -> int:

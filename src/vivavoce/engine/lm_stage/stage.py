@@ -72,7 +72,7 @@ class SlotSteps:
 
 
 class PlainSteps(SlotSteps):
-    """`SlotLM` and a chooser, which decides the ids, over static slots."""
+    """Runs `SlotLM` over the slots, with a chooser that samples the ids, without CUDA graphs."""
 
     def __init__(
         self, models: Models | LanguageModel, slots: int, capacity: int, window: int, choose: Chooser, *, fixed: bool

@@ -81,10 +81,10 @@ def _kernels(old: int, new: int) -> Samples:
 
 
 class Encoder:
-    """One stream's encoder. The bytes of all `encode` calls and of `finish`, in order, are one valid file.
+    """Encodes one stream. The bytes of all `encode` calls and of `finish`, in order, are one valid file.
 
-    How the samples are cut into calls changes nothing that can be heard. For one thread at a time.
-    This class writes PCM; the others write what their format puts around it.
+    The audio does not depend on how the samples are divided among the calls. Not safe for several threads. This class
+    writes PCM; subclasses write the other formats.
     """
 
     default_bitrate: int | None = None

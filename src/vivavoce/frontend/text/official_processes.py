@@ -137,7 +137,7 @@ class ReadingProcesses:
         self._finalizer()
 
     def _take(self, places: range, length: int, cancelled: CancelCheck) -> int:
-        """The place of an idle process, which is not idle then, when it is this text's turn."""
+        """Wait for this text's turn, and take an idle process; returns its index."""
         given = SimpleQueue[int]()
         turn = length, next(self._came), places, given
         with self._state:
@@ -166,8 +166,8 @@ class ReadingProcesses:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give idle processes to those whose turn it is. Each is woken by itself: if all were, of hundreds that wait,
-        they would hold the interpreter for longer than the reading takes.
+        """Give idle processes to the next waiting threads. Only those threads are woken: hundreds of woken threads
+        would occupy the interpreter for longer than the normalisation takes.
         """
         while self._waiting and (fit := self._idle.intersection(self._waiting[0][2])):
             place = min(fit)

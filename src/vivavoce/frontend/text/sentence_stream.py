@@ -30,7 +30,7 @@ class Sentence(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The character after its last one."""
+        """Index after the sentence's last character."""
         return self.start + len(self.text)
 
 

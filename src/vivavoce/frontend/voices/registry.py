@@ -250,7 +250,7 @@ class VoiceRegistry:
         except VivavoceError as error:
             fields = {"name": voice.name, "error": error}
             log.warning(
-                "voice of another model: %(name)r was extracted again, but is kept in memory only: %(error)s", fields
+                "voice of another model: %(name)r was extracted again, but stays in memory only: %(error)s", fields
             )
         return changed(features, description=voice.description, licence=voice.licence)
 

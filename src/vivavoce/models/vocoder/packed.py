@@ -62,9 +62,9 @@ class PackedVocoderWeights(NamedTuple):
 
 
 def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocoderWeights:
-    """dtype: of the products and of what they read, but for the pitch's."""
+    """dtype: of the matrix products and their inputs, except in the pitch predictor."""
     config, exact = vocoder.config, torch.float32
-    # Positions that layers hear after their own; None: as many as before.
+    # Number of later positions that each layer reads; None: the same number as earlier ones.
     ahead = pitch_ahead = first_ahead = None
     if isinstance(config, CausalVocoderConfig):
         exact, ahead, pitch_ahead, first_ahead = torch.float64, 0, PITCH_LOOKAHEAD, config.lookahead

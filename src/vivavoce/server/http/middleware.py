@@ -168,7 +168,9 @@ class _Exchange:
         return message
 
     def _take(self, added: int) -> None:
-        """Count a part of the body. TooLarge: the body is too long; Overloaded: all bodies, or the caller's, are."""
+        """Count bytes of a body. TooLarge: the body is too long. Overloaded: all bodies together, or all bodies of this
+        caller, exceed their limit.
+        """
         self._size += added
         self._caller = self._caller or self._find_caller()
         bodies = self._bounds.body_bytes
