@@ -139,7 +139,7 @@ VOICE_FORMS = [
     (part("file", b"RIFF", file="a.wav") + END, "name: is missing"),
     (part("name", b"eve") + part("file", b"") + END, "'file': is not a field"),
     (part("name", b"eve", file="a") + END, "'name': this field does not take a file"),
-    (part("name", b"eve") + part("\n", b"RIFF", file="a.wav") + END, "'\\n': a file came"),
+    (part("name", b"eve") + part("\n", b"RIFF", file="a.wav") + END, "'\\n': this field does not"),
     (part("name", b"\xc3\x28") + END, "name: is not UTF-8"),
     (part("name", b"eve") + part("replace", b"maybe") + part("file", b"RIFF", file="a") + END, "replace: 'maybe'"),
     (part("name", b"eve") * 5_000 + END, "body: the form cannot be read"),
