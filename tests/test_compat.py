@@ -368,7 +368,7 @@ def test_a_folder_without_speakers_gets_its_first(folders, tmp_path):
         (InvalidAudio, "prompt_wav: is empty; give", lambda c: next(c.inference_cross_lingual("Hi.", None))),
         (InvalidRequest, "needs the reference's transcript", lambda c: next(c.inference_zero_shot("Hi.", "", WAV))),
         (InvalidRequest, "speed: 3.0 is outside", lambda c: next(c.inference_sft("Hi.", "babble-a", speed=3.0))),
-        (InvalidText, "NoneType is no text", lambda c: next(c.inference_sft(None, "babble-a"))),
+        (InvalidText, "NoneType is not text", lambda c: next(c.inference_sft(None, "babble-a"))),
         (InvalidText, "control character", lambda c: next(c.inference_sft(iter(["Hi\x00."]), "babble-a"))),
         (InvalidRequest, "zero_shot_spk_id: is empty", lambda c: c.add_zero_shot_spk(SAID, WAV, "")),
         (
@@ -399,13 +399,13 @@ def test_nothing_to_say_gives_no_piece_and_a_warning(cosyvoice, text, caplog):
     assert any(message.startswith("nothing spoken: text: ") for message in caplog.messages)
 
 
-NO_CUDA = "official flags: {}: there is no CUDA device, it is set to False"
+NO_CUDA = "official flags: {}: without a CUDA device it is set to False"
 
 
 def test_flags_change_nothing_for_cosyvoice_1(folders, caplog):
     cosyvoice = compat.CosyVoice(folders[V1], True, True, True, 4)
     assert [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"] == [
-        "official flags: load_jit, load_trt: vivavoce's own engine does this work, nothing changes",
+        "official flags: load_jit, load_trt: they have no effect on vivavoce's own engine",
         NO_CUDA.format("fp16"),
     ]
     assert (cosyvoice.fp16, cosyvoice.sample_rate) == (False, RATES[V1])

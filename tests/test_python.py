@@ -297,7 +297,7 @@ async def test_what_an_async_iterable_cannot_be(tts):
     ):
         with pytest.raises(error, match=word):
             [chunk async for chunk in tts.astream(bad, sampling=SHORT)]
-    with pytest.raises(InvalidText, match=r"async_generator is no text; .* an async one to astream$"):
+    with pytest.raises(InvalidText, match=r"async_generator is not text; .* an async one to astream$"):
         tts.stream(pieces("Hello."))
     with pytest.raises(VoiceNotFound):
         await anext(tts.astream("Hello.", "nobody"))

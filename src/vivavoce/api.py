@@ -197,7 +197,7 @@ class Vivavoce:
 
         Raises:
             VoiceNotFound: neither a name nor a file.
-            InvalidRequest: a voice of another model, a transcript of what is no recording, or no built-in voice.
+            InvalidRequest: a voice of another model, a transcript without a recording, or no built-in voice.
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
         """
         return self._registry.resolve(voice, transcript or prompt_text)

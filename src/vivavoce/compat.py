@@ -94,11 +94,11 @@ class CosyVoice:
         given = {name for name, value in flags.items() if value}
         if given and generation is Generation.V1:
             ignored = {"flags": ", ".join(sorted(given))}
-            log.warning("official flags: %(flags)s: vivavoce's own engine does this work, nothing changes", ignored)
+            log.warning("official flags: %(flags)s: they have no effect on vivavoce's own engine", ignored)
             given.clear()
         if device.type != "cuda":
             for name in sorted(given & {"load_trt"} | ({"fp16"} if fp16 else set())):
-                log.warning("official flags: %(name)s: there is no CUDA device, it is set to False", {"name": name})
+                log.warning("official flags: %(name)s: without a CUDA device it is set to False", {"name": name})
             given.discard("load_trt")
             fp16 = False
         flow = "tensorrt" if "load_trt" in given else "jit" if "load_jit" in given else "torch"

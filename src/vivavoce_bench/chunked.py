@@ -42,12 +42,12 @@ class Cut(NamedTuple):
 
 
 def cuts(num_tokens: int, size: int, strategy: Strategy, lookahead: int) -> list[Cut]:
-    """Split the tokens: a chunk is cut while at least its own tokens and the lookahead are left."""
+    """Split the tokens into chunks; the tokens that do not fill a chunk and its lookahead are the last chunk."""
     if not LEAST_SIZE <= size <= GREATEST_SIZE:
         raise InvalidRequest(f"chunk_size: {size} is outside of {LEAST_SIZE} … {GREATEST_SIZE}; choose a number inside")
     found: list[Cut] = []
     spoken, hop = 0, size
-    # One token at least stays for the last chunk.
+    # The last chunk has at least one token.
     while num_tokens - spoken >= hop + max(1, lookahead):
         spoken += hop
         found.append(Cut(hop, spoken + lookahead, final=False))

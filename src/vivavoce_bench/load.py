@@ -1,6 +1,6 @@
-"""A load on anything that speaks piece by piece: requests, simulated users, and the outcome of each request.
+"""Load tests of a streaming backend: requests, simulated users, and the outcome of each request.
 
-Time is the running event loop's: `loop.time()` and `asyncio.sleep`, nothing else.
+Time is read and spent only by the event loop (`loop.time()`, `asyncio.sleep`), so a simulated loop can replace it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_RATE = 10_000.0
 
 @dataclass(frozen=True)
 class Utterance:
-    """One request; voice: None: the target's default."""
+    """One request. voice: None means the target's default voice."""
 
     number: int
     text: str
@@ -188,7 +188,7 @@ class Workload:
 
     texts: Sequence[str] = SENTENCES
     voices: Sequence[str | None] = (None,)
-    """They speak in turn; None is the target's default."""
+    """The requests use these voices in turn; None is the target's default voice."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -85,7 +85,7 @@ class EnginePlan:
         if self.state_s < inf:
             at_work = max(1, min(at_work, int(self.state_s / (PROMPT_S + DURATION_S / 2))))
         most = int(limits.headroom * at_work / admission.share_of_real_time(at_work))
-        low, high = 0, most + 1  # the share grows with the streams
+        low, high = 0, most + 1  # bisection: the share grows with the streams
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if admission.share_of_real_time(middle) <= limits.headroom else (low, middle)

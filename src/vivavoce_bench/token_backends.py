@@ -127,8 +127,8 @@ def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
     found = added_ids(folder).get(SPEECH_START)
     if found is not None and found != vocabulary.speech(0):
         raise CheckpointError(
-            f"llm_model_name_or_path: speech begins at id {found} in {str(folder)!r}, in this model at "
-            f"{vocabulary.speech(0)}; make the folder with `vivavoce export hf`"
+            f"llm_model_name_or_path: speech ids begin at {found} in {str(folder)!r}, but at {vocabulary.speech(0)} in "
+            "this model; make the folder with `vivavoce export hf`"
         )
 
 

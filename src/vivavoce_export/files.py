@@ -57,7 +57,7 @@ def check_dtype(name: str) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give every OSError of the block that has no file name this one."""
+    """Set the file name of an OSError that the block raises without one."""
     try:
         yield
     except OSError as error:

@@ -133,10 +133,9 @@ def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str]
 
 
 def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iterator[tuple[str, int, Tensor]]:
-    """A merged model's tensors in the official form: (official name, first row, rows), tables in blocks.
+    """Yield a merged model's tensors under their official names, as (name, first row, rows); tables come in blocks.
 
-    Rows of the text embedding beyond the tokenizer's ids are left out, and a bias that the reader or the official model
-    lacks.
+    Skipped are rows of the text embedding beyond the tokenizer's ids, and biases that one of the two models lacks.
     """
     width = reader.shapes[EMBEDDING][1]
     for name, first, end, official in merged_rows(vocabulary):

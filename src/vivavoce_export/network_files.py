@@ -51,7 +51,7 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
                 _WRITERS[kind](part, path)
             except (VivavoceError, OSError):
                 raise
-            except Exception as error:  # torch's exporters have no errors of one kind
+            except Exception as error:  # torch's exporters raise many types
                 reason = " ".join(str(error).split())[:200]
                 raise StageFailed(
                     f"export: torch {torch.__version__} cannot write {target.name} ({reason}); try another --dtype or "

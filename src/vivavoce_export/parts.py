@@ -31,9 +31,9 @@ CHUNK = 7
 class Part:
     """One network of a model.
 
-    dynamic: by the inputs' names, in their order, dimensions of any size; outputs: their names; draw: rows, length →
-    random inputs; official: sizes of an encoder that official tools call, see `ScriptedEncoder`; shapes: test rows and
-    lengths.
+    dynamic: name of each input, in order → its dimensions of variable size; outputs: their names; draw: makes random
+    inputs for a number of rows and a length; shapes: the rows and lengths for which the export is tested; official:
+    sizes of an encoder that official tools call, see `ScriptedEncoder`.
     """
 
     name: str

@@ -43,7 +43,7 @@ def app(arguments: dict[str, Any]) -> Application:
         raise InvalidRequest(f"arguments: {error}; give numbers for {', '.join(NUMBERS)}") from None
     config = Path(wanted.pop("config")) if "config" in wanted else None
     for name in wanted.keys() - SETTINGS.keys():
-        raise InvalidRequest(f"{name}: is no argument; {closest(name, ('model', 'config', *NUMBERS, *SETTINGS))}")
+        raise InvalidRequest(f"{name}: is not an argument; {closest(name, ('model', 'config', *NUMBERS, *SETTINGS))}")
     settings = resolve_settings(config, os.environ, wanted).settings
     drain_s, lexicons = settings.server.drain_s, read_lexicons(settings.model.lexicons)
 

@@ -21,7 +21,7 @@ from vivavoce.server.telemetry import Tracing
 from vivavoce_ray.backend import RayBackend
 
 _CONNECTION_METHODS = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")
-"""Methods that the app calls on its connection. Here Ray's proxy holds and limits the connection instead."""
+"""Methods that the app calls on a connection. They do nothing under Ray, whose proxy manages the connections."""
 
 
 class Ingress:

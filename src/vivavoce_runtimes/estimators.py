@@ -77,6 +77,6 @@ def _opened(path: Path, trusted: bool, load: Callable[[], Any]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's: the official files have no other form
             return load()
-    except Exception as error:  # torch's errors share no other base
+    except Exception as error:  # torch's errors have no common base class
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{path.name} in {path.parent} cannot be loaded ({reason}); export it again") from error

@@ -23,11 +23,11 @@ from vivavoce.models.lm.sampling import SamplingRows
 
 @dataclass(frozen=True)
 class Draws:
-    """How one run's ids are drawn: plain numbers, which travel to another process; ids are the model's own.
+    """The sampling settings and state of one run, as plain numbers that can be sent to another process.
 
-    count: ids that were sampled before the run for its slot; history: the newest of them, newest last; forbidden:
-    control ids that may not come; early: nor may these before `least` ids of the run; top_p, top_k, window,
-    max_repeats: see `SamplingRows`.
+    Ids are of the model's vocabulary. count: ids that the slot sampled before this run; history: the last of them,
+    newest last; forbidden: control ids that are never sampled; early: ids that are not sampled before the run has
+    `least` ids; top_p, top_k, window, max_repeats: see `SamplingRows`.
     """
 
     seed: int

@@ -27,7 +27,7 @@ class ScriptEncoder:
         tokens = torch.zeros(1, 4, network.config.input_size, device=device, dtype=self._own_dtype)
         try:
             self.encode(tokens, torch.tensor([4], device=device), 4, (None, None))
-        except Exception as error:  # TorchScript's errors share no other base
+        except Exception as error:  # TorchScript's errors have no common base class
             raise CheckpointError(
                 f"{path.name} in {path.parent} does not run here ({' '.join(str(error).split())[-200:]}); export it "
                 "again, on this device"

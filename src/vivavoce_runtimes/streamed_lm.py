@@ -45,9 +45,9 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True)
 class Ask:
-    """A request to a runtime: ids after a prompt, both of the merged vocabulary.
+    """A request to a runtime: generate ids after a prompt. All ids are of the merged vocabulary.
 
-    most: ids at most, at least 1; ends: an id of these is the last one.
+    most: the largest number of ids to generate, at least 1; ends: generation stops after any of these ids.
     """
 
     prompt: Sequence[int]
@@ -270,7 +270,9 @@ def _up_to_control(ids: Sequence[int], own: Vocabulary) -> list[int]:
     """The ids up to the first control id; StageFailed: an id that neither is nor ends speech."""
     wrong = next((one for one in ids if not 0 <= one < own.num_logits), None)
     if wrong is not None:
-        raise StageFailed(f"engine: the runtime drew an id that is no speech ({wrong}); use another lm_backend")
+        raise StageFailed(
+            f"engine: the runtime sampled id {wrong}, which is not a speech token; use another lm_backend"
+        )
     end = next((place for place, one in enumerate(ids) if one >= own.num_speech_tokens), len(ids))
     return list(ids[: end + 1])
 

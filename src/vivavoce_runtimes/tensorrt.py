@@ -61,7 +61,7 @@ def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trust
     if path.is_file() and not anew:
         check_code(path, trusted)
         return path
-    log.warning("tensorrt: %(name)s is built, which takes some minutes", {"name": path.name})
+    log.warning("tensorrt: building %(name)s, which takes some minutes", {"name": path.name})
     replace_file(path, _build(trt, content.removesuffix(OPTIONAL_ENDS), precision))
     remember_code(path)
     return path
@@ -107,15 +107,15 @@ class TensorRTEngine:
         engine = trt.Runtime(trt.Logger(trt.Logger.WARNING)).deserialize_cuda_engine(path.read_bytes())
         if engine is None:
             raise CheckpointError(
-                f"{path.name} in {path.parent} is no engine of TensorRT {trt.__version__} for this GPU; remove it, and "
-                "it is built again from the ONNX file"
+                f"{path.name} in {path.parent} is not an engine of TensorRT {trt.__version__} for this GPU; remove it, "
+                "and it is built again from the ONNX file"
             )
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         dtypes = {trt.DataType.HALF: torch.float16, trt.DataType.FLOAT: torch.float32}
         self.dtypes = {name: dtypes.get(engine.get_tensor_dtype(name), torch.int32) for name in names}
         outputs = [name for name in names if engine.get_tensor_mode(name) != trt.TensorIOMode.INPUT]
         if set(names) - {ENDS, *outputs} != set(OFFICIAL_INPUTS) or len(outputs) != 1:
-            raise CheckpointError(f"{path.name} in {path.parent} is no estimator's engine; remove it")
+            raise CheckpointError(f"{path.name} in {path.parent} is not an engine of the estimator; remove it")
         (self._output,), self._device = outputs, device
         self._output_dtype = self.dtypes.pop(self._output)
         shapes = [engine.get_tensor_profile_shape("x", index) for index in range(engine.num_optimization_profiles)]
@@ -129,7 +129,7 @@ class TensorRTEngine:
     def _lane(self, profile: int) -> tuple[Any, torch.cuda.Stream]:
         context, stream = self._engine.create_execution_context(), torch.cuda.Stream(self._device)
         if context is None or not context.set_optimization_profile_async(profile, stream.cuda_stream):
-            raise InvalidRequest("trt_concurrent: the device has no memory for so many contexts; use fewer")
+            raise InvalidRequest("trt_concurrent: the device has no memory for this many contexts; use fewer")
         stream.synchronize()
         return context, stream
 

@@ -25,7 +25,7 @@ class RepetitionAware(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._sampler = SpeechSampler(Path(vllm_config.model_config.model), device)
         self._rows: dict[int, tuple[Draws, list[int]]] = {}
-        """How the request of a row draws, and its ids so far, which grow."""
+        """Row → the sampling state of its request, and vLLM's growing list of the ids so far."""
 
     def is_argmax_invariant(self) -> bool:
         return False

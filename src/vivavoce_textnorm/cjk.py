@@ -24,7 +24,7 @@ class EastAsian(Verbalizer):
         return said.translate(self._traditional) if self._traditional else said
 
     def _numeral(self, value: int) -> str:
-        """All digits with their places, and 0 where one is missing; fixes leave out what is not said."""
+        """All digits, each with its place word (十, 百), and 0 for an empty place; fixes then drop silent parts."""
         digits, places = self.locale.digits, (*self.locale.list("places"), "")
         said: list[str] = []
         for name in ("", *self.locale.list("groups")):
@@ -45,12 +45,12 @@ class EastAsian(Verbalizer):
         return super().number(number, after)
 
     def ordinal(self, value: int, after: str = "") -> str:
-        """3rd is 第三, "三番目"."""
+        """3rd is "第三" in Chinese and "三番目" in Japanese."""
         before, _, noun = self.locale.words["ordinal"].partition("{}")
         return self.join(before, self.cardinal(value, noun), noun)
 
     def parts(self, *named: tuple[int | str | None, str]) -> str:
-        """Numbers, but None, each with the word that counts it; only hours are counted by other numerals."""
+        """Numbers, each with its unit; None is left out. Only hours may take another kind of numerals."""
         words = self.locale.words
         said = ((self.cardinal(one, words[name] * ("hour" in name)) if isinstance(one, int) else one, words[name])
                 for one, name in named if one is not None)  # fmt: skip
@@ -70,7 +70,7 @@ class EastAsian(Verbalizer):
         return self.join(self.locale.words[half] if half else "", said)
 
     def duration(self, hours: int, minutes: int, seconds: int) -> str:
-        """ "一時間二分三秒"."""
+        """1:02:03 is "一時間二分三秒"."""
         return self.parts((hours, "hours"), (minutes, "minute"), (seconds, "second"))
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:

@@ -54,7 +54,7 @@ def inches(voice: English, found: Match) -> str | None:
 
 
 def continental(voice: English, found: Match) -> str:
-    """10.000,00 €, 1,5 km: with the signs of the continent."""
+    """Numbers with continental European separators: 10.000,00 €, 1,5 km."""
     number = parse_number(found["n"].translate(_SWAPPED), voice.locale)
     sign = found["a"] or found["b"]
     if sign in voice.locale.units:

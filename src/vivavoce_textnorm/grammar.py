@@ -135,7 +135,7 @@ def _unit_pattern(locale: Locale) -> str:
 
 
 def parse_number(written: str, locale: Locale, negative: bool = False, power: int = 0) -> Number:
-    """The value of what `number_pattern` matched; a second decimal sign is left out."""
+    """Parse text that `number_pattern` matched; a second decimal sign is ignored."""
     whole, _, decimals = written.partition(locale.decimal)
     plain = "".join(filter(str.isdecimal, whole)) or "0"
     return Number(int(plain), "".join(filter(str.isdecimal, decimals)), negative, power)

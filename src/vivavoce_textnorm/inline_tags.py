@@ -81,7 +81,7 @@ class Runs:
         self.add(start, end, sign, "say-as")
 
     def pause(self, start: int, end: int, seconds: float) -> None:
-        """Characters that stand for silence. InvalidText: it is too long."""
+        """Add characters that stand for silence. InvalidText: the pause is too long."""
         if seconds > MAX_PAUSE_S:
             raise InvalidText(
                 f"text: the pause at character {start} is {seconds:g} s, the limit is {MAX_PAUSE_S:g} s; shorten it"
@@ -106,7 +106,7 @@ def seconds_of(found: Match) -> float:
 
 def check_paused(seconds: float) -> None:
     if seconds > MAX_PAUSES_S:
-        raise InvalidText(f"text: its pauses are {seconds:g} s in all, the limit is {MAX_PAUSES_S:g} s; shorten some")
+        raise InvalidText(f"text: its pauses add up to {seconds:g} s, the limit is {MAX_PAUSES_S:g} s; shorten some")
 
 
 def put_in_words(what: Say, voice: Verbalizer) -> str | None:

@@ -15,7 +15,7 @@ Language = Literal["zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"]
 _CHINESE = regex.compile("[\u4e00-\u9fff]")
 _SPEAKABLE = regex.compile(r"[\p{L}\p{N}]")
 
-# Words that are frequent in one language, neither English nor usual in names there (la, von, du), and its letters.
+# Letters and frequent words of each language, without words that are also English or part of names (la, von, du).
 _FREQUENT: dict[Language, str] = {
     "en": """the and of to is are with for that this it you have not from by be at they we he she his my your their our
         had would could can there which what when who how does did were been if or but him them its these said""",

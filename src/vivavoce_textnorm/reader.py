@@ -227,7 +227,9 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
         at = start
         for run in _LATIN_RUN.finditer(text, start, end):
             words = _LATIN_WORD.findall(run[0])
-            if len(words) >= 3 and sum(map(str.islower, words)) >= 2:  # no name of a product
+            if (
+                len(words) >= 3 and sum(map(str.islower, words)) >= 2
+            ):  # long enough to be a sentence, not a product's name
                 yield at, run.start(), told
                 yield run.start(), run.end(), detect_sentence_language(run[0], "en")
                 at = run.end()
@@ -311,7 +313,7 @@ def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
     found = _LAST_WORD.search(text, max(0, at - 14), at)
     if not found or found[1].isupper() or (word := found[1].lower()) in own:
         return grammar
-    # English alone: what French writes often ("le 23") is Italian or Spanish as well.
+    # Only English is switched to: a frequent word of French ("le") may as well be Italian or Spanish.
     other = [language for language, words in _FREQUENT.items() if word in words]
     voice = load_verbalizer("en") if other == ["en"] else None
     return load_grammar(voice) if voice else grammar

@@ -47,7 +47,7 @@ class Russian(European):
         self._named = compiled(rf"(?:(?P<m>{kings})|{queens})(?P<end>\p{{Ll}}{{0,2}}) \Z")
 
     def form(self, number: Number, forms: Forms) -> str:
-        """For 1, 2 to 4, or many; a part of one has that for 2: "пять десятых метра"."""
+        """The noun's form for 1, for 2 to 4, or for more; decimals take the form for 2: "пять десятых метра"."""
         if len(forms) < 3 or number.power:
             return forms[-1]
         part = number.decimals and (number.decimals != "5" or number.whole < 2)
@@ -116,7 +116,7 @@ class Russian(European):
         return f"{self.say(whole, case, 'f')} цел{'ых' if plural(whole) else {'g': 'ой', 'a': 'ую'}.get(case, 'ая')}"
 
     def ratio(self, sides: Sequence[str]) -> str:
-        """3:1 is "три один"; a scale has a rule of its own."""
+        """3:1 is "три один"; the scales of maps have another rule."""
         return " ".join(sides)
 
     def day(self, day: int) -> str:

@@ -316,7 +316,7 @@ def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tup
         if beside and (beside["mag"] and not power):
             return voice.number(number), "money"
         return voice.money(number, currency), "money"
-    # 百分之六十到七十 would be misheard.
+    # Say "percent" at both ends of a range: 百分之六十到七十 would be misunderstood.
     percent = found["percent"] or (beside and locale.words["percent"].endswith("{}") and beside["percent"])
     if percent:
         per_mille = percent == "‰" and locale.words.get("per_mille")
@@ -343,7 +343,7 @@ def in_formula(place: Cursor, end: int, signs: str = _MATH) -> bool:
 def read_version(place: Cursor) -> Found:
     """2.0.1, v2.0; and what stands behind a name such as Python."""
     found = place.match(_VERSION)
-    if not found or place.locale.decimal == ",":  # there, points part thousands, and versions are a language's own
+    if not found or place.locale.decimal == ",":  # points separate thousands; the language has its own rule
         return None
     behind = place.grammar.version_cue.search(place.text, max(0, place.at - 24), place.at)
     if found["n"].count(".") < 2 and not (found["v"] or behind or found["early"]):

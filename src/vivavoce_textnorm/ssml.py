@@ -15,9 +15,9 @@ from vivavoce_textnorm.markup import line_end
 from vivavoce_textnorm.types import Say, TextRun
 from vivavoce_textnorm.verbalizer import VERBALIZERS
 
-MIN_RATE, MAX_RATE = 0.5, 2.0  # as the engine has them
+MIN_RATE, MAX_RATE = 0.5, 2.0  # the engine's limits of speed
 MAX_DEPTH = 32
-"""Elements that are open at once."""
+"""Limit of nested elements."""
 
 _SSML = compiled(r"\s*(?:<\?xml\s[^<>]*\?>\s*)?<(?:speak(?=[\s/>])|!DOCTYPE\s+speak\b)")
 _TIME = compiled(rf"\s*\+?{SECONDS}\s*")

@@ -67,7 +67,7 @@ class Locale:
         return tuple((compiled(pattern.replace("_", " ")), said.replace("_", " ")) for pattern, said in rows)
 
     def pairs(self, name: str) -> dict[str, str]:
-        """Written → said; a space in what is written may be missing or not breaking."""
+        """Written form → spoken form. A space in the written form also matches a no-break space or nothing."""
         return _pairs(self.sections.get(name, ""))
 
 

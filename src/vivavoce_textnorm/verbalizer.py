@@ -32,7 +32,7 @@ RULES = {
     "zh": chinese_rules.RULES,
     "yue": (*chinese_rules.CANTONESE, *chinese_rules.RULES),
 }
-"""The rules of a language that are tried after those of its table."""
+"""Rules that are tried after the rules in the language's table."""
 
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")

@@ -39,7 +39,7 @@ _TOKEN = compiled(
 _ROMAN = compiled(r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+")  # also French and Korean
 _BEFORE = compiled(r"(\p{L}+) \Z")
 _OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z")
-# A link that is not closed yet, and what a line begins with that is to pause at its end: they count further on.
+# An unclosed link, and the mark at the start of a list item or heading: both change how later text is read.
 _OPENED = compiled(r"\[(?=[^\]\n]*\Z)")
 _MARKED = compiled(r"(?:(?<=\n)|\A)[ \t]*(?:[-*+•▪◦‣·–>|]|#{1,6}|\d{1,3}[.)])[ \t]+(?=[^\n]*\Z)")
 _LETTER, _FIRST = compiled(r"\p{L}"), compiled(rf"{_LETTERS}|.")
@@ -147,7 +147,10 @@ class WordStream:
             yield from self._give(self._seen, _LOOKAHEAD)
 
     def _weight(self, kind: str, written: str) -> int:
-        """The weight of a token as context for text before it; negative: the weight that has to follow the token."""
+        """The weight of a token as context for the text before it.
+
+        A negative value means that tokens of that weight must follow before the token itself is complete.
+        """
         if kind != "word":
             if written in self._alone:
                 return -_FOLLOWING

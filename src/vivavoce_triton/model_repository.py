@@ -195,7 +195,7 @@ def parse_values(arguments: Iterable[str]) -> dict[str, str]:
 def _refuse_unknown(names: Iterable[str], where: str) -> None:
     unknown = [name for name in names if name not in VARIABLES]
     if unknown:
-        noun = "is no variable" if len(unknown) == 1 else "are no variables"
+        noun = "is not a variable" if len(unknown) == 1 else "are not variables"
         raise InvalidRequest(f"{where}: {', '.join(unknown)} {noun}; known are {', '.join(sorted(VARIABLES))}")
 
 

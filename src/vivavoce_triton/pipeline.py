@@ -408,7 +408,7 @@ def _benchmark(pipeline: Pipeline) -> Results:
 
 
 class Stage(NamedTuple):
-    """needs: earlier stages, without any it runs every time; settings: names that its result depends on."""
+    """needs: earlier stages; a stage without them always runs. settings: the options that its result depends on."""
 
     name: str
     title: str

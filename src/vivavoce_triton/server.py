@@ -306,7 +306,7 @@ class TritonServer:
         self._installation, self._repository = installation, repository.resolve()
         self.log_file, self._settings = log_file, settings
         self._ports = {"http": settings.http_port, "grpc": settings.grpc_port, "metrics": settings.metrics_port}
-        # A name of our own: a killed server's regions are found, and other servers' are not touched.
+        # A unique prefix, to find the regions of this server after it was killed and leave other servers' alone.
         self._shared_memory = f"vivavoce_{uuid.uuid4().hex[:12]}_"
         self._process: subprocess.Popen[bytes] | None = None
 

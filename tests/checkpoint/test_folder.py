@@ -91,7 +91,7 @@ def test_nothing_is_ever_called(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("a: !ref <b>", "no such key"),
+        ("a: !ref <b>", "this key does not exist"),
         ("a: !ref <b>\nb: !ref <a>", "refers to itself"),
         ("a: !ref <b> * 2\nb: text", "not arithmetic"),
         ("a: !ref <b> * 2\nb: '1'", "not arithmetic"),
@@ -138,7 +138,7 @@ TAGS = f"%TAG !e! !{'x' * 40_000}\n---\na: [" + "!e!x 1," * 4_000 + "]"
         ("a: !ref " + "-" * 90_000 + "1", "more than 500 characters in one value"),
         ("a: !ref " + "-" * 480 + "1 + x", "!ref '-{79}: not arithmetic"),
         ("a: !ref " + "(" * 240 + "1" + ")" * 240, "!ref '[(]{79}: not arithmetic"),
-        ("a: !ref <" + "x" * 480 + ">", "!ref 'x{79}: there is no such key"),
+        ("a: !ref <" + "x" * 480 + ">", "!ref 'x{79}: this key does not exist"),
         ('a: !ref "1\\n2"', "!ref '1.n2': not arithmetic"),
         ("a: [" + "1," * 40_000 + "]", "more than 5000 values"),
         ("a: " + "- " * 40_000, "not valid YAML"),
@@ -314,7 +314,7 @@ def test_no_number_breaks_the_first_generation(first, wrong):
 
 
 def test_the_first_generation_s_language_model_is_no_qwen2(first):
-    with pytest.raises(UnsupportedModel, match="no Qwen2"):
+    with pytest.raises(UnsupportedModel, match="is not Qwen2"):
         qwen2_of(read_config(first.parent, ()).lm)
 
 

@@ -30,7 +30,7 @@ def test_every_problem_is_a_line(run: Run, file: Path) -> None:
     result = run("config check", file)
     assert result.code == 2
     assert result.err.splitlines() == [
-        "error: server.prot: is no setting (vivavoce.toml); did you mean port?",
+        "error: server.prot: is not a setting (vivavoce.toml); did you mean port?",
         "error: server.port: 99999 cannot be (vivavoce.toml); give a whole number in 0 … 65535",
     ]
 

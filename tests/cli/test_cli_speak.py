@@ -134,7 +134,7 @@ def test_dashes_and_underscores_are_alike(run: Run, recording: Path) -> None:
     [
         (b"", "text: is empty"),
         (b"caf\xe9", "'stdin' is not UTF-8 (byte 0xe9 at position 3)"),
-        (b"ID3\0\0", "file: 'stdin' is no text"),
+        (b"ID3\0\0", "file: 'stdin' is not text"),
     ],
 )
 def test_piped_text_is_checked(run: Run, no_loading: None, content: bytes, message: str) -> None:

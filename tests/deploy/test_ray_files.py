@@ -72,7 +72,7 @@ def test_arguments_become_deployments() -> None:
     assert [one.init_args[0].model.device for one in pools] == ["auto", "cpu"]
     assert {one.init_args[0].engine.slots for one in pools} == {7}
     for wrong, told in (
-        ({"replica": 3}, "replica: is no argument; "),
+        ({"replica": 3}, "replica: is not an argument; "),
         ({"replicas": "many"}, "arguments: "),
         ({"engine.slots": 0}, "engine.slots"),
     ):

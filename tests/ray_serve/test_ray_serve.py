@@ -240,7 +240,7 @@ async def test_a_replica_is_killed_among_many_clients(cluster: Cluster) -> None:
         assert len(cut) <= SLOTS, "a replica takes no more streams than it had begun"
         for one, wanted in zip(clients, alone, strict=True):
             check_is_that(one, wanted)
-        assert any("request moved: another engine speaks it" in line for line in cluster.said)
+        assert any("request moved: another engine takes it" in line for line in cluster.said)
         seconds = await asyncio.wait_for(replacing, LATE_S)
         print(f"{len(cut)} of {CLIENTS} cut; another replica's process was there {seconds:.1f} s after the kill")
         check_is_that(await heard(client, 1), alone[1])

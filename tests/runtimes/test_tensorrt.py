@@ -150,7 +150,7 @@ def test_the_command_s_engine_is_compared_with_pytorch(folder, models, trt, monk
 def test_what_cannot_be_used_is_told(folder, trt, monkeypatch):
     path = find_engine(folder, CPU, torch.float32, trusted=False)
     path.write_bytes(b"of another GPU")
-    with pytest.raises(CheckpointError, match=r"is no engine of TensorRT 10\.9\.0\.34 for this GPU; remove it"):
+    with pytest.raises(CheckpointError, match=r"is not an engine of TensorRT 10\.9\.0\.34 for this GPU; remove it"):
         tensorrt_estimator(path, CPU, 1)
     monkeypatch.setattr(trt.Builder, "build_serialized_network", lambda *_: None)
     with pytest.raises(CheckpointError, match="could not build an engine"):

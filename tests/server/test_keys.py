@@ -111,9 +111,9 @@ def test_a_file_that_others_may_use_is_warned_of_or_refused(file: Path, caplog: 
     ("text", "message"),
     [
         ("a = 1\n", "keys.toml: 'a' is unknown"),
-        ("[key]\nname = 'a'\n", "no array of tables"),
-        ("key = 3\n", "no array of tables"),
-        ("[[key]\n", "keys.toml: is no TOML: .*at line 1"),
+        ("[key]\nname = 'a'\n", "not an array of tables"),
+        ("key = 3\n", "not an array of tables"),
+        ("[[key]\n", "keys.toml: is not TOML: .*at line 1"),
         ("# one\n[[key]]\nname = 'a'\n", "keys.toml: key 1 lacks sha256"),
         ("[[key]]\nname = 'a'\nsha256 = 'vv_secret'\n", "keys.toml: key 1: sha256: what it holds cannot be"),
         (entry("a", KEY, "conurrent = 1\n"), "keys.toml: key 1: 'conurrent' is unknown .* did you mean concurrent"),

@@ -177,11 +177,11 @@ def test_what_a_cluster_puts_into_the_environment_is_no_setting() -> None:
         ("[voices.aliases]\nalloy = 3", "give a table of texts"),
         ("[telemetry]\nservice_name = ''", "give a text that is not empty"),
         ("[telemetry]\notlp_endpoint = 'localhost:4318'", "give an address such as http://localhost:4318"),
-        ("[server]\nprot = 1", "server.prot: is no setting (vivavoce.toml); did you mean port?"),
-        ("[server]\nslots = 1", "server.slots: is no setting (vivavoce.toml); it belongs to [engine]"),
-        ("[sever]\nport = 1", "sever: is no section (vivavoce.toml); did you mean server?"),
+        ("[server]\nprot = 1", "server.prot: is not a setting (vivavoce.toml); did you mean port?"),
+        ("[server]\nslots = 1", "server.slots: is not a setting (vivavoce.toml); it belongs to [engine]"),
+        ("[sever]\nport = 1", "sever: is not a section (vivavoce.toml); did you mean server?"),
         ("server = 1", "server: is a section (vivavoce.toml); write [server] above its fields"),
-        ("[server\nport = 1", "vivavoce.toml: is no TOML"),
+        ("[server\nport = 1", "vivavoce.toml: is not TOML"),
         ("[[server]]\nport = 1", "server: is a section"),
     ],
 )
@@ -199,7 +199,7 @@ def test_mistakes_elsewhere_name_the_variable_or_flag() -> None:
         ),
         "VIVAVOCE_SERVER_PROT": (
             "1",
-            "VIVAVOCE_SERVER_PROT: is no setting (environment); did you mean VIVAVOCE_SERVER",
+            "VIVAVOCE_SERVER_PROT: is not a setting (environment); did you mean VIVAVOCE_SERVER",
         ),
         "VIVAVOCE_CONFIG": ("/none/v.toml", "config: /none/v.toml does not exist; make it, or name another file"),
         "VIVAVOCE_SERVER_GRPC_PORT": (
@@ -341,10 +341,10 @@ def test_secrets_are_masked(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("VIVAVOCE_PORT", "VIVAVOCE_PORT is read by nobody; did you mean VIVAVOCE_SERVER_PORT?"),
+        ("VIVAVOCE_PORT", "VIVAVOCE_PORT is not read; did you mean VIVAVOCE_SERVER_PORT?"),
         ("VIVAVOCE_HEADROOM", "did you mean VIVAVOCE_ENGINE_HEADROOM?"),
         ("VIVAVOCE_SERVR_HOST", "did you mean VIVAVOCE_SERVER_HOST?"),
-        ("VIVAVOCE_Q", "VIVAVOCE_Q is read by nobody; `vivavoce config example` has those that are"),
+        ("VIVAVOCE_Q", "VIVAVOCE_Q is not read; see `vivavoce config example`"),
         ("VIVAVOCE_HOME", None),
         ("VIVAVOCE_VOICES", None),
         ("VIVAVOCE_SERVICE_PORT", None),  # Kubernetes' own

@@ -344,7 +344,7 @@ def test_a_text_may_bring_cosyvoice3_s_system_prompt(serve, synthesizer, vocabul
 def test_cached_voices_only(serve):
     server = serve(use_spk2info_cache="True")
     [error] = server.stream(TEXT, reference_wav=RECORDING)
-    assert "reference_wav: this server speaks in cached voices only" in refused(error)
+    assert "reference_wav: this server accepts stored voices only" in refused(error)
     assert len(server.hear(TEXT)) > 0
 
 

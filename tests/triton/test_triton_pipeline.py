@@ -326,7 +326,7 @@ def test_speakers_of_ones_own(go, babble, tmp_path):
         ({"first": 3, "last": 2}, "stage: 3–2 is not a range; stages are 0 to 6, first ≤ last"),
         ({"last": 7}, "stage: 0–7 is not a range"),
         ({"hub": "ftp"}, "hub: 'ftp' is unknown; choose hf or modelscope"),
-        ({"values": {"model_dri": "x"}}, "model_dri is no variable"),
+        ({"values": {"model_dri": "x"}}, "model_dri is not a variable"),
         ({"num_tasks": 0}, "num_tasks: 0 is below 1"),
         ({"reference_text": "Hello."}, "reference_text: belongs to a recording"),
         ({"reference": Path("/no/where.wav")}, "reference_audio: /no/where.wav is not a file"),

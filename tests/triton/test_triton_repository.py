@@ -141,8 +141,8 @@ def test_values_and_defaults():
 @pytest.mark.parametrize(
     ("text", "values", "message"),
     [
-        ("${model_dri}", {}, r"^a/b: model_dri is no variable; known are .*batching_strategy.*model_dir"),
-        ("x", {"model_dri": "m", "devise": "cpu"}, "^values: model_dri, devise are no variables; known are"),
+        ("${model_dri}", {}, r"^a/b: model_dri is not a variable; known are .*batching_strategy.*model_dir"),
+        ("x", {"model_dri": "m", "devise": "cpu"}, "^values: model_dri, devise are not variables; known are"),
         ("${device} ${model_dir}", {}, "^a/b: no value for model_dir; add model_dir=VALUE$"),
         ("one\ntwo $ {x}", {}, "^a/b: line 2: a dollar sign begins no variable"),
         ("${decoupled_mode}", {"decoupled_mode": "yes"}, "decoupled_mode: 'yes' cannot be; give true or false"),

@@ -251,7 +251,7 @@ def test_a_stream_that_fails_is_freed(models, monkeypatch):
         (asked((-1,)), "target_speech_tokens: id 299 is not a speech token's"),
         (asked(drawn(7471)), "target_speech_tokens: 7471; beside a prompt of 30 there is room for 7470"),
         (asked(TOKENS, speed=3.0), "speed: 3.0 is outside of 0.5 … 2.0"),
-        (asked(TOKENS, seed=-7), "seed: -7 is no whole number in 0"),
+        (asked(TOKENS, seed=-7), "seed: -7 is not a whole number in 0"),
         (asked(TOKENS, None), "prompt_speech_feat: is missing, and the model has no spk2info.pt"),
         (asked(TOKENS, offset=0, last=True), "request id: is empty"),
         (asked(TOKENS, name="n", offset=0), "finalize: is missing beside token_offset"),

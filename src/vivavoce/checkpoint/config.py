@@ -271,7 +271,7 @@ class CausalVocoderConfig(VocoderConfig):
 def qwen2_of(lm: LMConfig | ConformerLMConfig) -> LMConfig:
     """UnsupportedModel: it is CosyVoice 1's language model."""
     if isinstance(lm, ConformerLMConfig):
-        raise UnsupportedModel("model: the language model of CosyVoice 1 is no Qwen2; take a CosyVoice 2 or 3 folder")
+        raise UnsupportedModel("model: the language model of CosyVoice 1 is not Qwen2; take a CosyVoice 2 or 3 folder")
     return lm
 
 

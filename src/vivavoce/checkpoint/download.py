@@ -116,7 +116,7 @@ def download(
     """
     model = known_model(name)
     if source not in HUBS:
-        raise InvalidRequest(f"source: {source!r} is no hub; choose one of {', '.join(HUBS)}")
+        raise InvalidRequest(f"source: {source!r} is not a known hub; choose one of {', '.join(HUBS)}")
     hub, repository = HUBS[source], model.hf_id if source == "hf" else model.modelscope_id
     folder = target if target is not None else model_folder(model)
     if _is_done(folder, model, revision):
@@ -148,7 +148,7 @@ def _list_needed(
     try:
         found, files = hub.list_files(client, base, repository, revision or hub.default_revision)
     except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError):
-        raise DownloadError(f"hub: {base} answers with something that is no file list; check the endpoint") from None
+        raise DownloadError(f"hub: {base} answers with something that is not a file list; check the endpoint") from None
     files = [file for file in files if is_needed(file.path)]
     missing = missing_files(model.generation, {file.path for file in files})
     if missing or len(files) > MAX_FILES:

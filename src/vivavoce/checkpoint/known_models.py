@@ -110,7 +110,7 @@ def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
 def check_path(path: str) -> None:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path:
-        raise DownloadError(f"file: the hub lists {path!r}, which is no safe file name; do not use this hub")
+        raise DownloadError(f"file: the hub lists {path!r}, which is not a safe file name; do not use this hub")
 
 
 def models_home() -> Path:

@@ -88,7 +88,7 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path.name}: cannot be read ({error.strerror}); check the model folder") from None
     if len(raw) > MAX_BYTES:
         raise CheckpointError(
-            f"{path.name}: more than {MAX_BYTES} bytes, which is the limit; this is no CosyVoice configuration"
+            f"{path.name}: more than {MAX_BYTES} bytes, which is the limit; this is not a CosyVoice configuration"
         )
     try:
         document = yaml.load(raw, Loader=_PlainLoader)  # _PlainLoader is a SafeLoader
@@ -138,7 +138,7 @@ def _lookup(name: str, document: _Document, trail: tuple[str, ...]) -> Any:
     target: Any = document
     for part in name.replace("]", "").replace("[", ".").split("."):
         if not isinstance(target, dict) or part not in target:
-            raise ValueError(f"!ref {name!r:.80}: there is no such key")
+            raise ValueError(f"!ref {name!r:.80}: this key does not exist")
         target = target[part]
     return _resolve(target, document, (*trail, name))
 

@@ -40,7 +40,7 @@ from vivavoce.rates import Rates
 NUM_EULER_STEPS = 10
 
 WHOLE_RATE = 50
-"""Speech tokens per second of CosyVoice 1; CosyVoice-300M-25Hz was another experiment."""
+"""Speech tokens per second of CosyVoice 1. The experiment CosyVoice-300M-25Hz is not supported."""
 OVERLAP_TOKENS = 20
 """Speech tokens at a chunk's end that CosyVoice 1's official stream computes twice."""
 TABLE_POSITIONS = 5000
@@ -58,7 +58,7 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
     rates = Rates(sample_rate, vocoder.samples_per_frame, root.section("flow").integer("input_frame_rate"))
     if not rates.frames_per_token and generation is not Generation.V1:
         raise CheckpointError(
-            f"{name}: sample_rate: {sample_rate} samples per second are no whole number of {rates.samples_per_frame}"
+            f"{name}: sample_rate: {sample_rate} samples per second are not a whole number of {rates.samples_per_frame}"
             f"-sample frames for each of {rates.tokens_per_second} tokens; download the file again"
         )
     llm, mel, remedy = root.section("llm"), root.section("feat_extractor"), "the yaml file"
@@ -269,7 +269,7 @@ def _contradictions(config: ModelConfig) -> Iterator[str]:
     if mel.win_size > mel.n_fft:
         yield f"feat_extractor: win_size {mel.win_size} is above n_fft {mel.n_fft}"
     if not 0 <= mel.fmin_hz < mel.fmax_hz <= mel.sample_rate / 2:
-        yield f"feat_extractor: fmin {mel.fmin_hz:g} and fmax {mel.fmax_hz:g} are no band below half the sample rate"
+        yield f"feat_extractor: fmin {mel.fmin_hz:g} and fmax {mel.fmax_hz:g} are not a band below half the sample rate"
     yield from _of_vocoder(vocoder)
 
 

@@ -33,7 +33,8 @@ _EMBEDDING_KEYS = ("embedding", "flow_embedding", "llm_embedding")
 class SavedPrompt:
     """The prompt of a saved zero-shot speaker.
 
-    ids [length] int32, of text and of the speech tokens that LM and flow continue; mel [frames, 80].
+    text_ids: the transcript; llm_speech_tokens, flow_speech_tokens: the prompts of the language model and of the flow;
+    all three [length] int32. mel: [frames, 80].
     """
 
     text_ids: Tensor

@@ -154,7 +154,7 @@ class _Reader:
         elif type(container) is dict and all(type(key) is str for key in items[::2]):  # others may take years to hash
             container.update(zip(items[::2], items[1::2], strict=True))
         else:
-            raise ValueError("a name that is no text")
+            raise ValueError("a name that is not text")
 
     def _bytes(self, name: str) -> bytes:
         span = self._span(name)

@@ -93,7 +93,7 @@ def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
     fits = direction.dim() > 1 and scale.shape == (direction.shape[0],) + (1,) * (direction.dim() - 1)
     if not (fits and scale.is_floating_point() and direction.is_floating_point()):
         raise CheckpointError(
-            f"model: {stem}.weight is split into {list(scale.shape)} and {list(direction.shape)}, which is no weight "
+            f"model: {stem}.weight is split into {list(scale.shape)} and {list(direction.shape)}, which is not weight "
             "norm; download the file again"
         )
     inner = tuple(range(1, direction.dim()))
@@ -135,7 +135,7 @@ def page_out(tensor: Tensor) -> None:
         start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:
-            _madvise()(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _PAGE_OUT)  # older systems refuse
+            _madvise()(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _PAGE_OUT)  # fails on older kernels
 
 
 @cache

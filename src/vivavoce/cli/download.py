@@ -45,7 +45,7 @@ def download(
 
     hubs: dict[str, Literal["hf", "modelscope"]] = {"hf": "hf", "modelscope": "modelscope"}
     if source.lower() not in hubs:
-        raise InvalidRequest(f"--from: {source!r} is no hub; choose hf or modelscope")
+        raise InvalidRequest(f"--from: {source!r} is not a known hub; choose hf or modelscope")
     reporter, model = Reporter(quiet), known_model(name)
     with progress(reporter, size=True) as show:
 

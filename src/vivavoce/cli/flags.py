@@ -130,7 +130,7 @@ def _gigabytes(given: str) -> float:
     try:
         return float(given.casefold().removesuffix("gb"))
     except ValueError:
-        raise typer.BadParameter(f"{given!r} is no number of gigabytes; give one, such as 16") from None
+        raise typer.BadParameter(f"{given!r} is not a number of gigabytes; give one, such as 16") from None
 
 
 _OUT = "File to write, overwritten if it exists: .wav, .mp3, .opus, .aac, .flac or .pcm; - is stdout, as WAV."
@@ -144,10 +144,10 @@ _TRUST = "Run code from the model's folder (TorchScript, engines) that was not e
 OutOption = Annotated[str, shared(_OUT, "PATH|-", "--out", "-o")]
 VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", "-v")]
 TranscriptOption = Annotated[
-    str, shared("What the recording says; helps to clone the manner as well.", "TEXT", "--transcript")
+    str, shared("Words of the recording; they help to clone the manner as well.", "TEXT", "--transcript")
 ]
 TranscriptsOption = Annotated[
-    list[str] | None, shared("What a recording says; one for each, in their order.", "TEXT", "--transcript")
+    list[str] | None, shared("Words of a recording; one for each recording, in order.", "TEXT", "--transcript")
 ]
 ModelOption = Annotated[str | None, shared(MODEL_HELP, "NAME|FOLDER", "--model", "-m", envvar=MODEL_VARIABLE)]
 VoicesOption = Annotated[str | None, shared(_VOICES, "FOLDER|URL", "--voices", envvar="VIVAVOCE_VOICES")]
@@ -174,7 +174,9 @@ FlowBackendOption = Annotated[
 ]
 ContextsOption = Annotated[int, shared("Batches that TensorRT runs concurrently.", "NUMBER", "--trt-concurrent")]
 TensorParallelOption = Annotated[int, shared("GPUs that share each layer of the language model.", "NUMBER", "--tp")]
-PipelineParallelOption = Annotated[int, shared("GPUs that divide its layers among them.", "NUMBER", "--pp")]
+PipelineParallelOption = Annotated[
+    int, shared("GPUs among which the language model's layers are divided.", "NUMBER", "--pp")
+]
 TrustOption = Annotated[bool, shared(_TRUST, None, "--trust-model-code")]
 QuietOption = Annotated[bool, shared("Print errors only.", None, "--quiet", "-q")]
 JsonOption = Annotated[bool, shared("Print JSON.", None, "--json")]

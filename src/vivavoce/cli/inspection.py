@@ -217,7 +217,7 @@ def is_whole_onnx(path: Path) -> bool:
     with path.open("rb") as file:
         while file.tell() < size:
             tag, number = _read_varint(file), _read_varint(file)
-            if tag is None or number is None or tag & 7 not in (0, 2):  # a number or bytes: ONNX has nothing else
+            if tag is None or number is None or tag & 7 not in (0, 2):  # ONNX has numbers and bytes only
                 return False
             if tag & 7 == 2:
                 file.seek(min(number, size + 1), os.SEEK_CUR)

@@ -45,7 +45,7 @@ def add(
     may_publish: bool = flag("Allow adding and removing voices that all keys can use.", default=False),
     requests_per_minute: float | None = flag("Requests per minute.  [default: no limit]", "NUMBER"),
     characters_per_minute: float | None = flag("Characters of text per minute.  [default: no limit]", "NUMBER"),
-    concurrent: int | None = flag("Requests at once.  [default: no limit]", "NUMBER"),
+    concurrent: int | None = flag("Concurrent requests.  [default: no limit]", "NUMBER"),
     expires: str | None = flag("Refuse the key from this day on, such as 2027-01-01.  [default: never]", "DATE"),
     quiet: QuietOption = False,
 ) -> None:
@@ -60,10 +60,10 @@ def add(
     others = {**limits, "concurrent": concurrent, "owner": owner, "may_publish": may_publish, "expires": expires}
     entry = new_entry(key, name, **others)
     if entry.has_expired(time.time()):
-        raise InvalidRequest(f"expires: {expires} is past, nobody could use the key; give a day to come")
+        raise InvalidRequest(f"expires: {expires} is past, so the key could not be used; give a future day")
     add_key(file, entry)
     print(key)
-    Reporter(quiet).report(f"the key of {name!r} is in {file}; nobody can print it again")
+    Reporter(quiet).report(f"the key of {name!r} is in {file}; it cannot be printed again")
 
 
 @command(app, "vivavoce keys list --file keys.toml", "vivavoce keys list --file keys.toml --json", name="list")
@@ -143,7 +143,7 @@ def usage(
 ) -> None:
     """Add up the use of each key from a server's log.
 
-    The log has to be JSON (logging.format), and the result covers the time that it covers.
+    The log must be in JSON (setting logging.format). The result covers the same time as the log.
     """
     from vivavoce.server.request_log import usage_in
 

@@ -15,12 +15,12 @@ EXAMPLES = (
 
 def normalize(
     text: str = argument("The text.", "TEXT", default=REQUIRED),
-    reading: str = flag("By which rules: natural or official.", "RULES", default="natural"),
-    language: str | None = flag("Of the text.  [default: told from the text]", "CODE"),
-    emojis: str = flag("Silent or named, with natural rules.", "CHOICE", default="silent"),
+    reading: str = flag("Rules of normalisation: natural or official.", "RULES", default="natural"),
+    language: str | None = flag("Language of the text.  [default: detected]", "CODE"),
+    emojis: str = flag("Emojis are silent or named, with natural rules.", "CHOICE", default="silent"),
     code: str = flag("Read or silent, with natural rules: code between backticks.", "CHOICE", default="read"),
-    lexicon: Path | None = flag("Words and how they are to be said, with natural rules: see the manual.", "FILE"),
-    explain: bool = flag("Also show each change; official rules tell none apart.", default=False),
+    lexicon: Path | None = flag("Pronunciations of words, with natural rules; see the manual.", "FILE"),
+    explain: bool = flag("Also show each change; needs natural rules.", default=False),
     model: ModelOption = None,
 ) -> None:
     """Show a text as it will be read: numbers, dates, units and signs in words.

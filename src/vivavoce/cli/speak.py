@@ -49,7 +49,7 @@ _PACED_S = 10.0
 
 @dataclass(frozen=True)
 class SpeechSource:
-    text: str | None = argument("What to say; without it, what is piped in.", "TEXT")
+    text: str | None = argument("The text to speak; if missing, stdin is read.", "TEXT")
     file: str | None = flag("Read the text, a book even, from a UTF-8 file; - is stdin.", "PATH|-", "-f")
     out: flags.OutOption = "out.wav"
     stream: bool = flag("Write the audio while it is made: it starts sooner and ends later.", default=False)
@@ -185,7 +185,7 @@ def _read_file(path: str) -> str:
     except OSError as error:
         raise InvalidRequest(f"file: {label!r} cannot be read ({error.strerror}); check the path") from None
     if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16 has them, too
-        raise InvalidText(f"file: {label!r} is no text; give a UTF-8 text, and a recording with --voice")
+        raise InvalidText(f"file: {label!r} is not text; give a UTF-8 text, and a recording with --voice")
     if len(content) > MAX_TEXT_BYTES:
         raise InvalidText(
             f"text: {label!r} is longer than the limit of {MAX_TEXT_BYTES} bytes; split it into several files"

@@ -41,7 +41,7 @@ def add(
     recording: Path = argument("0.5 to 30 s of clear speech.", "RECORDING", default=REQUIRED),
     transcript: flags.TranscriptOption = "",
     description: str = flag("A note of your own.", "TEXT", default=""),
-    licence: str = flag("Terms of use of the voice.", "TEXT", default=""),
+    licence: str = flag("Terms of use for the voice.", "TEXT", default=""),
     replace: bool = _REPLACE,
     model: flags.ModelOption = None,
     voices: flags.VoicesOption = None,

@@ -142,17 +142,17 @@ class ChunkPolicy:
     def exponential(
         cls, *, first_hop: int = 15, growth: int = 2, max_hop: int = GREATEST_HOP, lookahead: int = LOOKAHEAD
     ) -> ChunkPolicy:
-        """Fewest chunks: each takes as long as all before it."""
+        """Chunks that grow by the factor `growth`, so there are few of them."""
         return cls(Schedule.EXPONENTIAL, first_hop, growth, max_hop, lookahead)
 
     @classmethod
     def time_based(cls, *, first_hop: int = 15, max_hop: int = GREATEST_HOP, lookahead: int = LOOKAHEAD) -> ChunkPolicy:
-        """Multiples of `first_hop`, by what the listener has left to play."""
+        """Each chunk is a multiple of `first_hop`, chosen by the seconds of audio that the listener still has."""
         return cls(Schedule.TIME_BASED, first_hop, 1, max_hop, lookahead)
 
     @classmethod
     def parse(cls, name: str) -> ChunkPolicy:
-        """The policy of a schedule's name, with its own numbers; dashes and underscores are the same."""
+        """Make the named policy with its default numbers; "-" and "_" in the name are equivalent."""
         try:
             schedule = Schedule(name.strip().lower().replace("-", "_"))
         except ValueError:

@@ -21,17 +21,17 @@ NOISE = 0.1
 DRIFT = 0.01
 """A coefficient's drift from one batch to the next, as a share of it."""
 CLIP = 3.0
-"""Standard deviations of surprise that one observation may bring."""
+"""Limit, in standard deviations, of the error of one observation; larger errors are clipped."""
 UNMET_SPREAD = 10.0
-"""Doubt about a coefficient whose term was 0 in all of the first observations, as a multiple of its prior."""
+"""Standard deviation of a coefficient whose term was 0 in all first observations, as a multiple of its prior."""
 SCALING_BATCHES = 5
-"""The first observations, whose median sets the prior's scale."""
+"""Number of first observations, whose median sets the scale of the prior."""
 ERROR_MEMORY = 0.05
 """Weight of the newest batch in the mean error."""
 MOST_PREDICTIONS = 1_024
-"""Sizes of one stage whose seconds are remembered."""
+"""Number of batch sizes whose predicted times are cached for each stage."""
 TICK_S = 1e-7
-"""Shortest time that is believed; a coarse clock may say 0."""
+"""Lower bound in seconds of a measured time; a coarse clock may measure 0."""
 
 
 class Stage(str, Enum):

@@ -40,7 +40,7 @@ class QueueEvent:
     at: float
 
     def reached(self, wait: bool = False) -> bool:
-        """Whether the work before it is done; wait: block until it is."""
+        """Whether the device has finished the work queued before the event; wait: block until then."""
         return True
 
     def seconds_until(self, end: QueueEvent) -> float:
@@ -48,7 +48,7 @@ class QueueEvent:
 
 
 class CudaEvent(QueueEvent):
-    """A point in a stream. It goes to `spare` when the mark is dropped: events that tell the time are dear to make."""
+    """A point in a CUDA stream. Its event returns to `spare` for reuse, because timing events are slow to create."""
 
     def __init__(self, event: torch.cuda.Event, spare: list[torch.cuda.Event]) -> None:
         super().__init__(0.0)

@@ -27,12 +27,12 @@ def rounded(size: int, to: int) -> int:
 
 
 def sizes_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The ascending sizes of recordings up to `most`, and the smallest in any case; None: all."""
+    """The graph sizes, of an ascending list, up to `most`; at least the smallest one. None: all sizes."""
     return tuple(size for size in sizes if most is None or size <= max(most, sizes[0]))
 
 
 def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The ascending sizes of recordings that work of at most `most` ≥ 1 comes in; None: all."""
+    """The graph sizes, of an ascending list, that work of 1 to `most` needs. None: all sizes."""
     smaller = (0, *sizes)
     return tuple(size for size, before in zip(sizes, smaller, strict=False) if most is None or before < most)
 
@@ -81,15 +81,15 @@ class BatchSizes:
 
 
 TOKEN_SIZES = BatchSizes((32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192), 8)
-"""Sizes of the flow's encoder, in tokens."""
+"""Batch sizes, in tokens, for which graphs of the flow's encoder are recorded."""
 FRAME_SIZES = BatchSizes(
     (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384), 16
 )
-"""Sizes of the flow's estimator, in mel frames."""
+"""Batch sizes, in mel frames, for which graphs of the flow's estimator are recorded."""
 
 
 class Graphs:
-    """Recordings of one queue. They share the memory of their intermediate tensors, so they must run one after another.
+    """CUDA graphs of one queue. They share the memory of their intermediate tensors, so they must run one at a time.
 
     On other devices than CUDA nothing is recorded: what is given is what runs.
     """

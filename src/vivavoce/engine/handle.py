@@ -157,9 +157,10 @@ More = SegmentRequest | SpeechTokens | tuple[int, ...] | Exception | None
 
 
 class ArrivingText:
-    """The end of a request at which its text comes in; from any thread.
+    """Sends text to a request while it is being spoken. Any thread may call it.
 
-    It does not hold the handle: a thread that brings text must not keep a request alive whose listener has left.
+    It has no reference to the handle: a thread that sends text must not keep a request alive after its listener
+    has dropped the handle.
     """
 
     def __init__(self, outbox: Outbox[T], push: Callable[[More], None]) -> None:
@@ -222,7 +223,7 @@ class RequestHandle(Generic[T]):
 
     @property
     def outcome(self) -> RequestResult:
-        """How it ended; empty until it is done."""
+        """The result of the request; empty until the request has ended."""
         return self._outbox.outcome or RequestResult()
 
     def __iter__(self) -> Generator[T, None, None]:

@@ -1,4 +1,4 @@
-"""Requests come in: what does not fit the model is refused, the rest becomes the loop's sequences. From any thread."""
+"""Check requests against the model and turn them into sequences for the engine's loop. Any thread may call this."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class LMRunner:
 
     @property
     def busy(self) -> bool:
-        # A step's end may be seen later than its ids: until then it takes a place in the queue.
+        # The end of a step may be noticed later than its ids; until then the step still counts as queued.
         return self.stage.in_flight > 0 or self.queue.busy
 
     def prepare(self, slots: int | None) -> None:

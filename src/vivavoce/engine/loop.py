@@ -45,7 +45,7 @@ STUCK_S = 300.0
 LEAVE_S = 10.0
 """Seconds that the turn under way has to end after the loop was told to stop at once."""
 LOOK_S = 0.1
-"""Seconds between two looks of `close` at whether the loop still gets on."""
+"""Interval in seconds at which `close` checks that the loop makes progress."""
 
 
 @dataclass(frozen=True)
@@ -441,7 +441,7 @@ class Loop:
         request.held.clear()
 
     def _announce_end(self, request: RequestState, error: Exception | None) -> None:
-        """Tell all who count a request that it is over; its listener comes last."""
+        """Count the request as ended everywhere, then end its outbox."""
         self._admission.ended(request)
         if request.asked:
             cancelled = isinstance(error, RequestCancelled)

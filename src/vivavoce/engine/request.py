@@ -124,7 +124,7 @@ class SegmentRequest:
         _check("pause_s", self.pause_s, 0.0, MAX_PAUSE_S)
         if self.pause_s and (self.text or self.speech_tokens):
             raise InvalidRequest(
-                f"pause_s: {self.pause_s} of a segment that speaks; give the pause a segment of its own"
+                f"pause_s: {self.pause_s}, but the segment has text or tokens; give the pause a segment of its own"
             )
         if not self.text and self.speech_tokens is None and not self.pause_s:
             raise InvalidRequest("text: no tokens to speak; give some text")
@@ -193,12 +193,12 @@ class EngineRequest:
 
 @dataclass(frozen=True, eq=False)
 class TokenRequest:
-    """Speech tokens that follow a prompt, without audio. `None` means: as the checkpoint's yaml sets it.
+    """Generate the speech tokens that follow a prompt, without audio.
 
-    rows: the prompt; max_tokens: speech ends after this many, whatever the model says; min_tokens: and not before so
-    many, or `max_tokens` where that is less; ends: control ids that may end it, None: every one of the model's, ():
-    it ends after exactly `max_tokens`; seed: of the draws; speaker: [speaker size] float32, of the prompt's
-    row of a speaker, if it has one.
+    rows: the prompt; max_tokens: limit of speech tokens; min_tokens: speech does not end before this many, or before
+    `max_tokens` if that is less; ends: control ids that may end the speech, None: all of the model's, (): it ends after
+    exactly `max_tokens`; seed: of the sampling; speaker: [speaker size] float32, for the prompt's speaker row if it has
+    one.
     """
 
     rows: tuple[Row, ...]

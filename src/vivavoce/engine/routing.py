@@ -1,4 +1,4 @@
-"""Which of several engines is asked for a request: pure functions over what each engine says of itself.
+"""Choose one of several engines for a request: pure functions over the load that each engine reports.
 
 A voice's requests prefer one engine, which then holds the voice's state and its recording's features. The preference
 is a hash (rendezvous hashing, Thaler and Ravishankar 1998), so nothing is remembered and nothing has to be shared: when
@@ -22,9 +22,9 @@ from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, VivavoceErro
 SPILL = 1.1
 """An engine with up to this many times its fair share of all streams is still asked for its voices first."""
 IDLE = 0.05
-"""Or this share of its capacity, if that is more."""
+"""An engine that uses at most this share of its capacity is also still asked for its voices first."""
 _TOLD_APART = 1 << 16
-"""Bytes of a recording that are hashed: enough to tell two apart, and it may have millions."""
+"""Bytes of a recording that are hashed: enough to distinguish recordings, which may have millions of bytes."""
 
 
 @dataclass(frozen=True)

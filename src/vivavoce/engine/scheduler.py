@@ -29,13 +29,13 @@ _PAST_STEP = 64
 _ROW_FRAMES = 100
 """Mel frames of a stream's usual chunk."""
 _GUARD_BATCHES = 3
-"""Urgent batches in the time of which a stream is saved from running dry: one that has begun, its own, and one for what
-the device does beside them."""
+"""A stream becomes urgent when its audio lasts only as long as this many batches: the running one, its own, and one
+for other work of the device."""
 _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
-"""From this number of decoding sequences on, first tokens may wait for others to share their steps: seconds for each of
-the sequences, and the longest wait."""
+"""With at least `_SHARED_SLOTS` decoding sequences, a new one may wait for others, to decode its first tokens together
+with theirs: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
 _WORTH_JOINING = 0.8
-"""A chunk joins a batch if that costs at most this share of computing it alone: otherwise everyone just ends later."""
+"""A chunk joins a batch if that costs at most this share of computing it alone; otherwise all chunks end later."""
 
 
 class Urgency(NamedTuple):
@@ -95,10 +95,10 @@ class RunningBatch:
 
 
 class Plan(NamedTuple):
-    """The work to do now; everything empty: wait.
+    """The work to launch now. If all fields are empty, the loop waits.
 
-    prefill: sequences whose rows are read (those that have no slot take one); decode: this many steps of all decoding
-    slots; start: a flow batch to begin; advance: the running batch to push by one step.
+    prefill: sequences to prefill, each of which takes a slot if it has none; decode: number of decode steps of all
+    decoding slots; start: the chunks of a flow batch to begin; advance: the running flow batch to advance by one step.
     """
 
     prefill: tuple[SequenceState, ...] = ()

@@ -28,14 +28,14 @@ class LMInterface(Protocol):
 
     slots: int
     capacity: int
-    """Positions of a slot."""
+    """Number of positions in each slot."""
     self_paced: bool
-    """It goes on by itself from `prefill` to a run's end: `decode` has nothing to do, `collect` tells how long ids took
-    (`Sampled.seconds`), and `wait` may return before something has come."""
+    """After `prefill` the runtime decodes by itself to the run's end. Then `decode` does nothing, `collect` reports the
+    time for the ids (`Sampled.seconds`), and `wait` may return before there are new ids."""
 
     @property
     def healthy(self) -> bool:
-        """The runtime lives, as far as is known; from any thread."""
+        """False if the runtime is known to have failed. Any thread may ask."""
 
     @property
     def free_slots(self) -> int:
@@ -43,15 +43,15 @@ class LMInterface(Protocol):
 
     @property
     def decoding(self) -> int:
-        """Slots with a run in progress, as far as is known."""
+        """Number of slots with a run in progress, according to the ids that were collected."""
 
     @property
     def in_flight(self) -> int:
-        """Launches whose ids were not collected."""
+        """Number of launches whose ids were not collected yet."""
 
     @property
     def steps_in_flight(self) -> int:
-        """Decode steps whose ids were not collected."""
+        """Number of decode steps whose ids were not collected yet."""
 
     def prepare(self, slots: int | None = None) -> None:
         """Do ahead what the first work of this many slots would wait for; None: of all."""
@@ -112,7 +112,7 @@ class FlowInterface(Protocol):
         """Do ahead what the first batches of up to this many mel frames would wait for; None: of any size."""
 
     def open(self, conditioning: Conditioning) -> Any:
-        """A sequence's place."""
+        """Open a stream for one sequence."""
 
     def close(self, stream: Any) -> None:
         """Free what a sequence holds; may be called again."""
@@ -131,7 +131,7 @@ class VocoderInterface(Protocol):
         """Do ahead what the first batches of up to this many mel frames would wait for; None: of any size."""
 
     def open(self, seed: int, speed: float, joins: CrossfadeMode) -> Any:
-        """A sequence's place."""
+        """Open a stream for one sequence."""
 
     def close(self, stream: Any) -> None:
         """Free what a sequence holds; may be called again."""

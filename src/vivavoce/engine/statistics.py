@@ -132,7 +132,7 @@ class Statistics:
     """The counters (`now`): any thread writes or copies them, always under `lock`, held for microseconds."""
 
     def __init__(self) -> None:
-        # Reentrant: a handle that is collected while its thread counts something ends a request, which is counted, too.
+        # Reentrant: while a thread counts, garbage collection may drop a handle, whose request ends and is counted too.
         self.lock, self.now = RLock(), StatisticsSnapshot()
         self._stages = {entry.stage: entry for entry in self.now.stages}
 

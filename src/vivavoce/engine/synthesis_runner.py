@@ -220,7 +220,7 @@ class SynthesisRunner:
                 if np.isfinite(samples).all():
                     arrived.append((chunk, samples))
                 else:
-                    log.warning("samples not finite: of request %(request)d", {"request": chunk.sequence.request.id})
+                    log.warning("samples not finite: in request %(request)d", {"request": chunk.sequence.request.id})
                     self.fail([chunk.sequence], not_finite())
         return arrived
 

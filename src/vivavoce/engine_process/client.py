@@ -48,7 +48,7 @@ MOST_UNSENT_BYTES = 64 << 20
 
 
 class RemoteStream:
-    """A `SpeechStream` of the engine's process. The process is told what was heard, and limits the waiting events."""
+    """A `SpeechStream` in the engine's process. The process limits the audio that was not taken yet."""
 
     def __init__(self, number: int, sample_rate: int, send: Callable[[messages.ToProcess], None]) -> None:
         self._number, self.sample_rate, self._send = number, sample_rate, send
@@ -300,8 +300,10 @@ class EngineClient:
                     return cast(messages.Pulse, await asking)
                 if not self.stuck and (step + 1) * PULSE_S >= LATE_S:
                     self.stuck = True
-                    late = "engine late: no answer for %(seconds)g s; it gets no requests until it answers"
-                    log.warning(late, {"seconds": LATE_S})
+                    log.warning(
+                        "engine late: no answer for %(seconds)g s; it gets no requests until it answers",
+                        {"seconds": LATE_S},
+                    )
             raise TimeoutError
         finally:
             asking.cancel()

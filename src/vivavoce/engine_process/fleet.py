@@ -52,7 +52,7 @@ class FleetStream:
     """
 
     def __init__(self, submit: Submit, request: SpeechRequest, sample_rate: int) -> None:
-        """submit: its streams' `push` and `end` must not wait."""
+        """submit: sends the request to an engine; `push` and `end` of the stream it returns must not block."""
         self._submit, self._request, self.sample_rate = submit, request, sample_rate
         self._stream: SpeechStream
         self._used: set[str] = set()
@@ -107,7 +107,7 @@ class FleetStream:
         except VivavoceError as last:
             self.verdict = Verdict(FinishReason.ERROR, error=str(last), error_code=last.code)
             raise
-        log.warning("request moved: another engine speaks it; %(error)s", {"error": error})
+        log.warning("request moved: another engine takes it; %(error)s", {"error": error})
 
     async def push(self, text: str) -> None:
         await self._stream.push(text)

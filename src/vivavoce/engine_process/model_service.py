@@ -98,8 +98,8 @@ class ModelService:
         return self.engine.healthy and self.engine.stuck_s < STUCK_S
 
     def moved_since(self, moment: float) -> bool:
-        """Texts and recordings made progress since then (seconds of `time.monotonic`)."""
-        # Recordings may take long; they are stuck when all their threads are at work that was given up.
+        """True if work on texts and on recordings made progress since `moment`, in seconds of `time.monotonic`."""
+        # Recordings may take long. They are stuck when every thread works on a recording that has timed out.
         return self._text.moved_since(moment) and self._extraction.moved_since(moment - EXTRACTION_S)
 
     async def check_store(self) -> str:

@@ -83,7 +83,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             arrival = InputMode.WHOLE if is_short and len(near) < AHEAD + 2 else InputMode.SEGMENTS
             near, segments = near[: AHEAD + 1], chain(near[AHEAD + 1 :], segments)
         elif not isinstance(text, Iterable) or isinstance(text, bytes):
-            problem = f"text: {type(text).__name__} is no text"
+            problem = f"text: {type(text).__name__} is not text"
             raise InvalidText(f"{problem}; give a string, an iterable of strings, or an async one to astream")
         else:
             arrival = progress.arrival = self._front_end.arrival
@@ -179,7 +179,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         )
 
     def close(self) -> None:
-        """Give it up: nothing more is made. After the end: nothing happens."""
+        """Cancel the request. Does nothing after its end."""
         self._progress.close()
         self.handle.cancel()
 

@@ -48,7 +48,7 @@ def parse_mode(name: str) -> Mode:
 def check_seed(seed: int) -> None:
     """Refuse a seed outside of 0 … 2⁵³."""
     if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise InvalidRequest(f"seed: {seed!r} is no whole number in 0 … {MAX_SEED}; choose one")
+        raise InvalidRequest(f"seed: {seed!r} is not a whole number in 0 … {MAX_SEED}; choose one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class FinishReason(str, Enum):
     STOP = "stop"
     """All of the text was spoken."""
     LENGTH = "length"
-    """A segment was cut at the most speech tokens that it may have; the rest of the text was spoken."""
+    """A segment reached its limit of speech tokens and was cut there; the other segments were spoken in full."""
     CANCELLED = "cancelled"
     """The caller ended it, or the listener disconnected."""
     ERROR = "error"

@@ -79,7 +79,7 @@ def _atoms(text: str) -> list[str]:
 
 
 def _narrow(atom: str) -> Iterator[str]:
-    """Cut an atom that is wider than a line."""
+    """Split a word that is wider than a subtitle line."""
     piece, columns = "", 0
     for character in regex.findall(r"\X", atom):
         width = _columns(character)

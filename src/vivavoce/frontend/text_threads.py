@@ -21,7 +21,7 @@ AT_ONCE = 4
 """Whole texts that an event loop reads at once: hundreds of threads would keep the interpreter from the engine."""
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _threads: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
-"""Each running thread with the call that tells it to end."""
+"""Running threads, each with a function that asks the thread to end."""
 
 
 def start_thread(call: Callable[[], object], leave: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Blocks of relative attention, of which CosyVoice makes encoders of text and of tokens, and a language model."""
+"""Conformer blocks with relative attention, for CosyVoice's encoders and CosyVoice 1's language model."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class OnnxModel:
         timer.start()
         try:
             outputs = self.session.run(None, dict(zip(names, inputs, strict=True)) | more, options)
-        except Exception as error:  # ONNX Runtime's errors share no other base
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             why = f"takes more than {MAX_RUN_S:g} s" if options.terminate else f"fails ({_reason(error)})"
             raise CheckpointError(f"{self.path.name} in {self.path.parent} {why}; {self.remedy}") from error
         finally:
@@ -74,7 +74,7 @@ def open_onnx(
     check_onnx(path, remedy)
     try:
         session = onnxruntime.InferenceSession(str(path), options, list(providers or ["CPUExecutionProvider"]))
-    except Exception as error:  # ONNX Runtime's errors share no other base
+    except Exception as error:  # ONNX Runtime's errors have no common base class
         raise CheckpointError(
             f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); {remedy}"
         ) from error

@@ -1,6 +1,6 @@
-"""Which networks each generation of models is made of: the one place that names them.
+"""The networks of each model generation.
 
-Another generation takes part by an entry here and one in `vivavoce.engine.generations`, which says which stages run it.
+A new generation needs an entry here and one in `vivavoce.engine.generations`, which names its stages.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NetworkPart:
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Initial values are left out: to draw them for shapes without memory, torch imports its compiler, 140 MB."""
+    """Skips the random initial values. To draw them on the meta device, torch would import its compiler (140 MB)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -74,7 +74,7 @@ NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
     Generation.V2: {
         "lm": NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES),
         "flow": NetworkPart("flow", lambda config: Flow(config.flow), FLOW_NAMES),
-        # Its phases are sums of many thousand radians, and its share of the work is small.
+        # float32, because its phases grow to many thousand radians; the cost is small.
         "vocoder": NetworkPart(
             "hift", lambda config: HiFT(config.vocoder), VOCODER_NAMES, fold_weight_norm, float32=True
         ),

@@ -66,7 +66,7 @@ def visible_keys(lengths: Tensor, size: int, chunk: int | None) -> Tensor:
         return keys
     position = torch.arange(size, device=lengths.device)
     chunk_end = (position // chunk + 1) * chunk
-    # A padded query keeps the keys of its row: a query that sees nothing would answer NaN.
+    # Padded queries see the keys of their row too: attention without any key gives NaN.
     return keys & (position[None, :] < chunk_end[:, None])
 
 

@@ -113,7 +113,7 @@ class KeyRing:
             self._state = state
             try:
                 self._entries = read_keys(path)
-                _log.info("keys changed: %(path)s has %(count)d", {"path": path, "count": len(self._entries)})
+                _log.info("keys changed: %(path)s has %(count)d keys", {"path": path, "count": len(self._entries)})
             except InvalidRequest as error:  # a typing mistake must not lock everyone out
                 damage = {"error": error, "count": len(self._entries)}
                 _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", damage)
@@ -275,7 +275,7 @@ def _entries_of(values: Mapping[str, Any], path: Path) -> tuple[KeyEntry, ...]:
         raise InvalidRequest(f"{path}: {name!r} is unknown; a key begins with [[key]]")
     tables = values.get("key", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise InvalidRequest(f"{path}: key is no array of tables; begin each key with [[key]]")
+        raise InvalidRequest(f"{path}: key is not an array of tables; begin each key with [[key]]")
     entries: list[KeyEntry] = []
     for number, table in enumerate(tables, 1):
         place = f"{path}: key {number}"

@@ -21,14 +21,14 @@ class SegmentClock:
         self._begin_s = 0.0
         self._first_segment = self._first_character = self._given = 0
         self.reached: dict[str, int] | None = None
-        """The segment in which the audio ends, with its characters; None before the first audio."""
+        """Segment and characters of the last audio; None before the first audio."""
 
     @property
     def seconds(self) -> float:
         return round(self._samples / self._rate, 6)
 
     def begin_request(self, first_character: int) -> None:
-        """The next announced segments count from 0 again; their text begins at this character."""
+        """Start a new request, whose segments are numbered from 0. first_character: where its text begins."""
         self._first_segment, self._first_character = self._given, first_character
 
     def announce(self, segment: SegmentText) -> None:
@@ -42,7 +42,7 @@ class SegmentClock:
         return self._begin(self._first_segment + segment)
 
     def begin_through(self, segment: int) -> list[dict[str, Any]]:
-        """As `begin`; earlier segments without audio begin and end, too."""
+        """Like `begin`, but earlier segments without audio also begin and end."""
         passed = [number for number in self._announced if number <= self._first_segment + segment]
         return [event for number in passed for event in self._begin(number)]
 

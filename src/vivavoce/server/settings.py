@@ -22,7 +22,7 @@ _NAME_PARTS = r"[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*"
 
 
 def is_address(place: str) -> bool:
-    """Whether it is an address such as redis://host, and not a folder."""
+    """Whether `place` is an address such as redis://host; otherwise it is a folder."""
     return "://" in place
 
 
@@ -78,7 +78,7 @@ def _parted(value: object, info: ValidationInfo) -> object:
 
 
 def _paired(value: object) -> object:
-    """A table of names; in a variable name=value separated by commas, from flags a list of them."""
+    """Parse name=value pairs into a table: separated by commas from a variable, a list of them from flags."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, list):
@@ -130,77 +130,79 @@ class _Section(BaseModel):
 class ServerSection(_Section):
     """Where the server listens, and what it grants its clients."""
 
-    host: _Host = _setting("127.0.0.1", "--host ADDRESS: Where to listen; 0.0.0.0: everywhere.")
-    """Address to listen at; 0.0.0.0: all of this machine."""
-    port: _Port = _setting(8880, "--port -p: Of the HTTP API.")
+    host: _Host = _setting("127.0.0.1", "--host ADDRESS: Address to listen at; 0.0.0.0: all.")
+    """Address to listen at; 0.0.0.0: all addresses of this machine."""
+    port: _Port = _setting(8880, "--port -p: Port of the HTTP API.")
     """Port of the HTTP API, WebSockets and pages; 0: a free one."""
     legacy: bool = _setting(False, "--legacy: Also serve CosyVoice's own HTTP routes, on a port of their own.")
     """Also serve the routes of CosyVoice's own HTTP service, on a port of their own."""
-    legacy_port: _Port = _setting(50_000, "--legacy-port: Of those routes.")
+    legacy_port: _Port = _setting(50_000, "--legacy-port: Port of CosyVoice's own routes.")
     """Port of those routes."""
-    grpc_port: _Port | None = _unset(50_051, "--grpc-port: Of the gRPC service.  [default: there is none]")
+    grpc_port: _Port | None = _unset(50_051, "--grpc-port: Port of the gRPC service.  [default: off]")
     """Port of the gRPC service; unset: it is off."""
     wyoming_port: _Port | None = _unset(
-        10_300, "--wyoming-port: Of the Wyoming protocol, for Home Assistant.  [default: there is none]"
+        10_300, "--wyoming-port: Port of the Wyoming protocol, for Home Assistant.  [default: off]"
     )
     """Port of the Wyoming protocol (Home Assistant), without keys and TLS; unset: it is off."""
     wyoming_key: str | None = _unset("home", min_length=1)
     """Name of the API key for all requests at that port; needed if auth.keys_file is set."""
-    health_port: _Port | None = _unset(9_090, "--health-port: Of health and metrics alone.  [default: there is none]")
-    """Port of /health and /metrics alone, in plain HTTP; /metrics is then at no other port. Unset: it is off."""
-    max_conc: int = _setting(4, "--max-conc: Requests at once through gRPC.", ge=1, le=4_096)
-    """Requests at once through gRPC; more are refused."""
+    health_port: _Port | None = _unset(9_090, "--health-port: Port of /health and /metrics only.  [default: off]")
+    """Plain HTTP port for /health and /metrics only; other ports then do not serve /metrics. Unset: it is off."""
+    max_conc: int = _setting(4, "--max-conc: Most concurrent gRPC requests.", ge=1, le=4_096)
+    """Largest number of concurrent gRPC requests; further ones are refused."""
     tls_certificate: _FilePath | None = _unset("/etc/vivavoce/tls.crt", "--tls-cert: The server's certificate, PEM.")
-    """PEM file of the server's certificate and those above it."""
-    tls_key: _FilePath | None = _unset("/etc/vivavoce/tls.key", "--tls-key: Its private key, PEM.")
-    """PEM file of its private key, without a password."""
+    """PEM file of the server's certificate chain."""
+    tls_key: _FilePath | None = _unset("/etc/vivavoce/tls.key", "--tls-key: The certificate's private key, PEM.")
+    """PEM file of the server's private key, without a password."""
     tls_client_ca: _FilePath | None = _unset("/etc/vivavoce/clients.crt")
-    """PEM file of the authority of clients' certificates; if set, clients without a certificate are refused."""
+    """PEM file of the authority that signs clients' certificates; if set, clients without a certificate are refused."""
     cors_origins: Annotated[tuple[_Origin, ...], _Commas] = _setting(
         (),
         "--cors-origin ORIGIN: Web pages of this origin may use the API; may be repeated; *: any.",
         example=["https://example.org"],
     )
-    """Web pages of other origins that may use the API; * is any."""
+    """Origins of web pages that may use the API; *: any."""
     allowed_hosts: Annotated[tuple[_HostName, ...], _Commas] = _setting(
         (),
-        "--allowed-host: Clients may ask under this name; may be repeated; *: any; see docs.",
+        "--allowed-host: Host name under which clients may reach the server; may be repeated; *: any.",
         example=["tts.example.org"],
-        description="Names that clients may ask this server under, beside localhost and addresses; * is any. None "
-        "given: any name, but no other where only this machine reaches the server and no keys are wanted.",
+        description="Host names under which clients may reach the server, besides localhost and IP addresses; *: any. "
+        "Empty: any name, but only localhost if the server listens on a loopback address without API keys.",
     )
     root_path: _RootPath = _setting("", example="/tts")
     """Path under which a proxy in front serves this server."""
-    drain_s: float = _setting(30.0, "--drain SECONDS: For running requests when told to stop.", ge=0, le=86_400)
-    """Seconds that running requests have to finish when the server is told to stop."""
+    drain_s: float = _setting(
+        30.0, "--drain SECONDS: Time for running requests to finish when the server stops.", ge=0, le=86_400
+    )
+    """Seconds that running requests have to finish when the server stops."""
     listener_timeout_s: float = _setting(30.0, gt=0, le=86_400)
-    """Seconds that a listener may leave its audio unread, or a body may pause, before its request is ended."""
+    """Seconds after which a request is ended if its client stops reading the audio or sending the body."""
     request_timeout_s: float = _setting(30.0, gt=0, le=86_400)
-    """Seconds that a request's headers may take to arrive, and before them the handshake of TLS; a message of gRPC."""
+    """Seconds that a TLS handshake, the headers of a request, or a gRPC message may take to arrive."""
     keep_alive_s: int = _setting(75, ge=1, le=86_400)
     """Seconds that a connection stays open between requests."""
     max_body_bytes: int = _setting(32 * _MIB, ge=65_536, le=1_024 * _MIB)
-    """Bytes of a request's body; a WebSocket's message likewise, gRPC's up to 1.2 MB."""
+    """Largest body of a request and message of a WebSocket, in bytes; gRPC messages are also limited to 1.2 MB."""
     max_header_bytes: int = _setting(65_536, ge=4_096, le=_MIB)
-    """Bytes of a request's headers."""
+    """Largest size of a request's headers, in bytes."""
     max_connections: int = _setting(1_024, ge=1, le=1_000_000)
-    """Connections at once to a port; one more takes the place of one that sends nothing, or is answered with 503."""
+    """Most open connections to a port. A further one replaces an inactive connection, or is answered with 503."""
     web_page: bool = _setting(True, "--web-page: Serve the web page.  [default: yes]")
-    """Serve the web page at /, with its parts."""
+    """Serve the web page at /."""
     docs: bool = True
     """Serve the API's description at /openapi.json."""
     metrics: bool = True
-    """Serve figures for Prometheus at /metrics."""
+    """Serve metrics for Prometheus at /metrics."""
     metrics_key_required: bool = False
-    """Figures are for callers with an API key only."""
+    """/metrics requires an API key."""
     upstream: _TritonAddress | None = _unset(
         "triton://localhost:8001", "--upstream triton://HOST:PORT: Speak through a Triton server, without a model."
     )
     """Speak through this Triton server instead of a model here."""
     reference_dir: _FilePath | None = _unset(
-        "/srv/voices", "--reference-dir FOLDER: With --upstream: recordings that are its voices."
+        "/srv/voices", "--reference-dir FOLDER: With --upstream: recordings to use as voices."
     )
-    """Recordings (NAME.wav with NAME.txt) that are voices of the Triton server."""
+    """Folder of recordings (NAME.wav with NAME.txt), which are the voices of the Triton server."""
 
 
 class ModelSection(_Section):
@@ -213,71 +215,73 @@ class ModelSection(_Section):
     )
     """A downloaded model's name, or a model's folder; unset: mini, a small demo in English."""
     device: _Device = _setting("auto", "--device: auto, cpu, cuda, cuda:N or mps.")
-    """Where it computes: auto (CUDA if there is one), cpu, cuda, cuda:N or mps (untested)."""
+    """Device of the model: auto (CUDA if available, else the CPU), cpu, cuda, cuda:N or mps (untested)."""
     gpus: _Gpus | None = _unset(
-        "0,1", "--gpus all|N,N: An engine on each of these GPUs, behind one server.  [default: one on --device]"
+        "0,1", "--gpus all|N,N: GPUs, each with its own engine.  [default: one engine on --device]"
     )
-    """An engine on each of these GPUs, behind one server: all, or their numbers; unset: one, on model.device."""
-    engines: int = _setting(1, "--engines: That share one device, each a process; for CPUs.", ge=1, le=64)
-    """Engines that share one device, each in a process of its own: for CPUs, whose threads are divided among them."""
+    """GPUs, each with its own engine: all, or their numbers; unset: one engine, on model.device."""
+    engines: int = _setting(1, "--engines: Number of engine processes on one device; for CPUs.", ge=1, le=64)
+    """Number of engine processes on one device: for CPUs, whose threads are divided among them."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]"
     )
-    """Precision; auto: float16 on a GPU, on a CPU with such products bfloat16 for large models, else float32."""
-    variant: _Variant | None = _unset("rl", "--variant: Take llm.NAME.pt and the like where the model has them.")
-    """Take llm.VARIANT.pt and the like where the model has them."""
+    """Precision; auto: float16 on a GPU; bfloat16 for large models on a CPU that supports it; otherwise float32."""
+    variant: _Variant | None = _unset("rl", "--variant: Load llm.NAME.pt and the like where the model has them.")
+    """Load llm.VARIANT.pt instead of llm.pt, and likewise the other weights, where the model has them."""
     memory_gb: float | None = _unset(
-        16.0, "--memory GB: Most GPU memory that is taken, the weights included.  [default: all]", gt=0, le=10_000
+        16.0, "--memory GB: Limit of GPU memory, including the weights.  [default: all]", gt=0, le=10_000
     )
-    """Most GPU memory in GB that is taken, the weights included; unset: all."""
-    kernels: bool | None = _unset(True, "--kernels: Our own GPU kernels.  [default: where they are faster]")
-    """Our own GPU kernels and recorded launches; unset: where they are faster."""
-    deterministic: bool = _setting(False, "--deterministic: Results independent of other requests: slower.")
-    """Results independent of other requests, bit by bit: slower, for audits."""
+    """Limit of GPU memory in GB, including the weights; unset: all."""
+    kernels: bool | None = _unset(True, "--kernels: Use vivavoce's own GPU kernels.  [default: where they are faster]")
+    """Use vivavoce's own GPU kernels and CUDA graphs; unset: where they are faster."""
+    deterministic: bool = _setting(False, "--deterministic: Make results independent of other requests; slower.")
+    """Make results bitwise independent of other requests, for audits; slower."""
     lm_backend: Literal["torch", "vllm", "trtllm"] = _setting("torch", "--lm-backend: torch, vllm or trtllm.")
-    """The engine of the language model: torch (our own), vllm or trtllm; see backends.md."""
+    """Runtime of the language model: torch (vivavoce's own), vllm or trtllm; see backends.md."""
     flow_backend: Literal["torch", "tensorrt", "onnx", "jit", "aoti"] = _setting(
         "torch", "--flow-backend: torch, tensorrt, onnx, jit or aoti."
     )
-    """The engine of the flow's estimator: torch (our own), or a file that `vivavoce export` made."""
+    """Runtime of the flow's estimator: torch (vivavoce's own), or one for a file that `vivavoce export` made."""
     trt_concurrent: int = _setting(1, "--trt-concurrent: Batches that TensorRT runs at once.", ge=1, le=64)
-    """Execution contexts of TensorRT: batches that it runs at once."""
+    """Execution contexts of TensorRT, which is the number of batches that it runs at once."""
     tp: int = _setting(1, "--tp: GPUs that share each layer of the language model.", ge=1, le=64)
     """GPUs that share each layer of the language model, with vllm or trtllm."""
-    pp: int = _setting(1, "--pp: GPUs among which its layers are divided.", ge=1, le=64)
+    pp: int = _setting(1, "--pp: GPUs among which the language model's layers are divided.", ge=1, le=64)
     """GPUs among which the language model's layers are divided, with vllm or trtllm."""
-    trust_model_code: bool = _setting(False, "--trust-model-code: Run code of the model's folder.")
-    """Run TorchScript files, engines and packages of the model's folder that were not exported on this machine."""
+    trust_model_code: bool = _setting(False, "--trust-model-code: Run code from the model's folder.")
+    """Also run TorchScript files, engines and packages that were not exported on this machine."""
     text_processes: int | None = _unset(4, ge=0, le=64)
-    """Processes that read texts out (numbers, dates); 0: the engine's own; unset: two to four with a GPU, else two."""
+    """Processes that normalise texts; 0: the engine's process does it; unset: 2 to 4 with a GPU, else 2."""
     lexicons: _FilePath | None = _unset(
         "/etc/vivavoce/lexicons",
-        "--lexicons FOLDER: Words and how to say them: all.tsv, voices/NAME.tsv, keys/NAME.tsv.",
+        "--lexicons FOLDER: Pronunciations of words: all.tsv, voices/NAME.tsv, keys/NAME.tsv.",
     )
-    """Words and how to say them, read at the start: all.tsv, and voices/NAME.tsv and keys/NAME.tsv of some requests."""
+    """Pronunciations of words, read at the start: all.tsv, voices/NAME.tsv and keys/NAME.tsv."""
     warm_up_s: float = _setting(3.0, ge=0, le=3_600)
-    """Seconds of measuring before the server is ready; 0: none."""
+    """Seconds for which the engine measures its speed before the server is ready; 0: it does not."""
 
 
 class EngineSection(_Section):
     """The number of requests at once."""
 
-    slots: int | None = _unset(64, "--slots: Sequences at once.  [default: as memory allows]", ge=1, le=4_096)
-    """Sequences that are decoded at once; unset: as memory allows."""
+    slots: int | None = _unset(
+        64, "--slots: Most sequences decoded at once.  [default: as memory allows]", ge=1, le=4_096
+    )
+    """Largest number of sequences that are decoded at once; unset: as memory allows."""
     admission: AdmissionMode = _setting(
         AdmissionMode.AUTO,
-        "--admission: Streams too many: auto, refuse, queue or all.",
-        description="Streams that would let others run dry: refuse (429 at once), queue (they wait), all (there may be "
-        "gaps), auto (where the machine keeps up with fewer than 4 listeners 8 may wait, elsewhere they are refused).",
+        "--admission: Rule for streams beyond capacity: auto, refuse, queue or all.",
+        description="Streams beyond the capacity: refuse (429), queue (they wait), all (they start, and all listeners "
+        "may hear gaps), auto (queue up to 8 on a machine with capacity for fewer than 4 streams, otherwise refuse).",
     )
     max_waiting: int = _setting(1_000, ge=1, le=1_000_000)
-    """Requests that may wait; more are refused."""
+    """Largest number of waiting requests; further ones are refused."""
     max_wait_s: float = _setting(30.0, gt=0, le=3_600)
-    """Seconds that a request may wait with admission auto; then it is refused."""
+    """Seconds that a request may wait with admission auto before it is refused."""
     first_chunk_s: float = _setting(1.0, gt=0, le=600)
-    """Seconds to a stream's first audio that admission plans for."""
+    """Time to first audio, in seconds, that admission plans for."""
     headroom: float = _setting(0.85, gt=0, le=1)
-    """Share of real time that streams may use before more are refused or wait."""
+    """Share of the device's time that streams may use before further streams wait or are refused."""
 
 
 class VoicesSection(_Section):
@@ -290,25 +294,25 @@ class VoicesSection(_Section):
     )
     """A folder, or redis://HOST:PORT/DATABASE that several servers share; unset: the user's own folder."""
     cache: int = _setting(256, ge=1, le=1_000_000)
-    """Voices that stay in memory, of a megabyte each at most."""
+    """Number of voices kept in memory; each takes at most one megabyte."""
     default: _VoiceName | None = _unset(
-        "calm", "--default-voice NAME: Of requests that name none.  [default: the model's first]"
+        "calm", "--default-voice NAME: Voice of requests without one.  [default: the model's first]"
     )
-    """The voice of requests that name none, and of OpenAI's names where the model has no voice; unset: the first."""
+    """Voice of requests without one, and of OpenAI's names for a model without voices; unset: the model's first."""
     aliases: Annotated[dict[_VoiceName, _VoiceName], BeforeValidator(_paired)] = _setting(
         {},
         "--voice-alias NAME=VOICE: NAME speaks with this voice; may be repeated.",
         example={"alloy": "calm"},
     )
-    """More names of voices, beside OpenAI's 13, which are spread over the model's own; a stored voice's name wins."""
+    """Further names for voices; a stored voice of the same name wins. OpenAI's 13 names exist already."""
     unknown: Literal["refuse", "default"] = _setting("refuse")
-    """A name that no voice has: refuse (404), or speak with the default voice."""
+    """If a request names an unknown voice: refuse it (404), or speak with the default voice."""
     quota: int = _setting(1_000, ge=0, le=100_000)
-    """Voices that one owner may store, and that are public."""
+    """Largest number of voices that each owner may store, and of public voices."""
     keep_recordings: bool = True
-    """Stored voices keep their recording: another model extracts them again from it. false: they fit one."""
+    """Store voices with their recording, so that another model can extract them again; false: they fit one model."""
     max_recording_bytes: int = _setting(16 * _MIB, ge=65_536, le=1_024 * _MIB)
-    """Bytes of a reference recording."""
+    """Largest size of a reference recording, in bytes."""
 
 
 class AuthSection(_Section):
@@ -320,7 +324,7 @@ class AuthSection(_Section):
     )
     """File of API keys, as `vivavoce keys add` writes it; unset: everyone may send requests."""
     open_lists: bool = False
-    """The lists of models and public voices are for callers without a key, too; Open WebUI asks without one."""
+    """Let callers without a key list models and public voices, as Open WebUI does."""
 
 
 class RequestsSection(_Section):
@@ -329,11 +333,11 @@ class RequestsSection(_Section):
     instructions: Literal["ignore", "refuse"] = "ignore"
     """Instructions to a model that cannot follow them: ignore (with a warning) or refuse (400); never spoken."""
     speed: Literal["clamp", "refuse"] = "clamp"
-    """A speed of 0.25 to 4 beyond 0.5 to 2, on OpenAI's routes: clamp (the answer tells the speed) or refuse (400)."""
+    """On OpenAI's routes, speeds of 0.25 to 4 outside 0.5 to 2: clamp (the answer says so) or refuse (400)."""
     empty_text: Literal["silence", "refuse"] = "silence"
     """A text with nothing to say, such as an emoji: silence (a fifth of a second) or refuse (400)."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """Fields that are not known, on OpenAI's routes: refuse (400, with their names) or ignore."""
+    """Unknown fields, on OpenAI's routes: refuse (400, with their names) or ignore."""
 
 
 class LoggingSection(_Section):
@@ -342,20 +346,20 @@ class LoggingSection(_Section):
     level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "--log-level: debug, info, warning or error."
     )
-    """The least severity that is logged."""
+    """Lowest severity that is logged."""
     format: Literal["text", "json"] = _setting("text", "--log-format: text or json.")
-    """Lines for people, or one JSON object a line."""
+    """Plain text, or one JSON object per line."""
     log_text: bool = False
-    """Log what is spoken, too: it may be confidential."""
+    """Also log the texts that are spoken; they may be confidential."""
 
 
 class TelemetrySection(_Section):
     """Traces for OpenTelemetry."""
 
     otlp_endpoint: _WebAddress | None = _unset("http://localhost:4318")
-    """Collector that takes OTLP over HTTP; unset: no traces. Needs vivavoce[telemetry]."""
+    """Address of a collector that accepts OTLP over HTTP; unset: no traces. Needs vivavoce[telemetry]."""
     service_name: str = _setting("vivavoce", min_length=1, max_length=255)
-    """The name of this server in traces."""
+    """Name of this server in traces."""
 
 
 class ServerSettings(_Section):

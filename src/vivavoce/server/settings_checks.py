@@ -65,7 +65,7 @@ def missing(settings: ServerSettings) -> Iterator[str]:
         yield f"model.{error}"
     yield from tls_problems(server)
     if server.reference_dir and not server.reference_dir.is_dir():
-        yield f"server.reference_dir: {server.reference_dir} is no folder; make it, or name another"
+        yield f"server.reference_dir: {server.reference_dir} is not a folder; make it, or name another"
     if server.upstream:
         return
     if model is not None and (model not in ("mini", "babble") or Path(model).is_dir()):
@@ -99,7 +99,7 @@ def tls_problems(server: ServerSection) -> Iterator[str]:
         if path and not (path.is_file() and os.access(path, os.R_OK)):
             unreadable = True
             problem = "cannot be read; check its permissions"
-            yield f"server.{name}: {path} {problem if path.is_file() else 'is no file; make it, or name another'}"
+            yield f"server.{name}: {path} {problem if path.is_file() else 'is not a file; make it, or name another'}"
     if unreadable:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -108,7 +108,7 @@ def tls_problems(server: ServerSection) -> Iterator[str]:
             context.load_cert_chain(certificate, key, password=lambda: "")
         except (ValueError, OSError) as error:
             reason = _reason(error)
-            yield f"server.tls_certificate: {certificate} and {key} are no pair ({reason}); give PEM files of one"
+            yield f"server.tls_certificate: {certificate} and {key} do not match ({reason}); give PEM files of one"
     if client_ca:
         try:
             context.load_verify_locations(client_ca)
@@ -126,6 +126,6 @@ def _voice_problems(place: str | None) -> Iterator[str]:
     folder = Path(place)
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if folder.exists() and not folder.is_dir():
-        yield f"voices.place: {place} is no folder; name one, or another place"
+        yield f"voices.place: {place} is not a folder; name one, or another place"
     elif not os.access(nearest, os.W_OK | os.X_OK):
         yield f"voices.place: {nearest} cannot be written; check its permissions, or name another place"

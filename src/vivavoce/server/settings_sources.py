@@ -175,13 +175,13 @@ class _Source:
 
     values: Mapping[str, Any]
     origin: Callable[[str], str]
-    unknown: Callable[[str, str], str] = "{}.{}: is no setting".format
+    unknown: Callable[[str, str], str] = "{}.{}: is not a setting".format
     is_file: bool = False
 
     def validated(self) -> ServerSettings:
         if self.is_file:
-            # Strict JSON still takes a text for a path or a choice, and a list for a tuple. TOML's dates, which no
-            # setting has, become a list that no field takes.
+            # Strict JSON still accepts a string for a path or an enum, and a list for a tuple. No setting is a date:
+            # a TOML date becomes a list with null, which every field refuses.
             return ServerSettings.model_validate_json(json.dumps(self.values, default=lambda _: [None]), strict=True)
         return ServerSettings.model_validate(self.values)
 
@@ -205,13 +205,13 @@ def _file(path: Path) -> _Source:
 
     def unknown(section: str, field: str) -> str:
         if section not in SECTIONS:
-            return f"{section}: is no section ({path}); {closest(section, SECTIONS)}"
+            return f"{section}: is not a section ({path}); {closest(section, SECTIONS)}"
         if not field:
             return f"{section}: is a section ({path}); write [{section}] above its fields"
         elsewhere = [setting.section for setting in SETTINGS.values() if setting.field == field]
         known = (setting.field for setting in _of(section))
         meant = f"it belongs to [{elsewhere[0]}]" if elsewhere else closest(field, known)
-        return f"{section}.{field}: is no setting ({path}); {meant}"
+        return f"{section}.{field}: is not a setting ({path}); {meant}"
 
     return _Source(read_toml(path, "config"), lambda _: str(path), unknown, is_file=True)
 
@@ -227,7 +227,7 @@ def _environment(environment: Mapping[str, str]) -> _Source:
 
     def unknown(section: str, field: str) -> str:
         variable = f"VIVAVOCE_{section}_{field}".upper()
-        return f"{variable}: is no setting (environment); {closest(variable, known)}"
+        return f"{variable}: is not a setting (environment); {closest(variable, known)}"
 
     return _Source(values, lambda name: variables[SETTINGS[name].variable], unknown)
 
@@ -250,8 +250,8 @@ def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
             own = name.removeprefix("VIVAVOCE_")
             meant = [setting for setting, field in known.items() if field == own]
             meant += difflib.get_close_matches(own, known, n=1)
-            end = f"did you mean VIVAVOCE_{meant[0]}?" if meant else "`vivavoce config example` has those that are"
-            yield f"{name} is read by nobody; {end}"
+            end = f"did you mean VIVAVOCE_{meant[0]}?" if meant else "see `vivavoce config example`"
+            yield f"{name} is not read; {end}"
 
 
 def _flags(flags: Mapping[str, object]) -> _Source:

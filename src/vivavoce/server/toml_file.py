@@ -38,7 +38,7 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidRequest(f"{path}: is no TOML: {error}; mend the line") from None
+        raise InvalidRequest(f"{path}: is not TOML: {error}; mend the line") from None
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -251,7 +251,7 @@ class StreamedUtterance:
             self._check_stopped()
 
     def _check_stopped(self) -> None:
-        """A wait for the transport can lose a task's cancellation."""
+        """Raise the cancellation again if it got lost while the task waited for the transport."""
         if self._is_stopped:
             raise asyncio.CancelledError
 

@@ -94,7 +94,7 @@ class _Connection:
         self._active: ActiveRequest | None = None
         self._is_over = False
         self._texts: asyncio.Queue[str | None] | None = None
-        """Pieces of a streamed text until all of it has come; None ends it."""
+        """Queue of the pieces of a streamed text; None in the queue ends it. Unset after the text has ended."""
         self._characters = 0
         writer.transport.set_write_buffer_limits(high=SEND_BYTES)
 

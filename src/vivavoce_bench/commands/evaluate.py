@@ -94,7 +94,7 @@ class EvaluationFlags:
         given = [(path, read) for path, read in sources if path is not None]
         if len(given) > 1:
             raise InvalidRequest(
-                "sentences: are given twice, by --sentences, --list or a table of --audio; leave one out"
+                "sentences: are given twice, by --sentences, --list or the table in --audio; give one of them"
             )
         source, cases = "built in", reading.cases_of(reading.SENTENCES)
         for path, read in given:
@@ -252,7 +252,7 @@ def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path
             found[name] = tts.voice(name)
     if not found:
         raise InvalidRequest(
-            "voice: none is given, this model brings none along, and none is stored for it; name one with --voice"
+            "voice: none is given, and this model has no built-in and no stored voice; name one with --voice"
         )
     return found
 

@@ -14,7 +14,7 @@ from vivavoce_bench.measure import check_drawing, json_text, make_folder, save_j
 def print_figures(
     keys: dict[str, Any], json_file: str | None, *tables: tuple[Sequence[str] | None, Sequence[Sequence[str]]]
 ) -> None:
-    """Print tables, each with its header, or JSON in their place; also write JSON to a file if one was named."""
+    """Print the tables, or JSON if `json_file` is "-"; otherwise also save JSON if a file is named."""
     if json_file == STDOUT:
         print(json_text(keys))
         return
@@ -27,7 +27,7 @@ def print_figures(
 
 
 def check_report_places(json_file: str | None, plot: Path | None = None, folder: Path | None = None) -> None:
-    """Refuse places that cannot be written, and pictures without matplotlib; make the folder."""
+    """Make the folder and check that every output can be written. `plot` needs matplotlib."""
     if json_file not in (None, STDOUT):
         check_writable(Path(str(json_file)), field="json")
     if plot is not None:

@@ -128,10 +128,10 @@ def assess(
     settings: Mapping[str, Any] | None = None,
     show: Callable[[str], None] = lambda _: None,
 ) -> EvaluationReport:
-    """Measure clips, one by one as they come, then listen to all of them; clips' samples are not kept.
+    """Measure each clip when it arrives, then transcribe all of them. The clips' samples are not kept in memory.
 
-    voices: references for similarity, by name; folder: keeps the audio in files; settings: for the report.
-    `InvalidRequest` for no clips, a recogniser that fails or files that cannot be written.
+    voices: the voices that speaker similarity compares with, by name; folder: where the audio is saved; settings: shown
+    in the report. `InvalidRequest`: the list of clips is empty, the recogniser fails, or a file cannot be written.
     """
     references = {name: as_vector(voice.embedding) for name, voice in voices.items()}
     measured = [_measure(clip, references, instruments, control, folder) for clip in clips]

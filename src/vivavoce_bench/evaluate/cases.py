@@ -58,7 +58,7 @@ def cases_of(sentences: Iterable[str]) -> list[Case]:
 
 
 def read_sentences(path: Path) -> list[Case]:
-    """A UTF-8 file with one sentence per line and, optionally, a tab and the seconds that a person takes for it."""
+    """Read a UTF-8 file: a sentence per line, optionally with a tab and the seconds that a person needs to say it."""
 
     def parse(line: str, number: int) -> Case:
         fields = _fields(line, "\t")

@@ -33,10 +33,10 @@ SAMPLE_RATE = 16_000
 
 
 class Recogniser(Protocol):
-    """Writes down speech. More methods are used where it has them, as `PocketSphinx` does.
+    """Transcribes speech. Three further methods, which `PocketSphinx` has, are optional.
 
-    `closed(sentences)` gives a recogniser that knows only these lists of words; `phones(samples)` hears phones, and
-    `pronunciations(word)` gives the ways to pronounce a word in lower case, none if it is not known.
+    `closed(sentences)` returns a recogniser that only recognises these lists of words; `phones(samples)` recognises
+    phones; `pronunciations(word)` returns the pronunciations of a lower-case word, or nothing if it is unknown.
     """
 
     def transcribe(self, samples: Samples) -> str:
@@ -285,7 +285,7 @@ def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: 
 
 
 def main() -> None:
-    # Ctrl-C reaches all processes of a terminal and ends these without a word: the first one answers.
+    # Ctrl-C is sent to all processes of the terminal; this one ends silently, and the main process reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # output that a recogniser prints is not part of the answer

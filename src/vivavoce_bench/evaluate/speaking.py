@@ -46,7 +46,7 @@ class Manner:
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """One utterance; samples: [n] float32 in ±1. The fields after `sample_rate` are of speech spoken now."""
+    """One utterance. samples: [n] float32 in ±1; fields after `sample_rate` are set only if vivavoce spoke it."""
 
     case: Case
     voice: str

@@ -275,7 +275,7 @@ def _check_ranges(ranges: Mapping[str, Tensor], sizes: QwenSizes, origin: str) -
         largest = ranges[name].float()
         if largest.shape != shape:
             raise CheckpointError(
-                f"calibration: {origin} is of a model of other sizes, {name} is {list(largest.shape)} instead of "
+                f"calibration: {origin} is of a model with other sizes: {name} is {list(largest.shape)} instead of "
                 f"{list(shape)}; record the ranges with this one"
             )
         if not bool((largest.isfinite() & (largest >= 0)).all()):

@@ -28,8 +28,7 @@ from vivavoce_export.trtllm.layers import LINEARS, convert_layer
 from vivavoce_export.trtllm.options import SIZES, ConvertOptions, checkpoint_config, chosen_dtype
 
 RECORD = "conversion.json"
-"""The options of the conversion, for the next conversion and the comparison of logits. TensorRT-LLM does not read it.
-"""
+"""File with the options of the conversion. The next conversion and the comparison of logits read it."""
 RANGES = "calibration.safetensors"
 """The measured ranges; another conversion can take the file as its calibration."""
 TABLES = {
@@ -45,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Conversion:
-    """A complete checkpoint. num_bytes: of all ranks; was_there: an earlier conversion made the same."""
+    """A complete checkpoint. num_bytes: size of all ranks; was_there: an earlier conversion already wrote it."""
 
     folder: Path
     dtype: torch.dtype

@@ -30,7 +30,7 @@ INT8_LIMIT = 127
 _TILE = 64
 _OCTET = 8
 _PERMUTED_BITS = 128
-"""Bits of rows that are permuted among themselves: 16 rows of int8, 32 of int4."""
+"""Rows are permuted in groups of this many bits: 16 rows of int8, 32 of int4."""
 _LEAST = 1e-5
 _LEAST_HALF = 2.0**-24
 

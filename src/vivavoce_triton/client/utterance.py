@@ -30,8 +30,8 @@ _INT64 = 1 << 63
 class Utterance:
     """One text, and a recording of the voice.
 
-    name: of its files, unique in a load; reference: a recording's file, or its content, None: the server's own voice;
-    reference_text: the words of the recording.
+    name: begins the names of its files, unique within a load; reference: a recording as a path or as bytes, None: the
+    server's default voice; reference_text: the transcript of the recording.
     """
 
     name: str
@@ -176,11 +176,11 @@ class LoadMode(str, Enum):
 class LoadOptions:
     """The server (host:port of its gRPC interface), the texts, and the number of concurrent users.
 
-    utterances: spoken in their order, and again from the first on; num_tasks: users at a time, each of whom sends the
-    next request when the last answer is whole; requests: None: each utterance once, and at least one per task; warmup:
-    requests before those that are measured; use_spk2info_cache: leave the recordings out, the server has the voice;
-    chunk_overlap_s: audio that each chunk repeats of the one before it; timeout_s: for each whole answer; folder: where
-    the audio is kept, None: nowhere.
+    utterances: spoken in order, and repeated from the first; num_tasks: concurrent users, each of whom sends the next
+    request after the last answer is complete; requests: their number, None: each utterance once, and at least one per
+    task; warmup: requests that are not measured; use_spk2info_cache: send no recordings, because the server has the
+    voice; chunk_overlap_s: audio at the start of each chunk that repeats the chunk before; timeout_s: limit for each
+    complete answer; folder: where the audio is saved, None: it is not.
     """
 
     server: str

@@ -215,7 +215,7 @@ def end(backend: Any, sender: Any, error: Exception | None = None) -> None:
     response = () if error is None else (refusal(backend, error),)
     try:
         sender.send(*response, flags=backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except Exception:  # the server's own: the client cannot be told
+    except Exception:  # an error of Triton itself: the client cannot be reached
         log.exception("end not sent: the end of a stream could not be sent")
     if error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -254,7 +254,7 @@ def ask_inner(backend: Any, model: str, name: str, values: Mapping[str, Any], re
 class AsyncModel:
     """Serves all requests on one event loop in a thread; subclasses implement `answers`.
 
-    Decoupled, `execute` returns at once and responses are streamed; otherwise it returns whole responses.
+    If decoupled, `execute` returns at once and responses are streamed; otherwise it waits and returns them.
     """
 
     def __init__(self, backend: Any, name: str, *, decoupled: bool) -> None:

@@ -55,7 +55,7 @@ _LOOK_EVERY = 4
 
 
 class DecodedTokens:
-    """Speech tokens of one segment; one thread writes until they end, one reads."""
+    """Speech tokens of one segment, passed from the thread that decodes them to the thread that reads them."""
 
     def __init__(self, segment: SegmentRequest) -> None:
         self.segment, self.tokens = segment, list[int]()
@@ -174,7 +174,7 @@ class CosyVoice2Model:
                     self._fetch(one, left)
             except Exception as problem:
                 if not isinstance(problem, (InnerError, VivavoceError)):
-                    log.error("tokens not read: those of the language model", exc_info=problem)
+                    log.error("tokens not read: the language model's stream failed", exc_info=problem)
                 # The thread that makes audio raises it; with the frames of this one it would hold the request for good.
                 error = problem.with_traceback(None)
             one.end(error)

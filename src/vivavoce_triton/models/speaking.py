@@ -97,11 +97,11 @@ class RequestVoices:
             self._registry.find(self._default)  # refuse a wrong name at the start, not to every client
 
     def of(self, wanted: SpokenRequest) -> Voice:
-        """A recording is extracted once; the last ones are cached."""
+        """The voice of a request. Voices extracted from recordings are cached."""
         if wanted.reference is not None:
             if self._cached_only:
                 raise InvalidRequest(
-                    "reference_wav: this server speaks in cached voices only (use_spk2info_cache); leave the recording "
+                    "reference_wav: this server accepts stored voices only (use_spk2info_cache); leave the recording "
                     "out, or name a voice"
                 )
             return self._registry.resolve(wanted.reference, wanted.reference_text)

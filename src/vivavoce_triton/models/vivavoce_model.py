@@ -26,7 +26,7 @@ from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answe
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_request
 
 _FRONT_THREADS = 4
-"""They read texts and extract voices, which would hold up the event loop; networks run in the engine's thread."""
+"""Threads that normalise texts and extract voices, to keep the event loop free; networks run in the engine's thread."""
 
 
 class VivavoceModel(AsyncModel):
@@ -61,9 +61,9 @@ class VivavoceModel(AsyncModel):
         return cls(backend, tts, voices, policy)
 
     def close(self) -> None:
-        """Finish what was taken, and end the engine."""
+        """Finish the accepted requests, then close the engine."""
         while wait(list(self._streams), timeout=1.0).not_done and self._tts.engine.stuck_s < STUCK_S:
-            pass  # a device that does not answer must not hold the server
+            pass  # a device that hangs must not keep the server from stopping
         self._fronts.shutdown()
         super().close()
         self._tts.close()

@@ -349,7 +349,7 @@ class TritonBackend:
                 log.warning("upstream away: %(error)s", {"error": error})
         except Exception:
             found = False
-            log.exception("upstream not understood: it is what the Triton server says of its model")
+            log.exception("upstream not understood: the Triton server's description of its model")
         finally:
             self._checking = None
         if found and not self._ready:
@@ -376,7 +376,7 @@ async def _answer(
     except VivavoceError:
         raise
     except Exception:
-        log.exception("upstream not understood: an answer of the model %(model)r", {"model": model.name})
+        log.exception("upstream not understood: an answer from the model %(model)r", {"model": model.name})
         raise StageFailed("upstream: an internal error, which was logged; ask again") from None
 
 

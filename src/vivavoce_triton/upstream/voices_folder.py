@@ -103,7 +103,7 @@ class VoicesFolder:
             fields = {"error": error, "count": len(self._voices)}
             log.warning("voices damaged: %(error)s (keeping the %(count)d voices read before)", fields)
             return
-        log.info("voices changed: %(folder)s has %(count)d", {"folder": self.folder, "count": len(voices)})
+        log.info("voices changed: %(folder)s has %(count)d voices", {"folder": self.folder, "count": len(voices)})
         self._voices, self._state = voices, state
 
     def _look(self) -> _State:
@@ -166,7 +166,7 @@ class VoicesFolder:
 def unknown(name: str, known: Sequence[str]) -> VoiceNotFound:
     listed = ", ".join(known[:MAX_LISTED]) + (" and more" if len(known) > MAX_LISTED else "")
     return VoiceNotFound(
-        f"voice: {excerpt(name)} is no recording of this server (known: {listed or 'none'}); leave it out, or name one"
+        f"voice: {excerpt(name)} is not a recording of this server (known: {listed or 'none'}); name one of them"
     )
 
 

@@ -242,7 +242,7 @@ def test_one_that_has_ended_is_replaced(processes, languages, caplog):
     for length in (13, 20_000):
         read = [processes.read(text, "en", length) for text in TEXTS]
         assert read == [languages.read(text, "en") for text in TEXTS]
-    assert caplog.text.count("another one takes its place") == 2
+    assert caplog.text.count("another one is started") == 2
     assert all(process.poll() is None for process in processes._all)
 
 
@@ -353,7 +353,7 @@ def test_one_that_takes_too_long_is_replaced_and_its_block_stays_as_it_is_writte
     monkeypatch.setattr("vivavoce.frontend.text.official_processes.TOO_LONG_S", 0.5)
     only = stand_ins(1)
     assert only.processes.read("hold", "en", LONG) == "hold"
-    assert caplog.text.count("another one takes its place") == 1
+    assert caplog.text.count("another one is started") == 1
     monkeypatch.undo()
     assert only.processes.read("next", "en", LONG) == "NEXT"
 
@@ -365,5 +365,5 @@ def test_text_stays_as_it_is_written_while_no_process_can_be_started(stand_ins, 
         (process,) = only.processes._all
         process.kill()
         assert [only.processes.read("one", "en", 3) for _ in range(2)] == ["one", "one"]
-    assert "no process that reads texts can be started" in caplog.text
+    assert "no process that normalises texts can be started" in caplog.text
     assert only.processes.read("two", "en", 3) == "TWO"

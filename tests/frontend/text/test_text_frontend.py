@@ -118,7 +118,7 @@ def test_transcripts(text, transcript, front_end):
     ],
 )
 def test_phones_and_pinyin_pass_the_rules_of_reading(text, segments, third):
-    """The digit of a phone is no number; every tag stays one id."""
+    """The digit of a phone is not a number; every tag stays one id."""
     assert third.segments(text) == segments
     (said,) = segments
     assert sum(len(third.encode(tag)) == 1 for tag in regex.findall(r"\[[^]]+\]", said)) == said.count("[")

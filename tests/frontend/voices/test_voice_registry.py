@@ -263,7 +263,7 @@ def test_what_rules_name_and_nobody_has_is_logged(open_library, store, caplog):
     open_library(store, rules=NameRules(aliases={"alloy": "clam"}, default="first")).warn_of_missing()
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "voice missing: voices.aliases: 'alloy' stands for 'clam', which cannot speak: voice: 'clam'"
+        "voice missing: voices.aliases: 'alloy' stands for 'clam', which cannot be used: voice: 'clam'"
     )
 
 

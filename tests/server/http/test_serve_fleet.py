@@ -108,7 +108,7 @@ def test_an_engine_that_is_killed_takes_no_stream_that_did_not_sound(
         whole, cut = ([one for one in clients if one.whole is it] for it in (True, False))
         assert all(one.audio for one in cut), "those without a byte are given to another engine"
         assert len(whole) >= count - SLOTS, "an engine takes no more streams than it had begun"
-        assert server.log.await_event("request moved: another engine speaks it", before)
+        assert server.log.await_event("request moved: another engine takes it", before)
         ended = [line for line in server.log.lines[before:] if line["event"] == "speech ended"]
         assert [line["error_code"] for line in ended if line["reason"] == "error"] == ["engine_stopped"] * len(cut)
         await_ready(server, engines + 1)

@@ -117,9 +117,9 @@ class EncoderLayout(TableLayout):
 
 
 def _tile_shape(size: int, rows: int, queries: int) -> tuple[int, int]:
-    """Shape of the most tiles that `cut_tiles` needs for `size` positions of this many rows."""
-    # Every row, and the padding, may end with a tile that is not full. Each table begins at a multiple of 16 bytes: for
-    # one that does not another kernel would be compiled.
+    """Shape of a tile table that is large enough for `cut_tiles` with any `size` positions in `rows` rows."""
+    # Each row and the padding may end with a partial tile. The size keeps the next table aligned to 16 bytes; Triton
+    # would compile another kernel for unaligned pointers.
     return rounded(-(-size // queries) + rows + 1, 4), 3
 
 
@@ -140,7 +140,7 @@ def cut_tiles(tiles: Numbers, new: NDArray[np.int64], size: int, queries: int) -
 
 
 def _counted(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """counts: things of each owner  →  for each thing its owner, and its place among the owner's things."""
+    """counts: items of each owner  →  for each item, in order, its owner and its index within that owner."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 

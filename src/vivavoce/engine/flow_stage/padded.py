@@ -60,7 +60,7 @@ class PaddedPath:
 
 
 class PaddedSolver:
-    """A batch on its way from tokens to mel. Either every row leaves a state, and may have a past, or none does.
+    """Computes the mel of one batch in steps. Either all rows keep state for their next chunk, or none does.
 
     All work is enqueued on the device; the host waits for none of it.
     """
@@ -210,7 +210,7 @@ class BatchMemory:
         return parts
 
     def commit(self, slots: Tensor) -> None:
-        """Keep the tails; slots: [rows] pages beside which they shall lie."""
+        """Store the tails of the convolutions; slots: [rows] the page in the pool under which each row's are stored."""
         after = self._after.unflatten(1, (-1, len(slots)))
         self._buffer.tails.index_copy_(0, slots, after.permute(2, 0, 1, 3, 4))
 

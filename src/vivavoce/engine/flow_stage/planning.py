@@ -177,9 +177,9 @@ class PromptCache:
 
 
 class Block(NamedTuple):
-    """Positions of a row that are computed once, together, up to `end`.
+    """Token positions of a row that are computed together, once; they end before `end`.
 
-    lookahead_end: of the tokens that there were then: past it the lookahead of its last tokens heard nothing.
+    lookahead_end: number of tokens that were known at that time. The lookahead of the last tokens sees only those.
     """
 
     end: int
@@ -209,13 +209,13 @@ class VoiceFeatures:
 
 
 class FlowStream:
-    """One sequence's state in the stage, which alone changes it."""
+    """State of one sequence in the flow stage. Only the stage changes it."""
 
     def __init__(self, conditioning: Conditioning, prompts: PromptCache, config: FlowConfig) -> None:
         encoder = config.encoder
         self.conditioning, self.upsampling = conditioning, encoder.upsampling
         self.prompt = conditioning.flow_prompt
-        # Tokens that need the text's as their lookahead are left out.
+        # Without the last tokens of the prompt, whose lookahead is speech that is not generated yet.
         bounds = near_equal(0, max(0, len(conditioning.flow_tokens) - encoder.lookahead), encoder.chunk)
         self.prompt_blocks = tuple(Block(end, len(self.prompt)) for end in bounds)
         self.blocks = self.prompt_blocks
@@ -250,22 +250,22 @@ class FlowRow:
     hop: int = 0
     attention: AttentionMode = AttentionMode.BLOCKS
     frames: int = 0
-    """Mel frames that are computed."""
+    """Number of mel frames to compute."""
     past_frames: int = 0
-    """Mel frames that were computed before and are read as state."""
+    """Number of mel frames that were computed before, whose state is read."""
     tokens: Ends = field(init=False)
     """[tokens] int64, from the first new one on, the lookahead included."""
     past: int = 0
-    """Tokens before the first new one, whose state is read."""
+    """Number of tokens before the first new one, whose state is read."""
     end: int = 0
     """Position after the last new token."""
     blocks: tuple[Block, ...] = ()
-    """All blocks up to `end`; empty unless the attention is of blocks."""
+    """All blocks up to `end`; empty unless `attention` is `BLOCKS`."""
     span: AttentionSpan = field(init=False)
     before: RowState | None = None
-    """The state that is read."""
+    """State that the row continues; None: it starts at the first token."""
     after: RowState | None = None
-    """The state that is left, its pages held for the row; None: none is kept."""
+    """State after the row, whose pages are held for it; None: no state is kept."""
 
     @property
     def new(self) -> int:
@@ -376,7 +376,7 @@ class Planner:
         """The state that goes on from `before` up to token `end`, its pages held; None: the pool has no room."""
         pool, old = self._pool, before.pages if before else ()
         own = before is not None and before is stream.state
-        # The last page of a voice's prompt goes on differently in every stream.
+        # Each stream continues the last page of a voice's prompt with its own tokens, so it needs a copy.
         split = before.tokens % pool.page_tokens if before and not own else 0
         kept = old[:-1] if split else old
         pool.hold(old)  # making room may drop the prompt that they belong to

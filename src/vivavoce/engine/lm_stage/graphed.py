@@ -27,13 +27,13 @@ from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
 from vivavoce.models.lm.qwen2 import SpeechLM
 
 SLOTS = (1, *PLAIN_SLOTS)
-"""Slots of a decode step."""
+"""Decode step sizes in slots, for which graphs are recorded."""
 ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
-"""Rows of a prefill, of sequences that begin at multiples of a tile's rows."""
+"""Prefill sizes in rows, for which graphs are recorded; each sequence begins at a multiple of a tile's rows."""
 SEQUENCES = (1, 8, 32)
-"""Sequences of a prefill."""
+"""Prefill sizes in sequences, for which graphs are recorded."""
 ROWS_AHEAD = 1024
-"""Prefills of this many rows are recorded before any is asked for, larger ones when they first are."""
+"""Prefill graphs up to this many rows are recorded at the start, larger ones at their first use."""
 _ROW_ARRAYS = 4
 
 

@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from vivavoce.engine.lm_stage.graphed import GraphedSteps
 
 PLAIN_SLOTS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Slots of a decode step; after the last one all slots."""
+"""Batch sizes of decode steps, in slots. A step with more slots than the last size runs all slots."""
 REACH_STEP = 128
-"""Attention looks at a multiple of this many positions."""
+"""The number of positions that attention reads is rounded up to a multiple of this."""
 KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: TEXT, RowKind.SPEECH: 2, RowKind.SPEAKER: SPEAKER}
-"""The numbers of the tables that rows are taken from; the last one is of no table."""
+"""Number of the embedding table for each kind of row; `SPEAKER` rows have no table."""
 
 
 class SlotSteps:
-    """Static slots: their keys, values and state, which `PlainSteps` and `GraphedSteps` advance.
+    """Keys, values and state of a fixed set of slots, which `PlainSteps` and `GraphedSteps` advance.
 
-    spare: slots besides; capacity: positions of each; window: ids of a slot's past that are kept; fixed: decode steps
-    are of one shape, that of all slots (and positions).
+    spare: additional slots; capacity: positions of each slot; window: number of past ids that each slot keeps; fixed:
+    every decode step has the same shape, with all slots and positions.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SlotSteps:
 
 
 class PlainSteps(SlotSteps):
-    """`SlotLM` and a chooser, which decides the ids, over static slots."""
+    """Runs `SlotLM` over the slots, with a chooser that samples the ids, without CUDA graphs."""
 
     def __init__(
         self, models: Models | LanguageModel, slots: int, capacity: int, window: int, choose: Chooser, *, fixed: bool

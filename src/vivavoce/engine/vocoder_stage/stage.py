@@ -57,8 +57,8 @@ class Crossfade:
 def join_rule(
     joins: CrossfadeMode, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
 ) -> Crossfade:
-    """The rule of a vocoder of `hop` samples per frame, this reach and this overlap (`HiFT.overlap`). The cache is
-    shared: a rule is a constant.
+    """The crossfade rule for a vocoder. hop: samples per frame; overlap: `HiFT.overlap`. Cached, because callers only
+    read it.
     """
     if reach is not None:
         # All that was heard is heard again, and nothing that is given out changes: there is one way to join.
@@ -191,10 +191,10 @@ class VocoderStream:
 
 @dataclass(eq=False)
 class VocoderRow:
-    """One row of a batch: a part of a stream's mel, or a whole utterance's, which is resampled as one and joined to
-    nothing.
+    """One row of a batch: the next part of a stream's mel, or the mel of a whole utterance.
 
-    mel: [frames, bins], new frames only, before speed; final: nothing follows.
+    mel: [frames, bins], only frames that were not in an earlier row, before the speed is applied; final: the stream's
+    last row; whole: the utterance is resampled at once, and no crossfade is needed.
     """
 
     stream: VocoderStream
@@ -389,7 +389,7 @@ class VocoderStage:
         return VocoderStream(seed if self._source_noise else None, speed, rule)
 
     def close(self, stream: VocoderStream) -> None:
-        """Free what the stream's tails take. Pieces of it that still come are vocoded as of a new stream."""
+        """Free the memory of the stream's tails. Rows that still arrive are vocoded like the start of a new stream."""
         self.vocoding.release(stream.tails)
         stream.tails, stream.closed = Tails(), True
 

@@ -29,17 +29,17 @@ _STARTS_FILE, _ENDS_FILE = 2, 4
 _MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _OPUS_TAGS = b"OpusTags" + struct.pack("<I8sI", 8, b"vivavoce", 0)
 _CROSSINGS, _ROLLOFF, _BETA = 48, 0.945, 9.0
-"""Half the filter's length in periods of its cutoff, that cutoff as a share of the lower Nyquist frequency, and the
-shape of its window: 90 dB are kept from folding."""
+"""Half the filter's length in periods of its cutoff frequency, the cutoff as a share of the lower Nyquist frequency,
+and β of the Kaiser window. Aliases are attenuated by 90 dB."""
 _STEP = 96
-"""Samples that are resampled together, at least: one product of matrices takes the work of as many filters."""
+"""Fewest samples that are resampled together, in one matrix product instead of one filter for each sample."""
 
 
 class Resampler:
-    """Takes one stream of samples to another rate, piece by piece and without seams.
+    """Resamples a stream piece by piece; the result is the same for any division into pieces.
 
-    A sinc under a Kaiser window, for each of the places that a sample can have between two others. It holds 6 to 11 ms
-    back, where soxr's streams hold 37 to 75, and shifts nothing.
+    A polyphase filter: a sinc with a Kaiser window. Its latency is 6 to 11 ms (soxr's streams: 37 to 75 ms), and the
+    samples are not shifted in time.
     """
 
     def __init__(self, from_rate: int, to_rate: int) -> None:
@@ -81,10 +81,10 @@ def _kernels(old: int, new: int) -> Samples:
 
 
 class Encoder:
-    """One stream's encoder. The bytes of all `encode` calls and of `finish`, in order, are one valid file.
+    """Encodes one stream. The bytes of all `encode` calls and of `finish`, in order, are one valid file.
 
-    How the samples are cut into calls changes nothing that can be heard. For one thread at a time.
-    This class writes PCM; the others write what their format puts around it.
+    The audio does not depend on how the samples are divided among the calls. Not safe for several threads. This class
+    writes PCM; subclasses write the other formats.
     """
 
     default_bitrate: int | None = None
@@ -266,7 +266,7 @@ def _one_processor() -> Iterator[None]:
         yield
         return
     allowed = os.sched_getaffinity(0)
-    with suppress(OSError):  # a sandbox may forbid it; then there are more threads
+    with suppress(OSError):  # a sandbox may forbid it; then the codec starts more threads
         os.sched_setaffinity(0, {random.choice(tuple(allowed))})
     try:
         yield
@@ -299,7 +299,7 @@ class AdtsEncoder(_CodecEncoder):
 
 
 class FlacEncoder(_CodecEncoder):
-    """FLAC frames behind a header (RFC 9639, 8); its length and MD5 sum are 0, which leaves them open."""
+    """FLAC frames after a header (RFC 9639, 8) in which length and MD5 sum are 0, which means unknown."""
 
     codec, sample_format = "flac", "s16"
 

@@ -153,9 +153,10 @@ class NumberWords:
 
 @dataclass(frozen=True)
 class WetextNormalizer:
-    """Calls wetext for one language, in parts where it fails.
+    """Normalises text of one language with wetext. If wetext fails on a block, the block is tried in smaller parts.
 
-    normalize: numbers, dates and units into words; raises AssertionError for text that wetext has no path through.
+    normalize: wetext's function, which writes numbers, dates and units as words. It raises AssertionError for text
+    that wetext's grammar does not accept.
     """
 
     language: Ruled

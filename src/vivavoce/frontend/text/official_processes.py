@@ -36,7 +36,7 @@ from vivavoce_textnorm import CancelCheck, Say, Settings, check_wanted, never_ca
 log = logging.getLogger(__name__)
 
 TOO_LONG_S = 30.0
-"""A process that reads one block for so long is replaced; the slowest block takes 0.3 s of a processor."""
+"""A process that works on one block for this long is replaced; the slowest block takes 0.3 s of processor time."""
 _ASKED_EVERY_S = 0.1
 _ENDING_S = 5.0
 _NICENESS = 10
@@ -112,14 +112,14 @@ class ReadingProcesses:
                         break
                     process.kill()
                     told = {"exit_code": process.wait()}
-                    log.warning("text process ended: exit %(exit_code)s; another one takes its place", told)
+                    log.warning("text process ended: exit %(exit_code)s; another one is started", told)
                     _end([process])
                     self._all[place] = self._start(place)
                     if isinstance(error, TimeoutError):
                         break
         except OSError as error:
             log.warning(
-                "text process missing: no process that reads texts can be started (%(error)s)", {"error": error}
+                "text process missing: no process that normalises texts can be started (%(error)s)", {"error": error}
             )
         finally:
             self._give(place)
@@ -157,8 +157,8 @@ class ReadingProcesses:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give idle processes to those whose turn it is. Each is woken by itself: if all were, of hundreds that wait,
-        they would hold the interpreter for longer than the reading takes.
+        """Give idle processes to the next waiting threads. Only those threads are woken: hundreds of woken threads
+        would occupy the interpreter for longer than the normalisation takes.
         """
         while self._waiting and (fit := self._idle.intersection(self._waiting[0][2])):
             place = min(fit)

@@ -37,7 +37,7 @@ _ATOM = regex.compile(r"<\|[^|<>]{1,40}\|>|\[[\w-]{1,40}\]|</?\w{1,40}>|\X")
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _MARKS = ".?!;:,。？！；：，、．｡…"
-# A number keeps its inner marks to itself; a run of marks ends no more than a single one does.
+# Marks inside a number belong to the number; several marks in a row count as one.
 _TOKEN = regex.compile(
     rf"[{_CJK}]|[[\p{{L}}\p{{M}}]--[{_CJK}]]+|\p{{N}}+(?:[.,:/-]\p{{N}}+)*+|[{_MARKS}]+", regex.VERSION1
 )
@@ -123,7 +123,7 @@ def _sentences(text: Iterable[str], marks: str, final_mark: str) -> Iterator[str
 
 
 def _written_sentences(text: str, lang: Language, final_mark: str) -> Iterator[str]:
-    """Sentences that are, joined, the text; white space between two begins the second."""
+    """Split a text at sentence ends. White space between two sentences belongs to the second one."""
     start = 0
     for mark in MARK.finditer(text):
         before = text[max(0, mark.start() - MAX_HELD) : mark.start()]
@@ -225,7 +225,7 @@ class _Aligned:
 
     def _walk(self, said: str, whole: bool = False) -> None:
         """Match as far as what is said shows it for certain."""
-        # A token that ends before the last two characters stays as it is, whatever comes.
+        # Later text cannot change a token that ends before the last two characters.
         spans, keys = _tokens(said, self._said[-1][1] if self._said else 0, len(said) if whole else len(said) - 2)
         self._said += spans
         self._said_keys += keys

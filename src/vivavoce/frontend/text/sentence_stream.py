@@ -41,13 +41,13 @@ class _Amount(NamedTuple):
 
 
 _LEAST = _Amount(words=3, characters=5)
-"""A shorter sentence is joined with the next: two words alone are spoken badly, and cost as much as ten."""
+"""A shorter sentence is joined with the next one: two words alone sound bad, and cost as much as ten."""
 _FIRST_CLAUSE = _Amount(words=8, characters=20)
 """From this length on the first sentence is cut at a clause's end, so that speech starts soon."""
 _ANYTHING = _Amount(words=1, characters=1)
 
 LOOKAHEAD = 8
-"""White space that is looked past for what follows a mark; after more of it, a new sentence begins."""
+"""Characters of white space that may be skipped to see what follows a mark; after more, a new sentence begins."""
 _LONGEST_ABBREVIATION = 24
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _CLOSING = r"""["'*_\p{Pe}\p{Pf}]{0,8}"""
@@ -220,7 +220,7 @@ class SentenceSplitter:
         last_space = max((at for at, character in enumerate(window) if character.isspace()), default=0)
         if last_space:
             return last_space
-        # A character is not torn from its accents, unless they are all there is.
+        # Do not cut between a character and its combining accents, unless the window has nothing else.
         ends = (match.end() for match in regex.finditer(r"\X", window))
         return max((end for end in ends if end <= MAX_HELD), default=MAX_HELD)
 
@@ -228,7 +228,7 @@ class SentenceSplitter:
 def ends_sentence(before: str, stop: str, closing: str, after: str, language: Language | None) -> bool | None:
     """Whether a stop ends a sentence, by what is around it (after: `LOOKAHEAD` + 1 characters); None: not known yet."""
     if stop[-1] in "。！？｡":
-        return not (closing and "ぁ" <= after[0] <= "ん")  # 「はい。」と goes on
+        return not (closing and "ぁ" <= after[0] <= "ん")  # in 「はい。」と the sentence continues after the quote
     is_ellipsis = _ELLIPSIS.fullmatch(stop) is not None
     if not after[0].isspace():
         return not is_ellipsis and _BEGINS_UNSPACED.match(after) is not None

@@ -134,7 +134,7 @@ def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
         )
     data, _ = read_source(source, "reference audio")
     content = io.BytesIO(data)
-    content.name = source if isinstance(source, (str, Path)) else getattr(source, "name", None)  # for messages
+    content.name = source if isinstance(source, (str, Path)) else getattr(source, "name", None)  # shown in errors
     return content, hashlib.sha256(data).hexdigest()
 
 

@@ -165,7 +165,7 @@ class LocalCopies:
         self._lock = Lock()
         self.problem: str | None = None
         self.state: bytes | str | None = "never compared"
-        """The server's state when the copies were last compared with it."""
+        """State of the server's store at the last comparison of the copies with it."""
 
     def read(self, name: str) -> bytes | None:
         with suppress(OSError):
@@ -193,10 +193,10 @@ class LocalCopies:
         return None
 
     def put(self, name: str, content: bytes, state: bytes | str | None) -> None:
-        """Keep a copy of a voice that the server had in `state`.
+        """Save a copy of a voice that was read while the server's store was in `state`.
 
-        If the copies were compared with another state since then, the voice may be removed already and its copy would
-        stay for ever: nothing is kept then.
+        Nothing is saved if the copies were compared with another state since: the voice may be removed by now, and its
+        copy would never be removed.
         """
         with self._lock:
             if state == self.state:

@@ -339,7 +339,7 @@ class _Head(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> _Head:
-        """Split the joined fields; bytes written by another program give a head that matches nothing."""
+        """Split the three fields. Bytes that another program wrote are accepted too; their digest never matches."""
         text = data.decode("utf-8", "replace")
         return cls(text[:_NONCE], text[_NONCE : _NONCE + _DIGEST], text[_NONCE + _DIGEST :])
 

@@ -149,16 +149,16 @@ class VoiceRegistry:
                 self.find(voice)
             except VivavoceError as error:
                 fields = {"setting": setting, "voice": voice, "error": error}
-                log.warning("voice missing: %(setting)s %(voice)r, which cannot speak: %(error)s", fields)
+                log.warning("voice missing: %(setting)s %(voice)r, which cannot be used: %(error)s", fields)
 
     def names(self) -> list[str]:
         """Built-in voices in the model's order, then the public ones; a name that is both counts once."""
         return list(self._names(PUBLIC))
 
     def summaries(self, owner: str) -> list[VoiceSummary]:
-        """The voices that `find` finds: the model's in its order, then public ones, the owner's own, and aliases.
+        """All voices that the owner can use: built-in ones in the model's order, public ones, own ones, and aliases.
 
-        A name appears once, with the voice that it means. Voices of other models in the store are included.
+        Each name appears once, with the voice that `find` returns for it. Stored voices of other models are included.
         """
         own = {} if owner == PUBLIC else {one.name: one for one in self._store.summaries(owner)}
         public = {one.name: one for one in self._store.summaries() if one.name not in own}
@@ -250,7 +250,7 @@ class VoiceRegistry:
         except VivavoceError as error:
             fields = {"name": voice.name, "error": error}
             log.warning(
-                "voice of another model: %(name)r is extracted again, but stays in memory only: %(error)s", fields
+                "voice of another model: %(name)r was extracted again, but stays in memory only: %(error)s", fields
             )
         return changed(features, description=voice.description, licence=voice.licence)
 

@@ -155,7 +155,7 @@ def _misfits(voice: Voice, config: ModelConfig) -> Iterator[str]:
 
 
 def encode_voice(voice: Voice) -> bytes:
-    """The file's bytes. InvalidRequest: the voice is out of the bounds above."""
+    """Encode a voice as the bytes of a voice file. InvalidRequest: a field exceeds its limit."""
     for problem in _problems(voice):
         raise InvalidRequest(f"voice: {excerpt(voice.name)} {problem}; {_AGAIN}")
     arrays = {key: np.ascontiguousarray(_array(getattr(voice, key))) for key in _TENSORS[:-1]}
@@ -174,10 +174,10 @@ def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WH
     VoiceStoreError: not a voice file, a newer one, damaged, or out of the bounds above.
     """
     if len(data) > MAX_VOICE_BYTES:
-        raise VoiceStoreError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB and no voice; {_AGAIN}")
+        raise VoiceStoreError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB, so it is not a voice; {_AGAIN}")
     metadata = _metadata(_read_header(io.BytesIO(data)))
     if metadata is None:
-        raise VoiceStoreError(f"{label} is damaged, or no voice of vivavoce; {_AGAIN}")
+        raise VoiceStoreError(f"{label} is damaged, or not a voice of vivavoce; {_AGAIN}")
     if metadata["version"] not in versions:
         raise VoiceStoreError(
             f"{label} has format version {excerpt(metadata['version'])}, this program reads {' and '.join(versions)}; "

@@ -42,7 +42,7 @@ class ExternalEncoder(Protocol):
 
 
 class ExternalFlow(NamedTuple):
-    """None: the network itself."""
+    """Networks that run outside torch; None: the model's own network is used."""
 
     estimator: ExternalEstimator | None
     encoder: ExternalEncoder | None

@@ -167,7 +167,7 @@ def up_taps(upsampling: int) -> int:
 
 
 def _blocks(modules: nn.ModuleList, reach: int) -> tuple[tuple[EncoderBlock, ...], Tensor]:
-    """The blocks, and the sum of their output biases: [size] float32; reach: positions of the longest row."""
+    """Pack the blocks; also return the sum of their output biases, [size] float32. reach: length of the longest row."""
     blocks = [cast(ConformerBlock, block) for block in modules]
     ahead = biases_ahead([bias for one in blocks for bias in (one.attention.out.bias, one.feed_forward.contract.bias)])
     packed = [_block(block, -ahead[2 * index], -ahead[2 * index + 1], reach) for index, block in enumerate(blocks)]

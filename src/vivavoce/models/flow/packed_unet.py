@@ -34,9 +34,9 @@ class Cuts:
     products: ProductTile | None = None
 
 
-FEW_FRAMES = 512  # up to this many packed frames small tiles keep more of the chip at work
-NORM_ROWS = 16  # of a program of LayerNorm
-MANY_FRAMES = 4096  # from this many on large tiles fill the chip
+FEW_FRAMES = 512  # up to this many packed frames small tiles use more of the GPU
+NORM_ROWS = 16  # rows of each LayerNorm program
+MANY_FRAMES = 4096  # from this many packed frames on large tiles fill the GPU
 
 _FEW = Cuts(AttentionTile(64, 4, 3), ConvTile(16, 64, 4, 3))
 _SOME = Cuts(AttentionTile(64, 4, 3), ConvTile(32, 64, 4, 3))

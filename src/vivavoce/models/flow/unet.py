@@ -85,8 +85,8 @@ def attend(query: Tensor, keys: Tensor, num_heads: int, mask: Tensor | None) -> 
 
 
 class SelfAttention(nn.Module):
-    site = 0  # index among the network's attentions
-    product: Product | None = None  # query, key and value with packed weights
+    site = 0  # index of this layer among the network's attention layers
+    product: Product | None = None  # computes query, key and value at once from packed weights
 
     def __init__(self, channels: int, num_heads: int, head_dim: int) -> None:
         super().__init__()

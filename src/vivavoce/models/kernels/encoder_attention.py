@@ -32,14 +32,17 @@ class RelativeTile:
     stages: int
 
     def __post_init__(self) -> None:
-        # More queries would read past a table of distances, which ends with `SPARE` rows of zeros.
+        # With more queries a tile would read beyond the `SPARE` zero rows at the end of the table of distances.
         if not 16 <= self.queries <= SPARE - KEY_TILE:
             raise ValueError(f"a tile of {self.queries} queries; it takes 16 to {SPARE - KEY_TILE}")
 
 
 class RelativeWeights(NamedTuple):
-    """distances: [heads, 2 · (reach + `SPARE`), head], contiguous; row reach + `SPARE` − 1 − d of each head is the key
-    of distance d, query − key, between −reach and reach; content_bias, position_bias: [heads · head], u and v.
+    """Weights of relative attention (Transformer-XL).
+
+    distances: [heads, 2 · (reach + `SPARE`), head], contiguous; row reach + `SPARE` − 1 − d of each head is the key for
+    the distance d = query − key, −reach ≤ d ≤ reach; content_bias, position_bias: [heads · head], Transformer-XL's u
+    and v.
     """
 
     distances: Tensor

@@ -188,9 +188,10 @@ def product(
     gelu: Literal["none", "tanh"] | None = None,
     into: Tensor | None = None,
 ) -> Tensor:
-    """x: [rows, in] · weightᵀ [out, in] + bias [out], all contiguous, GELU of it if asked, added in place to `into`
-    [rows, out] where it is given; cut: None: by the library, whose GELU on CUDA is always by tanh, which 16 bits do not
-    tell from the exact one.
+    """Compute gelu(x · weightᵀ + bias), and add it to `into` in place if that is given.
+
+    x: [rows, in]; weight: [out, in]; bias: [out]; into: [rows, out]; all contiguous. cut: None: use the library. Its
+    GELU on CUDA is always the tanh form, which 16 bits cannot distinguish from the exact one.
     """
     if cut is None:
         if into is not None:

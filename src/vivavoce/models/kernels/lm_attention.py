@@ -34,8 +34,9 @@ class Rotations(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitK:
-    """FlashDecoding (arXiv:2311.01282): keys per round, at least 16 a warp; splits: programs, which take the rounds in
-    turn.
+    """Sizes of FlashDecoding (arXiv:2311.01282).
+
+    keys: keys per round, at least 16 for each warp; splits: number of programs, among which the rounds are divided.
     """
 
     keys: int

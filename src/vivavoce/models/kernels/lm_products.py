@@ -111,9 +111,11 @@ def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool, gated: bool = False,
     wide: bool = False,
 ) -> Tensor:  # fmt: skip
-    """x · weightᵀ + bias, and SwiGLU of it if gated. x: [rows, inputs]; weight: [outputs, inputs], or [2 · outputs,
-    inputs] with the gates first; wide: float32 is wanted, as far as the way taken has it  →  [planes, rows, outputs],
-    to be added up; x's dtype where it is one plane and not wide. ValueError: the table's tile does not fit the sizes.
+    """Compute x · weightᵀ + bias, and SwiGLU of it if gated, with the tile of the table or else with the library.
+
+    x: [rows, inputs]; weight: [outputs, inputs], or [2 · outputs, inputs] with the gates first  →  [planes, rows,
+    outputs], whose sum over the planes is the product. The planes are float32 if there are several, or if our kernel
+    runs with `wide`; otherwise they have x's dtype. ValueError: the table's tile does not fit the sizes.
     """
     outputs, inputs = len(weight) // 2 if gated else len(weight), weight.shape[1]
     tile = tiles.get(Shape(outputs, inputs, gated), {}).get(row_class(len(x)))
@@ -126,7 +128,7 @@ def product(
 def multiply(
     x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, *, dependent: bool, gated: bool, wide: bool,
 ) -> Tensor:  # fmt: skip
-    """`product` by our kernel with this tile; the sums are float32 if `wide` or split."""
+    """Compute `product` with our kernel. The output is float32 if `wide` is set or the tile splits the sums."""
     rows, inputs = x.shape
     outputs = len(weight) // 2 if gated else len(weight)
     if inputs % (tile.splits * tile.inputs):

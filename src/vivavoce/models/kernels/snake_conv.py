@@ -135,13 +135,13 @@ def _convolve(
 ):  # fmt: skip
     columns: tl.constexpr = (OUT + BN - 1) // BN
     blocks: tl.constexpr = (IN + BK - 1) // BK
-    # Programs side by side read the same positions: the second one finds them in the cache.
+    # Neighbouring programs read the same positions, so the second one finds them in the cache.
     m = tl.program_id(0) // columns * BM + tl.arange(0, BM)
     n = tl.program_id(0) % columns * BN + tl.arange(0, BN)
     tag = tl.load(tags + m // RATE, mask=m < positions, other=0)
     inside = (tag == 1) | (tag == 3)
     reached = inside | (tag == 2) & (m % RATE == 0) if OPEN_END else inside
-    # Where there is nothing but padding nothing is summed up.
+    # A tile that has padding only skips the sum.
     steps = tl.max(reached.to(tl.int32), axis=0) * taps * blocks
     exact: tl.constexpr = tl.float64 if weight.dtype.element_ty == tl.float64 else tl.float32
     accumulator = tl.zeros((BM, BN), exact)

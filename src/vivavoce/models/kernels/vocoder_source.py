@@ -275,9 +275,11 @@ def _wave(
 def spectrum(
     source: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, table: Tensor, rate: int, hop: int, dtype: torch.dtype
 ) -> Tensor:
-    """Each row is mirrored at its own ends. source: [frames · rate · hop] float32; tags, row_of, rows: as in
-    `make_source`; table: `forward_table`; rate: spectra per frame  →  [frames · rate, 2 · spectrum_lanes], a row's last
-    one in the frame after it, zero outside of the rows.
+    """Short-time Fourier transform of the packed source; each row is mirrored at its own ends.
+
+    source: [frames · rate · hop] float32; tags, row_of, rows: as in `make_source`; table: `forward_table`; rate:
+    spectra per frame  →  [frames · rate, 2 · spectrum_lanes]. A row's last spectrum is in the frame after the row;
+    frames outside of the rows are zero.
     """
     positions, width = len(tags) * rate, table.shape[1]
     out = source.new_empty(positions, width, dtype=dtype)

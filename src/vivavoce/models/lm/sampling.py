@@ -15,10 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """top_p [batch] float32, top_k [batch] int64, window [batch] int64 (tokens looked back), max_repeats [batch] int64
-    (as many repeats in the window, or more, forbid a candidate). most: no top_k is larger; None: to be read from
-    `top_k`, for which a device must be waited for.
-    """
+    """The sampling parameters of each row: top_p [batch] float32, the others [batch] int64."""
 
     top_p: Tensor
     top_k: Tensor

@@ -218,7 +218,7 @@ class Snake(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """causal: a position hears what precedes it only."""
+    """causal: each output depends on earlier positions only."""
 
     def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, causal: bool = False) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class HiFT(nn.Module):
         self, config: VocoderConfig, source: type[HarmonicSource] = HarmonicSource, overlap: int | None = None
     ) -> None:
         super().__init__()
-        self.overlap = overlap  # frames that pieces share if they are joined officially only (CosyVoice 1)
+        self.overlap = overlap  # frames that two pieces share; set for CosyVoice 1 only
         self.config = config
         rates, kernels = config.upsample_rates, config.upsample_kernels
         channels = [config.base_channels // 2**i for i in range(len(rates) + 1)]

@@ -62,9 +62,9 @@ class PackedVocoderWeights(NamedTuple):
 
 
 def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocoderWeights:
-    """dtype: of the products and of what they read, but for the pitch's."""
+    """dtype: of the matrix products and their inputs, except in the pitch predictor."""
     config, exact = vocoder.config, torch.float32
-    # Positions that layers hear after their own; None: as many as before.
+    # Number of later positions that each layer reads; None: the same number as earlier ones.
     ahead = pitch_ahead = first_ahead = None
     if isinstance(config, CausalVocoderConfig):
         exact, ahead, pitch_ahead, first_ahead = torch.float64, 0, PITCH_LOOKAHEAD, config.lookahead
@@ -225,7 +225,7 @@ class PackedFrames(NamedTuple):
 
 
 def supports(vocoder: HiFT | CausalHiFT) -> bool:
-    """Whether the kernels can compute a vocoder of its sizes, with its source."""
+    """Whether the kernels can compute a vocoder with these sizes and this source."""
     config, known = vocoder.config, type(vocoder.source) in (HarmonicSource, SteppedSource)
     overlapping = config.n_fft % (2 * config.hop) == 0 and config.hop & (config.hop - 1) == 0
     upward = isinstance(config, CausalVocoderConfig) or all(

@@ -177,7 +177,7 @@ def _endpoint(
 
 
 def is_elevenlabs(headers: Headers) -> bool:
-    """True for ElevenLabs' packages and programs with its header: it shares some paths with OpenAI's API."""
+    """Tell ElevenLabs' clients from OpenAI's by their headers, because the two APIs share some paths."""
     return "xi-api-key" in headers or "elevenlabs" in headers.get("x-fern-sdk-name", "")
 
 
@@ -190,7 +190,7 @@ def models(about: ModelInfo) -> list[dict[str, Any]]:
 
 
 def output_format(name: str) -> OutputFormat:
-    """The format of one of ElevenLabs' names: codec_rate or codec_rate_kbit. InvalidRequest: it is unknown here."""
+    """Parse one of ElevenLabs' names of formats: codec_rate or codec_rate_kbit. InvalidRequest: it is not supported."""
     codec, _, numbers = name.partition("_")
     rate, *kbits = map(natural, numbers.split("_"))
     try:
@@ -314,9 +314,11 @@ class ElevenLabsDialect(Dialect):
         message, context = validated(SocketMessage, fields, "message"), self.context_of(fields)
         if not self.several:
             if message.context_id is not None or message.close_context:
-                raise InvalidRequest("context_id: here is one text to a connection; multi-stream-input knows several")
+                raise InvalidRequest(
+                    "context_id: this endpoint takes one text per connection; use multi-stream-input for several"
+                )
             if message.text is None and not message.flush:
-                raise InvalidRequest("text: field required; send the text, or an empty one at its end")
+                raise InvalidRequest("text: field required; send more text, or an empty string to end it")
         elif message.close_socket:
             return [Signal(type="close_all")]
         elif message.close_context:

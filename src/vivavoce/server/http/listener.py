@@ -347,7 +347,7 @@ class Listener(uvicorn.Server):
                 if loop.time() - logged_at >= 1.0:
                     logged_at = loop.time()
                     log.warning(
-                        "connections: none can be taken now (%(error)s); allow more open files (ulimit -n)",
+                        "connections: none can be accepted now (%(error)s); allow more open files (ulimit -n)",
                         {"error": error},
                     )
                 self._make_room()
@@ -365,7 +365,7 @@ class Listener(uvicorn.Server):
                 self.connections.discard(connection)
 
     def _make_room(self) -> bool:
-        """End the connection that has kept the server waiting longest; False: all waits are shorter than a second."""
+        """Drop the connection that the server has waited for longest; False: each wait is below `PATIENCE_S`."""
         oldest = min(self.connections, key=lambda connection: connection.waits_since, default=None)
         if oldest is None or asyncio.get_running_loop().time() - oldest.waits_since < PATIENCE_S:
             return False

@@ -131,7 +131,7 @@ class CommonFields(_SpeechOptions):
         if speed != self.speed:
             problem = f"speed: {self.speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}"
             if rules.speed == "refuse":
-                raise InvalidRequest(f"{problem}; choose a number inside")
+                raise InvalidRequest(f"{problem}; choose a number in this range")
             notes = (f"{problem}; it is spoken at {speed:g}",)
         recording = None
         if uploaded is not None:
@@ -186,7 +186,7 @@ async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
         )
     for name, _ in form.files:
         if name != "prompt_audio":
-            raise InvalidRequest(f"{name[:40]!r}: a file came where none is taken; send it as prompt_audio")
+            raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the file as prompt_audio")
     values: dict[str, Any] = {}
     for name, text in form.texts:
         is_json = name in _STRUCTURED and text.lstrip().startswith("{")

@@ -49,12 +49,12 @@ class AudioBody:
         return data
 
     def end(self, data: bytes) -> bytes:
-        """The last bytes; data: the end of the encoded audio. Raises if not all of the text was spoken."""
+        """The last bytes of the body; data: the end of the encoded audio. Raises if the speech is incomplete."""
         self._active.whole()
         return data
 
     def failed(self, error: VivavoceError) -> bytes:
-        """The last bytes of a speech that failed; raises the error if such a body ends with the connection."""
+        """The last bytes of a body after a failure. Raises the error if the format can only drop the connection."""
         raise error
 
 

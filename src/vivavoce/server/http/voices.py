@@ -138,7 +138,7 @@ def _texts(form: Form) -> dict[str, str]:
 def _file(form: Form) -> bytes:
     for name, content in form.files:
         if name not in _FILES:
-            raise InvalidRequest(f"{name[:40]!r}: a file came where none is taken; send it as file")
+            raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send it as file")
         return content
     raise InvalidRequest("file: is missing; send a recording of 0.5 to 30 s")
 

@@ -66,7 +66,7 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         found = from_json(text)
     except ValueError as error:
-        raise InvalidRequest(f"message: no JSON ({error}); send one object to a frame") from None
+        raise InvalidRequest(f"message: is not JSON ({error}); send one object in each frame") from None
     if not isinstance(found, dict):
         raise InvalidRequest(f'message: {excerpt(text)} is not a JSON object; send {{"type": …}}')
     return found
