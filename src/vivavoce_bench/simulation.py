@@ -214,11 +214,11 @@ class _Synthesis:
 
     def _finished(self, row: VocoderRow) -> tuple[Tensor, Tails]:
         overlap, context = row.stream.rule.overlap, row.before.context
-        frames = row.frames - (context - overlap if context else 0) - (0 if row.ends else overlap)
+        frames = row.frames - (context - overlap if context else 0) - (0 if row.final or row.whole else overlap)
         samples = _ZEROS.expand(frames * self._config.rates.samples_per_frame)
         frames_so_far = row.before.frames + row.new_frames
         kept = Tails(frames=frames_so_far, context=row.seen_again, pooled=PooledTails(0, 0))
-        return samples, Tails() if row.ends else kept
+        return samples, Tails() if row.final or row.whole else kept
 
 
 class Simulation:

@@ -19,7 +19,7 @@ from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowStage
 from vivavoce.engine.handle import ArrivingText, Handle
-from vivavoce.engine.loop import Cancel
+from vivavoce.engine.loop import ListenerLeft
 from vivavoce.engine.request import Conditioning, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidText
@@ -182,13 +182,13 @@ def assert_clean(engine: Engine) -> None:
         assert not flow._streams
         assert not flow._batches
         check_pages(flow)
-        assert flow.pool.total - flow.pool.free == sum(len(state.pages) for state in flow.prompts.states.values())
+        assert flow.pool.total - len(flow.pool.free) == sum(len(state.pages) for state in flow.prompts.states.values())
     assert engine.idle
     statistics = engine.statistics
     assert (statistics.waiting, statistics.slots.used, statistics.requests.unfinished) == (0, 0, 0)
 
 
-class Seen(Cancel):
+class Seen(ListenerLeft):
     """A message that changes nothing; the loop reads its number when it takes it."""
 
     def __init__(self, taken: threading.Event) -> None:

@@ -16,7 +16,7 @@ from vivavoce.engine import loop as loop_module
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.handle import Outbox
-from vivavoce.engine.loop import Accept, Cancel, Loop, Prepare, Stop, Take
+from vivavoce.engine.loop import Accept, ListenerLeft, Loop, Prepare, Stop, Take
 from vivavoce.engine.request import InputMode, SpeechTokens
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.engine.scheduler import Limits, Scheduler
@@ -78,7 +78,7 @@ def error_of(entry):
 
 def test_messages_about_no_request_change_nothing():
     bench = Bench()
-    for message in (Cancel(9), Take(9, (1, 2)), Take(9, None)):
+    for message in (ListenerLeft(9), Take(9, (1, 2)), Take(9, None)):
         bench.loop.post(message)
     assert bench.loop.run_once()
     assert not bench.loop.run_once()
@@ -93,10 +93,10 @@ def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
     assert first.sequences
     assert not second.sequences
     assert second.complete
-    bench.loop.post(Cancel(1))
+    bench.loop.post(ListenerLeft(1))
     bench.loop.run_once()
     assert len(second.sequences) == 1
-    bench.loop.post(Cancel(2))
+    bench.loop.post(ListenerLeft(2))
     bench.loop.run_once()
     assert error_of(second) is RequestCancelled
 
@@ -121,7 +121,7 @@ def test_a_stop_without_drain_ends_all_and_what_comes_later(drains):
     entries = [bench.submit(number) for number in range(3)]
     bench.run_until(*drains)
     assert bench.loop.ended
-    bench.loop.post(Cancel(1))
+    bench.loop.post(ListenerLeft(1))
     entries.append(bench.submit(3))
     bench.loop.post(Prepare(None, late))
     assert [error_of(entry) for entry in entries] == [EngineStopped] * 4
@@ -314,7 +314,7 @@ def test_a_request_whose_end_the_device_holds_is_ended(monkeypatch):
     bench.runners[1].release = release
     entry = bench.submit(1)
     bench.loop.run_once()
-    bench.loop.post(Cancel(1))
+    bench.loop.post(ListenerLeft(1))
     bench.loop.start()
     assert entered.wait(PATIENCE_S)
     closing = threading.Thread(target=bench.loop.close, kwargs={"drain": False, "timeout_s": None}, daemon=True)
@@ -338,7 +338,7 @@ def test_a_drain_lasts_for_as_long_as_the_device_gets_on(caplog):
         runner.busy = runner.waited < 4
         runner.waited += 1
         if not runner.busy:
-            bench.loop.post(Cancel(1))
+            bench.loop.post(ListenerLeft(1))
 
     runner.queue.due_at, runner.wait, runner.busy = 0.0, wait, True
     bench.loop.start()

@@ -19,7 +19,7 @@ from vivavoce.engine.request import AudioChunk
 from vivavoce.engine.routing import EngineLoad
 from vivavoce.engine_process.client import EngineClient, RemoteStream
 from vivavoce.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, open_engines
-from vivavoce.engine_process.messages import Cancel, EngineProcessSettings, Text, ToProcess
+from vivavoce.engine_process.messages import Cancel, EngineProcessSettings, MoreText, ToProcess
 from vivavoce.errors import EngineStopped, InvalidRequest, InvalidText, Overloaded, VivavoceError, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import ModelInfo, engines_of
@@ -140,7 +140,7 @@ async def test_a_text_that_arrives_is_brought_to_the_other_engine_in_its_order()
     await steps()
     await stream.push("four.")
     await stream.end()
-    texts = [message.text for message in other.sent if isinstance(message, Text)]
+    texts = [message.text for message in other.sent if isinstance(message, MoreText)]
     assert texts == ["One ", "two ", "three ", "four.", None]
     other.streams[0].on_event(audio(0.5))
     other.streams[0].on_end(WHOLE)

@@ -285,7 +285,7 @@ def _measure(engine: Engine) -> Measure:
         rss_mb=_rss_mb(),
         threads=threading.active_count(),
         slots_free=engine.stages.lm.free_slots,
-        pages_in_use=flow.pool.total - flow.pool.free if kept else 0,
+        pages_in_use=flow.pool.total - len(flow.pool.free) if kept else 0,
         prompts=len(flow.prompts.states) if kept else 0,
         objects=Counter(type(one).__name__ for one in gc.get_objects()),
     )

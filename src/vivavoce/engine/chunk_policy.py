@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from vivavoce.checkpoint.config import Generation
@@ -161,12 +162,12 @@ class ChunkPolicy:
         policy: ChunkPolicy = getattr(cls, schedule.value)()  # its class method has its name
         return policy
 
-    @property
+    @cached_property
     def joins(self) -> CrossfadeMode:
         """The official schedule's chunks are joined officially, all others without seams."""
         return CrossfadeMode.OFFICIAL if self.schedule is Schedule.OFFICIAL else CrossfadeMode.SEAMLESS
 
-    @property
+    @cached_property
     def overlaps(self) -> bool:
         """The flow hears nothing of a chunk's past but its last tokens, and computes them again."""
         return self.lookahead == OVERLAP
@@ -200,6 +201,9 @@ class ChunkPolicy:
         return max(1, whole) * self.first_hop
 
 
+_OF_STREAMS = ChunkPolicy.low_latency()
+
+
 def policy_for(generation: Generation, policy: ChunkPolicy | None) -> ChunkPolicy:
     """The policy of a model's stream; None: the generation's own choice. CosyVoice 1's flow knows its official chunks
     only, which are others than those of the later generations.
@@ -211,6 +215,6 @@ def policy_for(generation: Generation, policy: ChunkPolicy | None) -> ChunkPolic
         if policy in (None, ChunkPolicy.official(), ChunkPolicy.overlapping()):
             return ChunkPolicy.overlapping()
     elif policy is None or not policy.overlaps:
-        return policy or ChunkPolicy.low_latency()
+        return policy or _OF_STREAMS
     name = "overlapping" if policy.overlaps else policy.schedule.value.replace("_", "-")
     raise InvalidRequest(f"chunk policy: CosyVoice {generation.value[1:]} has no {name}; use official, or leave it out")

@@ -92,16 +92,14 @@ class DeviceQueue:
         self._spans: deque[tuple[QueueEvent, QueueEvent, Callable[[float], None]]] = deque()
         """Where each piece begins and ends, and what is told its seconds."""
         self._spare: list[torch.cuda.Event] = []
+        self.open = True
+        """It takes another piece of work now."""
         self._usual_s = 0.0
         """Seconds of the newest piece that is done."""
         self._oldest_at = 0.0
         """Since when the oldest piece is taken to be on the device, on the host's clock."""
         self._last: QueueEvent | None = None
         """End of the newest piece of work, unless something that is not timed was enqueued after it."""
-
-    @property
-    def open(self) -> bool:
-        return len(self._spans) < self._depth
 
     @property
     def busy(self) -> bool:
@@ -136,6 +134,7 @@ class DeviceQueue:
         if not self._spans:
             self._oldest_at = self.clock()
         self._spans.append((start, self._last, on_done))
+        self.open = len(self._spans) < self._depth
         return made
 
     def settle(self, wait: bool = False) -> None:
@@ -143,6 +142,7 @@ class DeviceQueue:
         while self._spans and self._spans[0][1].reached(wait):
             wait = False
             start, end, on_done = self._spans.popleft()
+            self.open = True
             self._oldest_at = self.clock()
             self._usual_s = start.seconds_until(end)
             on_done(self._usual_s)

@@ -43,8 +43,8 @@ _GONE = "engine: its process has ended, and what it had to speak is lost; ask ag
 
 
 @dataclass(frozen=True)
-class Call:
-    """Ask for a method with these arguments, or for a property; `Answer` brings the result."""
+class EngineCall:
+    """Ask for a method with these arguments, or for a property; `EngineAnswer` brings the result."""
 
     number: int
     name: str
@@ -58,7 +58,7 @@ class Submit:
 
 
 @dataclass(frozen=True)
-class Voice:
+class SentVoice:
     """Requests from now on name this voice by its number."""
 
     number: int
@@ -73,7 +73,7 @@ class Forget:
 
 
 @dataclass(frozen=True)
-class Text:
+class SentText:
     """More of the text of request `number`."""
 
     number: int
@@ -91,8 +91,8 @@ class Leave:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The result of a `Call`, a `Submit` or the opening; an exception: it failed."""
+class EngineAnswer:
+    """The result of an `EngineCall`, a `Submit` or the opening; an exception: it failed."""
 
     number: int
     value: Any
@@ -168,9 +168,9 @@ class RemoteEngine:
 
     def call(self, name: str, *arguments: Any) -> Future[Any]:
         """The result of a method, or the value of a property. EngineStopped: it has ended."""
-        return self._ask(Call(next(self._numbers), name, arguments))
+        return self._ask(EngineCall(next(self._numbers), name, arguments))
 
-    def _ask(self, message: Call | Submit) -> Future[Any]:
+    def _ask(self, message: EngineCall | Submit) -> Future[Any]:
         with self._state:
             if self._gone:
                 raise EngineStopped(_GONE)
@@ -189,7 +189,7 @@ class RemoteEngine:
 
         def push(more: More) -> None:
             outbox.want_text(False)  # until it says so again
-            self._send(Text(number, more))
+            self._send(SentText(number, more))
             outbox.text_sent(-1)
 
         return Handle(outbox, partial(self._send, CancelRequest(number)), push)
@@ -210,7 +210,7 @@ class RemoteEngine:
         with self._state:
             if (number := self._voices.get(voice)) is None:
                 number = self._voices[voice] = next(self._numbers)
-                self._send_bytes(pickle.dumps(Voice(number, voice), pickle.HIGHEST_PROTOCOL))
+                self._send_bytes(pickle.dumps(SentVoice(number, voice), pickle.HIGHEST_PROTOCOL))
                 weakref.finalize(voice, self._send, Forget(number)).atexit = False
         return number
 
@@ -244,9 +244,9 @@ class RemoteEngine:
 
     def _receive(self, message: object) -> None:
         match message:
-            case Answer(number, Exception() as error):
+            case EngineAnswer(number, Exception() as error):
                 self._answers.pop(number).set_exception(error)
-            case Answer(number, value):
+            case EngineAnswer(number, value):
                 self._answers.pop(number).set_result(value)
             case Made(number, chunk) if number in self._outboxes:
                 self._outboxes[number].put(chunk)
@@ -365,15 +365,15 @@ class _Served:
             match await self._receive():
                 case Leave():
                     return
-                case Call(number, name, arguments):
+                case EngineCall(number, name, arguments):
                     self._run(self._answer(number, partial(self._call, name, arguments)))
                 case Submit(number, request):
                     self._run(self._speak(number, request))
-                case Voice(number, voice):
+                case SentVoice(number, voice):
                     self._voices[number] = voice
                 case Forget(number):
                     self._voices.pop(number, None)
-                case Text(number, more) if number in self._handles:
+                case SentText(number, more) if number in self._handles:
                     self._take_text(number, more)
                 case CancelRequest(number) if number in self._handles:
                     self._handles[number].cancel()
@@ -381,7 +381,7 @@ class _Served:
     async def _receive(self) -> Any:
         return _Unpickler(await asyncio.to_thread(self._connection.recv_bytes), self._voices).load()
 
-    def _send(self, message: Answer | Made | Wanted | Ended) -> None:
+    def _send(self, message: EngineAnswer | Made | Wanted | Ended) -> None:
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -399,16 +399,16 @@ class _Served:
             made = told = await asyncio.to_thread(work)
         except Exception as failure:
             told = failure if isinstance(failure, VivavoceError) else StageFailed(f"engine: {failure!r}; ask again")
-        self._send(Answer(number, told if number != _OPENING or made is None else made.memory.slots))
+        self._send(EngineAnswer(number, told if number != _OPENING or made is None else made.memory.slots))
         return made
 
     async def _speak(self, number: int, request: EngineRequest) -> None:
         try:
             handle = self._handles[number] = self._engine.submit(request)
         except VivavoceError as refusal:
-            self._send(Answer(number, refusal))
+            self._send(EngineAnswer(number, refusal))
             return
-        self._send(Answer(number, None))
+        self._send(EngineAnswer(number, None))
         if request.arrival is InputMode.TOKENS:
             self._run(self._tell_wanted(number, handle.text))
         with suppress(VivavoceError):  # the result has it

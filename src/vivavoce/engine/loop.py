@@ -29,7 +29,7 @@ from vivavoce.engine.handle import RequestResult
 from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.request import AudioChunk, InputMode
 from vivavoce.engine.request_state import Phase, RequestState, SequenceState, Taken
-from vivavoce.engine.scheduler import Plan, Scheduler, SchedulerState
+from vivavoce.engine.scheduler import Scheduler, SchedulerState
 from vivavoce.engine.stages import explained
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.synthesis_runner import SynthesisRunner
@@ -64,7 +64,7 @@ class Take:
 
 
 @dataclass(frozen=True)
-class Cancel:
+class ListenerLeft:
     """The listener of the request with this number has left."""
 
     number: int
@@ -85,7 +85,7 @@ class Stop:
     drain: bool
 
 
-Message = Accept | Take | Cancel | Prepare | Stop
+Message = Accept | Take | ListenerLeft | Prepare | Stop
 
 
 class Loop:
@@ -138,7 +138,7 @@ class Loop:
         Raises:
             EngineStopped: it was closed or has failed.
         """
-        if not self.healthy:
+        if self._closing or self.ended:
             raise stopped()
         with self._starting:
             if self.thread is None:
@@ -185,7 +185,7 @@ class Loop:
 
     def leave(self, number: int) -> None:
         self._admission.left(number)
-        self.post(Cancel(number))
+        self.post(ListenerLeft(number))
 
     def run(self) -> None:
         with torch.inference_mode():
@@ -212,36 +212,31 @@ class Loop:
             self._receive(self._inbox.get())
         for queue in self._waiting:  # in the order in which they came
             while queue and self._admission.may_start(queue[0]):
-                self._begin(queue.popleft())
+                request = queue.popleft()
+                self._requests[request.id] = request
+                request.outbox.begin()
+                self._go_on(request)
         moved = self._hand_out() or moved
-        synthesis = self._synthesis
+        lm, synthesis = self._lm, self._synthesis
         if synthesis is not None and synthesis.failed and synthesis.queue.open:
             synthesis.retry()
             return True
-        return self._run(self._scheduler.plan(self._requests.values(), self._state())) or moved
-
-    def _state(self) -> SchedulerState:
-        lm, synthesis = self._lm, self._synthesis
         slots = (
             (lm.queue.open, lm.stage.free_slots, lm.stage.slots, lm.stage.steps_in_flight) if lm else (False, 0, 0, 0)
         )
         batches = (synthesis.queue.open, *synthesis.running()) if synthesis else (False, (), False)
-        return SchedulerState(self._clock(), *slots, *batches)
-
-    def _run(self, plan: Plan) -> bool:
-        """Launch the planned work; False: the plan was empty."""
-        moved = bool(plan.prefill or plan.advance or plan.start)
-        if self._lm is not None:
+        plan = self._scheduler.plan(self._requests.values(), SchedulerState(self._clock(), *slots, *batches))
+        if lm is not None:
             if plan.prefill:
-                self._lm.prefill(plan.prefill)
+                lm.prefill(plan.prefill)
             if plan.decode:
-                moved = self._lm.decode(plan.decode) or moved
-        if self._synthesis is not None:
+                moved = lm.decode(plan.decode) or moved
+        if synthesis is not None:
             if plan.advance:
-                self._synthesis.advance(plan.advance)
+                synthesis.advance(plan.advance)
             if plan.start:
-                self._synthesis.begin(plan.start)
-        return moved
+                synthesis.begin(plan.start)
+        return moved or bool(plan.prefill or plan.advance or plan.start)
 
     def _receive(self, message: Message) -> None:
         match message:
@@ -251,7 +246,7 @@ class Loop:
                 self._waiting[request.policy is None].append(request)
             case Take(number, more):
                 self._take(number, more)
-            case Cancel(number):
+            case ListenerLeft(number):
                 cancelled = self._find(number)
                 if cancelled is not None:
                     self._end(cancelled, RequestCancelled("request: was cancelled"))
@@ -261,11 +256,6 @@ class Loop:
                 self._drain = drain and self._drain is not False
                 for request in list(self._requests.values()) if drain else ():
                     self._go_on(request)
-
-    def _begin(self, request: RequestState) -> None:
-        self._requests[request.id] = request
-        request.outbox.begin()
-        self._go_on(request)
 
     def fail(self, sequences: Sequence[SequenceState], error: Exception) -> None:
         self._fail({sequence.request.id: sequence.request for sequence in sequences}.values(), error)

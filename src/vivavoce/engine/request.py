@@ -78,7 +78,7 @@ class Conditioning:
     lm_system_text: tuple[int, ...] = ()
     lm_embedding: Tensor | None = None
 
-    @property
+    @cached_property
     def lm_text(self) -> tuple[int, ...]:
         """Text ids that stand before the text to be spoken."""
         return self.lm_system_text + self.lm_prompt_text

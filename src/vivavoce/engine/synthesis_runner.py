@@ -149,7 +149,9 @@ class SynthesisRunner:
             self._begin(begun, queued)
 
     def advance(self, running: RunningBatch) -> None:
-        """One step of a running batch: an Euler step of the flow, or the vocoder."""
+        """One step of a running batch: an Euler step of the flow, whose mels go to the vocoder after the last, or the
+        vocoder.
+        """
         assert isinstance(running, _Batch)
         job = running.job
         if job is None:
@@ -172,21 +174,19 @@ class SynthesisRunner:
             self._batches.remove(running)
             self._recover(running.chunks, error, running.last)
             return
-        if not job.steps_left:
-            self._batches.remove(running)
-            self._finish(running, job)
-
-    def _finish(self, batch: _Batch, job: FlowJobInterface) -> None:
+        if job.steps_left:
+            return
+        self._batches.remove(running)
         try:
             with self.queue.entered():
                 mels = job.result()
         except Exception as error:
             # Some rows may have left their state: to compute them again from it would be wrong.
             job.abandon()
-            self._give_up(batch.chunks, error)
+            self._give_up(running.chunks, error)
             return
         made: list[tuple[ChunkPlan, Tensor]] = []
-        for chunk, mel in zip(batch.chunks, mels, strict=True):
+        for chunk, mel in zip(running.chunks, mels, strict=True):
             if mel is None:
                 chunk.sequence.lacks_prompt = chunk.sequence.busy = False
             else:

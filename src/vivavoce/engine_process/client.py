@@ -66,11 +66,11 @@ class RemoteStream:
     async def push(self, text: str) -> None:
         check_text(text)
         if self.verdict is None:
-            self._send(messages.Text(self._number, text))
+            self._send(messages.MoreText(self._number, text))
 
     async def end(self) -> None:
         if self.verdict is None:
-            self._send(messages.Text(self._number, None))
+            self._send(messages.MoreText(self._number, None))
 
     def cancel(self) -> None:
         if self.verdict is None:
@@ -206,7 +206,7 @@ class EngineClient:
         self._lose_all(EngineStopped("server: it is shutting down; ask another one, or again in some seconds"))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        return await self._ask(messages.Call(next(self._numbers), method, arguments))
+        return await self._ask(messages.MethodCall(next(self._numbers), method, arguments))
 
     async def _ask(self, question: messages.Question) -> Any:
         if not self._can_speak.is_set():

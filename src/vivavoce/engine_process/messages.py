@@ -42,7 +42,7 @@ class Speak:
 
 
 @dataclass(frozen=True)
-class Text:
+class MoreText:
     number: int
     text: str | None
     """More of a streamed text; None: its end."""
@@ -61,7 +61,7 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class Call:
+class MethodCall:
     number: int
     method: str
     """Its name in `ModelService`."""
@@ -89,7 +89,7 @@ class Opening:
 class Answer:
     number: int
     value: Any = None
-    """The result of a `Call`, the `Pulse` after a `Ping`, None after an accepted `Speak`; or the error that refuses."""
+    """The result of a `MethodCall`, the `Pulse` after a `Ping`, None after an accepted `Speak`; or a refusal."""
 
 
 class Pulse(NamedTuple):
@@ -109,8 +109,8 @@ class End:
     outcome: Verdict | VivavoceError
 
 
-Question = Speak | Call | Ping
-ToProcess = Question | Text | Heard | Cancel
+Question = Speak | MethodCall | Ping
+ToProcess = Question | MoreText | Heard | Cancel
 FromProcess = Opening | Answer | Event | End
 
 

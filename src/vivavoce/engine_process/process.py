@@ -66,11 +66,11 @@ class EngineServer:
         match message:
             case messages.Speak():
                 self._start(number, self._speak(number, message.request))
-            case messages.Call():
+            case messages.MethodCall():
                 self._start(number, self._call(message))
             case messages.Ping():
                 self._start(number, self._pulse(number))
-            case messages.Text() if number in self._pieces:
+            case messages.MoreText() if number in self._pieces:
                 self._pieces[number].put(message.text)
             case messages.Heard() if number in self._sessions:
                 self._sessions[number].on_heard(message.segment)
@@ -142,7 +142,7 @@ class EngineServer:
         finally:
             coming.remove(owner)
 
-    async def _call(self, call: messages.Call) -> None:
+    async def _call(self, call: messages.MethodCall) -> None:
         try:
             answer = await getattr(self._service, call.method)(*call.arguments)
         except Exception as failure:

@@ -107,8 +107,8 @@ def check_pages(stage):
     rows = [row.after for batch in stage._batches for row in batch.rows]
     states = [*(stream.state for stream in stage._streams), *stage.prompts.states.values(), *rows]
     held, pool = Counter(page for state in states if state for page in state.pages), stage.pool
-    assert held == pool._holders
-    assert sorted((*held, *pool._free)) == list(range(1, pool.total + 1))
+    assert held == pool.holders
+    assert sorted((*held, *pool.free)) == list(range(1, pool.total + 1))
 
 
 def page_bytes(models):

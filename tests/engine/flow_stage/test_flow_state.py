@@ -31,7 +31,7 @@ TOKENS = speech(250)
 def used(stage):
     """Pages in use, each of which is held by exactly those who say so."""
     check_pages(stage)
-    return stage.pool.total - stage.pool.free
+    return stage.pool.total - len(stage.pool.free)
 
 
 def expected_of(models, prompt, *hops):

@@ -68,7 +68,7 @@ class PaddedSolver:
     def __init__(self, context: PaddedPath, rows: Sequence[FlowRow]) -> None:
         models, pool = context.models, context.pool
         encoder, flow, device = models.config.flow.encoder, models.flow, models.device
-        up, size, keys = encoder.upsampling, max(row.new for row in rows), max(row.end for row in rows)
+        up, size, keys = encoder.upsampling, max(row.end - row.past for row in rows), max(row.end for row in rows)
         self.rows, self._up = rows, up
         tokens = np.zeros((len(rows), size + encoder.lookahead), dtype=np.int64)
         for place, row in enumerate(rows):
@@ -134,7 +134,7 @@ class PaddedSolver:
         """New frames of each row, [2 · hop, bins] float32; None for prompts."""
         firsts = [row.first_frame(self._up) for row in self.rows]
         return [
-            None if first is None else mel[first : row.new * self._up]
+            None if first is None else mel[first : (row.end - row.past) * self._up]
             for row, first, mel in zip(self.rows, firsts, self._path.x, strict=True)
         ]
 

@@ -89,8 +89,8 @@ class PagePool:
         self.total = max(0, state_bytes // page_bytes - 1)
         self.buffers = self._buffers(models, self.total + 1 if self.total else 0, models.device)
         """Buffers of the encoder at token rate, of the encoder at mel rate, and of the estimator."""
-        self._free = list(range(self.total, SINK, -1))
-        self._holders: Counter[int] = Counter()
+        self.free = list(range(self.total, SINK, -1))
+        self.holders: Counter[int] = Counter()
 
     def _buffers(self, models: Models, pages: int, device: torch.device) -> tuple[BufferPool, BufferPool, BufferPool]:
         flow, size = models.config.flow, self.page_tokens
@@ -104,10 +104,6 @@ class PagePool:
             BufferPool(estimator, pages, size, like, per_token=up, passes=flow.num_steps, copies=2),
         )
 
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens)
 
@@ -117,25 +113,22 @@ class PagePool:
         The last one is zeros: a masked key weighs nothing, but nothing times what was left there by an overflow is not
         a number.
         """
-        pages = tuple(self._free.pop() for _ in range(count))
-        self._holders.update(pages)
+        pages = tuple(self.free.pop() for _ in range(count))
+        self.holders.update(pages)
         if pages and self._reads_whole_pages:
             for buffer in self.buffers:
                 buffer.keys[pages[-1]].zero_()
         return pages
 
-    def hold(self, pages: Iterable[int]) -> None:
-        self._holders.update(pages)
-
     def release(self, pages: Iterable[int]) -> None:
         for page in pages:
-            self._holders[page] -= 1
-            if self._holders[page] == 0:
-                del self._holders[page]
-                self._free.append(page)
+            self.holders[page] -= 1
+            if self.holders[page] == 0:
+                del self.holders[page]
+                self.free.append(page)
 
     def unshared(self, pages: Iterable[int]) -> bool:
-        return all(self._holders[page] == 1 for page in pages)
+        return all(self.holders[page] == 1 for page in pages)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         for buffer in self.buffers:
@@ -166,9 +159,9 @@ class PromptCache:
         would there be enough, and nothing is dropped.
         """
         pool = self._pool
-        if pool.free < count and pool.free + self.could_free() < count:
+        if len(pool.free) < count and len(pool.free) + self.could_free() < count:
             return None
-        while pool.free < count:
+        while len(pool.free) < count:
             self.drop(self.unused()[0])
         return pool.acquire(count)
 
@@ -276,7 +269,7 @@ class FlowRow:
         if not self.hop:
             return None
         if self.blocks:
-            return (self.new - self.hop) * upsampling
+            return (self.end - self.past - self.hop) * upsampling
         # The official code ends a prompt where its mel ends, which may be a frame before its tokens' end.
         stream = self.stream
         return len(stream.conditioning.flow_mel) + stream.spoken * upsampling
@@ -314,7 +307,7 @@ class Planner:
 
         False: a prompt's state is known, there is nothing to keep, or no room to be made.
         """
-        stream = row.stream
+        stream, encoder = row.stream, self._config.encoder
         row.past, row.before, row.after = 0, None, None
         if not row.hop:
             if stream.voice is None or stream.voice in self._prompts.states:
@@ -328,12 +321,21 @@ class Planner:
         else:
             row.end = len(stream.prompt) + stream.spoken + row.hop
             if row.attention is AttentionMode.BLOCKS:
-                self._plan_blocks(row)
-        encoder = self._config.encoder
+                before, start = stream.known, stream.blocks[-1].end if stream.blocks else 0
+                heard = len(stream.prompt) + len(row.speech)
+                new = (Block(bound, heard) for bound in near_equal(start, row.end, encoder.chunk))
+                row.blocks, row.after = (*stream.blocks, *new), self._extended(stream, before, row.end)
+                if row.after is not None and before is not None:
+                    row.before, row.past = before, before.tokens
+                if stream.spoken and (row.after is None or not stream.state):
+                    self.recomputed += 1
+                if row.before and not stream.state and stream.voice is not None:
+                    self.prompt_hits += 1
+                    self._prompts.states.move_to_end(stream.voice)
         known = (*stream.prompt, *row.speech)[row.past : row.end + encoder.lookahead]
         # The official code takes ids below zero for the first one, too.
         row.tokens = np.maximum(np.asarray(known, dtype=np.int64), 0)
-        row.frames, row.past_frames = row.new * encoder.upsampling, row.past * encoder.upsampling
+        row.frames, row.past_frames = (row.end - row.past) * encoder.upsampling, row.past * encoder.upsampling
         if row.blocks:
             ends, lookahead_ends = block_ends(row.blocks, row.past, row.end)
             frames = np.repeat(ends * encoder.upsampling, encoder.upsampling)
@@ -341,20 +343,6 @@ class Planner:
         else:
             row.span = self._whole_span(row)
         return True
-
-    def _plan_blocks(self, row: FlowRow) -> None:
-        stream, before = row.stream, row.stream.known
-        start = stream.blocks[-1].end if stream.blocks else 0
-        heard = len(stream.prompt) + len(row.speech)
-        new = (Block(bound, heard) for bound in near_equal(start, row.end, self._config.encoder.chunk))
-        row.blocks, row.after = (*stream.blocks, *new), self._extended(stream, before, row.end)
-        if row.after is not None and before is not None:
-            row.before, row.past = before, before.tokens
-        if stream.spoken and (row.after is None or not stream.state):
-            self.recomputed += 1
-        if row.before and not stream.state and stream.voice is not None:
-            self.prompt_hits += 1
-            self._prompts.states.move_to_end(stream.voice)
 
     def _whole_span(self, row: FlowRow) -> AttentionSpan:
         encoder, end = self._config.encoder, row.end
@@ -379,7 +367,7 @@ class Planner:
         # Each stream continues the last page of a voice's prompt with its own tokens, so it needs a copy.
         split = before.tokens % pool.page_tokens if before and not own else 0
         kept = old[:-1] if split else old
-        pool.hold(old)  # making room may drop the prompt that they belong to
+        pool.holders.update(old)  # making room may drop the prompt that they belong to
         try:
             fresh = self._prompts.acquire(pool.pages_for(end) - len(kept))
             if fresh and split:

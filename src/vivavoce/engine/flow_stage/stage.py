@@ -167,7 +167,7 @@ class FlowStage:
         if stream.voice is None or stream.known:
             return False
         pages = self.pool.pages_for(stream.prompt_end) + 1
-        return self.pool.free + self.prompts.could_free() >= pages
+        return len(self.pool.free) + self.prompts.could_free() >= pages
 
     def start(self, rows: Sequence[FlowRow]) -> FlowBatch:
         """Begin one batch, all of one attention; chunks of blocks may stand beside prompts.

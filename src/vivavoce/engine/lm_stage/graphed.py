@@ -15,7 +15,7 @@ from torch import Tensor
 from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, Launch, fitting, rounded, sizes_for
-from vivavoce.engine.lm_stage.slots import DecodeRun, Slot, repetition_aware
+from vivavoce.engine.lm_stage.slots import DecodeRun, Slot, SlotRows, repetition_aware
 from vivavoce.engine.lm_stage.stage import KINDS, PLAIN_SLOTS, SlotSteps
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.kernels.common import compiled_ahead
@@ -135,7 +135,7 @@ class GraphedSteps(SlotSteps):
     def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
         bucket = self.bucket(max(slot.place for slot in held) + 1)
         graph = self._graph(bucket, most <= MOST_CANDIDATES)
-        state = self._states.first(bucket)
+        state = SlotRows(*(part[:bucket] for part in self._states))
         for _ in range(steps):
             graph.launch()
             if most <= MOST_CANDIDATES:

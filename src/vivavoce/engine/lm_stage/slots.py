@@ -241,10 +241,6 @@ class Slot:
         repeats = math.ceil(window * chosen["tau_r"])
         return cls(number, place, seed, chosen["top_p"], chosen["top_k"], window, repeats)
 
-    @property
-    def decoding(self) -> bool:
-        return self.run is not None and self.launched <= self.run.forced_at
-
     def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
         """Its `Field`s at the start of a run, and two flags for each control id: forbidden, forbidden early.
 
@@ -279,9 +275,6 @@ class SlotRows(NamedTuple):
         numbers = torch.zeros(slots, len(Field), dtype=torch.int64, device=device)
         history = torch.full((slots, window), IDLE, dtype=torch.int64, device=device)
         return cls(numbers, torch.zeros(slots, device=device), forbidden, early, history)
-
-    def first(self, slots: int) -> SlotRows:
-        return SlotRows(*(part[:slots] for part in self))
 
     def starting(self, places: Tensor, rows: Tensor) -> SlotRows:
         """State of slots at the start of a run; places: [n] int64; rows: [n, …] int64, see `Slot.start_row`."""

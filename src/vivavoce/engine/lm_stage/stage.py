@@ -64,11 +64,8 @@ class SlotSteps:
 
     def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
         """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""
-        self._cache.move(sources, targets, self._reach(positions))
+        self._cache.move(sources, targets, min(self._capacity, rounded(positions, REACH_STEP)))
         self._states.move(sources, targets)
-
-    def _reach(self, positions: int) -> int:
-        return min(self._capacity, rounded(positions, REACH_STEP))
 
 
 class PlainSteps(SlotSteps):
@@ -127,7 +124,8 @@ class PlainSteps(SlotSteps):
             none = torch.zeros_like(next(one for one in given if one is not None))
             speakers = torch.stack([none if one is None else one for one in given]).to(self._device, non_blocking=True)
         packed = replace(PackedRows(*sent, *parts), text_end=text_end, speakers=speakers)
-        scores = self._lm.prefill(packed, self._cache, self._reach(int((starts + lengths).max()) + 1))
+        reach = min(self._capacity, rounded(int((starts + lengths).max()) + 1, REACH_STEP))
+        scores = self._lm.prefill(packed, self._cache, reach)
         state = self._states.starting(packed.sequences, states_sent)
         ids = state.advance(scores, self._choose, most)
         self._states.put(packed.sequences, state)
@@ -138,11 +136,12 @@ class PlainSteps(SlotSteps):
 
         A step is launched when it is asked for, and may overwrite the ids of the one before.
         """
-        rows = self._states.first(self.bucket(max(slot.place for slot in held) + 1))
+        bucket = self.bucket(max(slot.place for slot in held) + 1)
+        rows = SlotRows(*(part[:bucket] for part in self._states))
         last, position = rows.numbers[:, Field.LAST], rows.numbers[:, Field.POSITION]
         reach = max(slot.positions + slot.launched for slot in held)
         for step in range(steps):
-            width = self._capacity if self._fixed else self._reach(reach + step)
+            width = self._capacity if self._fixed else min(self._capacity, rounded(reach + step, REACH_STEP))
             scores = self._lm.step(last, position, self._cache, width)
             yield rows.advance(scores, self._choose, most)
 
@@ -173,13 +172,6 @@ class _Launch:
         self.steps, self.decode = 0, False
         self.owners: Sequence[Slot] = ()
         self.places: Sequence[int] = ()
-
-    def full(self, wait: bool) -> bool:
-        if self.written is None or self.written.query():
-            return True
-        if wait:
-            self.written.synchronize()
-        return wait
 
 
 class LMStage:
@@ -244,7 +236,7 @@ class LMStage:
 
     @property
     def decoding(self) -> int:
-        return sum(slot.decoding for slot in self._open.values())
+        return sum(slot.run is not None and slot.launched <= slot.run.forced_at for slot in self._open.values())
 
     @property
     def in_flight(self) -> int:
@@ -253,8 +245,8 @@ class LMStage:
 
     def wait(self) -> None:
         """Block until the oldest launch whose ids were not collected is finished."""
-        if self._launches:
-            self._launches[0].full(wait=True)
+        if self._launches and (written := self._launches[0].written) is not None:
+            written.synchronize()
 
     def check(self, run: DecodeRun, slot: int | None = None) -> None:
         """Refuse with InvalidRequest a run that may need more positions than the slot has left; None: an empty one."""
@@ -300,7 +292,7 @@ class LMStage:
 
         The host goes on at once, and the ids arrive together.
         """
-        held = [slot for slot in self._open.values() if slot.decoding]
+        held = [one for one in self._open.values() if one.run is not None and one.launched <= one.run.forced_at]
         if not held:
             return
         # Once the open slots would fit half of the step, they move together.
@@ -315,8 +307,14 @@ class LMStage:
     def collect(self, wait: bool) -> list[Sampled]:
         """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished."""
         collected = []
-        while self._launches and self._launches[0].full(wait):
-            wait, launch = False, self._launches.popleft()
+        while self._launches:
+            launch = self._launches[0]
+            if launch.written is not None and not launch.written.query():
+                if not wait:
+                    break
+                launch.written.synchronize()
+            wait = False
+            self._launches.popleft()
             self._spare.append(launch)
             self.steps_in_flight -= launch.steps if launch.decode else 0
             ids = launch.ids[: launch.steps, launch.places]

@@ -121,7 +121,11 @@ class PooledRow:
 
     @property
     def given(self) -> int:
-        return self.row.frames - self.first_given - (0 if self.row.ends else self.row.stream.rule.overlap)
+        return (
+            self.row.frames
+            - self.first_given
+            - (0 if self.row.final or self.row.whole else self.row.stream.rule.overlap)
+        )
 
     def packed(self, start: int, fresh: int, out: int) -> PackedRow:
         """Its row of the table; start, fresh, out: see `PackedRow`."""
@@ -194,7 +198,7 @@ class PackedVocoding:
         pooled: list[PooledRow] = []
         try:
             for row in rows:
-                keeps = not (row.ends or row.stream.closed)
+                keeps = not (row.final or row.whole or row.stream.closed)
                 after = PooledTails(self.pool.take(), row.source_kept) if keeps else None
                 pooled.append(PooledRow(row, after))
             samples = [part for batch in self._batches(pooled) for part in self._vocode(batch)]

@@ -219,11 +219,6 @@ class VocoderRow:
     def __post_init__(self) -> None:
         self.frames = self.stream.frames_of(len(self.mel), self.final, self.whole)
 
-    @property
-    def ends(self) -> bool:
-        """Nothing is kept for a next row."""
-        return self.final or self.whole
-
     def load(self) -> None:
         """Bring the mel to its speed, on the stage's stream. The row's stream is not changed."""
         stream, rule, mel = self.stream, self.stream.rule, self.mel.float()
@@ -325,7 +320,7 @@ class PaddedVocoding:
         if before.held is not None:
             wave = wave[(before.context - rule.overlap) * hop :]
             wave[:fade].mul_(rule.window[:fade]).add_(before.held * rule.window[fade:])
-        if row.ends:
+        if row.final or row.whole:
             return wave, Tails()
         first, kept = row.frames - row.seen_again, row.source_kept
         overlap = len(wave) - rule.overlap * hop
