@@ -46,7 +46,10 @@ def test_python_has_each_option_with_its_default() -> None:
 def test_the_keywords_are_the_options() -> None:
     """The keywords are written out for readers and type checkers; `transcript` belongs to the voice."""
     former = {"prompt_text", "instruct"}
-    assert set(Manner.__annotations__) == NAMES - {"chunk_policy"} | {"lexicon", "sampling", "transcript"} | former
+    assert (
+        set(Manner.__annotations__)
+        == NAMES - {"chunk_policy"} | {"lexicon", "options", "sampling", "transcript"} | former
+    )
     assert set(ReadingManner.__annotations__) == {option.name for option in (*READING_OPTIONS, LEXICON)}
 
 

@@ -61,8 +61,11 @@ V1 = MelConfig(22_050, n_fft=1024, win_size=1024, hop=256, num_bins=80, fmin_hz=
     ("feature", "config", "last", "step"), [("mel_v1", V1, 110, 5), ("mel_v2", V2, 58, 3), ("mel_v3", V3, 58, 3)]
 )
 def test_prompt_mel_equals_the_official_values(speech, stored, name, feature, config, last, step):
-    mel = prompt_mel(speech(name, 24_000)[None], config)[0, :last:step]
-    np.testing.assert_allclose(mel.numpy(), stored(name, feature), rtol=0, atol=1e-4)
+    mel = prompt_mel(speech(name, 24_000)[None], config)[0, :last:step].numpy()
+    theirs = stored(name, feature)
+    # Mels below 1e-3 are the sum of an FFT's rounding, which differs between processors: no logarithm of them.
+    np.testing.assert_allclose(np.maximum(mel, np.log(1e-3)), np.maximum(theirs, np.log(1e-3)), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(np.exp(mel), np.exp(theirs), rtol=0, atol=5e-6)
 
 
 def test_prompt_mel_batch_equals_single(speech):

@@ -34,7 +34,7 @@ def stages(models_of, kind, generation):
     """One that the backend computes, and our own."""
     models = models_of(kind, generation)
     foreign = external_flow(models, EngineSettings(flow_backend=kind.partition("+")[0]))
-    return FlowStage(models, state_bytes=64 << 20, foreign=foreign), FlowStage(models, state_bytes=64 << 20)
+    return FlowStage(models, state_bytes=64 << 20, external=foreign), FlowStage(models, state_bytes=64 << 20)
 
 
 def check(mel, wanted):
@@ -162,7 +162,7 @@ def test_an_official_onnx_file_is_run(models_of, tmp_path):
     folder.mkdir()
     onnx.save(model, folder / path.name)
     official = replace(models, folder=folder)
-    stage = FlowStage(models, state_bytes=0, foreign=external_flow(official, EngineSettings(flow_backend="onnx")))
+    stage = FlowStage(models, state_bytes=0, external=external_flow(official, EngineSettings(flow_backend="onnx")))
     own = FlowStage(models, state_bytes=0)
     whole, wanted = (say(one, one.open(voice(9)), speech(60), 60, AttentionMode.FULL) for one in (stage, own))
     check(whole, wanted)
@@ -177,7 +177,7 @@ def test_an_official_encoder_is_run_where_there_is_no_estimator(models_of, monke
     foreign = external_flow(replace(models, folder=tmp_path), EngineSettings(flow_backend="jit"))
     assert foreign.estimator is None
     monkeypatch.setattr(foreign.encoder, "_exact", False)
-    stage, own = FlowStage(models, state_bytes=0, foreign=foreign), FlowStage(models, state_bytes=0)
+    stage, own = FlowStage(models, state_bytes=0, external=foreign), FlowStage(models, state_bytes=0)
     for attention, ahead in ((AttentionMode.FULL, 0), (AttentionMode.FULL, 2), (AttentionMode.GRID, 3)):
         made, wanted = (
             say(one, one.open(voice(20)), speech(40 + ahead), 40, AttentionMode.FULL if ahead == 2 else attention)

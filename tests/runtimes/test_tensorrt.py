@@ -97,7 +97,7 @@ def test_rows_of_other_lengths_than_the_engine_s_are_refused(folder, models, trt
 
 def test_the_flow_is_the_same(folder, models, trt):
     stages = [
-        FlowStage(models, state_bytes=0, foreign=one)
+        FlowStage(models, state_bytes=0, external=one)
         for one in (ExternalFlow(ExportedEstimator(models.flow.estimator.out, estimator(folder, 2)), None), None)
     ]
     for attention in AttentionMode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,8 @@ def packed(weight: Tensor, bias: Tensor | None, rows: int = PACKED_FOR_ROWS) -> 
     """The layout that oneDNN reads is a copy. weight: [out, in]; bias: [out]; rows: how many there will be, about."""
     layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
     bias = None if bias is None else bias.detach()
-    return partial(torch.ops.mkldnn._linear_pointwise, W=layout, B=bias, attr="none", scalars=[], algorithm="")
+    # A closure: a deep copy of a module shares it, and the packed layout, which cannot be copied.
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, layout, bias, "none", [], "")
 
 
 @lru_cache(maxsize=1)

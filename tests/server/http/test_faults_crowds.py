@@ -152,7 +152,7 @@ def test_no_more_open_files_are_told_once_a_second_and_outlived(monkeypatch: pyt
     with TestCase().assertLogs(level="WARNING") as logged, serving(build_app, state_of(), listening) as server:
         assert asked(server, "/health/live", method="GET").status == 200
     assert 1 <= len(logged.output) < Exhausted.failures / 2
-    assert "none can be taken now ([Errno 24] Too many open files)" in logged.output[0]
+    assert "none can be accepted now ([Errno 24] Too many open files)" in logged.output[0]
 
 
 @needs_openssl
@@ -219,6 +219,8 @@ def test_connections_fit_into_the_files_that_may_be_open(
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == (connections < 1_024)
     assert all(
-        message.startswith(f"max_connections: {connections} instead of 1024, since {allowed} files")
+        message.startswith(
+            f"max_connections: {connections} instead of 1024, since the limit of open files is {allowed};"
+        )
         for message in messages
     )
