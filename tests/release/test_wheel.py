@@ -53,7 +53,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     about = f"vivavoce-{__version__}.dist-info/"
     inside = {name for name in names if not name.startswith(about)}
     assert inside <= sources()
-    assert sources() - inside == {"vivavoce_training/data/README.md"}
+    assert sources() - inside == {"vivavoce_textnorm/README.md", "vivavoce_training/data/README.md"}
     assert {"vivavoce/py.typed", "vivavoce/data/mini/llm.pt", "vivavoce/server/http/web/speak.html"} <= inside
     licences = {name.removeprefix(f"{about}licenses/") for name in names if "/licenses/" in name}
     assert licences == {"LICENSE", "src/vivavoce/data/mini/NOTICE.md", "src/vivavoce/data/whisper/NOTICE.md"}
@@ -73,7 +73,7 @@ def test_the_sdist_holds_all_that_the_wheel_is_made_of(built: Path) -> None:
     with tarfile.open(file) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     missing = {f"src/{name}" for name in sources()} - names
-    assert missing == {"src/vivavoce_training/data/README.md"}
+    assert missing == {"src/vivavoce_textnorm/README.md", "src/vivavoce_training/data/README.md"}
     assert {*NAMED, "PKG-INFO"} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "docs"))]
 
