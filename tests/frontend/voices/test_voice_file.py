@@ -203,7 +203,7 @@ def test_other_files_are_refused(full_voice, change, problem):
 )
 def test_foreign_files_are_refused(data):
     assert read_summary(io.BytesIO(data)) is None
-    with pytest.raises(VoiceStoreError, match=r"is damaged, or no voice of vivavoce"):
+    with pytest.raises(VoiceStoreError, match=r"is damaged, or not a voice of vivavoce"):
         decode_voice(data, LABEL)
 
 

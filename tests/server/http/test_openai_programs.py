@@ -89,7 +89,7 @@ def test_an_operator_may_have_it_refused(strict: Served) -> None:
     )
     assert refusal(speech(strict, speed=0.25)) == (
         "speed",
-        "speed: 0.25 is not in 0.5 to 2; choose a number inside",
+        "speed: 0.25 is not in 0.5 to 2; choose a number in this range",
     )
     field, message = refusal(speech(strict, input=" \n"))
     assert (field, "can be spoken" in message) == ("input", True)
