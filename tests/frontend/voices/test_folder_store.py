@@ -92,7 +92,8 @@ def test_a_list_needs_no_tensors(store, folder, full_voice):
 def test_a_damaged_or_foreign_file_is_one_line_and_is_not_overwritten(store, folder, full_voice, content):
     folder.mkdir()
     (folder / "anna.safetensors").write_bytes(content)
-    with pytest.raises(VoiceStoreError, match=r"^voice: 'anna' in anna.safetensors is damaged, or not a voice") as caught:
+    refusal = r"^voice: 'anna' in anna.safetensors is damaged, or not a voice"
+    with pytest.raises(VoiceStoreError, match=refusal) as caught:
         store.load("anna")
     assert str(caught.value).isprintable()
     with pytest.raises(VoiceExists):
