@@ -113,7 +113,7 @@ def test_pauses_that_arrive_have_the_limits_of_one_text(by_sentences: Vivavoce, 
     with pytest.raises(InvalidText, match="nothing in"):
         by_sentences.stream(iter(["[pause 1s]", "\n[pause 1s]"]), voice, options=NATURAL)
     planned = by_sentences.front_end.plan_arriving(["Hello there, you.\n[pause 10s]\n"] * 13, voice, NATURAL)
-    with pytest.raises(InvalidText, match="130 s in all, the limit is 120 s"):
+    with pytest.raises(InvalidText, match="pauses add up to 130 s, the limit is 120 s"):
         list(planned)
 
 

@@ -177,7 +177,7 @@ def test_pauses_alone_are_nothing_to_speak(front_end: TextFrontEnd) -> None:
     ("text", "message"),
     [
         ("Hi [pause 11s]", r"pause at character 3 is 11 s, the limit is 10 s"),
-        ("[pause 10s] a " * 13, r"pauses are 130 s in all, the limit is 120 s"),
+        ("[pause 10s] a " * 13, r"pauses add up to 130 s, the limit is 120 s"),
         ("a[pause 1ms]" * MAX_RUNS, rf"more than {MAX_RUNS} stretches"),
         ("<speak>", r"line 1, column 8: .*no element found"),
         ("\n\n <speak>\n <b></speak>", r"line 4, column 7: .*mismatched tag"),
