@@ -303,7 +303,7 @@ def whole(end, text):
         cut_long(piece, end._num_tokens, end._max_tokens) for piece, _ in split_paragraph([said], measure, language)
     )
     segments = [part for piece in parts for part in piece if not is_only_punctuation(part)]
-    return list(find_spans(text, [(segments, "")]))
+    return list(find_spans(text, [(segments, "")], [(len(text), said)]))
 
 
 LONG_ENGLISH = [

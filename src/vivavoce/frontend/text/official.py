@@ -209,7 +209,8 @@ def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -
             seam = 0
         words, held = held[:seam], held[seam:]
         if words:
-            yield words if language == "en" else as_trained_on(words, at_end=end >= last), end
+            read_to = end - len(held) if text.endswith(held, 0, end) else end  # mostly a mark waits
+            yield words if language == "en" else as_trained_on(words, at_end=end >= last), read_to
 
 
 def as_trained_on(words: str, at_end: bool) -> str:

@@ -217,11 +217,11 @@ class TextFrontEnd:
     ) -> Iterator[TextSegment]:
         if stretch.pause_s:
             return iter([TextSegment("", 0, 0, pause_s=stretch.pause_s)])
-        plain, seams = stretch.plain, list[tuple[int, int]]()
+        plain, said = stretch.plain, list[tuple[int, str]]()
         named = next((one for one in get_args(Language) if one == stretch.language and self._has_script(one)), wanted)
         language = self._told(plain, named)
-        words = self._words(normalizer.pieces(stretch, language, cancelled), seams)
-        return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), seams)
+        words = self._words(normalizer.pieces(stretch, language, cancelled), said)
+        return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), said)
 
     def normalize(self, text: str, language: str | None = None) -> str:
         """Not split, as the transcript of a prompt is; "" for empty text and white space."""
@@ -304,12 +304,10 @@ class TextFrontEnd:
     def _told(self, text: str, wanted: Language | None) -> Language:
         return wanted or (detect_language(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
 
-    def _words(self, pieces: Iterable[Piece], seams: list[tuple[int, int]]) -> Iterator[str]:
-        length = 0
+    def _words(self, pieces: Iterable[Piece], said: list[tuple[int, str]]) -> Iterator[str]:
         for piece in pieces:
             spoken = piece.spoken if self._scripts is None else drop_symbols(piece.spoken)
-            length += len(spoken)
-            seams.append((piece.end, length))
+            said.append((piece.end, spoken))
             yield spoken
 
     def _pieces(self, words: Iterable[str], language: Language | None) -> Iterator[tuple[list[str], str]]:
