@@ -18,10 +18,9 @@ from vivavoce.engine_process.fleet import FleetStream
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
-from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_ray.engine import TextMailbox
-from vivavoce_textnorm import NormalizedText
+from vivavoce_textnorm import NormalizedText, check_text
 
 log = logging.getLogger(__name__)
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from threading import Lock
 
 from vivavoce_textnorm.normalizer import CancelCheck, Stretch, blocks, check_wanted, never_cancelled
 from vivavoce_textnorm.reader import read, read_run
 from vivavoce_textnorm.ssml import find_runs
 from vivavoce_textnorm.types import NormalizedText, Piece, Say, Settings
 from vivavoce_textnorm.verbalizer import VERBALIZERS
-from vivavoce_textnorm.word_stream import natural_words
-
-_reading = Lock()
-"""Held while a block or a whole text is read: many threads at once would keep the interpreter from an engine's thread,
-and each load the same tables."""
+from vivavoce_textnorm.word_stream import READING, natural_words
 
 
 def read_block(
@@ -29,7 +24,7 @@ def read_block(
     cancelled: CancelCheck = never_cancelled,
 ) -> str:
     """Read here, one at a time. length, cancelled: for readers in other processes, which make callers wait."""
-    with _reading:
+    with READING:
         return read_run(block, language, settings, said, inside).spoken
 
 
@@ -72,7 +67,7 @@ class NaturalNormalizer:
 
     def read(self, text: str, language: str) -> NormalizedText:
         """The words of a whole text with the rule behind each change; pauses and rates are left out."""
-        with _reading:
+        with READING:
             return read(text, language, self._settings(language))
 
     def _settings(self, language: str) -> Settings:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import chain
+from threading import Lock
 
 from vivavoce_textnorm.checks import check_length
 from vivavoce_textnorm.grammar import CJK, compiled, heads
@@ -15,6 +16,9 @@ from vivavoce_textnorm.ssml import is_ssml
 from vivavoce_textnorm.types import Piece, Settings
 from vivavoce_textnorm.verbalizer import VERBALIZERS, load_verbalizer
 
+READING = Lock()
+"""Held while a block, a whole text or a piece is read: many threads at once would keep the interpreter from an engine's
+thread, and each load the same tables."""
 MOST_HELD = 300
 """Characters that are held back at most, of an address without an end."""
 _ENOUGH_HELD = 100
@@ -58,8 +62,11 @@ def natural_words(pieces: Iterable[str], language: str | None, settings: Setting
     """
     ssml, pieces = gather_ssml(pieces)
     if ssml:
-        yield _in_words(read(ssml, language, settings).pieces), len(ssml)
-    text = WordStream(language, settings)
+        with READING:
+            said = _in_words(read(ssml, language, settings).pieces)
+        yield said, len(ssml)
+    with READING:
+        text = WordStream(language, settings)
     for piece in pieces:
         check_length(piece)
         for start in range(0, len(piece), _STEP):
@@ -68,7 +75,9 @@ def natural_words(pieces: Iterable[str], language: str | None, settings: Setting
 
 
 def _joined(given: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    if words := list(given):
+    with READING:
+        words = list(given)
+    if words:
         yield "".join(word for word, _ in words), words[-1][1]
 
 

@@ -10,7 +10,7 @@ from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidText
 from vivavoce.frontend.text import official as rules
-from vivavoce.frontend.text.official import Languages, NumberWords, OfficialNormalizer
+from vivavoce.frontend.text.official import Languages, OfficialNormalizer, number_words
 from vivavoce.frontend.text.segmentation import split_paragraph
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
@@ -43,11 +43,11 @@ def _case(name: str, case: dict[str, Any], functions: dict[str, Callable[[str], 
 
 
 def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
-    spell, normalised = NumberWords(), TextFrontEnd(tokenizer)
-    plain = TextFrontEnd(tokenizer, normalize=False)
+    normalised = TextFrontEnd(tokenizer)
+    plain = normalised.as_written()
     for front_end in (normalised, plain):
         front_end._max_tokens = UNBOUNDED  # the official code bounds no piece
-    plain._official = OfficialNormalizer(Languages(str, str, str, spell))
+    plain._official = OfficialNormalizer(Languages(str, str, str))
 
     chinese, english = rules.load_reader("zh"), rules.load_reader("en")
 
@@ -67,7 +67,7 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
         "replace_blank": rules.replace_blank,
         "replace_corner_mark": rules.replace_corner_mark,
         "remove_bracket": rules.remove_bracket,
-        "spell_out_number": lambda text: rules.spell_out_number(text, spell),
+        "spell_out_number": lambda text: rules.spell_out_number(text, number_words),
         "token_ids": lambda text: list(tokenizer.encode(text)),
         "split_zh": lambda text: split(text, len, "zh"),
         "split_en": lambda text: split(text, count, "en"),

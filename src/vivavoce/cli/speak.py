@@ -18,7 +18,7 @@ from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, note_if_n
 from vivavoce.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.speech_options import CODE, EMOJIS, INSTRUCTIONS, LEXICON, MODE, READING, TOP_K, TOP_P
-from vivavoce.frontend.text.checks import check_characters
+from vivavoce_textnorm import check_characters
 
 if TYPE_CHECKING:
     import numpy as np

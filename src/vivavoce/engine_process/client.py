@@ -22,10 +22,9 @@ from vivavoce.engine_process.messages import EngineProcessSettings, framed, read
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
-from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
-from vivavoce_textnorm import NormalizedText
+from vivavoce_textnorm import NormalizedText, check_text
 
 log = logging.getLogger(__name__)
 

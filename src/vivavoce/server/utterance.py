@@ -14,9 +14,9 @@ from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed
 from vivavoce.frontend.audio.encode import OutputFormat, encode
 from vivavoce.frontend.audio.encoders import Encoder
 from vivavoce.frontend.speech import FinishReason, SegmentText, Verdict
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.segment_clock import SegmentClock
+from vivavoce_textnorm import MAX_TEXT_CHARS
 
 log = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed, VivavoceError
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import SpeechRequest
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.logs import note_principal, request_scope
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection, is_loopback
 from vivavoce.version import __version__
+from vivavoce_textnorm import MAX_TEXT_CHARS
 
 PROTOCOL = "wyoming"
 LINE_BYTES, DATA_BYTES = 65_536, 262_144

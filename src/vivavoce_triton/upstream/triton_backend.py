@@ -27,10 +27,9 @@ from vivavoce.errors import (
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
-from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.text.sentence_stream import Sentence, SentenceSplitter
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
-from vivavoce_textnorm import NormalizedText, is_speakable
+from vivavoce_textnorm import NormalizedText, check_text, is_speakable
 from vivavoce_triton.client.utterance import Manner, Utterance
 from vivavoce_triton.client.wire import (
     Connection,

@@ -16,7 +16,6 @@ import soxr
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, check_reference
-from vivavoce.frontend.text.checks import excerpt
 from vivavoce.frontend.voices.names import (
     MAX_LISTED,
     OPENAI_VOICES,
@@ -28,6 +27,7 @@ from vivavoce.frontend.voices.names import (
 )
 from vivavoce.lru_cache import LruCache
 from vivavoce_bench.measure import read_lines
+from vivavoce_textnorm import excerpt
 from vivavoce_triton.client.utterance import NAME_FIELDS, REFERENCE_FIELDS, REFERENCE_TEXT_FIELDS, first_of
 from vivavoce_triton.client.wire import REFERENCE_RATE, Samples
 

@@ -41,4 +41,4 @@ def latin(tokenizer: TextTokenizer) -> TextFrontEnd:
 @pytest.fixture(scope="module")
 def plain(tokenizer: TextTokenizer) -> TextFrontEnd:
     """The front end with normalisation switched off."""
-    return TextFrontEnd(tokenizer, normalize=False)
+    return TextFrontEnd(tokenizer).as_written()

@@ -12,7 +12,7 @@ def letters(text: str) -> str:
 
 def spans(text: str, segments: list[str]) -> list[str]:
     """What of the text each segment speaks, checked: the ranges follow one another and cover the text."""
-    found = list(find_spans(text, [(segments, "")]))
+    found = list(find_spans(text, [(segments, "")], [(len(text), "".join(segments))]))
     assert [one.spoken for one in found] == segments
     assert [one.start for one in found] == [0, *(one.end for one in found[:-1])]
     assert found[-1].end == len(text)

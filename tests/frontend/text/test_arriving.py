@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.errors import InvalidText
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.frontend.text.sentence_stream import (
     MAX_HELD,
     SentenceSplitter,
     sentence_stream,
 )
+from vivavoce_textnorm import MAX_TEXT_CHARS
 from vivavoce_textnorm.normalizer import MAX_HELD_WORD, whole_words
 
 

@@ -8,7 +8,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Thread
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -17,12 +19,13 @@ from hypothesis import strategies as st
 from vivavoce.errors import RequestCancelled
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
-    NumberWords,
+    Languages,
     WetextNormalizer,
     close_trailing_comma,
     is_only_punctuation,
     load_languages,
     load_reader,
+    number_words,
     remove_bracket,
     replace_blank,
     replace_corner_mark,
@@ -30,7 +33,8 @@ from vivavoce.frontend.text.official import (
     spoken_form,
 )
 from vivavoce.frontend.text.official_processes import ReadingProcesses
-from vivavoce_textnorm import blocks, is_speakable
+from vivavoce_textnorm import Settings, blocks, is_speakable
+from vivavoce_textnorm.word_stream import READING, natural_words
 
 
 @pytest.mark.parametrize(
@@ -58,8 +62,7 @@ def test_digits_in_words():
         "٣": "three",
         "1" * 37: " ".join(["one"] * 37),
     }
-    words = NumberWords()
-    assert {digits: words(digits) for digits in cases} == cases
+    assert {digits: number_words(digits) for digits in cases} == cases
 
 
 SENTENCES = (
@@ -185,15 +188,36 @@ def test_english_that_wetext_cannot_read_whole(text, spoken):
 
 
 def test_threads_do_not_mix_their_numbers():
-    words, before = NumberWords(), sys.getswitchinterval()
+    before, read = sys.getswitchinterval(), partial(Languages(str, str, str).read, rules="en")
     numbers = [str(n * 7919) for n in range(1, 400)]
-    alone = [words(number) for number in numbers]
+    alone = [number_words(number) for number in numbers]
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(6) as pool:
-            assert list(pool.map(words, numbers * 4)) == alone * 4
+            assert list(pool.map(read, numbers * 4)) == alone * 4
     finally:
         sys.setswitchinterval(before)
+
+
+def test_threads_read_one_block_after_the_other():
+    together = Barrier(2)
+    read = partial(Languages(lambda block: str(together.wait(0.2)), str, str).read, rules="zh")
+    with ThreadPoolExecutor(2) as pool:
+        for reading in [pool.submit(read, "好") for _ in range(2)]:
+            with pytest.raises(BrokenBarrierError):
+                reading.result()
+
+
+@pytest.mark.parametrize("pieces", [["It is ", "11:42 now."], ["<speak>It is 11:42.</speak>"]])
+def test_words_that_arrive_are_read_while_no_other_text_is(pieces):
+    said = []
+    reading = Thread(target=lambda: said.extend(natural_words(pieces, "en", Settings())))
+    with READING:
+        reading.start()
+        reading.join(0.2)
+        assert reading.is_alive()
+    reading.join()
+    assert "eleven forty two" in "".join(words for words, _ in said)
 
 
 TEXTS = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.frontend.text.ranges import letters, spans
-from vivavoce.frontend.text.segmentation import _longest_common, cut_long, matches, split_paragraph
+from vivavoce.frontend.text.segmentation import cut_long, matches, split_paragraph
 
 TEXT = st.text(alphabet='ab ，,。.!?！“”"\n你好', max_size=300)
 LANGUAGE = st.sampled_from(["zh", "en"])
@@ -160,45 +160,10 @@ def longest_common_length(one, other):
     return lengths[-1]
 
 
-def check_pairs(pairs, one, other):
-    assert all(one[place] == other[beside] for place, beside in pairs)
-    assert all(a < b and c < d for (a, c), (b, d) in itertools.pairwise(pairs))
-
-
 @given(one=TOKENS, other=TOKENS)
 @settings(deadline=None)
-def test_a_common_subsequence_is_a_longest_one(one, other):
-    pairs = _longest_common(one, other)
-    check_pairs(pairs, one, other)
+def test_equal_tokens_are_a_longest_common_subsequence(one, other):
+    pairs = matches(one, other)
+    assert all(one[place] == other[beside] for place, beside in pairs)
+    assert all(a < b and c < d for (a, c), (b, d) in itertools.pairwise(pairs))
     assert len(pairs) == longest_common_length(one, other)
-
-
-@given(one=st.lists(st.sampled_from("ab"), max_size=120), other=st.lists(st.sampled_from("ab"), max_size=120))
-@settings(deadline=None)
-def test_matches_are_equal_and_in_order(one, other):
-    check_pairs(matches(one, other)[0], one, other)
-
-
-@given(
-    one=st.lists(st.sampled_from("abc"), max_size=60),
-    other=st.lists(st.sampled_from("abc"), max_size=60),
-    known=st.lists(st.integers(0, 60), min_size=1, max_size=6),
-)
-@example(
-    one=[*"z1234", *map(str, range(10, 30)), *"abcd"], other=[*"wabcdv1234"], known=[6]
-)  # a nearer run comes later
-@settings(deadline=None)
-def test_what_is_matched_of_a_beginning_stays_so(one, other, known):
-    found, at, beside = [], 0, 0
-    for length in sorted(known):
-        more, at, beside = matches(one, other[:length], at, beside, whole=False)
-        found += more
-    assert found + matches(one, other, at, beside)[0] == matches(one, other)[0]
-
-
-@pytest.mark.parametrize("size", [1, 3, 40, 400])
-def test_what_was_rewritten_is_left_out_whatever_its_length(size):
-    """Before and after it, and in between, all is matched."""
-    one = [*"abcdef", "5", *"ghijkl", *(f"dropped {place}" for place in range(size)), *"mnopqr"]
-    other = [*"abcdef", *(f"word {place}" for place in range(size)), *"ghijklmnopqr"]
-    assert [one[place] for place, _ in matches(one, other)[0]] == list("abcdefghijklmnopqr")

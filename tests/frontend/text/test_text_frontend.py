@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.frontend.text.ranges import letters, spans
 from vivavoce.errors import CheckpointError, InvalidText, RequestCancelled
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
     Languages,
@@ -28,7 +27,7 @@ from vivavoce.frontend.text.text_front_end import (
     drop_symbols,
 )
 from vivavoce.frontend.text.tokenizer import TextTokenizer
-from vivavoce_textnorm import blocks, contains_chinese, is_speakable
+from vivavoce_textnorm import MAX_TEXT_CHARS, blocks, contains_chinese, is_speakable
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=80)  # surrogates and control characters included
 PUZZLING = st.text(alphabet="ab 1230.,:/$€%#&@\\\"'<>|[]{}-\n\t😀❤️é한好。²½", max_size=200)
@@ -152,7 +151,7 @@ class LargeVocabulary(TextTokenizer):
 
 
 def test_a_vocabulary_of_release_size_has_the_tighter_bound(tokenizer):
-    end = TextFrontEnd(LargeVocabulary(tokenizer._tokenizer), normalize=False)
+    end = TextFrontEnd(LargeVocabulary(tokenizer._tokenizer)).as_written()
     lengths = [len(end.encode(segment)) for segment in end.segments("word " * 200)]
     assert MAX_SEGMENT_TOKENS // 2 < max(lengths) <= MAX_SEGMENT_TOKENS
 
@@ -303,7 +302,7 @@ def whole(end, text):
         cut_long(piece, end._num_tokens, end._max_tokens) for piece, _ in split_paragraph([said], measure, language)
     )
     segments = [part for piece in parts for part in piece if not is_only_punctuation(part)]
-    return list(find_spans(text, [(segments, "")]))
+    return list(find_spans(text, [(segments, "")], [(len(text), said)]))
 
 
 LONG_ENGLISH = [
@@ -342,7 +341,7 @@ class Counting(Languages):
 
 @pytest.fixture
 def counting(tokenizer):
-    end = TextFrontEnd(tokenizer, normalize=False)
+    end = TextFrontEnd(tokenizer).as_written()
     end._official = OfficialNormalizer(Counting())
     return end
 
@@ -392,7 +391,7 @@ def test_reading_can_be_given_up_between_blocks(counting):
 
 @pytest.mark.parametrize("end", [" and '好'", " and \x07", "<|a|> \ud800"])
 def test_a_long_text_is_checked_to_its_end_before_it_is_read(end, tokenizer):
-    latin = TextFrontEnd(tokenizer, normalize=False, scripts=frozenset({"Latin"}))
+    latin = TextFrontEnd(tokenizer, scripts=frozenset({"Latin"})).as_written()
     latin._official = OfficialNormalizer(Counting())
     with pytest.raises(InvalidText):
         next(latin.located("The lazy dog slept. " * 500 + end))

@@ -16,8 +16,8 @@ A text of up to `WHOLE_CHARS` characters that wetext can read is read exactly as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import groupby
 from threading import Lock
 from typing import Any, Literal, Protocol, get_args
@@ -52,6 +52,10 @@ WHOLE_CHARS = MAX_BLOCK_CHARS
 """Characters of a text up to which the official rules read it as one."""
 _MOST_HELD = 2_000
 """Spoken characters that wait at most for a place between two letters."""
+
+_reading = Lock()
+"""Held while a block is read: many threads at once would keep the interpreter from an engine's thread, and inflect's
+engine counts thousands on itself while it works."""
 
 _ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
 # a space that does not stand between two ASCII characters other than spaces
@@ -125,30 +129,22 @@ def spell_out_number(text: str, words: Callable[[str], str]) -> str:
     return "".join(words(run) if is_digit else run for is_digit, run in runs)
 
 
-class NumberWords:
-    """Runs of digits as English words: "2024" is "two thousand and twenty-four".
+def number_words(digits: str) -> str:
+    """A run of digits as English words: "2024" is "two thousand and twenty-four"; one thread at a time."""
+    # inflect takes more than a second to import and is needed for few texts, so the first run of digits imports it.
+    import inflect
 
-    inflect takes more than a second to import and is needed for few texts, so the first run of digits imports it.
-    """
+    try:
+        return str(_inflect().number_to_words(digits))
+    except inflect.NumOutOfRangeError:
+        return " ".join(str(_inflect().number_to_words(digit)) for digit in digits)
 
-    def __init__(self) -> None:
-        # inflect's engine counts thousands on itself while it works: two threads at once would mix their numbers.
-        self._lock = Lock()
 
-    def __call__(self, digits: str) -> str:
-        import inflect
+@cache
+def _inflect() -> Any:
+    import inflect
 
-        with self._lock:
-            try:
-                return str(self._engine.number_to_words(digits))
-            except inflect.NumOutOfRangeError:
-                return " ".join(str(self._engine.number_to_words(digit)) for digit in digits)
-
-    @cached_property
-    def _engine(self) -> Any:
-        import inflect
-
-        return inflect.engine()
+    return inflect.engine()
 
 
 @dataclass(frozen=True)
@@ -209,7 +205,8 @@ def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -
             seam = 0
         words, held = held[:seam], held[seam:]
         if words:
-            yield words if language == "en" else as_trained_on(words, at_end=end >= last), end
+            read_to = end - len(held) if text.endswith(held, 0, end) else end  # mostly a mark waits
+            yield words if language == "en" else as_trained_on(words, at_end=end >= last), read_to
 
 
 def as_trained_on(words: str, at_end: bool) -> str:
@@ -224,19 +221,19 @@ class Languages:
     """The languages of the front end.
 
     chinese, english: write numbers, dates and units in words; digits: does so for English text that is nothing but
-    digits; spell: is for the digits that remain in English.
+    digits.
     """
 
     chinese: Callable[[str], str]
     english: Callable[[str], str]
     digits: Callable[[str], str]
-    spell: Callable[[str], str] = field(default_factory=NumberWords)
 
     def read(self, block: str, rules: Rules, length: int = 0, cancelled: CancelCheck = never_cancelled) -> str:
-        check_wanted(cancelled)
-        if rules == "zh":
-            return self.chinese(block)
-        return spell_out_number((self.digits if rules == "digits" else self.english)(block), self.spell)
+        with _reading:
+            check_wanted(cancelled)
+            if rules == "zh":
+                return self.chinese(block)
+            return spell_out_number((self.digits if rules == "digits" else self.english)(block), number_words)
 
 
 def load_reader(language: Ruled) -> WetextNormalizer:

@@ -13,14 +13,14 @@ import unicodedata
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 import regex
 
 from vivavoce.frontend.text.official import Ruled
 from vivavoce.frontend.text.sentence_stream import GERMAN_CLOSING, LOOKAHEAD, MARK, MAX_HELD, ends_sentence
-from vivavoce_textnorm import Language
+from vivavoce_textnorm import Language, is_speakable
 
 _SENTENCE_MARKS: dict[Ruled, str] = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
 _COMMAS = "，,"
@@ -50,13 +50,6 @@ _REACH = 300
 _CLOSERS = rf"{_MARKS}\p{{Pe}}\p{{Pf}}"
 _CLOSING = regex.compile(rf"""(?:[{_CLOSERS}]|["'*_]+(?=[{_CLOSERS}\s]|\Z)|{GERMAN_CLOSING})*+\s*""")
 _OPENING = regex.compile(r"""["'*_\p{Ps}\p{Pi}]+\Z""")
-_RUN = 4
-"""Equal tokens in a row that show that two texts, which went apart, are together again."""
-_FIRST_REACH = 32
-_LONGEST_REWRITING = 2_000
-"""Spoken characters without such a run after which the ends of the blocks that were read show where both are."""
-# The part of the text to come that is certain to be said: not marks at its end, nor a part of marks alone.
-_CERTAIN = regex.compile(r"(?:(?![\p{P}\p{S}]{8}).)*[\p{L}\p{N}]", regex.DOTALL)
 
 
 def split_paragraph(
@@ -173,100 +166,71 @@ class TextSegment(NamedTuple):
 
 
 def find_spans(
-    text: str, pieces: Iterable[tuple[Sequence[str], str]], seams: Sequence[tuple[int, int]] = ()
+    text: str, pieces: Iterable[tuple[Sequence[str], str]], said: Sequence[tuple[int, str]]
 ) -> Iterator[TextSegment]:
     """Each segment with the characters of `text` that it speaks: contiguous ranges, in order, from 0 to its end.
 
-    text: as it was given; pieces: segments that were made of it, with what is known to follow them. A segment is given
-    as soon as its characters are known. Closing quotes and white space after a segment count to it. A range is empty
-    where several segments speak one character. seams: grows while pieces come; pairs of characters of the text and of
-    what is spoken at which both are together, for stretches in which nothing else shows it.
+    text: as it was given; pieces: segments that were made of it, with what is known to follow them; said: grows while
+    pieces come: the blocks in which the text is read, each with the place of its end and its words. A segment is given
+    as soon as it is known whether another one follows. Closing quotes and white space after a segment count to it. A
+    range is empty where several segments speak one character.
     """
-    pieces = iter(pieces)
-    begun = list(islice(pieces, 1))
-    if begun and len(begun[0][0]) == 1 and not begun[0][1]:
-        begun += islice(pieces, 1)
-        if len(begun) == 1:  # most texts are short: one segment speaks all of it, and nothing need be aligned
-            yield TextSegment(begun[0][0][0], 0, len(text))
-            return
-    aligned, start, said = _Aligned(text, seams), 0, 0
-    waiting: deque[str] = deque()  # segments whose characters are not known
-    for segments, following in chain(begun, pieces, (((), None),)):
+    aligned, start, waiting = _Aligned(text, said), 0, deque[str]()
+    for segments, following in chain(pieces, (((), None),)):
         waiting.extend(segments)
-        aligned.hear("".join(segments), following)
-        while waiting and (end := aligned.cut(said + len(waiting[0]))) is not None:
-            spoken = waiting.popleft()
-            said += len(spoken)
-            before, start = start, max(start, end) if waiting or following is not None else len(text)
+        while waiting and (len(waiting) > 1 or following is None or is_speakable(following)):
+            spoken, before = waiting.popleft(), start
+            start = max(start, aligned.end_of(spoken)) if waiting or following is not None else len(text)
             yield TextSegment(spoken, before, start)
 
 
 class _Aligned:
-    """A text and what is spoken of it, token by token, as it becomes known."""
+    """Finds where segments end in a text, token by token of the block that says a segment's end."""
 
-    def __init__(self, text: str, seams: Sequence[tuple[int, int]]) -> None:
-        self._text, self._seams, self._heard = text, seams, ""
-        self._tokens, self._keys = _tokens(text)
-        self._said: list[tuple[int, int]] = []
-        self._said_keys: list[str] = []
-        self._at = self._beside = 0  # tokens before are matched, or match nothing
-        # Characters start … end − 1 of both where they match, from the last cut on.
-        self._pairs = [(0, 0, 0, 0)]
+    def __init__(self, text: str, blocks: Sequence[tuple[int, str]]) -> None:
+        self._text, self._blocks = text, blocks
+        self._words_end = 0  # of the last segment, in the words of all blocks
+        self._block, self._end, self._said_end = -1, 0, 0  # the block, and its ends in the text and in the words
 
-    def hear(self, segments: str, following: str | None) -> None:
-        self._heard += segments
-        if following is None:
-            self._walk(self._heard, whole=True)
-            self._pairs.append((len(self._text), len(self._text), len(self._heard), len(self._heard)))
-        elif certain := _CERTAIN.match(following):
-            self._walk(self._heard + certain[0])
-            if len(self._heard) - self._pairs[-1][3] > _LONGEST_REWRITING:
-                self._pass_seam()
+    def end_of(self, segment: str) -> int:
+        words = "".join(said for _, said in self._blocks)
+        if words.startswith(segment, self._words_end):
+            self._words_end += len(segment)
+        else:  # it lacks marks of the words
+            for character in segment:
+                self._words_end = words.find(character, self._words_end) + 1 or self._words_end
+        said = self._words_end
+        if segment[-1:] in _MARKS:
+            said += len(words[said:]) - len(words[said:].lstrip(_MARKS))
+        start, block = (self._end, self._said_end), self._block
+        while self._block < 0 or (said > self._said_end and self._block + 1 < len(self._blocks)):
+            start, self._block = (self._end, self._said_end), self._block + 1
+            self._end, self._said_end = self._blocks[self._block][0], self._said_end + len(self._blocks[self._block][1])
+        if self._block > block:
+            self._align(words, *start)
+        return self._cut(said)
 
-    def _walk(self, said: str, whole: bool = False) -> None:
-        """Match as far as what is said shows it for certain."""
-        # Later text cannot change a token that ends before the last two characters.
-        spans, keys = _tokens(said, self._said[-1][1] if self._said else 0, len(said) if whole else len(said) - 2)
-        self._said += spans
-        self._said_keys += keys
-        found, self._at, self._beside = matches(self._keys, self._said_keys, self._at, self._beside, whole)
-        self._match(found)
+    def _align(self, words: str, start: int, start_said: int) -> None:
+        self._tokens, self._keys = _tokens(self._text, start, self._end)
+        self._said, self._said_keys = _tokens(words, start_said, self._said_end)
+        # Characters start … end − 1 of both where they match.
+        self._pairs = [(start, start, start_said, start_said)]
+        self._pairs += [self._tokens[at] + self._said[beside] for at, beside in matches(self._keys, self._said_keys)]
+        self._pairs.append((len(self._text), len(self._text), self._said_end, self._said_end))
 
-    def _match(self, found: list[tuple[int, int]]) -> None:
-        _, after, _, after_said = self._pairs[-1]
-        pairs = (self._tokens[at] + self._said[beside] for at, beside in found)
-        self._pairs += [pair for pair in pairs if pair[0] >= after and pair[2] >= after_said]  # not across a seam
-
-    def _pass_seam(self) -> None:
-        """Go on where the last block ends that is said as far as is known."""
-        _, after, _, after_said = self._pairs[-1]
-        end, said = next((one for one in reversed(self._seams) if one[1] <= len(self._heard)), (0, 0))
-        if end <= after or said <= after_said:
-            return
-        at, beside = bisect_left(self._tokens, (end,)), bisect_left(self._said, (said,))
-        between = _longest_common(self._keys[self._at : at], self._said_keys[self._beside : beside])
-        self._match([(self._at + one, self._beside + other) for one, other in between])
-        self._pairs.append((end, end, said, said))
-        self._at, self._beside = max(at, self._at), max(beside, self._beside)
-        self._walk(self._heard)
-
-    def cut(self, said: int) -> int | None:
-        if len(self._pairs) == 1 or self._pairs[-1][2] < said:
-            return None
-        following = bisect_left(self._pairs, said, lo=1, key=lambda pair: pair[2])
-        del self._pairs[: following - 1]
-        (before, start, said_before, said_start), (end, _, said_end, _) = self._pairs[:2]
+    def _cut(self, said: int) -> int:
+        following = min(bisect_left(self._pairs, said, lo=1, key=lambda pair: pair[2]), len(self._pairs) - 1)
+        (before, start, said_before, said_start), (end, _, said_end, _) = self._pairs[following - 1 : following + 1]
         if said_start > said:  # a long word was torn
             return min(before + said - said_before, start)
-        wanted = start + round((said - said_start) / max(1, said_end - said_start) * (end - start))
-        if end < len(self._text) and (self._said[-1][1] if self._said else 0) < said:  # a word that is still going on
-            return wanted
         last = bisect_left(self._said, (said,)) - 1
         if last < 0 or self._said[last][1] <= said_start:
             return self._past_closing(start, end)
         # The last token of the segment matches nothing.
+        whole = min(end, self._end)
+        wanted = start + round((said - said_start) / max(1, said_end - said_start) * (whole - start))
         if last + 1 >= len(self._said) or self._said[last + 1][0] >= said_end:  # the next one does
-            wanted = end
+            wanted = whole
         start, end = max(start, wanted - _REACH), min(end, wanted + _REACH)
         inside = range(bisect_left(self._tokens, (start,)), bisect_left(self._tokens, (end,)))
         marks = [self._past_closing(self._tokens[at][1], end) for at in inside if self._keys[at] in _SAME_MARKS]
@@ -285,11 +249,10 @@ class _Aligned:
         return min(past, end)
 
 
-def _tokens(text: str, start: int = 0, end: int | None = None) -> tuple[list[tuple[int, int]], list[str]]:
-    spans = [token.span() for token in _TOKEN.finditer(text, start)]
-    words = [text[first:last] for first, last in spans if end is None or last <= end]
-    keys = {word: _key(word) for word in set(words)}
-    return spans[: len(words)], [keys[word] for word in words]
+def _tokens(text: str, start: int, end: int) -> tuple[list[tuple[int, int]], list[str]]:
+    tokens = list(_TOKEN.finditer(text, start, end))
+    keys = {word: _key(word) for word in {token[0] for token in tokens}}
+    return [token.span() for token in tokens], [keys[token[0]] for token in tokens]
 
 
 def _key(token: str) -> str:
@@ -298,55 +261,12 @@ def _key(token: str) -> str:
     return unicodedata.normalize("NFKC", token).casefold()
 
 
-def matches(
-    one: Sequence[str], other: Sequence[str], at: int = 0, beside: int = 0, whole: bool = True
-) -> tuple[list[tuple[int, int]], int, int]:
-    """Places of equal tokens in both, each in ascending order, from two places on; and the places that come next.
-
-    The texts are walked side by side. Where they differ, they go on where the nearest run of equal tokens begins: a
-    run further away cannot be meant, as long as a rewriting keeps the order and brings no such run of its own. What
-    lies between is matched by its longest common subsequence. Work and memory grow with the length of the texts, and
-    with the square of what was rewritten between two runs.
-
-    whole: False where more of `other` will come: the walk stops where that could change it.
-    """
-    found: list[tuple[int, int]] = []
-    while at < len(one) and beside < len(other):
-        if one[at] == other[beside]:
-            found.append((at, beside))
-            at, beside = at + 1, beside + 1
-            continue
-        left, left_beside = len(one) - at, len(other) - beside
-        skip, skip_beside = _to_next_run(one, other, at, beside, left if whole else min(left, left_beside))
-        if not whole and skip + skip_beside > left_beside - _RUN:  # a run that is still to come may be as near
-            break
-        between = _longest_common(one[at : at + skip], other[beside : beside + skip_beside])
-        found += [(at + place, beside + place_beside) for place, place_beside in between]
-        at, beside = at + skip, beside + skip_beside
-    return found, at, beside
-
-
-def _to_next_run(one: Sequence[str], other: Sequence[str], at: int, beside: int, left: int) -> tuple[int, int]:
-    """Tokens of each before the nearest run of equal ones, nearest by their sum; all tokens without such a run.
-
-    left: tokens of `one` that are looked at.
-    """
-    left_beside, reach = len(other) - beside, _FIRST_REACH
-    while True:
-        run = _nearest_run(one[at : at + reach + _RUN], other[beside : beside + reach + _RUN])
-        # Tokens out of reach may begin a run only if they are further away than it.
-        if run is not None and sum(run) <= reach:
-            return run
-        if reach >= max(left, left_beside):
-            return run or (left, left_beside)
-        reach *= 2
-
-
-def _nearest_run(one: Sequence[str], other: Sequence[str]) -> tuple[int, int] | None:
-    runs, runs_beside = (list(zip(*(tokens[start:] for start in range(_RUN)), strict=False)) for tokens in (one, other))
-    first = {run: place for place, run in reversed(list(enumerate(runs)))}
-    both = ((first[run], beside) for beside, run in enumerate(runs_beside) if run in first)
-    return min(both, key=sum, default=None)
+def matches(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of equal tokens in both, each in ascending order: of a longest common subsequence."""
+    unequal = (place for place, (token, beside) in enumerate(zip(one, other, strict=False)) if token != beside)
+    same = next(unequal, min(len(one), len(other)))
+    rest = _longest_common(one[same:], other[same:])
+    return [*((place, place) for place in range(same)), *((same + at, same + beside) for at, beside in rest)]
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:

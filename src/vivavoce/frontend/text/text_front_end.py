@@ -81,38 +81,32 @@ class TextFrontEnd:
     is read block by block (see `reading`), the next block when its segments are asked for; text in other languages
     than English and Chinese is spoken as it is written. Safe to use from several threads.
 
-    `normalize=False` gives text to the model as it is written, unsplit but for the bound. `scripts` names the scripts
-    a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and symbols that remain after
-    normalisation left out. `processes`: this many others read the texts, which holds the interpreter for up to 0.2 s a
-    block; 0: this one does.
+    `scripts` names the scripts a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and
+    symbols that remain after normalisation left out. `processes`: this many others read the texts, which holds the
+    interpreter for up to 0.2 s a block; 0: this one does.
     """
 
     def __init__(
         self,
         tokenizer: TextTokenizer,
         *,
-        normalize: bool = True,
         scripts: frozenset[str] | None = None,
         processes: int = 0,
     ) -> None:
-        """Load the rules of the languages if `normalize`; `CheckpointError` if `scripts` holds an unknown name."""
+        """Load the rules of the languages; `CheckpointError` if `scripts` holds an unknown name."""
         self._tokenizer, self.marks = tokenizer, tokenizer.marks
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
-        self._processes: ReadingProcesses | None = None
-        self._official: OfficialNormalizer | None = None
-        if normalize:
-            languages = load_languages(digits_in_chinese=digits_in_chinese)  # shows now whether wetext is missing
-            if processes:
-                self._processes = ReadingProcesses(processes, digits_in_chinese=digits_in_chinese)
-            parts = tokenizer.parts if tokenizer.prompted else None
-            self._official = OfficialNormalizer(self._processes or languages, parts)
+        languages = load_languages(digits_in_chinese=digits_in_chinese)  # shows now whether wetext is missing
+        self._processes = ReadingProcesses(processes, digits_in_chinese=digits_in_chinese) if processes else None
+        parts = tokenizer.parts if tokenizer.prompted else None
+        self._official: OfficialNormalizer | None = OfficialNormalizer(self._processes or languages, parts)
         small = len(tokenizer) < SMALL_VOCABULARY
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
     def as_written(self) -> TextFrontEnd:
-        """The same with `normalize=False`."""
+        """The same, giving any text to the model as it is written, unsplit but for the bound on tokens."""
         plain = copy(self)
         plain._official = plain._processes = None
         return plain
@@ -217,11 +211,11 @@ class TextFrontEnd:
     ) -> Iterator[TextSegment]:
         if stretch.pause_s:
             return iter([TextSegment("", 0, 0, pause_s=stretch.pause_s)])
-        plain, seams = stretch.plain, list[tuple[int, int]]()
+        plain, said = stretch.plain, list[tuple[int, str]]()
         named = next((one for one in get_args(Language) if one == stretch.language and self._has_script(one)), wanted)
         language = self._told(plain, named)
-        words = self._words(normalizer.pieces(stretch, language, cancelled), seams)
-        return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), seams)
+        words = self._words(normalizer.pieces(stretch, language, cancelled), said)
+        return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), said)
 
     def normalize(self, text: str, language: str | None = None) -> str:
         """Not split, as the transcript of a prompt is; "" for empty text and white space."""
@@ -304,12 +298,10 @@ class TextFrontEnd:
     def _told(self, text: str, wanted: Language | None) -> Language:
         return wanted or (detect_language(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
 
-    def _words(self, pieces: Iterable[Piece], seams: list[tuple[int, int]]) -> Iterator[str]:
-        length = 0
+    def _words(self, pieces: Iterable[Piece], said: list[tuple[int, str]]) -> Iterator[str]:
         for piece in pieces:
             spoken = piece.spoken if self._scripts is None else drop_symbols(piece.spoken)
-            length += len(spoken)
-            seams.append((piece.end, length))
+            said.append((piece.end, spoken))
             yield spoken
 
     def _pieces(self, words: Iterable[str], language: Language | None) -> Iterator[tuple[list[str], str]]:

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import MAX_JSON_BYTES, YAML_OF
 from vivavoce.errors import CheckpointError, InvalidText
-from vivavoce.frontend.text.checks import check_surrogates, name_some
+from vivavoce_textnorm import check_surrogates, name_some
 
 SPECIAL_TOKENS = (
     "<|im_start|>", "<|im_end|>", "<|endofprompt|>", "[breath]", "<strong>", "</strong>", "[noise]", "[laughter]",

@@ -13,7 +13,7 @@ from itertools import cycle, islice
 from typing import Literal
 
 from vivavoce.errors import InvalidRequest, VoiceNotFound
-from vivavoce.frontend.text.checks import excerpt
+from vivavoce_textnorm import excerpt
 
 PUBLIC = ""
 """Owner of the voices that all callers see."""

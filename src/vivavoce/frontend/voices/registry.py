@@ -15,7 +15,6 @@ from typing import Literal, Protocol
 
 from vivavoce.errors import InvalidRequest, VivavoceError, VoiceNotFound, VoiceStoreError
 from vivavoce.frontend.speech import Recording
-from vivavoce.frontend.text.checks import excerpt
 from vivavoce.frontend.voices.extract import AudioSource, take_recording
 from vivavoce.frontend.voices.names import (
     ALIASES_IN_A_ROW,
@@ -29,6 +28,7 @@ from vivavoce.frontend.voices.names import (
 from vivavoce.frontend.voices.stores import Quota, VoiceStore, taken_name
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.lru_cache import CacheCounts, LruCache
+from vivavoce_textnorm import excerpt
 
 _AUDIO_SUFFIXES = frozenset(
     {".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"}

@@ -33,9 +33,9 @@ from vivavoce.checkpoint.spk2info import (
     write_spk2info,
 )
 from vivavoce.errors import InvalidRequest, VoiceStoreError
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS, excerpt
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.rates import Rates
+from vivavoce_textnorm import MAX_TEXT_CHARS, excerpt
 
 MAX_SPEECH_TOKENS = 2_000
 """30 s, the longest reference, are 1500 tokens at 50 per second."""

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech_backend import ModelInfo
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
@@ -29,7 +28,7 @@ from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, c
 from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text, natural
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.utterance import Reply
-from vivavoce_textnorm import Language
+from vivavoce_textnorm import MAX_TEXT_CHARS, Language
 
 PROTOCOL = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"

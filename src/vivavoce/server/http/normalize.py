@@ -10,11 +10,11 @@ from starlette.requests import Request
 
 from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.frontend.speech_options import READING_OPTIONS
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
 from vivavoce.server.http.bodies import json_schema, read_json
 from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND
 from vivavoce.server.http.speech_fields import VoiceName, fields_of
+from vivavoce_textnorm import MAX_TEXT_CHARS
 
 if TYPE_CHECKING:
     _ReadingOptions = BaseModel

@@ -17,7 +17,6 @@ from vivavoce.frontend.audio.encode import SAMPLE_RATES
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.speech_options import SAMPLING_OPTIONS, SPEECH_OPTIONS, Option
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.server.http.bodies import (
     MAX_FORM_FIELDS,
     MULTIPART,
@@ -32,6 +31,7 @@ from vivavoce.server.http.bodies import (
 )
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import RequestsSection
+from vivavoce_textnorm import MAX_TEXT_CHARS
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Model names that programs for OpenAI's service send, some with a date; the served model answers to them."""

@@ -11,12 +11,12 @@ from pydantic_core import from_json
 
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.frontend.audio.encode import OutputFormat, parse_format
-from vivavoce.frontend.text.checks import MAX_TEXT_CHARS, excerpt
 from vivavoce.server.http.bodies import check_separators, validated
 from vivavoce.server.http.errors import error_body
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import compact_json
 from vivavoce.server.utterance import Reply
+from vivavoce_textnorm import MAX_TEXT_CHARS, excerpt
 
 MAX_PAUSE_S = 180.0
 
