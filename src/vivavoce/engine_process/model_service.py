@@ -33,7 +33,7 @@ from vivavoce.frontend.text.official import WHOLE_CHARS
 from vivavoce.frontend.voices.extract import kept_recording
 from vivavoce.frontend.voices.names import NameRules, VoiceSummary
 from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
-from vivavoce.frontend.voices.stores import Quota, copies_home, open_voice_store
+from vivavoce.frontend.voices.stores import Quota, open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices
 from vivavoce.server.settings import EngineSection, ModelSection
 from vivavoce_textnorm import NO_WORDS, Lexicon, Lexicons, NormalizedText
@@ -208,7 +208,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     quota = Quota(voices=voices.quota, total_bytes=voices.quota * LARGEST_VOICE)
     registry = VoiceRegistry(
         extractor,
-        open_voice_store(voices.place, copies_home()),
+        open_voice_store(voices.place),
         built_in_voices(front_end.folder),
         lambda: extractor.fingerprint,
         recordings=voices.cache,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -78,13 +77,12 @@ def redis_server(tmp_path: Path) -> Iterator[RedisProcess]:
 
 
 @pytest.fixture
-def open_place(redis_server: RedisProcess, tmp_path: Path) -> Iterator[Callable[..., RedisStore]]:
-    """Opens the redis as a server of its own would: with copies in a folder of the given name, and no rests."""
+def open_place(redis_server: RedisProcess) -> Iterator[Callable[..., RedisStore]]:
+    """Opens the redis as a server of its own would, without rests."""
     with ExitStack() as opened:
 
-        def open_(copies: str | None = "copies", options: str = "") -> RedisStore:
-            cache = None if copies is None else tmp_path / copies
-            return opened.enter_context(closing(RedisStore(redis_server.url + options, cache, rest_s=0.0)))
+        def open_(options: str = "") -> RedisStore:
+            return opened.enter_context(closing(RedisStore(redis_server.url + options, rest_s=0.0)))
 
         yield open_
 
@@ -94,8 +92,8 @@ def another(request: pytest.FixtureRequest, folder: Path) -> Callable[[], VoiceS
     """Opens one and the same place, a folder or a redis, as one server after the other."""
     if request.param == "folder":
         return lambda: FolderStore(folder)
-    open_place, count = request.getfixturevalue("open_place"), itertools.count()
-    return lambda: open_place(f"copies {next(count)}")
+    open_place: Callable[[], VoiceStore] = request.getfixturevalue("open_place")
+    return open_place
 
 
 @pytest.fixture

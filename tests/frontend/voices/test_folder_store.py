@@ -16,7 +16,7 @@ from safetensors.torch import save, save_file
 
 from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound, VoiceStoreError
 from vivavoce.files import locked
-from vivavoce.frontend.voices.folder_store import FAILURE_TOLD_S, FolderStore, LocalCopies
+from vivavoce.frontend.voices.folder_store import FAILURE_TOLD_S, FolderStore
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.frontend.voices.stores import Quota
 from vivavoce.frontend.voices.voice import Voice
@@ -229,19 +229,6 @@ def test_a_folder_that_strangers_can_change_is_refused(store, folder, plain_voic
         place.chmod(0o2775)  # as Kubernetes makes volumes for a group
         assert store.names(owner) == ["anna"]
     store.remove("anna", owner)
-
-
-def test_copies_lie_in_no_folder_that_strangers_can_change(tmp_path):
-    copies = LocalCopies(tmp_path / "copies", "host", "public")
-    copies.keep_only(["anna"], b"1")
-    copies.put("anna", b"a voice", b"1")
-    assert copies.problem is None
-    assert copies.read("anna") == b"a voice"
-    (tmp_path / "copies" / "host").chmod(0o777)
-    copies.put("anna", b"another", b"1")
-    assert copies.problem is not None
-    assert copies.problem.endswith("(host may be written by everyone (mode 777); chmod o-w it)")
-    assert copies.read("anna") is None
 
 
 def test_a_lock_that_another_process_keeps_is_waited_for_in_vain(folder, full_voice, same):

@@ -373,46 +373,44 @@ def test_impossible_and_taken_names_are_known_before_the_work(library, plain_voi
     library.check_free("acme", "you")
 
 
-def test_while_redis_is_away_what_is_here_is_served(open_place, redis_server, built_in, open_library, full_voice, same):
-    writer, library = (open_library(open_place(copies)) for copies in ("other copies", "copies"))
-    public, own = full_voice("ours"), full_voice("mine")
-    writer.add("", public)
+def test_while_redis_is_away_the_models_voices_speak(
+    open_place, redis_server, built_in, open_library, full_voice, same
+):
+    writer, library = (open_library(open_place()) for _ in range(2))
+    own = full_voice("mine")
     writer.add("acme", own)
-    for prepare in (lambda: None, redis_server.kill):  # from redis, then from the copies
-        prepare()
-        same(library.find("ours", "acme"), public)
-        same(library.find("mine", "acme"), own)
-    assert library.find("first", "acme") is library.find("first", "never seen") is built_in["first"]
-    for owner in ("acme", "never seen"):
+    same(library.find("mine", "acme"), own)
+    redis_server.kill()
+    assert library.find("first", "acme") is library.find("alloy", "never seen") is built_in["first"]
+    for name in ("mine", "unknown"):
         with pytest.raises(VoiceStoreAway):
-            library.find("unknown", owner)
+            library.find(name, "acme")
     with pytest.raises(VoiceStoreAway):
         library.check_free("acme", "me")
-    assert [name for name, _, _ in names(library, "acme")] == ["first", "a/b: *", "ours", "mine"]
     assert "is away since" in library.state()
     redis_server.start()
-    writer.add("acme", full_voice("unseen"))
-    library.find("unseen", "acme")
+    same(library.find("mine", "acme"), own)
     assert library.state() == "ok"
 
 
-def test_no_other_voice_speaks_for_one_that_cannot_be_read_now(
-    open_place, redis_server, built_in, open_library, full_voice
-):
-    writer, library = (open_library(open_place(copies)) for copies in ("other copies", "copies"))
-    writer.add("acme", full_voice("first"))
-    library.summaries("acme")
-    library.find("a/b: *", "acme")
-    assert library.find("first", "zeta") is built_in["first"]
-    with pytest.raises(VoiceNotFound):
-        library.find("unknown", "acme")  # tells what names there are
+def test_no_other_voice_speaks_for_one_that_cannot_be_read_now(open_place, redis_server, open_library, full_voice):
+    writer, library = (
+        open_library(open_place(), rules=NameRules(unknown=unknown)) for unknown in ("refuse", "default")
+    )
+    for name in ("first", "alloy"):
+        writer.add("acme", full_voice(name))
+        library.find(name, "acme")
     redis_server.kill()
-    assert library.find("alloy", "zeta") is built_in["first"]
-    with pytest.raises(VoiceStoreAway):
-        open_library(open_place("copies"), rules=NameRules(unknown="default")).find("first", "acme")
-    with pytest.raises(VoiceStoreAway):
-        library.find("first", "acme")
-    assert library.find("first", "zeta") is built_in["first"]
+    for name in ("first", "alloy", "unknown"):
+        with pytest.raises(VoiceStoreAway):
+            library.find(name, "acme")
+        if name != "unknown":
+            assert library.find(name, "zeta").name == "first"
+    redis_server.start()
+    writer.remove("acme", "first")
+    assert library.find("first", "acme").name == "first"
+    redis_server.kill()
+    assert library.find("first", "acme").name == "first"
 
 
 def test_a_folder_that_cannot_be_read_does_not_take_the_models_voices_along(folder, registry, built_in, full_voice):
@@ -448,10 +446,10 @@ FOREIGN_ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", FOREIGN_ANSWERS.values(), ids=FOREIGN_ANSWERS)
-def test_a_redis_that_refuses_does_not_take_the_models_voices_along(open_library, built_in, answer, tmp_path):
+def test_a_redis_that_refuses_does_not_take_the_models_voices_along(open_library, built_in, answer):
     with (
         false_redis(lambda: [answer]) as url,
-        closing(RedisStore(f"{url}&socket_timeout=0.05", tmp_path, rest_s=0.0)) as store,
+        closing(RedisStore(f"{url}&socket_timeout=0.05", rest_s=0.0)) as store,
     ):
         library = open_library(store)
         assert library.find("first", "acme") is built_in["first"]

@@ -12,7 +12,7 @@ import pytest
 from vivavoce.errors import InvalidRequest, MissingDependency, VoiceExists, VoiceNotFound
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.frontend.voices.redis_store import RedisStore
-from vivavoce.frontend.voices.stores import Quota, copies_home, open_voice_store
+from vivavoce.frontend.voices.stores import Quota, open_voice_store
 
 OWNERS = [
     "",
@@ -209,23 +209,20 @@ def test_summaries(place, full_voice, plain_voice):
 @pytest.mark.parametrize("place", ["~/mine", Path("~/mine")])
 def test_a_path_is_a_folder(place, monkeypatch, tmp_path, plain_voice):
     monkeypatch.setenv("HOME", str(tmp_path))
-    open_voice_store(place, None).save(plain_voice("anna"))
+    open_voice_store(place).save(plain_voice("anna"))
     assert (tmp_path / "mine" / "anna.safetensors").exists()
 
 
 @pytest.mark.parametrize("place", [None, ""])
 def test_without_a_place_it_is_the_users_own(place, monkeypatch, tmp_path, plain_voice):
     monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path))
-    open_voice_store(place, None).save(plain_voice("anna"))
+    open_voice_store(place).save(plain_voice("anna"))
     assert (tmp_path / "voices" / "anna.safetensors").exists()
-    assert copies_home() == tmp_path / "voice-copies"
-    monkeypatch.delenv("VIVAVOCE_HOME")
-    assert copies_home().name == "voice-copies"
 
 
 @pytest.mark.parametrize("url", ["redis://host", "rediss://host:1/2", "REDIS://host"])
-def test_a_redis_url_is_a_redis(url, tmp_path):
-    place = open_voice_store(url, tmp_path)
+def test_a_redis_url_is_a_redis(url):
+    place = open_voice_store(url)
     assert isinstance(place, RedisStore)
     place.close()
 
@@ -233,11 +230,11 @@ def test_a_redis_url_is_a_redis(url, tmp_path):
 @pytest.mark.parametrize("url", ["file:///voices", "http://user:hunter2@host/", "s3://bucket", "redis+tls://host"])
 def test_other_urls_are_refused(url):
     with pytest.raises(InvalidRequest, match=r"^voices: \S+:// cannot hold voices; give a folder's path, or a URL"):
-        open_voice_store(url, None)
+        open_voice_store(url)
 
 
 def test_a_folder_needs_no_redis(monkeypatch, tmp_path, plain_voice):
     monkeypatch.setitem(sys.modules, "redis", None)
-    open_voice_store(tmp_path, None).save(plain_voice())
+    open_voice_store(tmp_path).save(plain_voice())
     with pytest.raises(MissingDependency):
-        open_voice_store("redis://host", None)
+        open_voice_store("redis://host")

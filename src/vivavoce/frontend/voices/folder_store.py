@@ -1,20 +1,17 @@
-"""Voices on disk, one private safetensors file each: a user's folder, and copies of the voices of a redis."""
+"""Voices on disk, one private safetensors file each."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import logging
 import math
 import os
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace as changed
 from pathlib import Path
-from threading import Lock
 
 from vivavoce.errors import VoiceStoreError
 from vivavoce.files import locked, replace_file, untrusted
@@ -32,7 +29,7 @@ OWNERS = "owners"
 FAILURE_TOLD_S = 600.0
 """The state names a failed write for this long, or until another write succeeds."""
 
-_LOCK, _INDEX = ".lock", ".names"
+_LOCK = ".lock"
 _NO_FAILURE = (-math.inf, "")
 
 
@@ -150,95 +147,6 @@ class FolderStore(VoiceStore):
             f"voice store: {str(self._root)!r} cannot be {action} ({error.strerror}); "
             "check the folder, its permissions and the space left"
         )
-
-
-class LocalCopies:
-    """Copies of one namespace's voices, read while their server is away, and an index of the names that it had.
-
-    A file is named by the SHA-256 of the case-folded voice name. Methods never raise `OSError`, because a full disk
-    must not fail a server that answers; `problem` says why the last write failed. Safe between threads and processes.
-    """
-
-    def __init__(self, cache: Path | None, *place: str) -> None:
-        """cache: the folder of all copies on this machine, None to keep nothing; place: folders below it."""
-        self._cache, self._place = cache, place
-        self._lock = Lock()
-        self.problem: str | None = None
-        self.state: bytes | str | None = "never compared"
-        """State of the server's store at the last comparison of the copies with it."""
-
-    def read(self, name: str) -> bytes | None:
-        with suppress(OSError):
-            return _read_content(self._path(name))
-        return None
-
-    def version(self, name: str) -> str | None:
-        """The version of the copy's content; None without a copy of exactly this name."""
-        with suppress(OSError), self._path(name).open("rb") as file:
-            summary = read_summary(file)
-            if summary is not None and summary.name == name:
-                return f"copy-{_content_version(os.fstat(file.fileno()))}"
-        return None
-
-    def lists(self, name: str) -> bool:
-        with suppress(OSError, ValueError):
-            return name in json.loads((self._folder / _INDEX).read_text(encoding="utf-8"))
-        return False
-
-    def summaries(self) -> list[VoiceSummary] | None:
-        with suppress(OSError):
-            if (self._folder / _INDEX).exists():
-                found = (_read_summary(path) for path in self._folder.glob(f"*{SUFFIX}"))
-                return [summary for summary in found if summary is not None]
-        return None
-
-    def put(self, name: str, content: bytes, state: bytes | str | None) -> None:
-        """Save a copy of a voice that was read while the server's store was in `state`.
-
-        Nothing is saved if the copies were compared with another state since: the voice may be removed by now, and its
-        copy would never be removed.
-        """
-        with self._lock:
-            if state == self.state:
-                self._write(lambda: replace_file(self._path(name), content, private=True, sync=True))
-
-    def drop(self, name: str) -> None:
-        with self._lock:
-            self._write(lambda: self._path(name).unlink(missing_ok=True))
-
-    def keep_only(self, names: Iterable[str], state: bytes | None) -> None:
-        """Delete copies of all other names: in `state` the server has only `names`."""
-        listed = sorted(names)
-
-        def write() -> None:
-            for path in set(self._folder.glob(f"*{SUFFIX}")) - {self._path(name) for name in listed}:
-                path.unlink(missing_ok=True)
-            replace_file(self._folder / _INDEX, json.dumps(listed, ensure_ascii=False), private=True, sync=True)
-
-        with self._lock:
-            self._write(write)
-            self.state = state
-
-    @property
-    def _folder(self) -> Path:
-        if self._cache is None:
-            raise FileNotFoundError
-        return _safe(self._cache.joinpath(*self._place), self._cache)
-
-    def _path(self, name: str) -> Path:
-        return self._folder / (hashlib.sha256(folded(name).encode()).hexdigest() + SUFFIX)
-
-    def _write(self, write: Callable[[], None]) -> None:
-        if self._cache is None:
-            return
-        try:
-            folder = _safe(self._cache.joinpath(*self._place), self._cache, make=True)
-            with locked(folder / _LOCK, timeout_s=0.5):  # a copy is optional
-                write()
-        except OSError as error:
-            self.problem = f"the local copy in {str(self._cache)!r} cannot be written ({error.strerror})"
-        else:
-            self.problem = None
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:

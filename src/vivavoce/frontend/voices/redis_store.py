@@ -1,11 +1,8 @@
-"""Voices in one redis, which several servers share, with copies on this machine's disk.
+"""Voices in one redis, which several servers share.
 
-Every namespace (the public voices, and those of each owner) is one hash. What redis does in one step, a script in its
-language Lua says; every script has one key, the hash of a namespace.
-
-The hash holds three fields for each voice, `head:ID`, `about:ID` and `data:ID`, where ID is the name without its case,
-and one more, `state`, that every change sets to something new. As index and values are one key, neither can be there
-without the other, whatever is deleted, evicted or restored.
+Every namespace (the public voices, and those of each owner) is one hash, which holds three fields for each voice:
+`head:ID`, `about:ID` and `data:ID`, where ID is the name without its case. As index and values are one key, neither
+can be there without the other, whatever is deleted, evicted or restored.
 """
 
 from __future__ import annotations
@@ -18,13 +15,11 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace as changed
 from datetime import datetime, timezone
-from pathlib import Path
 from threading import Lock, local
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from vivavoce.errors import InvalidRequest, MissingDependency, VoiceStoreAway, VoiceStoreError
-from vivavoce.frontend.voices.folder_store import LocalCopies
 from vivavoce.frontend.voices.names import PUBLIC, VoiceSummary, folded
 from vivavoce.frontend.voices.stores import Quota, VoiceStore, namespace_id, taken_name
 from vivavoce.frontend.voices.voice import Voice, decode_voice
@@ -45,6 +40,8 @@ HEALTH_CHECK_S = 30
 REST_S = 3.0
 """Seconds between two attempts to reach a server that is away; other requests fail at once."""
 DEFAULT_PORT = 6379
+
+NOT_SERVED = "stored voices are not served"
 
 _FORM = "write redis://[user:password@]host[:port][/number], or rediss:// for TLS"
 _NONCE, _DIGEST = 32, 64
@@ -72,7 +69,7 @@ if max_voices >= 0 then
   if not old and voices + 1 > max_voices then return {'many'} end
   if bytes + string.len(data) > max_bytes then return {'large'} end
 end
-redis.call('HSET', key, 'head:' .. id, head, 'about:' .. id, about, 'data:' .. id, data, 'state', head)
+redis.call('HSET', key, 'head:' .. id, head, 'about:' .. id, about, 'data:' .. id, data)
 return {'kept'}
 """
 """ARGV: id, head, about, data, bytes of a head before its name, "1" to replace, most voices (−1: any), most bytes,
@@ -82,190 +79,98 @@ Answers {"kept"}, {"taken"}, {"twin", the name that differs in case only}, {"man
 head twice is the same save twice: the answer to the first was lost.
 """
 
-REMOVE = """
-local key, id = KEYS[1], ARGV[1]
-if redis.call('HDEL', key, 'head:' .. id, 'about:' .. id, 'data:' .. id) == 0 then return 0 end
-redis.call('HSET', key, 'state', ARGV[2])
-if redis.call('HLEN', key) == 1 then redis.call('DEL', key) end
-return 1
-"""
-"""ARGV: id, a new state. Answers whether there was something to remove."""
-
-LIST = """
-local key, kind, found = KEYS[1], ARGV[1], {}
-for _, field in ipairs(redis.call('HKEYS', key)) do
-  if string.sub(field, 1, string.len(kind)) == kind then
-    found[#found + 1] = redis.call('HGET', key, field)
-  end
-end
-return {redis.call('HGET', key, 'state'), found}
-"""
-"""ARGV: "head:" or "about:". Answers the state, and those fields of all voices as of that state."""
-
 
 class RedisStore(VoiceStore):
     """A `VoiceStore` in redis, which connects with the first command; values are the bytes of `voice.py`.
 
-    While redis answers, it alone decides: a copy is used only if redis has its digest, and copies of removed voices
-    are deleted with the next command in their namespace. While redis is away, copies are read; a voice without a copy
-    and every change raise `VoiceStoreAway`. One request in `REST_S` seconds tries to reach it, the others do not wait.
-    A redis that refuses a command counts as away for that command.
+    While redis is away, every method raises `VoiceStoreAway`. One request in `REST_S` seconds tries to reach it, the
+    others do not wait. A redis that refuses a command counts as away for that command.
     """
 
-    def __init__(
-        self,
-        url: str,
-        cache: Path | None = None,
-        *,
-        rest_s: float = REST_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """cache: the folder of the copies; None: keep no copies. Errors as `open_voice_store`."""
+    def __init__(self, url: str, *, rest_s: float = REST_S, clock: Callable[[], float] = time.monotonic) -> None:
+        """Errors as `open_voice_store`."""
         self.label = _label(url)
         self._operation = local()  # per thread: the deadline of its operation
         self._errors, self._redis = _client(url, self.label, lambda: self._operation.until - clock())
-        self._cache, self._rest_s, self._clock = cache, rest_s, clock
+        self._rest_s, self._clock = rest_s, clock
         self._lock = Lock()
-        self._namespaces: dict[str, _Namespace] = {}
         self._away: str | None = None  # since when, and why; None while it answers
         self._away_since = self._next_try = 0.0
 
     def summaries(self, owner: str = PUBLIC) -> list[VoiceSummary]:
-        """All voices; while redis is away, those with copies, if this server ever listed them."""
-        space = self._namespace(owner)
-        try:
-            state, found = self._run(space, LIST, "about:")
-            self._notice(space, state)
-        except VoiceStoreAway:
-            known = space.copies.summaries()
-            if known is None:
-                raise
-        else:
-            known = [summary for about in found if (summary := _read_about(about)) is not None]
+        key = self._key(owner)
+
+        def read(redis: Any) -> list[bytes | None]:
+            fields = [field for field in redis.hkeys(key) if field.startswith(b"about:")]
+            return redis.hmget(key, fields) if fields else []
+
+        known = (summary for about in self._ask(read) if about and (summary := _read_about(about)) is not None)
         return sorted((changed(one, public=owner == PUBLIC) for one in known), key=lambda one: one.name)
 
     def state(self) -> str:
-        """Answer "ok" if redis answers, is durable, and copies can be written, else the problem in one line."""
-        served = "voices are not served" if self._cache is None else "voices seen before are served from local copies"
-        self._namespace(PUBLIC)
+        """Answer "ok" if redis answers and is durable, else the problem in one line."""
+        key = self._key(PUBLIC)
         try:
-            risk = self._ask(self._find_risk)
+            risk = self._ask(lambda redis: self._find_risk(redis, key))
         except VoiceStoreAway as error:
-            return f"{self._away or error}; {served}"
-        if risk is not None:
-            return f"{self.label} {risk}; see docs/voices.md; {served}"
-        with self._lock:
-            problems = [space.copies.problem for space in self._namespaces.values()]
-        return next((f"voice store: {problem}" for problem in problems if problem), "ok")
+            return f"{self._away or error}; {NOT_SERVED}"
+        return "ok" if risk is None else f"{self.label} {risk}; see docs/voices.md"
 
     def close(self) -> None:
         self._redis.connection_pool.disconnect()
 
     def _load(self, name: str, owner: str) -> Voice | None:
-        space = self._namespace(owner)
-        try:
-            content = self._content(space, name)
-        except VoiceStoreAway:
-            content = space.copies.read(name) if space.copies.version(name) is not None else None
-            if content is None:
-                raise
-        return None if content is None else decode_voice(content, f"voice: {name!r} in {self.label}")
+        found, content = self._fields(owner, f"head:{folded(name)}", f"data:{folded(name)}")
+        head = _Head.parse(found)
+        if head is None or head.name != name or content is None:
+            return None
+        label = f"voice: {name!r} in {self.label}"
+        if _digest(content) != head.digest:
+            raise VoiceStoreError(f"{label} is damaged; remove it and add it again")
+        return decode_voice(content, label)
 
     def _save(
         self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None, expected: str | None = None
     ) -> bool:
-        name, space = voice.name, self._namespace(owner)
-        head = _Head(uuid.uuid4().hex, _digest(content), name)
+        key, name = self._key(owner), voice.name
+        head = "".join(_Head(uuid.uuid4().hex, _digest(content), name))
         about = json.dumps([name, voice.description, voice.transcript, voice.has_prompt], ensure_ascii=False)
-        options = _NONCE + _DIGEST, int(replace), *((quota.voices, quota.total_bytes) if quota else (-1, -1))
-        code, *rest = self._run(space, SAVE, folded(name), "".join(head), about, content, *options, expected or "")
+        limits = (quota.voices, quota.total_bytes) if quota else (-1, -1)
+        options = _NONCE + _DIGEST, int(replace), *limits, expected or ""
+        code, *rest = self._ask(lambda redis: redis.eval(SAVE, 1, key, folded(name), head, about, content, *options))
         if code == b"changed":
             return False
         if code in (b"taken", b"twin"):
             raise taken_name(name, *(twin.decode("utf-8", "replace") for twin in rest))
         if quota is not None and code in (b"many", b"large"):
             raise quota.too_many() if code == b"many" else quota.too_large()
-        try:
-            state, heads = self._compare_copies(space)  # another server may have removed or replaced it since
-        except VoiceStoreError:  # redis has the voice, whatever became of it since
-            state, heads = space.copies.state, [head]
-        if head in heads:
-            space.copies.put(name, content, state)
         return True
 
     def _remove(self, name: str, owner: str) -> bool:
-        space = self._namespace(owner)
-        if self._head(space, name) is None:
+        if self._version(name, owner) is None:
             return False
         # Sent twice, or by two servers at once, the second finds nothing, and the voice is removed all the same.
-        self._run(space, REMOVE, folded(name), uuid.uuid4().hex)
-        space.copies.drop(name)
+        key = self._key(owner)
+        self._ask(lambda redis: redis.hdel(key, *(f"{part}:{folded(name)}" for part in ("head", "about", "data"))))
         return True
 
     def _version(self, name: str, owner: str) -> str | None:
-        space = self._namespace(owner)
-        try:
-            head = self._head(space, name)
-        except VoiceStoreAway:
-            version = space.copies.version(name)
-            if version is None and not space.copies.lists(name):
-                raise  # it may have come since
-            return version or f"unread-{uuid.uuid4().hex}"
-        return None if head is None else head.nonce
+        head = _Head.parse(self._fields(owner, f"head:{folded(name)}")[0])
+        return head.nonce if head is not None and head.name == name else None
 
-    def _namespace(self, owner: str) -> _Namespace:
-        """The owner's namespace; starts the clock of an operation on it."""
+    def _key(self, owner: str) -> str:
+        """The owner's hash; starts the clock of an operation on it."""
         self._operation.until = self._clock() + DEADLINE_S
-        with self._lock:
-            if owner not in self._namespaces:
-                place = "public" if owner == PUBLIC else f"owner:{namespace_id(owner)}"
-                copies = LocalCopies(self._cache, namespace_id(self.label), place.replace(":", "-"))
-                self._namespaces[owner] = _Namespace(KEY + place, copies)
-            return self._namespaces[owner]
+        return KEY + ("public" if owner == PUBLIC else f"owner:{namespace_id(owner)}")
 
-    def _head(self, space: _Namespace, name: str) -> _Head | None:
-        found, state = self._fields(space, f"head:{folded(name)}", "state")
-        self._notice(space, state)
-        head = None if found is None else _Head.parse(found)
-        return head if head is not None and head.name == name else None
+    def _fields(self, owner: str, *fields: str) -> list[bytes | None]:
+        key = self._key(owner)
 
-    def _content(self, space: _Namespace, name: str) -> bytes | None:
-        """The voice's bytes as redis has them now, from the copy if it is equal; None if redis lacks the voice."""
-        head = self._head(space, name)
-        if head is None:
-            return None
-        copied = space.copies.read(name)
-        if copied is not None and _digest(copied) == head.digest:
-            return copied
-        found, content, state = self._fields(space, f"head:{folded(name)}", f"data:{folded(name)}", "state")
-        if found is None or content is None:  # removed just now
-            return None
-        if _digest(content) != _Head.parse(found).digest:
-            raise VoiceStoreError(f"voice: {name!r} in {self.label} is damaged; remove it and add it again")
-        space.copies.put(name, content, state)
-        return content
-
-    def _notice(self, space: _Namespace, state: bytes | None) -> None:
-        """Compare the copies again if the namespace changed since the last comparison."""
-        if state != space.copies.state:
-            self._compare_copies(space)
-
-    def _compare_copies(self, space: _Namespace) -> tuple[bytes | str | None, list[_Head]]:
-        """Delete copies of voices that redis lacks; return the namespace's state and the heads of its voices."""
-        state, found = self._run(space, LIST, "head:")
-        heads = [_Head.parse(head) for head in found]
-        space.copies.keep_only((head.name for head in heads), state)
-        return state, heads
-
-    def _fields(self, space: _Namespace, *fields: str) -> list[bytes | None]:
         def read(redis: Any) -> list[bytes | None]:
-            answer = zip(redis.hmget(space.key, fields), fields, strict=True)
+            answer = zip(redis.hmget(key, fields), fields, strict=True)
             return [one if one is None else bytes(memoryview(one)) for one, _ in answer]
 
         return self._ask(read)
-
-    def _run(self, space: _Namespace, script: str, *arguments: bytes | str | int) -> Any:
-        return self._ask(lambda redis: redis.eval(script, 1, space.key, *arguments))
 
     def _ask(self, command: Callable[[Redis], _Answer]) -> _Answer:
         """The server's answer to a command, which may be sent twice if the connection breaks.
@@ -307,10 +212,10 @@ class RedisStore(VoiceStore):
             log.warning("voice store: %(state)s", {"state": away or f"{self.label} answers again"})
         return away or ""
 
-    def _find_risk(self, redis: Redis) -> str | None:
+    def _find_risk(self, redis: Redis, key: str) -> str | None:
         """Why redis refuses voices or may lose acknowledged ones; None if all is well, or if it hides its settings."""
-        redis.hmget(KEY + "public", "state")
-        redis.eval(REMOVE, 1, KEY + "public", "", "")  # a write without effect: names are never empty
+        redis.hmget(key, "head:")
+        redis.hdel(key, "head:")  # a write without effect: names are never empty
         try:
             memory: Any = redis.info("memory")
             settings: Any = {**redis.config_get("save"), **redis.config_get("appendonly")}
@@ -325,11 +230,6 @@ class RedisStore(VoiceStore):
         return None
 
 
-class _Namespace(NamedTuple):
-    key: str
-    copies: LocalCopies
-
-
 class _Head(NamedTuple):
     """nonce: new for every save; digest: SHA-256 of the content; both hexadecimal."""
 
@@ -338,8 +238,10 @@ class _Head(NamedTuple):
     name: str
 
     @classmethod
-    def parse(cls, data: bytes) -> _Head:
+    def parse(cls, data: bytes | None) -> _Head | None:
         """Split the three fields. Bytes that another program wrote are accepted too; their digest never matches."""
+        if data is None:
+            return None
         text = data.decode("utf-8", "replace")
         return cls(text[:_NONCE], text[_NONCE : _NONCE + _DIGEST], text[_NONCE + _DIGEST :])
 
@@ -405,7 +307,7 @@ def _label(url: str) -> str:
         host, port, number = parts.hostname or "", parts.port, parts.path.strip("/")
         # A password with one of these signs may look like a host; then an "@" follows later.
         is_whole = "@" not in parts.path + parts.query + parts.fragment
-        # The number has one place: copies of two databases must not lie in one folder.
+        # The number has one place, which messages name.
         is_plain = "db" not in parse_qs(parts.query, keep_blank_values=True)
         can_be_read = host and port != 0 and is_whole and is_plain and (not number or number.isdecimal())
     except ValueError:  # a port that is not a number

@@ -83,6 +83,7 @@ class VoiceRegistry:
         self.rules, self._aliases = rules, rules.table(built_in)
         self._extracted: LruCache[Voice] = LruCache(recordings)
         self._loaded: LruCache[Voice] = LruCache(stored)
+        self._covering: set[tuple[str, str]] = set()  # stored voices (owner, name) that go before the model's
 
     @property
     def recordings(self) -> CacheCounts:
@@ -264,16 +265,23 @@ class VoiceRegistry:
     def _find(self, name: str, owner: str, aliases: int = ALIASES_IN_A_ROW) -> Voice | None:
         """Search `name` among the owner's voices, the public ones and the model's, then as an alias.
 
-        A store that cannot answer is passed over, unless it is known to have the name: no other voice must speak then.
+        A store that cannot answer is passed over, unless it had the name at the last look: no other voice must speak
+        for that one.
         """
         refusal: VoiceStoreError | None = None
         for namespace in dict.fromkeys((owner, PUBLIC)):
             try:
                 version = self._store.version(name, namespace)
             except VoiceStoreError as error:
+                if (namespace, name) in self._covering:
+                    raise
                 refusal = error
                 continue
-            if version is not None:
+            if version is None:
+                self._covering.discard((namespace, name))
+            else:
+                if name in self.built_in or name in self._aliases:
+                    self._covering.add((namespace, name))
                 # A voice replaced between the two calls is cached under a version that is never asked for again.
                 return self._loaded.get((namespace, name, version), partial(self._stored, name, namespace))
         found = self.built_in.get(name)

@@ -42,8 +42,8 @@ class VoiceStore(ABC):
     """The voices of all owners, by name. Safe between threads and processes.
 
     Any string is an owner, and owners never share a voice; the owner "" means the public voices. Every method may raise
-    `VoiceStoreError` (a damaged voice, a disk that refuses) and `VoiceStoreAway` (an unreachable store, asked for
-    something without a local copy). The abstract methods below get checked names.
+    `VoiceStoreError` (a damaged voice, a disk that refuses) and `VoiceStoreAway` (an unreachable store). The abstract
+    methods below get checked names.
     """
 
     @abstractmethod
@@ -97,10 +97,7 @@ class VoiceStore(ABC):
             raise self._unknown(name, owner)
 
     def version(self, name: str, owner: str = PUBLIC) -> str | None:
-        """The version of the voice's content, without reading it; each save gives a new one. None: no such voice.
-
-        While redis is away, a name that it had keeps a version even without a copy, and `load` fails.
-        """
+        """The version of the voice's content, without reading it; each save gives a new one. None: no such voice."""
         return self._version(check_voice_name(name), owner) if is_voice_name(name) else None
 
     @abstractmethod
@@ -151,13 +148,10 @@ def namespace_id(owner: str) -> str:
     return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def open_voice_store(place: str | Path | None, cache: Path | None = None) -> VoiceStore:
+def open_voice_store(place: str | Path | None) -> VoiceStore:
     """Open a voice store; nothing is read or connected yet.
 
-    Args:
-        place: a folder, or `redis://[user:password@]host[:port][/number]` (`rediss://` with TLS); None: the user's own
-            folder.
-        cache: folder for copies of redis' voices, read while it is away; None: no copies. Ignored for a folder.
+    place: a folder, or `redis://[user:password@]host[:port][/number]` (`rediss://` with TLS); None: the user's own.
 
     Raises:
         InvalidRequest: another kind of URL, or one that cannot be read.
@@ -173,7 +167,7 @@ def open_voice_store(place: str | Path | None, cache: Path | None = None) -> Voi
         raise InvalidRequest(
             f"voices: {scheme[0]} cannot hold voices; give a folder's path, or a URL with redis:// or rediss://"
         )
-    return RedisStore(scheme[1].lower() + scheme.string[scheme.end(1) :], cache)
+    return RedisStore(scheme[1].lower() + scheme.string[scheme.end(1) :])
 
 
 def voices_home() -> Path:
@@ -182,11 +176,3 @@ def voices_home() -> Path:
 
     home = os.environ.get(HOME_VARIABLE)
     return (Path(home).expanduser() if home else user_data_path("vivavoce", appauthor=False)) / "voices"
-
-
-def copies_home() -> Path:
-    """The folder of copies of a redis' voices: `$VIVAVOCE_HOME/voice-copies`, else one in the user's cache."""
-    from platformdirs import user_cache_path
-
-    home = os.environ.get(HOME_VARIABLE)
-    return (Path(home).expanduser() if home else user_cache_path("vivavoce", appauthor=False)) / "voice-copies"
