@@ -30,8 +30,9 @@ from tests.server.http.serving import Served, make_state, serving
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
+from vivavoce.server.http.openai import SPEECH_PATH
 from vivavoce.server.http.speech_fields import SamplingFields, SpeechFields
-from vivavoce.server.keys import SPEECH_PATH, KeyRing
+from vivavoce.server.keys import KeyRing
 
 ROOT = Path(__file__).parents[3]
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/server.md", "README.md")}

@@ -20,7 +20,6 @@ from vivavoce.server.http import (
     normalize,
     openai,
     pages,
-    speech_url,
     voices,
     ws_session,
 )
@@ -37,7 +36,7 @@ _SCHEMES = {
 
 def build_app(state: AppState) -> FastAPI:
     app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
-    routers = (openai.router, normalize.router, elevenlabs.router, speech_url.router, voices.router, ws_session.router)
+    routers = (openai.router, normalize.router, elevenlabs.router, voices.router, ws_session.router)
     for router in (*routers, pages.health_router):
         app.include_router(router(state))
     if state.settings.server.metrics and state.settings.server.health_port is None:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _HEADERS = {
     "cache-control": "no-store",
     "x-accel-buffering": "no",
-    "referrer-policy": "no-referrer",  # an address that is opened may hold a text and a signature
+    "referrer-policy": "no-referrer",  # an address that is opened may hold a text
     "x-content-type-options": "nosniff",
 }
 
