@@ -28,6 +28,7 @@ from vivavoce.server.http.bodies import json_schema, url_fields, validated
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import SpeechFields, check_model, read_speech
 from vivavoce.server.http.streaming import AudioBody, EventBody, SpeechAnswer
+from vivavoce.server.http.voices import Label
 from vivavoce.server.rate_limiter import Principal
 
 PROTOCOL = "openai"
@@ -60,19 +61,12 @@ class ModelEntry(BaseModel):
     instructions: bool = Field(description="It follows instructions; other models ignore them.")
 
 
-class ModelLabel(BaseModel):
-    """A model in a list to choose from."""
-
-    id: str
-    name: str
-
-
 class ModelList(BaseModel):
     """All served models."""
 
     object: Literal["list"] = "list"
     data: list[ModelEntry]
-    models: list[ModelLabel] = Field(description="The same models in the form that Open WebUI reads.")
+    models: list[Label] = Field(description="The same models in the form that Open WebUI reads.")
 
 
 class RequestEntry(BaseModel):
@@ -131,7 +125,7 @@ def router(state: AppState) -> APIRouter:
         if elevenlabs.is_elevenlabs(request.headers):  # their packages expect a list
             return JSONResponse(elevenlabs.models(dispatcher.backend.about))
         served = _model(dispatcher.backend.about, began)
-        return ModelList(data=[served], models=[ModelLabel(id=served.id, name=served.id)])
+        return ModelList(data=[served], models=[Label(id=served.id, name=served.id)])
 
     @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
     async def model(name: str, _: ListReader) -> ModelEntry:
@@ -165,18 +159,8 @@ async def _spoken(
     dispatcher = state_of(request).dispatcher
     wanted = await fields.request(fields.input, principal, dispatcher.backend.about, uploaded, dispatcher.rules)
     rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
-    output = parse_format(fields.response_format, rate)
-    is_sse = fields.stream_format == "sse"
-    return SpeechAnswer(
-        request,
-        principal,
-        wanted,
-        output,
-        protocol=PROTOCOL,
-        deadline=deadline,
-        body=EventBody if is_sse else AudioBody,
-        media_type="text/event-stream; charset=utf-8" if is_sse else "",
-    )
+    output, body = parse_format(fields.response_format, rate), EventBody if fields.stream_format == "sse" else AudioBody
+    return SpeechAnswer(request, principal, wanted, output, protocol=PROTOCOL, deadline=deadline, body=body)
 
 
 def _request_body() -> dict[str, Any]:
