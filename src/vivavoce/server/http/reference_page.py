@@ -22,7 +22,7 @@ _HEAD = """<!doctype html>
 _LIMITS = {"default": "default", "minimum": "from", "maximum": "to", "maxLength": "characters at most"}
 
 
-def reference_page(description: dict[str, Any], address: str, *, has_pages: bool) -> str:
+def reference_page(description: dict[str, Any], address: str, *, has_pages: bool = False) -> str:
     """has_pages: the server has the pages for people, to which a link leads back."""
     info = description["info"]
     head = {"title": info["title"], "version": info["version"], "about": info.get("description", "")}
