@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
-from urllib.parse import parse_qsl
 
 import pytest
 
@@ -52,37 +50,6 @@ def test_a_list_as_json_has_no_hash(run: Run) -> None:
 def test_an_empty_file_says_how_to_fill_it(run: Run) -> None:
     Path("keys.toml").touch(mode=0o600)
     assert "vivavoce keys add NAME --file keys.toml" in run("keys list --file keys.toml").err
-
-
-def test_a_signed_url_plays_on_the_account_of_its_key(run: Run) -> None:
-    key = run("keys add a --file keys.toml -q").text.strip()
-    url = "http://tts.example/v1/audio/speech?voice=calm&input=Hello there."
-    made = run("keys sign-url a --file keys.toml --expires-in 60", url).text.strip()
-    assert key not in made
-    address, query = made.split("?")
-    assert address == "http://tts.example/v1/audio/speech"
-    fields = parse_qsl(query)
-    assert fields[:2] == [("voice", "calm"), ("input", "Hello there.")]
-    assert KeyRing(Path("keys.toml")).authenticate_url(fields).name == "a"
-    with pytest.raises(Unauthorized):
-        KeyRing(Path("keys.toml"), clock=lambda: time.time() + 70).authenticate_url(fields)
-
-
-@pytest.mark.parametrize(
-    ("name", "url", "seconds", "error"),
-    [
-        ("b", "http://x/v1/audio/speech?input=a", "60", "name: keys.toml has no key of 'b'"),
-        ("a", "http://x/v1/audio/speech?voice=a", "60", "url: "),
-        ("a", "http://x/v1/audio/voices?input=a", "60", "url: "),
-        ("a", "http://x/v1/audio/speech?input=a", "604801", "expires_in: "),
-        ("a", "http://x/v1/audio/speech?input=a&expires=1", "60", "expires: is what signing adds"),
-    ],
-)
-def test_a_url_that_cannot_be_signed(run: Run, name: str, url: str, seconds: str, error: str) -> None:
-    run("keys add a --file keys.toml -q")
-    refused = run(f"keys sign-url {name} --file keys.toml --expires-in {seconds}", url)
-    assert refused.code == 2
-    assert error in refused.error
 
 
 def test_a_removed_key_is_refused(run: Run) -> None:

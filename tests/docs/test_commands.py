@@ -90,10 +90,6 @@ def test_commands_in_prose_exist() -> None:
             assert typed <= known | {"--version"}, f"{page}: vivavoce {line}"
 
 
-BEFORE = {("vivavoce", "keys", "sign-url"): ("keys", "add", "team-a", "--file", "keys.toml")}
-"""What a command needs that its page says elsewhere."""
-
-
 @pytest.fixture
 def world(tmp_path: Path, babble: Path, babble_v3: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the pages name, and small random models under the names of published ones."""
@@ -142,7 +138,6 @@ def test_it_runs(
         if (before.page, before.block) == (shown.page, shown.block) and before.into:
             assert main(before.words[1:]) == 0
             Path(before.into).write_text(capsys.readouterr().out, encoding="utf-8")
-    assert main(BEFORE.get(shown.words[:3], ("--version",))) == 0
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
     monkeypatch.setattr(sys, "stdout", out)

@@ -23,7 +23,8 @@ def finished(log: RequestLog, request_id: str, principal: Principal = ANONYMOUS)
 
 def test_a_request_from_its_begin_to_its_end() -> None:
     ended: list[RequestRecord] = []
-    log = RequestLog(observers=[ended.append])
+    log = RequestLog()
+    log.observers.append(ended.append)
     record = log.begin("a", "anna", "websocket", 1_700_000_000.0)
     assert (log.get("a", ANNA).status, log.running, record.admission_s) == ("running", 1, None)
     for verdict in (Verdict(FinishReason.ERROR, 2.5, 2, 4, "engine: it broke", "engine_stopped"), STOP):

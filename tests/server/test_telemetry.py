@@ -46,7 +46,8 @@ def ask(
     traceparent: str = "",
     tracestate: str = "",
 ) -> None:
-    log = RequestLog(observers=[tracing.write])
+    log = RequestLog()
+    log.observers.append(tracing.write)
     with request_scope("req_1", traceparent=traceparent, tracestate=tracestate):
         record = log.begin("req_1", "anna", "http", BEGAN)
     record.admission_s, record.first_audio_s = admission_s, first_audio_s

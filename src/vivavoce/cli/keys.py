@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vivavoce.server.keys import KeyEntry
 
 app = group(
-    "API keys of a server: add, list, remove, usage, sign URLs.",
+    "API keys of a server: add, list, remove, usage.",
     "vivavoce keys add team-a --file keys.toml --requests-per-minute 60",
     "vivavoce serve --keys keys.toml",
 )
@@ -97,38 +97,6 @@ def remove(
         confirm_removal("keys", name, "key of")
     remove_key(file, name)
     Reporter(quiet).report(f"the key of {name!r} is removed from {file}")
-
-
-@command(
-    app,
-    "vivavoce keys sign-url team-a 'http://127.0.0.1:8880/v1/audio/speech?voice=calm&input=Hello there.' -f keys.toml",
-    name="sign-url",
-)
-def sign_url(
-    name: str = _NAME,
-    url: str = argument(
-        "URL of the server's /v1/audio/speech with ?input=TEXT and other fields.", "URL", default=REQUIRED
-    ),
-    file: Path = _FILE,
-    expires_in: float = flag("Lifetime in seconds, up to a week.", "SECONDS", default=3600.0),
-) -> None:
-    """Print a signed URL that plays without a key for a limited time, on the account of NAME.
-
-    Anyone with the URL can request that text until then, within the key's limits. Removing the key revokes its URLs.
-    """
-    from urllib.parse import parse_qsl
-
-    from vivavoce.server.keys import SPEECH_PATH, read_keys, signed_query
-
-    address, _, query = url.partition("?")
-    fields = parse_qsl(query, keep_blank_values=True)
-    if not address.endswith(SPEECH_PATH) or "input" not in dict(fields):
-        raise InvalidRequest(f"url: {address[:100]!r} has to end with {SPEECH_PATH}, followed by ?input=TEXT")
-    entries = {entry.name: entry for entry in read_keys(file)}
-    if name not in entries:
-        raise InvalidRequest(f"name: {file} has no key of {name!r}; it has {', '.join(entries) or 'none'}")
-    signed, _ = signed_query(entries[name], fields, expires_in, time.time())
-    print(f"{address}?{signed}")
 
 
 @command(

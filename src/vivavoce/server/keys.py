@@ -13,9 +13,6 @@
     expires = 2027-01-01           # from 00:00 UTC of that day on it is refused
 
 A key is 32 random bytes, which cannot be guessed, so one SHA-256 of it is enough.
-
-A signed URL speaks for a while without a key. Its signature is made with a secret derived from that SHA-256, so the key
-or the file is needed to sign, and the URL reveals neither.
 """
 
 from __future__ import annotations
@@ -31,12 +28,11 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 
 from vivavoce.errors import InvalidRequest, Unauthorized
 from vivavoce.files import locked, replacing, untrusted
@@ -47,8 +43,6 @@ _log = logging.getLogger(__name__)
 
 FIELD = "auth.keys_file"
 _HOW = "send yours as `Authorization: Bearer KEY`"
-SPEECH_PATH = "/v1/audio/speech"
-MAX_SIGNED_S = 7 * 86_400
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -84,21 +78,6 @@ class KeyRing:
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
         unknown = f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one"
         return self._find(self._path, digest, lambda entry: entry.sha256, unknown)
-
-    def authenticate_url(self, fields: Sequence[tuple[str, str]]) -> Principal:
-        """The principal of the key that signed a URL with this query; Unauthorized: not signed, or expired."""
-        if self._path is None:
-            return ANONYMOUS
-        if not any(name == "signature" for name, _ in fields):
-            raise Unauthorized(f"API key: none was sent, and the URL is not signed; {_HOW}, or ask for a signed URL")
-        signed = [(name, value) for name, value in fields if name != "signature"]
-        given = "".join(value for name, value in fields if name == "signature")
-        digest, until = _digest_of(signed), dict(signed).get("expires", "")
-        unknown = "signature: is not right for this URL, or its key is gone; ask for a new URL"
-        found = self._find(self._path, given, lambda entry: _signature(entry, digest), unknown)
-        if self._clock() >= int(until):  # a number, since this server signed it
-            raise Unauthorized("expires: the time of this URL is over; ask for a new one")
-        return found
 
     def named(self, name: str) -> Principal:
         """The principal of the key of this name, for clients that cannot send one; Unauthorized: unknown or expired."""
@@ -137,27 +116,6 @@ def token_in(headers: Mapping[str, str]) -> str | None:
     if kind.lower() == "bearer":
         return token.strip() or None
     return headers.get("x-api-key") or headers.get("xi-api-key") or None
-
-
-def signed_query(entry: KeyEntry, fields: Sequence[tuple[str, str]], seconds: float, now: float) -> tuple[str, int]:
-    """The signed query, and its expiry as Unix time; InvalidRequest: a wrong time, or the fields are signed already."""
-    if taken := {"expires", "signature"} & dict(fields).keys():
-        raise InvalidRequest(f"{min(taken)}: is what signing adds; leave it out")
-    if not 1 <= seconds <= MAX_SIGNED_S:
-        raise InvalidRequest(f"expires_in: {seconds:g} s is outside of 1 … {MAX_SIGNED_S}; choose a time inside")
-    until = math.ceil(now + seconds)
-    signed = [*fields, ("expires", str(until))]
-    return urlencode([*signed, ("signature", _signature(entry, _digest_of(signed)))], quote_via=quote), until
-
-
-def _digest_of(fields: Sequence[tuple[str, str]]) -> bytes:
-    """SHA-256 of path and query; a proxy may reorder the query or encode it otherwise."""
-    return hashlib.sha256(f"{SPEECH_PATH}?{urlencode(sorted(fields))}".encode()).digest()
-
-
-def _signature(entry: KeyEntry, digest: bytes) -> str:
-    secret = hmac.digest(bytes.fromhex(entry.sha256), b"vivavoce: URLs that speak", "sha256")
-    return hmac.digest(secret, digest, "sha256").hex()
 
 
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:

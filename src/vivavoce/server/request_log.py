@@ -66,9 +66,9 @@ class RequestLog:
     observers: called once for each end or refusal (`admission_s` is None); they must not raise.
     """
 
-    def __init__(self, capacity: int = CAPACITY, observers: Iterable[Callable[[RequestRecord], None]] = ()) -> None:
+    def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self.observers = list(observers)
+        self.observers: list[Callable[[RequestRecord], None]] = []
         # By principal and id, so that clients cannot see or block the ids of others.
         self._running: dict[tuple[str, str], RequestRecord] = {}
         self._finished: dict[tuple[str, str], RequestRecord] = {}

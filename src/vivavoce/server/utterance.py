@@ -58,7 +58,7 @@ class StreamedUtterance:
     """Speaks its passages one after another, each as a request: two at once would count as two streams.
 
     start_request: starts a request with this `request_id`; send: sends a reply, and raises `disconnected` if the client
-    has left; refuse: gets the error of a refused piece of text, and raises it if the utterance has to end.
+    has left; refuse: gets the error of a refused piece of text; None: the error ends the utterance.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class StreamedUtterance:
         sample_rate: int,
         start_request: Callable[..., Awaitable[ActiveRequest]],
         send: Callable[[Reply], Awaitable[None]],
-        refuse: Callable[[VivavoceError], Awaitable[None]],
         disconnected: type[Exception],
+        refuse: Callable[[VivavoceError], Awaitable[None]] | None = None,
     ) -> None:
         self.request_id, self._output, self._sample_rate = request_id, output, sample_rate
         self._start_request, self._send = start_request, send
@@ -210,6 +210,8 @@ class StreamedUtterance:
                 try:
                     await active.push(text)
                 except (InvalidRequest, Overloaded) as error:
+                    if self._refuse is None:
+                        raise
                     await self._refuse(error)
             await active.end()
         except Exception as error:

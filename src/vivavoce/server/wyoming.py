@@ -14,16 +14,17 @@ import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
-from vivavoce.engine.request import AudioChunk
-from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed, VivavoceError
-from vivavoce.frontend.audio.samples import to_int16
+from vivavoce.errors import InvalidRequest, InvalidText, StageFailed, VivavoceError
+from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.logs import note_principal, request_scope
-from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
+from vivavoce.server.dispatcher import RequestDispatcher, sent_within
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection, is_loopback
+from vivavoce.server.utterance import Reply, StreamedUtterance
 from vivavoce.version import __version__
 from vivavoce_textnorm import MAX_TEXT_CHARS
 
@@ -90,35 +91,34 @@ class _Connection:
         self._dispatcher, self._keys, self._settings = dispatcher, keys, settings
         self._reader, self.writer = reader, writer
         self.waits_since = asyncio.get_running_loop().time()
-        self._speaking: asyncio.Task[None] | None = None
-        self._active: ActiveRequest | None = None
-        self._is_over = False
-        self._texts: asyncio.Queue[str | None] | None = None
-        """Queue of the pieces of a streamed text; None in the queue ends it. Unset after the text has ended."""
-        self._characters = 0
+        self._utterance: StreamedUtterance | None = None
+        self._is_streamed = False
+        self._characters = self._samples = 0
+        """Of the utterance: what came of its text, and what was sent of its audio."""
         writer.transport.set_write_buffer_limits(high=SEND_BYTES)
 
     async def serve(self) -> None:
         reading = asyncio.ensure_future(self._read())
         try:
             while True:
-                waited = {reading} if self._speaking is None else {reading, self._speaking}
-                idle_s = None if self._speaking is not None else self._settings.keep_alive_s
-                pause_s = idle_s if self._texts is None else TEXT_PAUSE_S
+                speaking = None if self._utterance is None else self._utterance.delivery
+                waited = {reading} if speaking is None else {reading, speaking}
+                idle_s = None if speaking is not None else self._settings.keep_alive_s
+                pause_s = TEXT_PAUSE_S if self._takes_text else idle_s
                 done, _ = await asyncio.wait(waited, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-                if self._speaking in done:
-                    self._finish()
+                if speaking in done:
+                    await self._finish()
                 if reading in done:
                     if (event := reading.result()) is None:
                         return
                     await self._handle(*event)
                     reading = asyncio.ensure_future(self._read())
                 if not done:
-                    if self._texts is None:
+                    if not self._takes_text:
                         return
                     raise InvalidRequest(f"text: none came for {TEXT_PAUSE_S:g} s; send synthesize-stop at its end")
         except VivavoceError as error:
-            if self._speaking is None or not self._speaking.done():  # otherwise the dispatcher has counted it
+            if self._utterance is None or not self._utterance.delivery.done():  # else the dispatcher has counted it
                 self._dispatcher.metrics.refuse(PROTOCOL, error.code)
             await self._end_with(error)
         except OSError:
@@ -160,9 +160,9 @@ class _Connection:
             await self._send("pong", {"text": data.get("text")})
         elif kind == "synthesize-start":
             await self._begin(data, None)
-        elif kind == "synthesize" and self._texts is None:  # within a stream it repeats the text for older servers
+        elif kind == "synthesize" and not self._takes_text:  # within a stream it repeats the text for older servers
             await self._begin(data, _text_of(data))
-        elif kind == "synthesize-chunk" and self._texts is not None:
+        elif kind == "synthesize-chunk" and self._utterance is not None and self._takes_text:
             text = _text_of(data)
             self._characters += len(text)
             if self._characters > MAX_TEXT_CHARS:
@@ -170,66 +170,55 @@ class _Connection:
                     f"text: {self._characters} characters are more than the limit of {MAX_TEXT_CHARS}; "
                     "send synthesize-stop, and the rest in a stream of its own"
                 )
-            if text:
-                self._texts.put_nowait(text)
-        elif kind == "synthesize-stop" and self._texts is not None:
-            self._texts.put_nowait(None)
-            self._texts = None
+            self._utterance.push(text)
+        elif kind == "synthesize-stop" and self._utterance is not None:
+            self._utterance.end()
+
+    @property
+    def _takes_text(self) -> bool:
+        return self._utterance is not None and not self._utterance.has_ended
 
     async def _begin(self, data: dict[str, Any], text: str | None) -> None:
-        if self._speaking is not None:
-            await asyncio.wait({self._speaking})
-            self._finish()
+        if self._utterance is not None:
+            await asyncio.wait({self._utterance.delivery})
+            await self._finish()
         voice = data.get("voice")
         name = voice.get("name") if isinstance(voice, dict) else None
         if name is not None and not isinstance(name, str):
             raise InvalidRequest("voice: its name is not a text; send one of those in info")
-        texts: asyncio.Queue[str | None] | None = asyncio.Queue() if text is None else None
-        self._texts, self._characters, self.waits_since = texts, 0, math.inf
-        self._speaking = asyncio.create_task(self._speak(text, name or None, texts))
-
-    def _finish(self) -> None:
-        assert self._speaking is not None
-        self._speaking.result()
-        self._speaking, self._texts = None, None
-        self.waits_since = asyncio.get_running_loop().time()
-
-    async def _speak(self, text: str | None, voice: str | None, texts: asyncio.Queue[str | None] | None) -> None:
+        self._is_streamed, self._characters, self._samples, self.waits_since = text is None, 0, 0, math.inf
         principal = self._keys.named(self._settings.wyoming_key or "")
         request_id = self._dispatcher.request_log.accept_request_id(None, principal)
+        wanted = SpeechRequest(text, name or None, principal.owner)
+        ask = partial(self._dispatcher.speak, principal, wanted, protocol=PROTOCOL)
+        output, rate = OutputFormat(AudioFormat.PCM), self._dispatcher.backend.about.sample_rate
         with request_scope(request_id):
             note_principal(principal.name)
-            wanted = SpeechRequest(text, voice, principal.owner)
-            speak = self._dispatcher.speak
-            active = self._active = await speak(principal, wanted, protocol=PROTOCOL, request_id=request_id)
-            if self._is_over:
-                active.cancel()
-            feeding = None if texts is None else asyncio.create_task(_feed(active, texts))
-            try:
-                async with active:
-                    await self._send_speech(active)
-            finally:
-                if feeding is not None:
-                    feeding.cancel()
-        if texts is not None:
+            self._utterance = StreamedUtterance(request_id, output, rate, ask, self._reply, OSError)
+        if text is not None:
+            self._utterance.end()
+
+    async def _finish(self) -> None:
+        assert self._utterance is not None
+        self._utterance.delivery.result()
+        await self._send_timed("audio-stop", {})
+        if self._is_streamed:
             await self._send("synthesize-stopped", {})
+        self._utterance = None
+        self.waits_since = asyncio.get_running_loop().time()
 
-    async def _send_speech(self, active: ActiveRequest) -> None:
-        form, samples = {"rate": active.sample_rate, "width": 2, "channels": 1}, 0
+    async def _reply(self, reply: Reply) -> None:
+        form = {"rate": self._dispatcher.backend.about.sample_rate, "width": 2, "channels": 1}
+        if reply["type"] == "started":
+            await self._send_timed("audio-start", form)
+        elif reply["type"] == "audio":
+            await self._send_timed("audio-chunk", form, reply["audio"])
+            self._samples += len(reply["audio"]) // 2
 
-        async def send(kind: str, data: dict[str, Any], payload: bytes = b"") -> None:
-            timestamp = samples * 1000 // active.sample_rate
-            sending = self._send(kind, {**data, "timestamp": timestamp}, payload)
-            await active.sent_within(self._settings.listener_timeout_s, sending)
-
-        await send("audio-start", form)
-        async for event in active:
-            if isinstance(event, AudioChunk):
-                pcm = to_int16(event.samples).astype("<i2").tobytes()
-                await send("audio-chunk", form, pcm)
-                samples += len(event.samples)
-        active.whole()
-        await send("audio-stop", {})
+    async def _send_timed(self, kind: str, data: dict[str, Any], payload: bytes = b"") -> None:
+        timestamp = self._samples * 1000 // self._dispatcher.backend.about.sample_rate
+        sending = self._send(kind, {**data, "timestamp": timestamp}, payload)
+        await sent_within(self._settings.listener_timeout_s, sending)
 
     async def _info(self) -> dict[str, Any]:
         about, principal = self._dispatcher.backend.about, self._keys.named(self._settings.wyoming_key or "")
@@ -250,31 +239,15 @@ class _Connection:
         self.writer.write(json.dumps(head).encode() + b"\n" + content + payload)
         await self.writer.drain()
 
-    async def _stop(self, error: VivavoceError | None = None) -> None:
-        """Cancel the speech. A task's cancellation is lost if it meets the end of a wait, so its request ends, too."""
-        self._is_over = True
-        if self._active is not None and error is not None:
-            self._active.fail(error)
-        elif self._active is not None:
-            self._active.cancel()
-        if self._speaking is not None:
-            self._speaking.cancel()
-            await asyncio.gather(self._speaking, return_exceptions=True)
+    async def _stop(self) -> None:
+        if self._utterance is not None:
+            self._utterance.cancel()
+            await asyncio.wait({self._utterance.delivery})
 
     async def _end_with(self, error: VivavoceError) -> None:
-        await self._stop(error)
+        await self._stop()
         with suppress(OSError, TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._send("error", {"text": str(error), "code": error.code}), CLOSING_S)
-
-
-async def _feed(active: ActiveRequest, texts: asyncio.Queue[str | None]) -> None:
-    """Pass a streamed text on; a piece that cannot be spoken ends the request."""
-    try:
-        while (text := await texts.get()) is not None:
-            await active.push(text)
-        await active.end()
-    except (InvalidRequest, Overloaded) as error:
-        active.fail(error)
 
 
 def _json_object(content: bytes) -> dict[str, Any]:

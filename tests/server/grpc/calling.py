@@ -18,7 +18,7 @@ from vivavoce.protos import message
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.grpc.server import start_grpc
 from vivavoce.server.keys import KeyRing
-from vivavoce.server.request_log import RequestLog, RequestRecord
+from vivavoce.server.request_log import RequestRecord
 from vivavoce.server.settings import ServerSection
 
 METHOD = "/cosyvoice.CosyVoice/Inference"
@@ -150,7 +150,8 @@ async def calling(
 ) -> AsyncIterator[Caller]:
     """A caller of a server with this speaker and these settings."""
     speaker = speaker or FakeBackend()
-    dispatcher = RequestDispatcher(speaker, request_log=RequestLog(observers=[*observers]))
+    dispatcher = RequestDispatcher(speaker)
+    dispatcher.request_log.observers += observers
     running, port = await start_grpc(dispatcher, keys or KeyRing(), ServerSection(grpc_port=0, **server))
     try:
         async with connect(f"127.0.0.1:{port}") as channel:

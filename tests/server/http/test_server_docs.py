@@ -30,8 +30,9 @@ from tests.server.http.serving import Served, make_state, serving
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
+from vivavoce.server.http.openai import SPEECH_PATH
 from vivavoce.server.http.speech_fields import SamplingFields, SpeechFields
-from vivavoce.server.keys import SPEECH_PATH, KeyRing
+from vivavoce.server.keys import KeyRing
 
 ROOT = Path(__file__).parents[3]
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/server.md", "README.md")}
@@ -146,6 +147,7 @@ def test_the_reference_for_people_names_all_that_the_description_does(
     page = httpx.get(f"{served.url}/docs")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert page.headers["content-security-policy"].startswith("default-src 'self';")
+    assert ('href="./"' in page.text) is (httpx.get(f"{served.url}/").status_code == 200), "a way back, if there is one"
     assert not re.search(r"<script|<style| style=| on\w+=|https?://(?!127\.0\.0\.1)", page.text)
     told = re.findall(r"<code>([^<]*)</code>", page.text)
     for path, operations in httpx.get(f"{served.url}/openapi.json").json()["paths"].items():

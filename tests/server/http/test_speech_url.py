@@ -1,13 +1,11 @@
-"""Speech at an address: what plays, for whom, and for how long; and addresses and methods that there are not."""
+"""Speech at an address: what plays, and for whom; and addresses and methods that there are not."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 import httpx
 import pytest
@@ -18,29 +16,16 @@ from websockets.typing import Origin
 from tests.server.fake_backend import FakeBackend, Gate
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.server.http.app import build_app
-from vivavoce.server.keys import KeyRing, add_key, new_entry, remove_key
+from vivavoce.server.keys import KeyRing, add_key, new_entry
 from vivavoce.server.settings import ServerSection, ServerSettings
 
-KEY, TEXT, SPEECH = "vv_1", "Grüß Gott, all of you.", "/v1/audio/speech"
+TEXT, SPEECH = "Grüß Gott, all of you.", "/v1/audio/speech"
 FOREIGN = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "image", "referer": "https://app.example/page?a=b"}
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Served]:
     with serving(build_app) as served:
-        yield served
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    add_key(tmp_path / "keys.toml", new_entry(KEY, "a", owner="house", requests_per_minute=2.0))
-    return tmp_path / "keys.toml"
-
-
-@pytest.fixture
-def guarded(keys: Path) -> Iterator[Served]:
-    """A server that wants keys."""
-    with serving(build_app, lambda: make_state(keys=KeyRing(keys))) as served:
         yield served
 
 
@@ -120,86 +105,13 @@ def test_a_foreign_page_makes_nothing_speak(headers: dict[str, str], allowed: tu
             assert message_of(answer, 403).endswith("may not play speech; allow it in cors_origins")
 
 
-def signed(served: Served, seconds: int = 60, **fields: str) -> str:
-    """A URL that the server makes."""
-    answer = httpx.post(
-        f"{served.url}{SPEECH}/url?expires_in={seconds}",
-        json={"input": TEXT, "response_format": "pcm", **fields},
-        headers={"authorization": f"Bearer {KEY}"},
-    )
-    assert answer.status_code == 200, answer.text
-    made = answer.json()
-    assert made["url"].startswith(f"{served.url}{SPEECH}?")
-    assert "input=Gr%C3%BC%C3%9F%20Gott" in made["url"]
-    assert 0 < made["expires_at"] - time.time() <= seconds + 1
-    return str(made["url"])
-
-
-def test_with_keys_a_signed_address_plays_for_everyone_and_counts_for_its_key(guarded: Served) -> None:
-    url = signed(guarded, voice="anna")
-    assert KEY not in url
-    assert "house" not in url
-    assert httpx.get(url, headers=FOREIGN).status_code == 200  # that is what it is made for
-    assert orders(guarded)[-1].owner == "house"
-    again = "&".join(reversed(urlsplit(url).query.split("&")))  # however a proxy writes it
-    assert httpx.get(f"{guarded.url}{SPEECH}?{again}").status_code == 200
-    assert httpx.get(url).status_code == 429  # its two in a minute
-
-
-def test_with_keys_nothing_else_plays(guarded: Served) -> None:
-    url = signed(guarded)
-    plain = f"{guarded.url}{SPEECH}?input=Hello."
-    assert "or ask for a signed URL" in message_of(httpx.get(plain), 401)
-    for wrong in (
-        url.replace("Gott", "Gotf"),
-        url.replace("expires=", "expires=9"),
-        f"{url}&seed=1",
-        f"{url}&expires=99999999999",
-        f"{url}&signature=0",
-        url[:-1],
-        f"{plain}&expires=99999999999&signature=%C3%BC",
-    ):
-        assert "signature: is not right" in message_of(httpx.get(wrong), 401), wrong
-    assert httpx.post(f"{guarded.url}{SPEECH}/url", json={"input": TEXT}).status_code == 401
-    assert orders(guarded) == []
-    assert httpx.get(plain, headers={"authorization": f"Bearer {KEY}"}).status_code == 200
-
-
-def test_a_signed_address_ends_with_its_time_and_with_its_key(keys: Path) -> None:
-    now = time.time()
-    ring = KeyRing(keys, clock=lambda: now)
-    with serving(build_app, lambda: make_state(keys=ring)) as served:
-        url = signed(served, 60)
-        now += 70
-        assert message_of(httpx.get(url), 401) == "expires: the time of this URL is over; ask for a new one"
-        now -= 70
-        remove_key(keys, "a")
-        assert "its key is gone" in message_of(httpx.get(url), 401)
-        add_key(keys, new_entry(KEY, "a", expires="2001-01-01"))
-        assert "has expired" in message_of(httpx.get(url), 401)
-
-
-@pytest.mark.parametrize(
-    ("query", "fields", "message"),
-    [
-        ("expires_in=0", {}, "expires_in: "),
-        ("expires_in=604801", {}, "expires_in: "),
-        ("", {"input": ""}, "input: "),
-        ("", {"prompt_audio": "AAAA"}, "prompt_audio: has no room"),
-        ("", {"sampling": {"top_k": 3}}, "sampling: has no room"),
-        ("", {"input": "字" * 4_000}, "input: its URL would have"),
-    ],
-)
-def test_what_no_address_can_say_is_told(guarded: Served, query: str, fields: dict[str, Any], message: str) -> None:
-    key = {"authorization": f"Bearer {KEY}"}
-    answer = httpx.post(f"{guarded.url}{SPEECH}/url?{query}", json={"input": TEXT, **fields}, headers=key)
-    assert message_of(answer, 400)[: len(message)] == message
-
-
-def test_without_keys_an_address_is_plain(shared: Served) -> None:
-    made = httpx.post(f"{shared.url}{SPEECH}/url", json={"input": TEXT, "voice": {"id": "anna"}}).json()
-    assert made == {"url": f"{shared.url}{SPEECH}?voice=anna&input={quote(TEXT)}", "expires_at": None}
-    assert httpx.get(made["url"]).status_code == 200
+def test_with_keys_an_address_plays_for_them_alone(tmp_path: Path) -> None:
+    add_key(tmp_path / "keys.toml", new_entry("vv_1", "a", owner="house"))
+    with serving(build_app, lambda: make_state(keys=KeyRing(tmp_path / "keys.toml"))) as served:
+        address = f"{served.url}{SPEECH}?input=Hello."
+        assert httpx.get(address).status_code == 401
+        assert httpx.get(address, headers={"authorization": "Bearer vv_1"}).status_code == 200
+        assert orders(served)[-1].owner == "house"
 
 
 def test_a_listener_who_leaves_frees_the_place() -> None:
@@ -215,7 +127,6 @@ def test_a_listener_who_leaves_frees_the_place() -> None:
     ("path", "allow"),
     [
         (SPEECH, {"GET", "HEAD", "POST"}),
-        (f"{SPEECH}/url", {"POST"}),
         ("/v1/audio/voices", {"GET", "HEAD", "POST"}),
         ("/v1/audio/voices/anna", {"DELETE"}),
         ("/health/live", {"GET", "HEAD"}),

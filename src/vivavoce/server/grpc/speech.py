@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from vivavoce.engine.request import SamplingParams
-from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import parse_format
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_options import SPEECH_OPTIONS
@@ -35,7 +35,6 @@ async def speak(call: Call) -> Metadata:
             call.port.dispatcher.backend.about.sample_rate,
             partial(ask, protocol=PROTOCOL, deadline=deadline),
             talk.send,
-            _refuse,
             grpc.aio.BaseError,
         )
         try:
@@ -139,10 +138,6 @@ class Conversation:
             return parsed(f"{PACKAGE}.SpeakRequest", content) if isinstance(content, bytes) else None
         finally:
             reading.cancel()
-
-
-async def _refuse(error: VivavoceError) -> None:
-    raise error
 
 
 def _request(start: Any, owner: str) -> SpeechRequest:

@@ -20,7 +20,6 @@ from vivavoce.server.http import (
     normalize,
     openai,
     pages,
-    speech_url,
     voices,
     ws_session,
 )
@@ -37,13 +36,14 @@ _SCHEMES = {
 
 def build_app(state: AppState) -> FastAPI:
     app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
-    routers = (openai.router, normalize.router, elevenlabs.router, speech_url.router, voices.router, ws_session.router)
+    routers = (openai.router, normalize.router, elevenlabs.router, voices.router, ws_session.router)
     for router in (*routers, pages.health_router):
         app.include_router(router(state))
     if state.settings.server.metrics and state.settings.server.health_port is None:
         app.include_router(metrics.router(state))
     if state.settings.server.web_page:
         app.include_router(pages.router(state))
+        app.has_pages = True
     return app
 
 
@@ -65,6 +65,8 @@ def build_health_app(state: AppState) -> FastAPI:
 
 class _BoundedApp(FastAPI):
     """An app without routes, with bounds, that answers all failures in one form."""
+
+    has_pages = False
 
     def __init__(self, state: AppState, title: str, description: str) -> None:
         server = state.settings.server
@@ -95,7 +97,7 @@ class _BoundedApp(FastAPI):
         self.add_middleware(RequestMiddleware, state=state)  # the last one added is the outermost
 
     async def _reference(self, request: Request) -> Response:
-        page = reference_page(self.openapi(), str(request.base_url).rstrip("/"))
+        page = reference_page(self.openapi(), str(request.base_url).rstrip("/"), has_pages=self.has_pages)
         return HTMLResponse(page, headers=pages.PAGE_HEADERS)
 
     def openapi(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -82,18 +81,17 @@ class _Start(Start):
 def router(state: AppState) -> APIRouter:
     routes = APIRouter()
     dispatcher = state.dispatcher
-    json_type = "application/json"
-    request_body = {"required": True, "content": {json_type: {"schema": json_schema(SpeechBody)}}}
+    request_body = {"required": True, "content": {"application/json": {"schema": json_schema(SpeechBody)}}}
     documented = {"requestBody": request_body, "parameters": [TIMEOUT, _OUTPUT_FORMAT]}
-    for path, summary, body, media_type in (
-        ("", "Speak a text", None, ""),
-        ("/stream", "Speak a text", None, ""),
-        ("/with-timestamps", "Speak, with the time of each character in one JSON object", ObjectBody, json_type),
-        ("/stream/with-timestamps", "Speak, with the time of each character in JSON lines", LineBody, json_type),
+    for path, summary, body in (
+        ("", "Speak a text", AudioBody),
+        ("/stream", "Speak a text", AudioBody),
+        ("/with-timestamps", "Speak, with the time of each character in one JSON object", ObjectBody),
+        ("/stream/with-timestamps", "Speak, with the time of each character in JSON lines", LineBody),
     ):
         routes.add_api_route(
             _SPEECH + path,
-            _endpoint(dispatcher, body, media_type),
+            _endpoint(dispatcher, body),
             methods=["POST"],
             response_class=Response,
             summary=f"{summary}, as ElevenLabs' clients ask",
@@ -152,7 +150,7 @@ _USER: dict[str, Any] = {
 
 
 def _endpoint(
-    dispatcher: RequestDispatcher, body_class: type[AlignedBody] | None, media_type: str
+    dispatcher: RequestDispatcher, body: type[AudioBody]
 ) -> Callable[[Request, str, KnownPrincipal, Deadline], Awaitable[Response]]:
     async def text_to_speech(
         request: Request, voice_id: str, principal: KnownPrincipal, deadline: Deadline
@@ -161,16 +159,7 @@ def _endpoint(
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
         fields = validated(CommonFields, _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code))
         wanted = await fields.request(asked.text, principal, dispatcher.backend.about, rules=dispatcher.rules)
-        return SpeechAnswer(
-            request,
-            principal,
-            wanted,
-            output,
-            protocol=PROTOCOL,
-            deadline=deadline,
-            body=AudioBody if body_class is None else partial(body_class, asked.text),
-            media_type=media_type,
-        )
+        return SpeechAnswer(request, principal, wanted, output, protocol=PROTOCOL, deadline=deadline, body=body)
 
     return text_to_speech
 
@@ -243,9 +232,11 @@ class Alignment:
 class AlignedBody(TimedBody):
     """Audio with the alignment of the text that was spoken before it, in frames of a subclass."""
 
-    def __init__(self, text: str, active: ActiveRequest) -> None:
+    media_type = "application/json"
+
+    def __init__(self, active: ActiveRequest) -> None:
         super().__init__(active)
-        self._alignment = Alignment(text)
+        self._alignment = Alignment(active.request.text or "")
 
     def _aligned(self, marks: list[dict[str, Any]]) -> dict[str, Any] | None:
         done = next((mark for mark in marks if mark["type"] == "done"), None)
@@ -271,8 +262,8 @@ class LineBody(AlignedBody):
 
 
 class ObjectBody(AlignedBody):
-    def __init__(self, text: str, active: ActiveRequest) -> None:
-        super().__init__(text, active)
+    def __init__(self, active: ActiveRequest) -> None:
+        super().__init__(active)
         self._head, self._rest = b'{"audio_base64":"', b""
         self._whole: dict[str, list[Any]] = {}
 

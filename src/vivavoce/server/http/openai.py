@@ -11,30 +11,41 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import parse_format
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http import elevenlabs
-from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader, state_of
-from vivavoce.server.http.bodies import json_schema
+from vivavoce.server.http.app_state import (
+    TIMEOUT,
+    AppState,
+    Deadline,
+    KnownPrincipal,
+    ListReader,
+    refuse_foreign_page,
+    state_of,
+)
+from vivavoce.server.http.bodies import json_schema, url_fields, validated
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import SpeechFields, check_model, read_speech
 from vivavoce.server.http.streaming import AudioBody, EventBody, SpeechAnswer
-from vivavoce.server.keys import SPEECH_PATH
+from vivavoce.server.http.voices import Label
 from vivavoce.server.rate_limiter import Principal
 
 PROTOCOL = "openai"
+SPEECH_PATH = "/v1/audio/speech"
 PCM_RATE = 24_000
 """OpenAI's clients play samples without a header at this rate, with every model."""
 _AUDIO = {"schema": {"type": "string", "format": "binary"}}
 _EVENT = {"schema": {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}}
 """The schema of one server-sent event; its data are JSON with a `type`."""
-SPEECH = {
+_SPEECH = {
     "description": "Audio, sent while it is made. If it cannot be completed, the connection breaks off.",
     "content": {
         **{f"audio/{name}": _AUDIO for name in ("mpeg", "ogg", "aac", "flac", "wav", "pcm", "PCMU", "PCMA")},
         "text/event-stream": _EVENT,
     },
 }
+_NOT_IN_URLS = ("prompt_audio", "prompt_text", "sampling")
 
 
 class ModelEntry(BaseModel):
@@ -50,19 +61,12 @@ class ModelEntry(BaseModel):
     instructions: bool = Field(description="It follows instructions; other models ignore them.")
 
 
-class ModelLabel(BaseModel):
-    """A model in a list to choose from."""
-
-    id: str
-    name: str
-
-
 class ModelList(BaseModel):
     """All served models."""
 
     object: Literal["list"] = "list"
     data: list[ModelEntry]
-    models: list[ModelLabel] = Field(description="The same models in the form that Open WebUI reads.")
+    models: list[Label] = Field(description="The same models in the form that Open WebUI reads.")
 
 
 class RequestEntry(BaseModel):
@@ -92,12 +96,28 @@ def router(state: AppState) -> APIRouter:
         SPEECH_PATH,
         response_class=Response,
         summary="Speak a text",
-        responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: SPEECH},
+        responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: _SPEECH},
         openapi_extra={"requestBody": _request_body(), "parameters": [TIMEOUT]},
     )
     async def speech(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         fields, uploaded = await read_speech(request)
-        return await spoken(request, principal, deadline, fields, uploaded)
+        return await _spoken(request, principal, deadline, fields, uploaded)
+
+    @routes.get(
+        SPEECH_PATH,
+        response_class=Response,
+        summary="Play a text",
+        responses={**failures(400, 401, 403, 404, 429, 503, 504), 200: _SPEECH},
+        openapi_extra={"parameters": [*_url_parameters(), TIMEOUT]},
+    )
+    async def play(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
+        refuse_foreign_page(request.headers, request.scope["scheme"], state.settings.server.cors_origins, "play speech")
+        given = url_fields(request.scope["query_string"])
+        if len(fields := dict(given)) < len(given):
+            raise InvalidRequest("query: holds a field twice; send each once")
+        for name in (name for name in _NOT_IN_URLS if name in fields):
+            raise InvalidRequest(f"{name}: has no room in a URL; POST it to be spoken, or name a stored voice")
+        return await _spoken(request, principal, deadline, validated(SpeechFields, fields, "query"))
 
     @routes.get("/v1/models", summary="The served model", response_model=ModelList, responses=ENGINE_FAILURES)
     @routes.get("/v1/audio/models", response_model=ModelList, include_in_schema=False)  # where Open WebUI asks first
@@ -105,7 +125,7 @@ def router(state: AppState) -> APIRouter:
         if elevenlabs.is_elevenlabs(request.headers):  # their packages expect a list
             return JSONResponse(elevenlabs.models(dispatcher.backend.about))
         served = _model(dispatcher.backend.about, began)
-        return ModelList(data=[served], models=[ModelLabel(id=served.id, name=served.id)])
+        return ModelList(data=[served], models=[Label(id=served.id, name=served.id)])
 
     @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
     async def model(name: str, _: ListReader) -> ModelEntry:
@@ -133,24 +153,14 @@ def router(state: AppState) -> APIRouter:
     return routes
 
 
-async def spoken(
+async def _spoken(
     request: Request, principal: Principal, deadline: float | None, fields: SpeechFields, uploaded: bytes | None = None
 ) -> SpeechAnswer:
     dispatcher = state_of(request).dispatcher
     wanted = await fields.request(fields.input, principal, dispatcher.backend.about, uploaded, dispatcher.rules)
     rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
-    output = parse_format(fields.response_format, rate)
-    is_sse = fields.stream_format == "sse"
-    return SpeechAnswer(
-        request,
-        principal,
-        wanted,
-        output,
-        protocol=PROTOCOL,
-        deadline=deadline,
-        body=EventBody if is_sse else AudioBody,
-        media_type="text/event-stream; charset=utf-8" if is_sse else "",
-    )
+    output, body = parse_format(fields.response_format, rate), EventBody if fields.stream_format == "sse" else AudioBody
+    return SpeechAnswer(request, principal, wanted, output, protocol=PROTOCOL, deadline=deadline, body=body)
 
 
 def _request_body() -> dict[str, Any]:
@@ -160,6 +170,16 @@ def _request_body() -> dict[str, Any]:
         "required": True,
         "content": {"application/json": {"schema": inlined}, "multipart/form-data": {"schema": form}},
     }
+
+
+def _url_parameters() -> list[dict[str, Any]]:
+    known = SpeechFields.model_json_schema()["properties"]
+    known["voice"] = {"type": "string", "description": known["voice"]["description"]}
+    return [
+        {"name": name, "in": "query", "required": name == "input", "schema": schema}
+        for name, schema in known.items()
+        if name not in _NOT_IN_URLS
+    ]
 
 
 def _model(about: ModelInfo, created: int) -> ModelEntry:

@@ -132,10 +132,14 @@ def router(state: AppState) -> APIRouter:
 
 
 def load_assets() -> dict[str, Asset]:
-    assets = {}
-    for entry in files("vivavoce.server.http").joinpath("web").iterdir():
-        content_type = _CONTENT_TYPES.get(entry.name[entry.name.rfind(".") :])
-        if content_type is not None:
-            content = entry.read_bytes()
-            assets[entry.name] = Asset(content, content_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    folder = files("vivavoce.server.http").joinpath("web")
+    contents = {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+    frame, assets = contents.pop("frame.html").decode(), {}
+    for path, page in PAGES.items():
+        name, link = page.removesuffix(".html"), f'<a href="{path[1:] or "./"}"'
+        whole = frame.format(title=name.capitalize(), name=name, content=contents[page].decode())
+        contents[page] = whole.replace(f"{link}>", f'{link} aria-current="page">', 1).encode()
+    for name, content in contents.items():
+        if content_type := _CONTENT_TYPES.get(name[name.rfind(".") :]):
+            assets[name] = Asset(content, content_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
     return assets

@@ -22,10 +22,13 @@ _HEAD = """<!doctype html>
 _LIMITS = {"default": "default", "minimum": "from", "maximum": "to", "maxLength": "characters at most"}
 
 
-def reference_page(description: dict[str, Any], address: str) -> str:
+def reference_page(description: dict[str, Any], address: str, *, has_pages: bool = False) -> str:
+    """has_pages: the server has the pages for people, to which a link leads back."""
     info = description["info"]
     head = {"title": info["title"], "version": info["version"], "about": info.get("description", "")}
     parts = [_HEAD.format(**{name: escape(text) for name, text in head.items()})]
+    if has_pages:
+        parts.append('<p><a href="./">Back to the start page</a></p>\n')
     if description.get("security"):
         parts.append("<p>It needs a key: <code>authorization: Bearer KEY</code> or <code>x-api-key: KEY</code>.</p>\n")
     for path, operations in description["paths"].items():

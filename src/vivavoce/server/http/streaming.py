@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -33,12 +33,15 @@ log = logging.getLogger(__name__)
 _HEADERS = {
     "cache-control": "no-store",
     "x-accel-buffering": "no",
-    "referrer-policy": "no-referrer",  # an address that is opened may hold a text and a signature
+    "referrer-policy": "no-referrer",  # an address that is opened may hold a text
     "x-content-type-options": "nosniff",
 }
 
 
 class AudioBody:
+    media_type = ""
+    """"": that of the audio's format."""
+
     def __init__(self, active: ActiveRequest) -> None:
         self._active = active
 
@@ -89,6 +92,7 @@ class EventBody(TimedBody):
     The first event comes with the first audio: a failure before it is an error answer, a later one is an event.
     """
 
+    media_type = "text/event-stream; charset=utf-8"
     start_mark, end_mark = "speech.segment", "speech.segment.done"
 
     def frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
@@ -135,17 +139,16 @@ class SpeechAnswer(Response):
         *,
         protocol: str,
         deadline: float | None,
-        body: Callable[[ActiveRequest], AudioBody] = AudioBody,
-        media_type: str = "",
+        body: type[AudioBody] = AudioBody,
         field_names: Mapping[str, str] | None = None,
     ) -> None:
-        """media_type: "" for the format's own; field_names: see `errors.renamed`, for errors of the dispatcher."""
+        """field_names: see `errors.renamed`, for errors of the dispatcher."""
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._request, self._state = request, state_of(request)
         self._principal, self._wanted, self._output = principal, wanted, output
         self._protocol, self._deadline = protocol, deadline
-        self._make_body, self._media_type, self._field_names = body, media_type, field_names or {}
+        self._body, self._field_names = body, field_names or {}
         self._active: ActiveRequest | None = None
         self._has_started = self._is_over = False
 
@@ -192,7 +195,7 @@ class SpeechAnswer(Response):
                 active.cancel()
             try:
                 with closing(self._output.open(active.sample_rate)) as encoder:
-                    last = await self._send_speech(active, encoder, self._make_body(active), send)
+                    last = await self._send_speech(active, encoder, self._body(active), send)
                 await self._deliver(active, last, send, is_last=True)
             except VivavoceError as error:
                 if not self._has_started:
@@ -231,7 +234,7 @@ class SpeechAnswer(Response):
     async def _start(self, send: Send, sample_rate: int, active: ActiveRequest | None = None) -> None:
         """Send the head of the answer; active: None for an answer to HEAD."""
         self._has_started = True
-        self.headers["content-type"] = self._media_type or self._output.content_type(sample_rate)
+        self.headers["content-type"] = self._body.media_type or self._output.content_type(sample_rate)
         if active is not None:
             self.headers[ADMISSION_HEADER] = f"{active.admission_s:.3f}"
             self.headers[SPEED_HEADER] = f"{active.request.speed:g}"

@@ -52,8 +52,8 @@ class VoiceEntry(BaseModel):
     created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
 
 
-class VoiceLabel(BaseModel):
-    """A voice in a list to choose from."""
+class Label(BaseModel):
+    """A voice or a model in a list to choose from."""
 
     id: str
     name: str
@@ -64,7 +64,7 @@ class VoiceList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[VoiceEntry]
-    voices: list[VoiceLabel] = Field(description="The same voices in the form that Open WebUI reads.")
+    voices: list[Label] = Field(description="The same voices in the form that Open WebUI reads.")
 
 
 class VoiceDeleted(BaseModel):
@@ -83,7 +83,7 @@ def router(state: AppState) -> APIRouter:
     async def voices(principal: ListReader) -> VoiceList:
         with dispatcher.permitted(principal):
             found = await backend.voices(principal.owner)
-        labels = [VoiceLabel(id=voice.name, name=voice.name) for voice in found]
+        labels = [Label(id=voice.name, name=voice.name) for voice in found]
         return VoiceList(data=[_entry(voice) for voice in found], voices=labels)
 
     @routes.post(

@@ -231,8 +231,8 @@ class Session:
             rate,
             start_request,
             send,
-            lambda error: send(error_reply(error)),
             WebSocketDisconnect,
+            lambda error: send(error_reply(error)),
         )
         self._open[context] = utterance
         if start.text:
