@@ -109,7 +109,11 @@ class PaddedSolver:
             lookahead_ends if lookahead_ends.numel() else None,
         )
         voices = [voice_features(row.stream, models) for row in rows]
-        condition = _conditions(rows, voices, mu, up)
+        # The prompts' mels where rows compute them, zeros elsewhere.
+        condition = torch.zeros_like(mu, dtype=torch.float32)
+        for row, voice, given in zip(rows, voices, condition, strict=True):
+            if len(mel := voice.mel[row.past * up : row.end * up]):
+                given[: len(mel)] = mel
         noise = context.noise.index_select(0, places).view(mu.shape)
         speakers, guidance = torch.stack([voice.speaker for voice in voices]), models.config.flow.guidance
         self._path = Path(
@@ -130,26 +134,14 @@ class PaddedSolver:
             memory.number = number
         self._path.step(number, *self._steps)
 
-    def mels(self) -> list[Tensor | None]:
-        """New frames of each row, [2 · hop, bins] float32; None for prompts."""
+    def finish(self) -> list[Tensor | None]:
+        for memory in self._memories:
+            memory.commit(self._slots[1])
         firsts = [row.first_frame(self._up) for row in self.rows]
         return [
             None if first is None else mel[first : (row.end - row.past) * self._up]
             for row, first, mel in zip(self.rows, firsts, self._path.x, strict=True)
         ]
-
-    def commit(self) -> None:
-        for memory in self._memories:
-            memory.commit(self._slots[1])
-
-
-def _conditions(rows: Sequence[FlowRow], voices: Sequence[VoiceFeatures], mu: Tensor, upsampling: int) -> Tensor:
-    """The prompts' mels where rows compute them, zeros elsewhere: [rows, frames, bins] float32, as long as `mu`."""
-    condition = torch.zeros_like(mu, dtype=torch.float32)
-    for row, voice, given in zip(rows, voices, condition, strict=True):
-        if len(mel := voice.mel[row.past * upsampling : row.end * upsampling]):
-            given[: len(mel)] = mel
-    return condition
 
 
 def voice_features(stream: FlowStream, models: Models) -> VoiceFeatures:
