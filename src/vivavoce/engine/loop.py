@@ -238,8 +238,7 @@ class Loop:
         request.outbox.text_sent(-1)
 
     def prepare(self, streams: int | None, done: Future[None]) -> None:
-        """In the loop's thread: get the stages ready for this many streams, None: for any work; `done` gets the outcome.
-        """
+        """In the loop's thread: get the stages ready for this many streams, None: any work; `done` gets the outcome."""
         try:
             if self.ended:
                 raise stopped()
@@ -314,7 +313,11 @@ class Loop:
             if request.closed:
                 continue
             if request.tokens_only:
-                self._hand_out_tokens(sequence)
+                fresh, sequence.spoken = sequence.tokens[sequence.spoken :], sequence.produced
+                if fresh:
+                    request.outbox.put(fresh)
+                if sequence.phase is Phase.DECODED:
+                    self._end(request, request.error)
                 continue
             if sequence.ready_at is None and sequence.may_cut(now):
                 sequence.ready_at = now
@@ -327,14 +330,6 @@ class Loop:
                 request.held[chunk.sequence.place] = (chunk.final, samples)
                 self._settle(request)
         return bool(decoded or voiced)
-
-    def _hand_out_tokens(self, sequence: SequenceState) -> None:
-        request = sequence.request
-        fresh, sequence.spoken = sequence.tokens[sequence.spoken :], sequence.produced
-        if fresh:
-            request.outbox.put(fresh)
-        if sequence.phase is Phase.DECODED:
-            self._end(request, request.error)
 
     def _settle(self, request: RequestState) -> None:
         """Send the samples that are there, in the sequences' order; end the request after the last one, or ask for its

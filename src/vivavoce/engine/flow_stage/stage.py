@@ -33,8 +33,7 @@ class Solver(Protocol):
     def step(self, number: int) -> None: ...
 
     def finish(self) -> Sequence[Tensor | None]:
-        """Keep what the rows' next chunks need, and give each row's new frames, [frames, bins] float32; None: a prompt.
-        """
+        """Keep what the rows' next chunks need; new frames of each row, [frames, bins] float32, None for a prompt."""
 
 
 @dataclass(eq=False)
