@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.plain.flow import official_mel, stream_mel, stream_units
 from benchmarks.plain.lm import Chooser, decode, plain_tokens
 from benchmarks.plain.vocoder import at_speed, stretched, wave_stream, whole
-from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode, Progress
+from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
 
@@ -87,14 +87,14 @@ class _Speaker:
 
     def wanted_hop(self, produced: int) -> int:
         """Tokens of the next chunk; `produced`: tokens that there are."""
-        progress = Progress(
+        return self._policy.next_hop(
             chunks=len(self._hops),
             spoken=self.spoken,
             pending=produced - self.spoken,
             prompt_tokens=len(self._request.conditioning.flow_tokens),
             elapsed_s=time.perf_counter() - self._started,
+            tokens_per_second=self._models.config.rates.tokens_per_second,
         )
-        return self._policy.next_hop(progress, self._models.config.rates.tokens_per_second)
 
     def chunk(self, tokens: Sequence[int], hop: int, final: bool) -> NDArray[np.float32]:
         """The next `hop` of the tokens as samples."""

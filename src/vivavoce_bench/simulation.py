@@ -26,7 +26,6 @@ from vivavoce.engine.flow_stage import FlowRow
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Outbox, RequestTimings
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
-from vivavoce.engine.loop import Accept
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.engine.request_state import RequestState, SequenceState
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
@@ -271,7 +270,7 @@ class Simulation:
         with suppress(Overloaded):
             self._admission.check(True, state)
             self._asked[number] = state.timings
-            self._loop.post(Accept(state))
+            self._loop.post(partial(self._loop.accept, state))
 
     def _voice(self, number: int) -> Conditioning:
         flow, tokens = self._machine.models.config.flow, (1,) * PROMPT

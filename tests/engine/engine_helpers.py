@@ -19,7 +19,6 @@ from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowStage
 from vivavoce.engine.handle import ArrivingText, Handle
-from vivavoce.engine.loop import ListenerLeft
 from vivavoce.engine.request import Conditioning, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidText
@@ -188,22 +187,10 @@ def assert_clean(engine: Engine) -> None:
     assert (statistics.waiting, statistics.slots.used, statistics.requests.unfinished) == (0, 0, 0)
 
 
-class Seen(ListenerLeft):
-    """A message that changes nothing; the loop reads its number when it takes it."""
-
-    def __init__(self, taken: threading.Event) -> None:
-        object.__setattr__(self, "taken", taken)
-
-    @property
-    def number(self) -> int:  # type: ignore[override]
-        self.taken.set()
-        return -1
-
-
 def catch_up(engine: Engine) -> None:
     """Wait until the loop has taken all messages that were posted."""
     taken = threading.Event()
-    engine._loop.post(Seen(taken))
+    engine._loop.post(taken.set)
     assert taken.wait(PATIENCE_S), "the loop does not take messages"
 
 

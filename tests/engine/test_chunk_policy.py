@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode, Progress, Schedule, policy_for
+from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode, Schedule, policy_for
 from vivavoce.errors import InvalidRequest
 
 
@@ -11,7 +11,7 @@ def hops(policy, count, prompt=0):
     """The first hops of a stream whose tokens come just in time."""
     made = []
     for index in range(count):
-        made.append(policy.next_hop(Progress(index, sum(made), 0, prompt, float(index + 1))))
+        made.append(policy.next_hop(index, sum(made), 0, prompt, float(index + 1)))
     return made
 
 
@@ -57,16 +57,15 @@ def test_hops(policy, prompt, expected):
     ],
 )
 def test_time_based_hops(index, spoken, pending, elapsed, hop):
-    assert ChunkPolicy.time_based().next_hop(Progress(index, spoken, pending, 87, elapsed)) == hop
+    assert ChunkPolicy.time_based().next_hop(index, spoken, pending, 87, elapsed) == hop
 
 
 def test_time_based_hops_know_the_token_rate():
-    progress = Progress(2, 151, 70, 0, 2.0)
-    assert [ChunkPolicy.time_based().next_hop(progress, rate) for rate in (25, 50)] == [75, 15]
+    assert [ChunkPolicy.time_based().next_hop(2, 151, 70, 0, 2.0, rate) for rate in (25, 50)] == [75, 15]
 
 
 def test_a_late_chunk_is_found_at_once():
-    assert ChunkPolicy.exponential(growth=1000).next_hop(Progress(10**6, 0, 0, 0, 1.0)) == 1000
+    assert ChunkPolicy.exponential(growth=1000).next_hop(10**6, 0, 0, 0, 1.0) == 1000
 
 
 @pytest.mark.parametrize("name", ["official", "low_latency", "equal", "exponential", "time_based"])
@@ -114,7 +113,7 @@ policies = st.one_of(
     st.builds(ChunkPolicy.time_based, first_hop=st.integers(4, 15), max_hop=st.integers(15, 1000)),
 )
 progresses = st.builds(
-    Progress,
+    dict,
     chunks=st.integers(0, 10_000),
     spoken=st.integers(0, 10_000),
     pending=st.integers(0, 10_000),
@@ -125,15 +124,15 @@ progresses = st.builds(
 
 @given(policies, progresses)
 def test_hops_are_bounded_and_pure(policy, progress):
-    hop = policy.next_hop(progress)
-    aligned = policy.schedule is Schedule.OFFICIAL and progress.chunks == 0
+    hop = policy.next_hop(**progress)
+    aligned = policy.schedule is Schedule.OFFICIAL and progress["chunks"] == 0
     assert 1 <= hop <= policy.max_hop + (policy.first_hop - 1 if aligned else 0)
-    assert policy.next_hop(progress) == hop
-    later = progress._replace(elapsed_s=progress.elapsed_s + 1, pending=progress.pending + 40)
+    assert policy.next_hop(**progress) == hop
+    later = progress | {"elapsed_s": progress["elapsed_s"] + 1, "pending": progress["pending"] + 40}
     if policy.schedule is not Schedule.TIME_BASED:
-        assert policy.next_hop(later) == hop
+        assert policy.next_hop(**later) == hop
     if aligned:
-        assert (progress.prompt_tokens + hop - policy.first_hop) % policy.first_hop == 0
+        assert (progress["prompt_tokens"] + hop - policy.first_hop) % policy.first_hop == 0
 
 
 def test_cosyvoice_1_streams_as_officially_and_nothing_else_does():

@@ -5,6 +5,7 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
 from math import inf
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from vivavoce.engine import loop as loop_module
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.handle import Outbox
-from vivavoce.engine.loop import Accept, ListenerLeft, Loop, Prepare, Stop, Take
+from vivavoce.engine.loop import Loop
 from vivavoce.engine.request import InputMode, SpeechTokens
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.engine.scheduler import Limits, Scheduler
@@ -61,13 +62,13 @@ class Bench:
         arrived = deque(SequenceState(segment()) for _ in range(sequences))
         request = RequestState(number, policy, 0.0, RATES, Outbox(), arrived, **fields)
         self.admission.check(policy is not None, request)
-        self.loop.post(Accept(request))
+        self.loop.post(partial(self.loop.accept, request))
         return request
 
     def run_until(self, *drains):
         """The whole course of the loop's thread, which is told to stop, each time with `drain` or without."""
         for drain in drains:
-            self.loop.post(Stop(drain))
+            self.loop.post(partial(self.loop.stop, drain))
         self.loop.run()
 
 
@@ -78,8 +79,9 @@ def error_of(entry):
 
 def test_messages_about_no_request_change_nothing():
     bench = Bench()
-    for message in (ListenerLeft(9), Take(9, (1, 2)), Take(9, None)):
-        bench.loop.post(message)
+    loop = bench.loop
+    for message in (partial(loop.cancel, 9), partial(loop.take, 9, (1, 2)), partial(loop.take, 9, None)):
+        loop.post(message)
     assert bench.loop.run_once()
     assert not bench.loop.run_once()
 
@@ -87,16 +89,16 @@ def test_messages_about_no_request_change_nothing():
 def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
     bench = Bench(slots=1)
     first, second = bench.submit(1), bench.submit(2, sequences=0, complete=False, arrival=InputMode.SEGMENTS)
-    bench.loop.post(Take(2, SequenceState(segment())))
-    bench.loop.post(Take(2, None))
+    bench.loop.post(partial(bench.loop.take, 2, SequenceState(segment())))
+    bench.loop.post(partial(bench.loop.take, 2, None))
     bench.loop.run_once()
     assert first.sequences
     assert not second.sequences
     assert second.complete
-    bench.loop.post(ListenerLeft(1))
+    bench.loop.post(partial(bench.loop.cancel, 1))
     bench.loop.run_once()
     assert len(second.sequences) == 1
-    bench.loop.post(ListenerLeft(2))
+    bench.loop.post(partial(bench.loop.cancel, 2))
     bench.loop.run_once()
     assert error_of(second) is RequestCancelled
 
@@ -104,13 +106,13 @@ def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
 def test_stages_are_prepared_in_the_loop_s_thread_and_the_caller_learns_how_it_went():
     bench, asked = Bench(), [Future() for _ in range(4)]
     for streams, done in zip((None, 3, 20), asked, strict=False):
-        bench.loop.post(Prepare(streams, done))
+        bench.loop.post(partial(bench.loop.prepare, streams, done))
     bench.loop.run_once()
     assert [done.result(PATIENCE_S) for done in asked[:3]] == [None] * 3
     # Slots, and mel frames.
     assert [one.prepared for one in bench.runners] == [[None, 3, 20], [None, 1_024, 3_200]]
     bench.runners[1].prepare = lambda frames: 1 / 0
-    bench.loop.post(Prepare(None, asked[3]))
+    bench.loop.post(partial(bench.loop.prepare, None, asked[3]))
     bench.loop.run_once()
     assert isinstance(asked[3].exception(PATIENCE_S), ZeroDivisionError)
 
@@ -121,9 +123,9 @@ def test_a_stop_without_drain_ends_all_and_what_comes_later(drains):
     entries = [bench.submit(number) for number in range(3)]
     bench.run_until(*drains)
     assert bench.loop.ended
-    bench.loop.post(ListenerLeft(1))
+    bench.loop.post(partial(bench.loop.cancel, 1))
     entries.append(bench.submit(3))
-    bench.loop.post(Prepare(None, late))
+    bench.loop.post(partial(bench.loop.prepare, None, late))
     assert [error_of(entry) for entry in entries] == [EngineStopped] * 4
     errors = {id(entry.outbox.outcome.error) for entry in entries}
     assert len(errors) == 4, "an error that several listeners raise collects all their frames"
@@ -161,9 +163,9 @@ def test_draining_leaves_speech_alone_that_has_its_final_tokens():
     bench = Bench()
     entry = bench.submit(1, arrival=InputMode.SPEECH, complete=False)
     entry.arrived[0].pushed = deque()
-    bench.loop.post(Take(1, SpeechTokens((1, 2), 2, final=True)))
+    bench.loop.post(partial(bench.loop.take, 1, SpeechTokens((1, 2), 2, final=True)))
     bench.loop.run_once()
-    bench.loop.post(Stop(True))
+    bench.loop.post(partial(bench.loop.stop, True))
     bench.loop.run_once()
     assert entry.complete
     assert entry.outbox.outcome is None
@@ -229,7 +231,7 @@ def test_the_loop_waits_for_the_queue_that_is_done_first(monkeypatch, states, wa
 
         def waited(runner=runner):
             runner.waited += 1
-            bench.loop.post(Stop(False))
+            bench.loop.post(partial(bench.loop.stop, False))
 
         runner.wait = waited
     bench.loop.run()
@@ -245,7 +247,7 @@ def test_how_long_it_has_been_at_one_turn_is_seen_from_outside():
         entered.set()
         assert answered.wait(PATIENCE_S)
         runner.busy = False
-        bench.loop.post(Stop(False))
+        bench.loop.post(partial(bench.loop.stop, False))
 
     runner.queue.due_at, runner.wait, runner.busy = 0.0, wait, True
     assert bench.loop.busy_since == inf
@@ -266,7 +268,7 @@ class Stuck:
         self.entered, self.answered = threading.Event(), threading.Event()
         self.runner.queue.due_at, self.runner.wait = 0.0, self._wait
         self.entries = [bench.submit(1), bench.submit(2)]
-        bench.loop.post(Take(1, None))
+        bench.loop.post(partial(bench.loop.take, 1, None))
         self.runner.busy = True
         bench.loop.start()
         assert self.entered.wait(PATIENCE_S)
@@ -290,7 +292,7 @@ def test_a_device_that_does_not_answer_holds_no_close(monkeypatch, caplog, drain
     assert bench.loop.thread.is_alive()
     assert not bench.loop.healthy
     late, prepared = bench.submit(4), Future()
-    bench.loop.post(Prepare(None, prepared))
+    bench.loop.post(partial(bench.loop.prepare, None, prepared))
     assert [error_of(entry) for entry in (*stuck.entries, late)] == [EngineStopped] * 4
     assert isinstance(prepared.exception(PATIENCE_S), EngineStopped)
     assert "did not answer" in caplog.text
@@ -314,7 +316,7 @@ def test_a_request_whose_end_the_device_holds_is_ended(monkeypatch):
     bench.runners[1].release = release
     entry = bench.submit(1)
     bench.loop.run_once()
-    bench.loop.post(ListenerLeft(1))
+    bench.loop.post(partial(bench.loop.cancel, 1))
     bench.loop.start()
     assert entered.wait(PATIENCE_S)
     closing = threading.Thread(target=bench.loop.close, kwargs={"drain": False, "timeout_s": None}, daemon=True)
@@ -338,7 +340,7 @@ def test_a_drain_lasts_for_as_long_as_the_device_gets_on(caplog):
         runner.busy = runner.waited < 4
         runner.waited += 1
         if not runner.busy:
-            bench.loop.post(ListenerLeft(1))
+            bench.loop.post(partial(bench.loop.cancel, 1))
 
     runner.queue.due_at, runner.wait, runner.busy = 0.0, wait, True
     bench.loop.start()

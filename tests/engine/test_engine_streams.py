@@ -26,7 +26,7 @@ from tests.engine.engine_helpers import (
     stream,
     voice,
 )
-from vivavoce.engine.chunk_policy import ChunkPolicy, Progress
+from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import InputMode, SamplingParams
 from vivavoce.errors import InvalidRequest, RequestCancelled
 
@@ -44,7 +44,7 @@ def hops(policy, count, prompt):
     cut = []
     while True:
         spoken = sum(cut)
-        hop = policy.next_hop(Progress(len(cut), spoken, count - spoken, prompt, 0.0))
+        hop = policy.next_hop(len(cut), spoken, count - spoken, prompt, 0.0)
         if count - spoken < hop + max(1, policy.lookahead):
             return [*cut, count - spoken]
         cut.append(hop)

@@ -98,7 +98,7 @@ def _whole(name: str, case: str, golden: Golden, models: Models) -> Iterator[Che
 
 
 def _first_step(name: str, models: Models, mu, prompt, embedding, golden) -> Check:
-    """The first of all steps: with t as in the whole solve, so not `solve` with one step."""
+    """The first of all steps: with t as in the whole solution, so not a solution in one step."""
     flow, frames = models.flow, len(mu)
     condition = torch.zeros_like(mu)
     condition[: len(prompt)] = prompt

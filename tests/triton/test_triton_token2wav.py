@@ -8,7 +8,7 @@ from fake_backend import FakeBackend, TritonError, initialize_args, output, refu
 from tests.engine.engine_helpers import assert_clean, inject, joined, running, same
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.engine.admission import AdmissionMode
-from vivavoce.engine.chunk_policy import ChunkPolicy, Progress
+from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import Conditioning, EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
@@ -94,7 +94,7 @@ def hops_of(policy, count, prompt=30):
     cut = []
     while True:
         spoken = sum(cut)
-        hop = policy.next_hop(Progress(len(cut), spoken, count - spoken, prompt, 0.0))
+        hop = policy.next_hop(len(cut), spoken, count - spoken, prompt, 0.0)
         if count - spoken < hop + LOOKAHEAD:
             return [*cut, count - spoken]
         cut.append(hop)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.errors import InvalidRequest
@@ -65,20 +64,6 @@ class Schedule(str, Enum):
 
 
 _OVERLAPPING = (Schedule.OFFICIAL, 100, 1, 100, OVERLAP)
-
-
-class Progress(NamedTuple):
-    """Where a stream stands when its next chunk is to be cut; amounts in speech tokens.
-
-    chunks: cut so far; pending: decoded and not spoken; prompt_tokens: of the voice, in the flow; elapsed_s: since its
-    acceptance.
-    """
-
-    chunks: int
-    spoken: int
-    pending: int
-    prompt_tokens: int
-    elapsed_s: float
 
 
 @dataclass(frozen=True)
@@ -172,15 +157,33 @@ class ChunkPolicy:
         """The flow hears nothing of a chunk's past but its last tokens, and computes them again."""
         return self.lookahead == OVERLAP
 
-    def next_hop(self, progress: Progress, tokens_per_second: int = 25) -> int:
+    def next_hop(
+        self,
+        chunks: int,
+        spoken: int,
+        pending: int,
+        prompt_tokens: int,
+        elapsed_s: float,
+        tokens_per_second: int = 25,
+    ) -> int:
         """Speech tokens of the next chunk: 1 … `max_hop`, and up to `first_hop` − 1 more in an official first chunk,
         which ends where prompt and chunk together are whole hops.
+
+        chunks: cut so far; spoken: tokens that they have; pending: tokens that are decoded and not spoken;
+        prompt_tokens: of the voice, in the flow; elapsed_s: since the request was accepted.
         """
         if self.schedule is Schedule.TIME_BASED:
-            return min(self.max_hop, self._buffered_hop(progress, tokens_per_second))
-        hop, steps, alignment = self.first_hop, progress.chunks, 0
+            # By how many chunks' mean cost the audio made is ahead of the clock, had it played from the request on:
+            # ahead_s / (elapsed_s / chunks) > m, without a division by a clock that has not moved.
+            ahead, whole = (spoken / tokens_per_second - elapsed_s) * chunks, pending // self.first_hop
+            if chunks < 2 or ahead <= 2 * elapsed_s:
+                whole = 1
+            elif ahead > 4 * elapsed_s:
+                whole += 1
+            return min(self.max_hop, max(1, whole) * self.first_hop)
+        hop, steps, alignment = self.first_hop, chunks, 0
         if self.schedule is Schedule.OFFICIAL:
-            alignment = -progress.prompt_tokens % hop if steps == 0 and not self.overlaps else 0
+            alignment = -prompt_tokens % hop if steps == 0 and not self.overlaps else 0
         else:
             # A longer second chunk would not be there before a low_latency stream's first one was heard.
             later = 2 if self.schedule is Schedule.LOW_LATENCY else 1
@@ -188,17 +191,6 @@ class ChunkPolicy:
                 return hop
             hop, steps = max(hop, _LATER_HOP), steps - later
         return min(self.max_hop, hop * self.growth ** min(steps, _LAST_STEP)) + alignment
-
-    def _buffered_hop(self, progress: Progress, tokens_per_second: int) -> int:
-        """By how many chunks' mean cost the audio made is ahead of the clock, had it played from the request on."""
-        chunks, spoken, pending, _, elapsed_s = progress
-        # ahead_s / (elapsed_s / chunks) > m, without a division by a clock that has not moved.
-        ahead, whole = (spoken / tokens_per_second - elapsed_s) * chunks, pending // self.first_hop
-        if chunks < 2 or ahead <= 2 * elapsed_s:
-            whole = 1
-        elif ahead > 4 * elapsed_s:
-            whole += 1
-        return max(1, whole) * self.first_hop
 
 
 _OF_STREAMS = ChunkPolicy.low_latency()

@@ -28,7 +28,7 @@ from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHan
 from vivavoce.engine.intake import Intake
 from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.lm_stage import Chooser
-from vivavoce.engine.loop import Accept, Loop, Prepare, Take
+from vivavoce.engine.loop import Loop
 from vivavoce.engine.request import (
     EngineRequest,
     InputMode,
@@ -269,7 +269,7 @@ class Engine:
             raise InvalidRequest(f"streams: {streams} is below 1; choose 1 or more, or leave it out")
         self._loop.start()
         prepared: Future[None] = Future()
-        self._loop.post(Prepare(streams, prepared))
+        self._loop.post(partial(self._loop.prepare, streams, prepared))
         prepared.result()
         count, until, most = 1, time.perf_counter() + seconds, min(streams or self.memory.slots, self.memory.slots)
         try:
@@ -317,10 +317,10 @@ class Engine:
         if self._on_host:
             release_idle_team()
         loop, number = self._loop, state.id
-        loop.post(Accept(state))
+        loop.post(partial(loop.accept, state))
 
         # A handle may be kept for long: it knows the number, not the state with its tensors.
         def push(more: More) -> None:
-            loop.post(Take(number, self._intake.more(more, arrival)))
+            loop.post(partial(loop.take, number, self._intake.more(more, arrival)))
 
         return RequestHandle(outbox, cancel=partial(loop.leave, number), push=push)

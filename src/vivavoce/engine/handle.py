@@ -107,15 +107,13 @@ class Outbox(Generic[T]):
             self._texts_sent += count
             self._wake()
 
-    def wait_for_text_wanted(self) -> bool:
-        """Block until speech waits for its text; False: the request has ended and wants none."""
-        with self._changed:
-            self._changed.wait_for(lambda: (self._text_wanted and not self._texts_sent) or self.outcome is not None)
-            return self.outcome is None
+    def text_wanted_or_ended(self) -> bool:
+        return (self._text_wanted and not self._texts_sent) or self.outcome is not None
 
-    async def until_text_wanted(self) -> bool:
-        await self.until(lambda: (self._text_wanted and not self._texts_sent) or self.outcome is not None)
-        return self.outcome is None
+    def wait(self, happened: Callable[[], bool]) -> None:
+        """Block until this is so."""
+        with self._changed:
+            self._changed.wait_for(happened)
 
     def get(self) -> T | None:
         """The next piece, None at the end; blocks. Raises the request's error."""
@@ -169,11 +167,13 @@ class ArrivingText:
 
     def wait_until_wanted(self) -> bool:
         """Block until speech waits for more text; False: the request has ended and wants none."""
-        return self._outbox.wait_for_text_wanted()
+        self._outbox.wait(self._outbox.text_wanted_or_ended)
+        return self._outbox.outcome is None
 
     async def until_wanted(self) -> bool:
         """`wait_until_wanted` for an event loop."""
-        return await self._outbox.until_text_wanted()
+        await self._outbox.until(self._outbox.text_wanted_or_ended)
+        return self._outbox.outcome is None
 
     def push(self, more: Sequence[int] | SegmentRequest | SpeechTokens) -> None:
         """More: text ids, a whole segment, or speech tokens, as the request's `InputMode` says.

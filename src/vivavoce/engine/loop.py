@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 
@@ -48,44 +48,8 @@ LOOK_S = 0.1
 """Interval in seconds at which `close` checks that the loop makes progress."""
 
 
-@dataclass(frozen=True)
-class Accept:
-    """A request was admitted."""
-
-    request: RequestState
-
-
-@dataclass(frozen=True)
-class Take:
-    """More of the request with this number has come, see `RequestState.take`."""
-
-    number: int
-    more: Taken
-
-
-@dataclass(frozen=True)
-class ListenerLeft:
-    """The listener of the request with this number has left."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Get the stages ready for this many streams, None: for any work; `done` gets the outcome."""
-
-    streams: int | None
-    done: Future[None]
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Stop after pending work (`drain`) or now; "now" overrides "drain"."""
-
-    drain: bool
-
-
-Message = Accept | Take | ListenerLeft | Prepare | Stop
+Message = Callable[[], None]
+"""Something that another thread has the loop do: one of the methods of `Loop` that its thread alone may call."""
 
 
 class Loop:
@@ -153,10 +117,10 @@ class Loop:
         under way has LEAVE_S to end (without a drain `timeout_s`, if given). A device that takes longer is given up.
         """
         self._closing = True
-        self.post(Stop(drain))
+        self.post(partial(self.stop, drain))
         if self.thread is not None and self.thread is not threading.current_thread():
             if drain and not self.leaves_within(timeout_s):
-                self.post(Stop(drain=False))
+                self.post(partial(self.stop, drain=False))
             patience_s = LEAVE_S if drain or timeout_s is None else timeout_s
             if not self.leaves_within(patience_s):
                 log.error("engine failed: it was told to stop, and its device did not answer within %g s", patience_s)
@@ -174,7 +138,7 @@ class Loop:
 
     def abandon(self) -> None:
         """Stop: the engine is not used any more, and was not closed."""
-        self.post(Stop(drain=False))
+        self.post(partial(self.stop, drain=False))
         self.gc_freeze.end()
 
     def post(self, message: Message) -> None:
@@ -185,7 +149,7 @@ class Loop:
 
     def leave(self, number: int) -> None:
         self._admission.left(number)
-        self.post(ListenerLeft(number))
+        self.post(partial(self.cancel, number))
 
     def run(self) -> None:
         with torch.inference_mode():
@@ -198,7 +162,7 @@ class Loop:
                     self.busy_since = inf
                     message = self._inbox.get()
                     self.busy_since = self._clock()
-                    self._receive(message)
+                    message()
             except Exception:
                 log.exception("engine failed: the engine's loop has failed")
             finally:
@@ -209,7 +173,7 @@ class Loop:
         self.busy_since = self._clock()
         moved = not self._inbox.empty()
         while not self._inbox.empty():
-            self._receive(self._inbox.get())
+            self._inbox.get()()
         for queue in self._waiting:  # in the order in which they came
             while queue and self._admission.may_start(queue[0]):
                 request = queue.popleft()
@@ -238,29 +202,30 @@ class Loop:
                 synthesis.begin(plan.start)
         return moved or bool(plan.prefill or plan.advance or plan.start)
 
-    def _receive(self, message: Message) -> None:
-        match message:
-            case Accept(request) if self.ended:
-                self._announce_end(request, stopped())
-            case Accept(request):
-                self._waiting[request.policy is None].append(request)
-            case Take(number, more):
-                self._take(number, more)
-            case ListenerLeft(number):
-                cancelled = self._find(number)
-                if cancelled is not None:
-                    self._end(cancelled, RequestCancelled("request: was cancelled"))
-            case Prepare(streams, done):
-                self._prepare(streams, done)
-            case Stop(drain):
-                self._drain = drain and self._drain is not False
-                for request in list(self._requests.values()) if drain else ():
-                    self._go_on(request)
+    def accept(self, request: RequestState) -> None:
+        """In the loop's thread: a request was admitted."""
+        if self.ended:
+            self._announce_end(request, stopped())
+        else:
+            self._waiting[request.policy is None].append(request)
+
+    def cancel(self, number: int) -> None:
+        """In the loop's thread: the listener of the request with this number has left."""
+        request = self._find(number)
+        if request is not None:
+            self._end(request, RequestCancelled("request: was cancelled"))
+
+    def stop(self, drain: bool) -> None:
+        """In the loop's thread: stop after pending work (`drain`) or now; now overrides an earlier or later drain."""
+        self._drain = drain and self._drain is not False
+        for request in list(self._requests.values()) if drain else ():
+            self._go_on(request)
 
     def fail(self, sequences: Sequence[SequenceState], error: Exception) -> None:
         self._fail({sequence.request.id: sequence.request for sequence in sequences}.values(), error)
 
-    def _take(self, number: int, more: Taken) -> None:
+    def take(self, number: int, more: Taken) -> None:
+        """In the loop's thread: more of the request with this number has come, see `RequestState.take`."""
         request = self._find(number)
         if request is None:
             return  # it has ended meanwhile
@@ -272,7 +237,8 @@ class Loop:
             self._go_on(request)
         request.outbox.text_sent(-1)
 
-    def _prepare(self, streams: int | None, done: Future[None]) -> None:
+    def prepare(self, streams: int | None, done: Future[None]) -> None:
+        """In the loop's thread: get the stages ready for this many streams, None: any work; `done` gets the outcome."""
         try:
             if self.ended:
                 raise stopped()
@@ -289,7 +255,7 @@ class Loop:
         """End everything from another thread, because the device holds the loop's; that one leaves if it comes back."""
         self._drain = False
         self._end_all()
-        self._inbox.put(Stop(drain=False))  # wakes it, should it wait for a message by now
+        self._inbox.put(partial(self.stop, drain=False))  # wakes it, should it wait for a message by now
 
     def _end_all(self) -> None:
         """Take nothing any more, and end all that is there; the stages are left as they are: they may have failed."""
@@ -311,7 +277,7 @@ class Loop:
     def _refuse_messages(self) -> None:
         with suppress(Empty):
             while True:
-                self._receive(self._inbox.get_nowait())
+                self._inbox.get_nowait()()
 
     def _fail(self, requests: Iterable[RequestState], error: Exception) -> None:
         if not isinstance(error, VivavoceError):
@@ -347,7 +313,11 @@ class Loop:
             if request.closed:
                 continue
             if request.tokens_only:
-                self._hand_out_tokens(sequence)
+                fresh, sequence.spoken = sequence.tokens[sequence.spoken :], sequence.produced
+                if fresh:
+                    request.outbox.put(fresh)
+                if sequence.phase is Phase.DECODED:
+                    self._end(request, request.error)
                 continue
             if sequence.ready_at is None and sequence.may_cut(now):
                 sequence.ready_at = now
@@ -360,14 +330,6 @@ class Loop:
                 request.held[chunk.sequence.place] = (chunk.final, samples)
                 self._settle(request)
         return bool(decoded or voiced)
-
-    def _hand_out_tokens(self, sequence: SequenceState) -> None:
-        request = sequence.request
-        fresh, sequence.spoken = sequence.tokens[sequence.spoken :], sequence.produced
-        if fresh:
-            request.outbox.put(fresh)
-        if sequence.phase is Phase.DECODED:
-            self._end(request, request.error)
 
     def _settle(self, request: RequestState) -> None:
         """Send the samples that are there, in the sequences' order; end the request after the last one, or ask for its
@@ -467,6 +429,6 @@ def _stop_at_exit(loop: weakref.ref[Loop]) -> None:
     """A thread that still computes while the interpreter goes away would crash it, whether its engine lives or not."""
     running = loop()
     if running is not None and running.thread is not None:
-        running.post(Stop(drain=False))
+        running.post(partial(running.stop, drain=False))
         if not running.leaves_within(None):
             log.error("engine failed: the process ends, and its device did not answer within %g s", STUCK_S)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy, CrossfadeMode, Progress, Schedule
+from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy, CrossfadeMode, Schedule
 from vivavoce.engine.handle import Outbox, RequestTimings
 from vivavoce.engine.request import InputMode, SpeechTokens
 from vivavoce.errors import InvalidRequest
@@ -153,8 +153,8 @@ class SequenceState:
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
         """Hop of the next chunk, and the unspoken tokens with which it can be made before the last one has come."""
         pending, elapsed_s = self.produced - self.spoken, now - self.request.accepted_at
-        progress = Progress(self.chunks, self.spoken, pending, self.prompt_tokens, elapsed_s)
-        hop = policy.next_hop(progress, self.request.rates.tokens_per_second)
+        rate = self.request.rates.tokens_per_second
+        hop = policy.next_hop(self.chunks, self.spoken, pending, self.prompt_tokens, elapsed_s, rate)
         # One token at least stays for the last chunk, which carries the fade-out of the one before it.
         need = hop + max(1, policy.lookahead)
         if policy.schedule is not Schedule.TIME_BASED:  # whose hops change with the clock

@@ -25,17 +25,18 @@ from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 
 _PAST_STEP = 64
-"""Frames of a chunk's past that are told apart when it is priced."""
+"""The cost of a chunk is predicted for its past rounded down to a multiple of this many frames."""
 _ROW_FRAMES = 100
 """Mel frames of a stream's usual chunk."""
 _GUARD_BATCHES = 3
-"""A stream becomes urgent when its audio lasts only as long as this many batches: the running one, its own, and one
-for other work of the device."""
+"""A stream is about to run dry when what its listener has to hear lasts no longer than this many batches: the running
+one, its own, and one for other work of the device."""
 _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
 """With at least `_SHARED_SLOTS` decoding sequences, a new one may wait for others, to decode its first tokens together
 with theirs: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
 _WORTH_JOINING = 0.8
-"""A chunk joins a batch if that costs at most this share of computing it alone; otherwise all chunks end later."""
+"""A chunk joins a batch only if the batch then takes longer by at most this share of what the chunk takes alone.
+Otherwise joining saves next to nothing, and makes all the others wait."""
 
 
 class Urgency(NamedTuple):
@@ -47,7 +48,7 @@ class Urgency(NamedTuple):
 
 DRY, FIRST, AHEAD, OFFLINE = range(4)
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
-"""Urgency of the only work that a queue can do: nothing is compared with it."""
+"""Urgency of work that has no rival, where computing the true one would be of no use."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Limits:
     batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: of one whose first item is urgent;
     offline_batch_frames: of one that no stream has a part in, if nothing is padded;
     spare_slots: share of the slots that offline work leaves to streams; guard_s: slack under which a stream counts as
-    about to run dry, or less where batches take less; calm_s: slack with which all of them can wait for a prefill;
+    about to run dry, or less where batches take less; calm_s: a prefill goes before decode steps whose sequences all
+    have more slack than this;
     patience_s: offline work older than this competes with streams that are ahead; shared_steps: from this many decoding
     sequences on, this many decode steps are launched at once: what the host does for a launch grows with them, and soon
     takes longer than the device's step.
@@ -157,6 +159,7 @@ class Scheduler:
         return Plan(lm[1].prefill, lm[1].decode, synthesis[1].start, synthesis[1].advance)
 
     def urgency(self, sequence: SequenceState, now: float, work_s: float) -> Urgency:
+        """How urgent a sequence is; work_s: seconds that its next chunk still needs."""
         request = sequence.request
         if request.policy is None:
             slack = request.accepted_at + self._limits.patience_s - now
@@ -177,7 +180,7 @@ class Scheduler:
                 continue
             sequence = request.sequences[request.decoded]
             if sequence.phase is Phase.DECODING and request.policy is not None:
-                decoding.append(sequence)  # as below, found in less time
+                decoding.append(sequence)  # a stream's usual case; the loop below would find the same
                 continue
             free = at.slots_free > (spared if request.policy is None else 0)
             for sequence in request.decodable():
@@ -210,10 +213,11 @@ class Scheduler:
         return least, Plan(decode=1 if self._exclusive else self._steps(decoding, at))
 
     def _gives_way(self, decoding: Sequence[SequenceState], at: SchedulerState) -> bool:
-        """Whether decode steps, of which none is urgent, wait for a stream's batch: on one device they slow it down.
+        """Whether decode steps wait while a stream's flow batch runs, which they would slow down on the same device.
 
-        Of few sequences they wait for urgent batches only. Of many they wait for any: the fewer steps it takes to bring
-        everyone's tokens, because more sequences share each, the more of the device is the flow's.
+        They never wait if a sequence among them is pressed for time (`_presses`). Where few sequences decode, they
+        wait only for batches that are urgent themselves. Where many do, they wait for any: sequences that wait are then
+        decoded together, in fewer steps, and more of the device is left to the flow.
         """
         many = len(decoding) >= _SHARED_SLOTS
         most = AHEAD if many else FIRST
@@ -235,7 +239,7 @@ class Scheduler:
         """
         request = sequence.request
         if request.policy is None:
-            # Where many decode, the others' tokens bring its own along.
+            # Where many decode, its tokens come with those of the streams that press.
             return pause_s == 0 and now - request.accepted_at > self._limits.patience_s
         lacking = sequence.lacking(now)
         if not lacking:
@@ -245,7 +249,7 @@ class Scheduler:
         tokens_per_second = request.rates.tokens_per_second
         before = sum(one.produced - one.spoken for one in request.sequences[request.current : sequence.place])
         slack = request.dry_at + before / tokens_per_second - now - lacking * step_s
-        # Twice the guard: what is about to run dry keeps newcomers from being read.
+        # Twice the guard: a stream that had come within the guard itself would keep new prompts from being read.
         return slack - self._chunk_s(tokens_per_second, 0) < 2 * self._guard_s
 
     def _steps(self, decoding: Sequence[SequenceState], at: SchedulerState) -> int:

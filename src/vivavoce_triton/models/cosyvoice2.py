@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from vivavoce.checkpoint.folder import BACKBONE, fingerprint, read_card
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
-from vivavoce.engine.chunk_policy import Progress
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.errors import CheckpointError, Overloaded, StageFailed, VivavoceError
 from vivavoce.frontend.front_end import FrontEnd
@@ -202,8 +201,8 @@ class CosyVoice2Model:
                 return
             while True:
                 pending, elapsed_s = len(one.tokens) - spoken, time.perf_counter() - began
-                progress = Progress(chunks, spoken, pending, voice_tokens, elapsed_s)
-                hop = self._policy.next_hop(progress, self._config.rates.tokens_per_second)
+                rate = self._config.rates.tokens_per_second
+                hop = self._policy.next_hop(chunks, spoken, pending, voice_tokens, elapsed_s, rate)
                 needed = spoken + hop + self._config.flow.encoder.lookahead
                 there = one.wait(needed)
                 if len(there) < needed:

@@ -48,14 +48,13 @@ class SolverV1:
     def __init__(self, stage: FlowStageV1, rows: Sequence[FlowRow], calls: Sequence[WholeInput]) -> None:
         self.rows, self._calls, self._stage = rows, calls, stage
         self._path, self._kept = stage.flow.begin(calls, stage.schedule, stage.noise, stage.both)
-        self._mels: list[Tensor | None] = []
 
     def step(self, number: int) -> None:
         self._path.step(number)
 
-    def commit(self) -> None:
+    def finish(self) -> list[Tensor | None]:
         """Fade the frames that two chunks share, and leave to the streams what their next chunks will need."""
-        flow, window = self._stage.flow, self._stage.window
+        flow, window, mels = self._stage.flow, self._stage.window, list[Tensor | None]()
         for row, call, kept, whole in zip(self.rows, self._calls, self._kept, self._path.x, strict=True):
             stream: FlowStreamV1 = row.stream
             mel = whole[len(call.prompt_mel) : flow.frames_of(call)].clone()
@@ -64,11 +63,9 @@ class SolverV1:
             # Frames at the call's end that the next chunk makes again; 0: the chunk is the last one.
             shared = flow.rates.frames_of(len(call.tokens) - row.hop)
             end = len(mel) - shared
-            self._mels.append(mel[:end])
+            mels.append(mel[:end])
             stream.kept, stream.held = (kept, mel[end:]) if shared and not stream.closed else (None, None)
-
-    def mels(self) -> list[Tensor | None]:
-        return self._mels
+        return mels
 
 
 class FlowStageV1:

@@ -361,17 +361,14 @@ class PackedSolver:
     def step(self, number: int) -> None:
         self._run.step(number, self)
 
-    def mels(self) -> list[Tensor | None]:
-        """New frames of each row, [2 · hop, bins] float32; None for prompts."""
+    def finish(self) -> list[Tensor | None]:
+        self._encoded.commit()
+        if self.after is not None and self._encoded.slots is not None:
+            self._pool.tails.index_copy_(0, self._encoded.slots[1], self.after.permute(2, 0, 1, 3, 4))
         self._run.leave(self)
         parts = torch.split(self.x, [row.new * self._up for row in self.rows])
         firsts = [row.first_frame(self._up) for row in self.rows]
         return [None if first is None else mel[first:] for first, mel in zip(firsts, parts, strict=True)]
-
-    def commit(self) -> None:
-        self._encoded.commit()
-        if self.after is not None and self._encoded.slots is not None:
-            self._pool.tails.index_copy_(0, self._encoded.slots[1], self.after.permute(2, 0, 1, 3, 4))
 
 
 def load_voices(streams: Sequence[FlowStream], models: Models) -> None:

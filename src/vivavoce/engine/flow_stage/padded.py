@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 Indices = NDArray[np.int64]
 NONE = np.zeros(0, dtype=np.int64)
 LEAST_SPLIT = 80
-"""Frames from which on it pays to compute a step's two halves at the same time: two threads of Python hinder one
-another, and below that a step is many short operations."""
+"""From this many frames on a step's two halves, with the conditions and without, are computed at the same time. A
+smaller step is many short operations, between which two threads of Python wait for one another."""
 
 
 @dataclass(frozen=True, eq=False)
 class PaddedPath:
-    """The network as it is, all rows at once, and what all batches share.
+    """Begins batches that the network computes as it is, rows padded to one length; has what all batches share.
 
     noise: [MAX_FRAMES, bins] float32; both: does a step's two halves, with the conditions and without, on a CPU.
     """
@@ -48,7 +48,7 @@ class PaddedPath:
         """Record what batches of up to this many frames need, None: of any size; here nothing is recorded."""
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
-        """The rows in the order in which they came, as many together as can be."""
+        """The rows in order, in parts that the networks take at once: those of another runtime may take a few only."""
         most = None if isinstance(self.estimator, torch.nn.Module) else self.estimator.most_rows
         if self.encoder is not self.models.flow.encoder:
             most = 1
@@ -76,6 +76,7 @@ class PaddedSolver:
         past = np.array([row.past for row in rows])
         slots = [(row.before.slot if row.before else SINK, row.after.slot) for row in rows if row.after]
         widths = (keys, keys * up, keys * up)
+        # All numbers go to the device in one copy: these, and the places of state in the pages.
         own = (
             tokens,
             np.array([len(row.tokens) for row in rows]),
@@ -109,7 +110,11 @@ class PaddedSolver:
             lookahead_ends if lookahead_ends.numel() else None,
         )
         voices = [voice_features(row.stream, models) for row in rows]
-        condition = _conditions(rows, voices, mu, up)
+        # The prompts' mels where rows compute them, zeros elsewhere.
+        condition = torch.zeros_like(mu, dtype=torch.float32)
+        for row, voice, given in zip(rows, voices, condition, strict=True):
+            if len(mel := voice.mel[row.past * up : row.end * up]):
+                given[: len(mel)] = mel
         noise = context.noise.index_select(0, places).view(mu.shape)
         speakers, guidance = torch.stack([voice.speaker for voice in voices]), models.config.flow.guidance
         self._path = Path(
@@ -130,26 +135,14 @@ class PaddedSolver:
             memory.number = number
         self._path.step(number, *self._steps)
 
-    def mels(self) -> list[Tensor | None]:
-        """New frames of each row, [2 · hop, bins] float32; None for prompts."""
+    def finish(self) -> list[Tensor | None]:
+        for memory in self._memories:
+            memory.commit(self._slots[1])
         firsts = [row.first_frame(self._up) for row in self.rows]
         return [
             None if first is None else mel[first : (row.end - row.past) * self._up]
             for row, first, mel in zip(self.rows, firsts, self._path.x, strict=True)
         ]
-
-    def commit(self) -> None:
-        for memory in self._memories:
-            memory.commit(self._slots[1])
-
-
-def _conditions(rows: Sequence[FlowRow], voices: Sequence[VoiceFeatures], mu: Tensor, upsampling: int) -> Tensor:
-    """The prompts' mels where rows compute them, zeros elsewhere: [rows, frames, bins] float32, as long as `mu`."""
-    condition = torch.zeros_like(mu, dtype=torch.float32)
-    for row, voice, given in zip(rows, voices, condition, strict=True):
-        if len(mel := voice.mel[row.past * upsampling : row.end * upsampling]):
-            given[: len(mel)] = mel
-    return condition
 
 
 def voice_features(stream: FlowStream, models: Models) -> VoiceFeatures:
@@ -161,10 +154,11 @@ def voice_features(stream: FlowStream, models: Models) -> VoiceFeatures:
 
 
 class BatchMemory:
-    """A batch's memory in the pages of one network, a `vivavoce.models.layers.Memory` of its pass `number`.
+    """The past of a batch's rows in the pages of one network, as its `vivavoce.models.layers.Memory`.
 
-    Keys and values are written to their pages as they are computed: no row reads past the tokens that its state
-    stands for. Tails are kept aside until `commit`, so that a batch that is given up leaves no trace.
+    number: the pass, such as an Euler step, that the network is in. Keys and values are written to their pages as they
+    are computed; tails, the inputs that the next chunk's convolutions need, by `commit` only. So a batch that is given
+    up changes nothing: its keys lie behind the tokens of the rows' state, and no row reads further than that.
     indices: of `page_indices`, on the device; keys: positions of the longest row; slots: [rows] pages beside which the
     rows' tails lie now, the sink for rows without a past.
     """
@@ -216,7 +210,8 @@ class BatchMemory:
 
 
 def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, Indices, Indices]:
-    """Where the rows of a batch read and write in one network's pages; each row comes once for every copy.
+    """Where the rows of a batch read and write in one network's pages. Each row comes `copies` times, because guidance
+    computes it with and without its conditions.
 
     →  write: [copies · rows, time] positions; read: [copies · rows, pages] slabs of one page each, empty if no row has
     a past; tails: [copies · rows, tail] places in [tail + time] whose inputs the next chunk needs, empty if these are
@@ -248,7 +243,8 @@ def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, 
 def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indices:
     """[rows, new tokens], places in the rows' tokens where the lookahead of each ends.
 
-    Empty if each hears all that there are: the bits of a row may depend on which of the two it is.
+    Empty if each hears its whole lookahead, or all that there is of it; the encoder then takes a shorter way, whose
+    results may differ in their last bits.
     """
     for row in rows:
         heard = np.minimum(np.arange(row.past, row.end) + 1 + lookahead, row.past + len(row.tokens))
@@ -263,5 +259,5 @@ def _ends(rows: Sequence[Indices], size: int, keys: int) -> Indices:
         return NONE
     if all((ends == ends[-1]).all() for ends in rows):
         return np.array([[ends[-1]] for ends in rows])
-    # Positions of padding see what the row's last one sees: a query that sees nothing would answer NaN.
+    # Positions of padding see what the row's last one sees: attention without any key gives NaN.
     return np.stack([np.pad(ends, (0, size - len(ends)), mode="edge") for ends in rows])

@@ -127,9 +127,6 @@ class PagePool:
                 del self.holders[page]
                 self.free.append(page)
 
-    def unshared(self, pages: Iterable[int]) -> bool:
-        return all(self.holders[page] == 1 for page in pages)
-
     def copy(self, source: int, target: int, tokens: int) -> None:
         for buffer in self.buffers:
             kept = tokens * buffer.per_token
@@ -149,7 +146,8 @@ class PromptCache:
             self._pool.release(state.pages)
 
     def unused(self) -> list[bytes]:
-        return [voice for voice, state in self.states.items() if self._pool.unshared(state.pages)]
+        holders = self._pool.holders
+        return [voice for voice, state in self.states.items() if all(holders[page] == 1 for page in state.pages)]
 
     def could_free(self) -> int:
         return sum(len(self.states[voice].pages) for voice in self.unused())

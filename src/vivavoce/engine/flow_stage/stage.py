@@ -32,10 +32,8 @@ class Solver(Protocol):
 
     def step(self, number: int) -> None: ...
 
-    def commit(self) -> None: ...
-
-    def mels(self) -> Sequence[Tensor | None]:
-        """New frames of each row, [frames, bins] float32; None for prompts."""
+    def finish(self) -> Sequence[Tensor | None]:
+        """Keep what the rows' next chunks need; new frames of each row, [frames, bins] float32, None for a prompt."""
 
 
 @dataclass(eq=False)
@@ -72,8 +70,7 @@ class FlowBatch:
             )
         mels: dict[FlowRow, Tensor | None] = {}
         for solver in self.solvers:
-            solver.commit()
-            mels.update(zip(solver.rows, solver.mels(), strict=True))
+            mels.update(zip(solver.rows, solver.finish(), strict=True))
         self.stage.end(self, finished=True)
         return [mels.get(row) for row in self.rows]
 

@@ -1,6 +1,8 @@
-"""Runs and slots: rows to read, then ids to sample; the host's part of a slot, and the state that the device keeps.
+"""Slots, and the runs that are decoded in them.
 
-A run is one stretch of decoding; text that arrives makes one run after another.
+A slot has one sequence of the language model: `Slot` is what the host knows of it, `SlotRows` the state of all slots on
+the device. A run (`DecodeRun`) is one stretch of decoding in a slot: its rows are read, then ids are sampled up to a
+control id. A text that is all there is one run; a text that arrives is one run after another (`StreamingPrompt`).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ from vivavoce.models.lm.sampling import SamplingRows, sample
 LARGEST_WINDOW = 200
 """Ids of a slot's past that are kept: no sampling window is wider."""
 _COUNTERS = slice(Field.POSITION, Field.RUN_COUNT + 1)
+"""The fields that grow by one with each sampled id."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class DecodeRun:
 
     @property
     def positions(self) -> int:
-        """Positions of a slot that it takes at most, the one that idle steps write to included."""
+        """The most positions of a slot that it takes: its rows, its ids, and one that steps after its end write to."""
         return len(self.rows) + self.forced_at + 1
 
 
@@ -85,7 +88,7 @@ def plain_run(
             "use a shorter text or reference"
         )
     stop_ids = tuple(vocabulary.stop_ids)
-    # The official code forbids one stop id before the minimum, and any of them could end the speech early.
+    # The official code forbids only one of the stop ids before the minimum, so another one can still end it too early.
     early = (vocabulary.masked_before_minimum,) if official else stop_ids
     return DecodeRun(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker)
 
@@ -121,7 +124,7 @@ class StreamingPrompt:
         self._positions = self._spoken = self._sampled = 0
         self._run: DecodeRun | None = None
         self._cut = False
-        """The run ends where a limit wants it, not where the interleaver does."""
+        """The run is ended by `room` or `capacity`, before the interleaver would end it."""
         self._refusal: str | None = None
         self.push, self.close = interleaver.push, interleaver.close
 
@@ -132,8 +135,8 @@ class StreamingPrompt:
     def next_run(self) -> DecodeRun | None:
         """The next rows to feed; None while a run is in progress, while text is awaited, and when done.
 
-        InvalidRequest: the text goes on after as many speech tokens as there is room for, or past the slot's positions.
-        All tokens that were accepted before stand.
+        InvalidRequest: the text goes on, and there is no room for more speech tokens, or no position left in the slot.
+        The tokens that were accepted before may still be spoken.
         """
         if self._run is not None or self.done:
             return None
@@ -204,9 +207,7 @@ def repetition_aware(scores: Tensor, state: SamplingState) -> Tensor:
     uniforms = torch.stack(
         [uniform(state.seeds, one, state.counts) for one in (NoiseStream.NUCLEUS, NoiseStream.FALLBACK)], -1
     )
-    # A window that reaches further back than the slot's first id would look at its earlier occupants.
-    window = torch.minimum(state.settings.window, state.counts)
-    return sample(scores, state.history, replace(state.settings, window=window), uniforms)
+    return sample(scores, state.history, state.settings, uniforms)
 
 
 @dataclass(eq=False)
@@ -221,13 +222,13 @@ class Slot:
     window: int
     max_repeats: int
     positions: int = 0
-    """Rows in the cache when the run in progress began; without a run: now."""
+    """Rows in the slot's keys and values, without those of the ids of the run in progress."""
     count: int = 0
     """Ids sampled in the runs that are over."""
     run: DecodeRun | None = None
-    """In progress, as far as is known."""
+    """The run in progress; None once its end was collected."""
     launched: int = 0
-    """Ids of the run that were asked for; of several steps at once perhaps more than it can have."""
+    """Ids of the run that were asked for. Several steps are launched at once, so it may end before it has them all."""
     received: int = 0
     """Ids of the run that have come."""
     closed: bool = False
@@ -242,13 +243,13 @@ class Slot:
         return cls(number, place, seed, chosen["top_p"], chosen["top_k"], window, repeats)
 
     def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
-        """Its `Field`s at the start of a run, and two flags for each control id: forbidden, forbidden early.
-
-        The position is that of the run's last row.
+        """What the device is told at the start of a run: a number for each `Field` in order (top_p as the bits
+        of a float64), then for each control id whether it is forbidden, then whether it is forbidden early.
         """
         controls = vocabulary.stop_ids
         (top_p,) = struct.unpack("<q", struct.pack("<d", self.top_p))
         return [
+            # RUNNING, and the POSITION of the run's last row: each sampled id moves it on by one.
             *(1, self.positions + len(run.rows) - 1, self.count, 0, 0, run.forced_at, run.forced, run.min_tokens),
             *(self.seed, self.top_k, self.window, self.max_repeats, top_p),
             *(int(one not in run.allowed) for one in controls),
@@ -257,7 +258,8 @@ class Slot:
 
 
 class SlotRows(NamedTuple):
-    """State of some slots: all, views of the first ones for a decode step, or gathered copies for a prefill.
+    """State of slots on the device. The stage keeps that of all slots; a decode step works on views of the first
+    ones, a prefill on copies of its own slots (`starting`), which it writes back (`put`).
 
     numbers: [n, fields] int64; top_p: [n] float32; forbidden, early: [n, control ids] bool; history: [n, window]
     int64, the slot's ids, newest last.
@@ -290,18 +292,19 @@ class SlotRows(NamedTuple):
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """All slots are afterwards as they were, as far as `advance` changes them."""
+        """Undo at the end what `advance` has changed of any slot meanwhile."""
         kept = [(part, part.clone()) for part in (self.numbers, self.history)]
         yield
         for part, old in kept:
             part.copy_(old)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy slots onto others; the sources do not run any more."""
         self.put(targets, SlotRows(*(part.index_select(0, sources) for part in self)))
         self.numbers[:, Field.RUNNING].index_fill_(0, sources, 0)
 
     def advance(self, scores: Tensor, chooser: Chooser, most: int) -> Tensor:
-        """Choose an id for every running slot and take it down.
+        """Choose an id for every running slot, and record it in the slot's state.
 
         scores: [n, ids] float32 log-probabilities, masked in place; most: no top_k is larger  →  [n] int64, `IDLE`
         where a slot is not running
@@ -312,10 +315,11 @@ class SlotRows(NamedTuple):
         num_speech = scores.shape[1] - self.forbidden.shape[1]
         forbidden = self.forbidden | (self.early & (run_count < columns[Field.MIN_TOKENS])[:, None])
         scores[:, num_speech:].masked_fill_(forbidden, float("-inf"))
-        settings = SamplingRows(
-            self.top_p, columns[Field.TOP_K], columns[Field.WINDOW], columns[Field.MAX_REPEATS], most
-        )
-        chosen = chooser(scores, SamplingState(columns[Field.COUNT], self.history, columns[Field.SEED], settings))
+        counts = columns[Field.COUNT]
+        # Further back than its first id a slot's history holds ids of the sequences that had it before.
+        window = torch.minimum(columns[Field.WINDOW], counts)
+        settings = SamplingRows(self.top_p, columns[Field.TOP_K], window, columns[Field.MAX_REPEATS], most)
+        chosen = chooser(scores, SamplingState(counts, self.history, columns[Field.SEED], settings))
         chosen = torch.where(run_count >= columns[Field.FORCED_AT], columns[Field.FORCED], chosen)
         active = running > 0
         result = torch.where(active, chosen, IDLE)

@@ -164,29 +164,19 @@ class Tails:
     pooled: PooledTails | None = None
 
 
+@dataclass(eq=False)
 class VocoderStream:
     """One sequence's place: what it was opened with, and its tails, which `VocoderStage.run` alone replaces.
 
     seed: of the source's noise, None: no noise; speed: of a whole utterance or of a stream's pieces.
     """
 
-    def __init__(self, seed: int | None, speed: float, rule: Crossfade) -> None:
-        self.seed, self.speed, self.rule = seed, speed, rule
-        self.tails = Tails(SpeedTail(speed))
-        self.closed = False
-        """It keeps no tails any more; pieces that were on their way may still come."""
-
-    def frames_of(self, frames: int, final: bool, whole: bool) -> int:
-        """Frames that the vocoder will work on for a piece of this many, context included.
-
-        0: the piece waits for more. It is too short to give out a sample, or to hold the fade at either end.
-        """
-        if whole:
-            return resized_frames(frames, self.speed)
-        tails = self.tails
-        fresh = (0 if tails.waiting is None else len(tails.waiting)) + tails.speed.count(frames, final)
-        least = self.rule.overlap + 1 if tails.frames == 0 else max(1, self.rule.fade_frames)
-        return 0 if fresh < least and not final else tails.context + fresh
+    seed: int | None
+    speed: float
+    rule: Crossfade
+    tails: Tails
+    closed: bool = False
+    """It keeps no tails any more; pieces that were on their way may still come."""
 
 
 @dataclass(eq=False)
@@ -202,7 +192,8 @@ class VocoderRow:
     final: bool
     whole: bool = False
     frames: int = field(init=False)
-    """Frames that the vocoder works on, context included; 0 if the row waits for more."""
+    """Frames that the vocoder works on, context included; 0: the row waits for more, because it is too short to give
+    out a sample, or to hold the fade at either end."""
     before: Tails = field(init=False)
     """The stream's tails as they are, empty for a whole utterance."""
     speed: SpeedTail = field(init=False)
@@ -217,7 +208,13 @@ class VocoderRow:
     """The first of `seen_again`, which keep their source."""
 
     def __post_init__(self) -> None:
-        self.frames = self.stream.frames_of(len(self.mel), self.final, self.whole)
+        stream, tails, frames = self.stream, self.stream.tails, len(self.mel)
+        if self.whole:
+            self.frames = resized_frames(frames, stream.speed)
+            return
+        fresh = (0 if tails.waiting is None else len(tails.waiting)) + tails.speed.count(frames, self.final)
+        least = stream.rule.overlap + 1 if tails.frames == 0 else max(1, stream.rule.fade_frames)
+        self.frames = 0 if fresh < least and not self.final else tails.context + fresh
 
     def load(self) -> None:
         """Bring the mel to its speed, on the stage's stream. The row's stream is not changed."""
@@ -381,7 +378,7 @@ class VocoderStage:
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)
         # The official code ignores the speed of a stream, or refuses it where it knows no streams without it.
         speed = 1.0 if joins is CrossfadeMode.OFFICIAL and vocoder.overlap is None else speed
-        return VocoderStream(seed if self._source_noise else None, speed, rule)
+        return VocoderStream(seed if self._source_noise else None, speed, rule, Tails(SpeedTail(speed)))
 
     def close(self, stream: VocoderStream) -> None:
         """Free the memory of the stream's tails. Rows that still arrive are vocoded like the start of a new stream."""

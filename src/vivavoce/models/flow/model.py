@@ -161,25 +161,11 @@ class Flow(nn.Module):
         encoder = self.config.encoder
         return (len(item.tokens) - (0 if item.final else encoder.lookahead)) * encoder.upsampling
 
-    def solve(
-        self, noise: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, lengths: Tensor, chunked: bool
-    ) -> Tensor:
-        """noise, mu, condition: [batch, frames, bins]; speaker: [batch, bins]; lengths: [batch]  →  [batch, frames,
-        bins] float32.
-        """
-        config, estimator = self.config, self.estimator
-        mask = visible_keys(lengths, noise.shape[1], config.estimator.chunk if chunked else None)
-        schedule = EulerSchedule.of(estimator, config.num_steps)
-        path = Path(estimator, schedule, config.guidance, noise, mu, speaker, condition, mask)
-        for number in range(config.num_steps):
-            path.step(number)
-        return path.x
-
     def forward(self, items: Sequence[FlowInput], chunked: bool) -> list[Tensor]:
         """Mel of each item after its prompt's frames, [frames, bins] float32; the prompt's mel is the start of its
         condition.
         """
-        device = self.speaker_projection.weight.device
+        config, estimator, device = self.config, self.estimator, self.speaker_projection.weight.device
         tokens = pad_sequence([item.tokens.to(device) for item in items], batch_first=True)
         lengths = torch.tensor([len(item.tokens) for item in items], device=device)
         final = torch.tensor([item.final for item in items], device=device)
@@ -188,11 +174,15 @@ class Flow(nn.Module):
             raise ValueError(f"{size} mel frames in one sequence, the flow has noise for {MAX_FRAMES}")
         mu, frames = self.encode(tokens, lengths, final, chunked)
         mu = mu[:, :size]
-        condition = torch.zeros(len(items), size, self.config.num_mel_bins, device=device)
+        condition = torch.zeros(len(items), size, config.num_mel_bins, device=device)
         for row, item in enumerate(items):
             if len(item.prompt_mel):
                 condition[row, : len(item.prompt_mel)] = item.prompt_mel
-        noise = fixed_noise(self.config.num_mel_bins)[:size].to(device).expand(len(items), -1, -1)
+        noise = fixed_noise(config.num_mel_bins)[:size].to(device).expand(len(items), -1, -1)
         speaker = self.speaker(torch.stack([item.embedding.to(device) for item in items]))
-        mel = self.solve(noise, mu, speaker, condition, frames, chunked)
-        return [mel[row, len(item.prompt_mel) : self.frames_of(item)] for row, item in enumerate(items)]
+        mask = visible_keys(frames, size, config.estimator.chunk if chunked else None)
+        schedule = EulerSchedule.of(estimator, config.num_steps)
+        path = Path(estimator, schedule, config.guidance, noise, mu, speaker, condition, mask)
+        for number in range(config.num_steps):
+            path.step(number)
+        return [path.x[row, len(item.prompt_mel) : self.frames_of(item)] for row, item in enumerate(items)]
