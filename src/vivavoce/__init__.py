@@ -48,26 +48,21 @@ if TYPE_CHECKING:
     from vivavoce.frontend.voices.voice import Voice as Voice
 
 
-_HOMES = {
-    "Audio": "vivavoce.frontend.audio.samples",
-    "AudioChunk": "vivavoce.engine.request",
-    "ChunkPolicy": "vivavoce.engine.chunk_policy",
-    "ChunkStream": "vivavoce.api",
-    "EngineSettings": "vivavoce.engine.settings",
-    "Mark": "vivavoce.frontend.speech",
-    "Mode": "vivavoce.frontend.speech",
-    "SamplingParams": "vivavoce.engine.request",
-    "Speech": "vivavoce.frontend.speech_result",
-    "Timings": "vivavoce.frontend.speech_result",
-    "Vivavoce": "vivavoce.api",
-    "VivavoceError": "vivavoce.errors",
-    "Voice": "vivavoce.frontend.voices.voice",
-    "load": "vivavoce.api",
-    "to_srt": "vivavoce.frontend.subtitles",
-    "to_vtt": "vivavoce.frontend.subtitles",
+_MODULES = {
+    "vivavoce.api": ("ChunkStream", "Vivavoce", "load"),
+    "vivavoce.engine.chunk_policy": ("ChunkPolicy",),
+    "vivavoce.engine.request": ("AudioChunk", "SamplingParams"),
+    "vivavoce.engine.settings": ("EngineSettings",),
+    "vivavoce.errors": ("VivavoceError",),
+    "vivavoce.frontend.audio.samples": ("Audio",),
+    "vivavoce.frontend.speech": ("Mark", "Mode"),
+    "vivavoce.frontend.speech_result": ("Speech", "Timings"),
+    "vivavoce.frontend.subtitles": ("to_srt", "to_vtt"),
+    "vivavoce.frontend.voices.voice": ("Voice",),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = list(_HOMES)
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

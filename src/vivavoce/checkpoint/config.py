@@ -169,8 +169,8 @@ class LookaheadConfig:
 
 
 @dataclass(frozen=True)
-class UNetConfig:
-    """The causal U-Net that estimates the flow's velocity; chunk: mel frames per attention chunk when streaming."""
+class HourglassConfig:
+    """CosyVoice 1's U-Net: its inner half runs at half the mel rate, and attention covers whole rows."""
 
     in_channels: Annotated[int, FileKey("in_channels")]
     out_channels: Annotated[int, FileKey("out_channels")]
@@ -179,6 +179,12 @@ class UNetConfig:
     num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", minimum=0, maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("num_heads")]
     head_dim: Annotated[int, FileKey("attention_head_dim")]
+
+
+@dataclass(frozen=True)
+class UNetConfig(HourglassConfig):
+    """The causal U-Net that estimates the flow's velocity; chunk: mel frames per attention chunk when streaming."""
+
     chunk: Annotated[int, FileKey("static_chunk_size")]
 
 
@@ -208,19 +214,6 @@ class FlowConfig:
     num_steps: int
     encoder: TokenEncoderConfig | LookaheadConfig
     estimator: UNetConfig | DiTConfig
-
-
-@dataclass(frozen=True)
-class HourglassConfig:
-    """CosyVoice 1's U-Net: its inner half runs at half the mel rate, and attention covers whole rows."""
-
-    in_channels: Annotated[int, FileKey("in_channels")]
-    out_channels: Annotated[int, FileKey("out_channels")]
-    channels: int
-    num_blocks: Annotated[int, FileKey("n_blocks", maximum=MAX_BLOCKS)]
-    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", minimum=0, maximum=MAX_BLOCKS)]
-    num_heads: Annotated[int, FileKey("num_heads")]
-    head_dim: Annotated[int, FileKey("attention_head_dim")]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ class DownloadProgress:
     """In bytes; done, total: of all files to transfer, resumed bytes included."""
 
     file: str
-    file_done: int
     file_size: int
     done: int
     total: int
@@ -319,7 +318,7 @@ def _fetch_missing(
     for file in missing:
 
         def report(file_done: int, file: RemoteFile = file, before: int = done) -> None:
-            progress(DownloadProgress(file.path, file_done, file.size, before + file_done, total))
+            progress(DownloadProgress(file.path, file.size, before + file_done, total))
 
         part = _part(folder, file.path)
         part.parent.mkdir(parents=True, exist_ok=True)

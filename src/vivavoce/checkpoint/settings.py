@@ -54,7 +54,8 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
     generation = detect_generation(folder)
     name = YAML_OF[generation]
     root = Section(name, read_official_yaml(folder / name))
-    sample_rate, vocoder = root.integer("sample_rate"), root.section("hift").read(_VOCODERS[generation])
+    kind = CausalVocoderConfig if generation is Generation.V3 else VocoderConfig
+    sample_rate, vocoder = root.integer("sample_rate"), root.section("hift").read(kind)
     rates = Rates(sample_rate, vocoder.samples_per_frame, root.section("flow").integer("input_frame_rate"))
     if not rates.frames_per_token and generation is not Generation.V1:
         raise CheckpointError(
@@ -244,17 +245,15 @@ _FLOWS: Mapping[Generation, Callable[[Section, Iterable[str]], FlowConfig]] = {
     Generation.V2: _flow,
     Generation.V3: _causal_flow,
 }
-_VOCODERS: Mapping[Generation, type[VocoderConfig]] = {
-    Generation.V1: VocoderConfig,
-    Generation.V2: VocoderConfig,
-    Generation.V3: CausalVocoderConfig,
-}
 
 
 def _contradictions(config: ModelConfig) -> Iterator[str]:
     lm, vocoder, rates, mel, flow = config.lm, config.vocoder, config.rates, config.mel, config.flow
     if isinstance(lm, ConformerLMConfig):
-        yield from _of_conformer_lm(lm)
+        yield from _of_conformer("llm.text_encoder", lm.text_encoder)
+        yield from _of_conformer("llm.llm", lm.backbone)
+        if lm.backbone.input_size != lm.hidden_size:
+            yield f"llm.llm: input_size {lm.backbone.input_size} is not output_size {lm.hidden_size}"
     else:
         yield from _of_backbone(lm)
     if isinstance(flow, WholeFlowConfig):
@@ -284,14 +283,7 @@ def _of_backbone(lm: LMConfig) -> Iterator[str]:
         yield f"rope_theta {lm.rope_theta:g} is not above 0"
 
 
-def _of_conformer_lm(lm: ConformerLMConfig) -> Iterator[str]:
-    yield from _of_conformer("llm.text_encoder", lm.text_encoder)
-    yield from _of_conformer("llm.llm", lm.backbone)
-    if lm.backbone.input_size != lm.hidden_size:
-        yield f"llm.llm: input_size {lm.backbone.input_size} is not output_size {lm.hidden_size}"
-
-
-def _of_conformer(name: str, conformer: ConformerConfig) -> Iterator[str]:
+def _of_conformer(name: str, conformer: ConformerConfig | TokenEncoderConfig) -> Iterator[str]:
     size, heads = conformer.hidden_size, conformer.num_heads
     if size % heads:
         yield f"{name}: attention_heads {heads} does not divide output_size {size}"
@@ -304,18 +296,11 @@ def _of_streaming_flow(flow: FlowConfig, rates: Rates) -> Iterator[str]:
     if isinstance(encoder, LookaheadConfig):
         yield from _of_causal_flow(flow, encoder)
     else:
-        yield from _of_encoder(encoder)
+        if encoder.num_up_blocks > MAX_BLOCKS:
+            yield f"flow: encoder.up_encoders has {encoder.num_up_blocks} blocks, the limit is {MAX_BLOCKS}"
+        yield from _of_conformer("flow.encoder", encoder)
     if encoder.upsampling != rates.frames_per_token:
         yield f"flow: token_mel_ratio {encoder.upsampling}, but the rates give {rates.frames_per_token}"
-
-
-def _of_encoder(encoder: TokenEncoderConfig) -> Iterator[str]:
-    if encoder.num_up_blocks > MAX_BLOCKS:
-        yield f"flow: encoder.up_encoders has {encoder.num_up_blocks} blocks, the limit is {MAX_BLOCKS}"
-    if encoder.hidden_size % encoder.num_heads:
-        yield f"flow.encoder: attention_heads {encoder.num_heads} does not divide output_size {encoder.hidden_size}"
-    if encoder.hidden_size % 2:
-        yield f"flow.encoder: output_size {encoder.hidden_size} is odd"
 
 
 def _of_causal_flow(flow: FlowConfig, encoder: LookaheadConfig) -> Iterator[str]:

@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +125,14 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
     module.load_state_dict(copies, assign=True)
 
 
-_PAGE_OUT = 21
-
-
 def page_out(tensor: Tensor) -> None:
     """Let the system page out a CPU tensor; else a mapped file counts as this process's memory beside its copy."""
     if sys.platform == "linux":
         start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:
-            _madvise()(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _PAGE_OUT)  # fails on older kernels
-
-
-@cache
-def _madvise() -> Any:
-    return ctypes.CDLL(None).madvise
+            advice = 21  # MADV_PAGEOUT; fails on older kernels
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -157,14 +149,6 @@ _ATTENTION_AND_FEED_FORWARD = (
     (".norm3", ".feed_forward_norm"),
     (".ff.net.0.proj", ".feed_forward.expand"),
     (".ff.net.2", ".feed_forward.contract"),
-)
-_RESNET = (
-    (".mlp.1", ".time_projection"),
-    (".block1.block.0", ".conv1"),
-    (".block1.block.2", ".norm1"),
-    (".block2.block.0", ".conv2"),
-    (".block2.block.2", ".norm2"),
-    (".res_conv", ".shortcut"),
 )
 _CONFORMER = (
     (".self_attn.linear_q", ".attention.query"),
@@ -187,11 +171,20 @@ def _under(official: str, ours: str, rows: Rows) -> Rows:
     return tuple((official + theirs, ours + own) for theirs, own in rows)
 
 
-def _unet_level(official: str, ours: str) -> Rows:
+def _unet_level(official: str, ours: str, norm: int = 2, conv: str = "") -> Rows:
+    """norm: the number of the norm in a block."""
+    resnet = (
+        (".mlp.1", ".time_projection"),
+        (".block1.block.0", ".conv1"),
+        (f".block1.block.{norm}", ".norm1"),
+        (".block2.block.0", ".conv2"),
+        (f".block2.block.{norm}", ".norm2"),
+        (".res_conv", ".shortcut"),
+    )
     return (
-        *_under(f"{official}.0", f"{ours}.resnet", _RESNET),
+        *_under(f"{official}.0", f"{ours}.resnet", resnet),
         *_under(f"{official}.1.{{n}}", f"{ours}.blocks.{{n}}", _ATTENTION_AND_FEED_FORWARD),
-        (f"{official}.2", f"{ours}.conv"),
+        (f"{official}.2{conv}", f"{ours}.conv"),
     )
 
 
@@ -254,14 +247,6 @@ DIT_FLOW = (
     ("decoder.estimator.norm_out.linear", "estimator.last_modulation"),
     ("decoder.estimator.proj_out", "estimator.out"),
 )
-_HOURGLASS_RESNET = (
-    (".mlp.1", ".time_projection"),
-    (".block1.block.0", ".conv1"),
-    (".block1.block.1", ".norm1"),
-    (".block2.block.0", ".conv2"),
-    (".block2.block.1", ".norm2"),
-    (".res_conv", ".shortcut"),
-)
 
 
 def _conformer(official: str, ours: str) -> Rows:
@@ -270,14 +255,6 @@ def _conformer(official: str, ours: str) -> Rows:
         (f"{official}.embed.out.1", f"{ours}.embed.norm"),
         (f"{official}.after_norm", f"{ours}.norm"),
         *_under(f"{official}.encoders.{{n}}", f"{ours}.blocks.{{n}}", _CONFORMER),
-    )
-
-
-def _hourglass_level(official: str, ours: str, conv: str = "") -> Rows:
-    return (
-        *_under(f"{official}.0", f"{ours}.resnet", _HOURGLASS_RESNET),
-        *_under(f"{official}.1.{{n}}", f"{ours}.blocks.{{n}}", _ATTENTION_AND_FEED_FORWARD),
-        (f"{official}.2{conv}", f"{ours}.conv"),
     )
 
 
@@ -302,11 +279,11 @@ WHOLE_FLOW = (
     ("length_regulator.model.12", "regulator.out"),
     ("decoder.estimator.time_mlp.linear_1", "estimator.time_embedding.expand"),
     ("decoder.estimator.time_mlp.linear_2", "estimator.time_embedding.project"),
-    *_hourglass_level("decoder.estimator.down_blocks.0", "estimator.downs.0", ".conv"),
-    *_hourglass_level("decoder.estimator.down_blocks.1", "estimator.downs.1"),
-    *_hourglass_level("decoder.estimator.mid_blocks.{n}", "estimator.mid.{n}"),
-    *_hourglass_level("decoder.estimator.up_blocks.0", "estimator.ups.0", ".conv"),
-    *_hourglass_level("decoder.estimator.up_blocks.1", "estimator.ups.1"),
+    *_unet_level("decoder.estimator.down_blocks.0", "estimator.downs.0", 1, ".conv"),
+    *_unet_level("decoder.estimator.down_blocks.1", "estimator.downs.1", 1),
+    *_unet_level("decoder.estimator.mid_blocks.{n}", "estimator.mid.{n}", 1),
+    *_unet_level("decoder.estimator.up_blocks.0", "estimator.ups.0", 1, ".conv"),
+    *_unet_level("decoder.estimator.up_blocks.1", "estimator.ups.1", 1),
     ("decoder.estimator.final_block.block.0", "estimator.final_conv"),
     ("decoder.estimator.final_block.block.1", "estimator.final_norm"),
     ("decoder.estimator.final_proj", "estimator.out"),

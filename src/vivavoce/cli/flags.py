@@ -139,8 +139,6 @@ MODEL_HELP = "A downloaded model or a model folder.  [default: mini, a small dem
 _VOICES = "Where voices are stored: a folder, or redis://HOST.  [default: the user's own folder]"
 _MEMORY = "Limit of GPU memory, weights included.  [default: all]"
 _KERNELS = "Use our own GPU kernels and CUDA graphs.  [default: where they are faster]"
-_DETERMINISTIC = "Same bits regardless of other requests; slower, for audits and tests."
-_TRUST = "Run code from the model's folder (TorchScript, engines) that was not exported on this machine."
 OutOption = Annotated[str, shared(_OUT, "PATH|-", "--out", "-o")]
 VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", "-v")]
 TranscriptOption = Annotated[
@@ -165,19 +163,6 @@ VariantOption = Annotated[
 ]
 MemoryOption = Annotated[float | None, shared(_MEMORY, "GB", "--memory", parser=_gigabytes)]
 KernelsOption = Annotated[bool | None, shared(_KERNELS, None, "--kernels/--no-kernels")]
-DeterministicOption = Annotated[bool, shared(_DETERMINISTIC, None, "--deterministic")]
-LMBackendOption = Annotated[
-    str, shared("Runtime of the language model: torch, vllm or trtllm.", "NAME", "--lm-backend")
-]
-FlowBackendOption = Annotated[
-    str, shared("Runtime of the flow: torch, tensorrt, onnx, jit or aoti.", "NAME", "--flow-backend")
-]
-ContextsOption = Annotated[int, shared("Batches that TensorRT runs concurrently.", "NUMBER", "--trt-concurrent")]
-TensorParallelOption = Annotated[int, shared("GPUs that share each layer of the language model.", "NUMBER", "--tp")]
-PipelineParallelOption = Annotated[
-    int, shared("GPUs among which the language model's layers are divided.", "NUMBER", "--pp")
-]
-TrustOption = Annotated[bool, shared(_TRUST, None, "--trust-model-code")]
 QuietOption = Annotated[bool, shared("Print errors only.", None, "--quiet", "-q")]
 JsonOption = Annotated[bool, shared("Print JSON.", None, "--json")]
 JsonFileOption = Annotated[str | None, shared("Write the results as JSON; - is stdout.", "FILE|-", "--json")]

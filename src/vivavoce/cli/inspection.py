@@ -104,7 +104,10 @@ def inspect_model(folder: Path) -> ModelReport:
     generation = report.attempt(detect_generation, folder)
     report.generation = generation and generation.value
     onnx_files = (*((speech_tokenizer_of(generation),) if generation else ()), SPEAKER_ENCODER)
-    paths = {part: path for part in _PARTS if (path := _part_path(folder, part)) is not None}
+    paths: dict[str, Path] = {}
+    for part in _PARTS:
+        with suppress(VivavoceError):
+            paths[part] = find_part(folder, part)
     backbone: tuple[str, ...] = ()
     if generation is not Generation.V1:  # its text tokenizer is in the package
         tokenizer = (_WHOLE_TOKENIZER,) if (folder / _WHOLE_TOKENIZER).is_file() else _TOKENIZER_PARTS
@@ -157,12 +160,6 @@ def _readable_files(report: ModelReport) -> set[str]:
     if locked:
         report.add(f"{', '.join(locked)} cannot be read; check the permissions")
     return {file.path for file in report.files} - {*pointers, *locked}
-
-
-def _part_path(folder: Path, part: str) -> Path | None:
-    with suppress(VivavoceError):
-        return find_part(folder, part)
-    return None
 
 
 def _check_fit(part: str, path: Path, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:

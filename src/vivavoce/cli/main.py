@@ -128,19 +128,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a name must not fail for a terminal's narrow encoding
     try:
         with quiet_libraries():
-            return _guarded(given)
-    finally:
-        _settle_stdout()
-
-
-def _guarded(arguments: Sequence[str]) -> int:
-    try:
-        return _run(arguments)
+            return _run(given)
     except VivavoceError as error:
         print_error(f"error: {error}")
         return error.exit_code
     except _UsageError as error:
-        return _explain_usage(error, arguments)
+        return _explain_usage(error, given)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -150,6 +143,12 @@ def _guarded(arguments: Sequence[str]) -> int:
         return EXIT_USAGE
     except Exception as error:  # a defect of ours
         return _explain_defect(error)
+    finally:
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -196,11 +195,3 @@ def _explain_defect(error: Exception) -> int:
     hint = "" if debugging() else f" (run with {DEBUG_VARIABLE}=1 for the traceback)"
     print_error(f"internal error: {type(error).__name__}: {error}{hint}")
     return EXIT_INTERNAL
-
-
-def _settle_stdout() -> None:
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

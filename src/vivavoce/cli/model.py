@@ -45,12 +45,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class BackendChoice:
-    lm_backend: flags.LMBackendOption = "torch"
-    flow_backend: flags.FlowBackendOption = "torch"
-    trt_concurrent: flags.ContextsOption = 1
-    tp: flags.TensorParallelOption = 1
-    pp: flags.PipelineParallelOption = 1
-    trust_model_code: flags.TrustOption = False
+    lm_backend: str = flag("Runtime of the language model: torch, vllm or trtllm.", "NAME", default="torch")
+    flow_backend: str = flag("Runtime of the flow: torch, tensorrt, onnx, jit or aoti.", "NAME", default="torch")
+    trt_concurrent: int = flag("Batches that TensorRT runs concurrently.", "NUMBER", default=1)
+    tp: int = flag("GPUs that share each layer of the language model.", "NUMBER", default=1)
+    pp: int = flag("GPUs among which the language model's layers are divided.", "NUMBER", default=1)
+    trust_model_code: bool = flag(
+        "Run code from the model's folder (TorchScript, engines) that was not exported on this machine.", default=False
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class EngineChoice:
     admission: str = flag("Streams beyond capacity: queue, refuse or all (start them anyway).", "NAME", default="queue")
     memory: flags.MemoryOption = None
     kernels: flags.KernelsOption = None
-    deterministic: flags.DeterministicOption = False
+    deterministic: bool = flag("Same bits regardless of other requests; slower, for audits and tests.", default=False)
 
     def settings(self, backends: BackendChoice = BackendChoice()) -> EngineSettings:
         from vivavoce.engine.admission import AdmissionMode
