@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from vivavoce.models.flow.unet import VelocityContext
-from vivavoce.models.layers import Memory
 
 
 class ExternalEstimator(Protocol):
@@ -26,19 +26,10 @@ class ExternalEstimator(Protocol):
 
 
 class ExternalEncoder(Protocol):
-    """Stands in for `TokenEncoder` where rows have no past, for one row at a time."""
+    """Stands in for `TokenEncoder` where rows have no past, for one row at a time; encode: as that one's."""
 
-    def encode(
-        self,
-        x: Tensor,
-        lengths: Tensor,
-        size: int,
-        masks: tuple[Tensor | None, Tensor | None],
-        keys: int | None = None,
-        past: Tensor | None = None,
-        memory: tuple[Memory, Memory] | None = None,
-        lookahead_ends: Tensor | None = None,
-    ) -> Tensor: ...
+    @property
+    def encode(self) -> Callable[..., Tensor]: ...
 
 
 class ExternalFlow(NamedTuple):
