@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vivavoce.errors import InvalidAudio, InvalidRequest, MissingDependency
+from vivavoce.errors import InvalidRequest, MissingDependency
 
 if TYPE_CHECKING:
     import numpy as np
@@ -207,25 +206,6 @@ def make_folder(folder: Path, *, field: str) -> None:
         raise InvalidRequest(
             f"{field}: folder {str(folder)!r} cannot be made ({error.strerror}); choose another place"
         ) from None
-
-
-def read_audio(source: Path | bytes, *, field: str) -> tuple[NDArray[np.float32], int]:
-    """A recording's samples [n], its channels averaged, and its sample rate; source: a file, or its content.
-
-    `InvalidAudio` about `field`: it cannot be read, is empty, or has samples that are not finite.
-    """
-    import numpy as np
-    import soundfile
-
-    label = f"{len(source)} bytes" if isinstance(source, bytes) else repr(str(source))
-    try:
-        file = io.BytesIO(source) if isinstance(source, bytes) else str(source)
-        samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, OSError) as error:
-        raise InvalidAudio(f"{field}: {label} cannot be read ({error}); give a wav, flac, ogg or mp3") from None
-    if not len(samples) or not np.isfinite(samples).all():
-        raise InvalidAudio(f"{field}: {label} holds no samples, or some that are not finite; export it again")
-    return samples.mean(axis=1), int(rate)
 
 
 def write_wav(path: Path, samples: NDArray[np.float32], sample_rate: int, *, field: str = "output") -> None:

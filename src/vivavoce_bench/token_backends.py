@@ -11,7 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
@@ -36,13 +35,11 @@ _MEMORY_SHARE = 0.5
 
 class Backend(str, Enum):
     TORCH = "torch"
-    HF = "hf"
     VLLM = "vllm"
     TRTLLM = "trtllm"
 
 
 _NEEDS = {
-    Backend.HF: ("transformers", "pip install 'vivavoce[hf]'"),
     Backend.VLLM: ("vllm", "pip install 'vllm>=0.32,<0.34' into an environment of its own"),
     Backend.TRTLLM: ("tensorrt_llm", "run in NVIDIA's TensorRT-LLM or Triton (-trtllm-python-py3) container"),
 }
@@ -65,7 +62,7 @@ def check_installed(backend: Backend) -> None:
 
 @dataclass(frozen=True)
 class BackendSampling:
-    """Sampling of other runtimes: the values of CosyVoice2's published Triton deployment."""
+    """Sampling of an engine: the values of CosyVoice2's published Triton deployment."""
 
     top_p: float = 0.95
     top_k: int = 50
@@ -83,20 +80,6 @@ class MergedModel:
     name_or_path: str
     vocabulary: MergedVocabulary
     bias: Tensor
-    device: torch.device
-    dtype: torch.dtype
-
-    def bias_for(self, rows: int) -> Tensor:
-        """The bias for a head of that many rows: [rows] float32; `CheckpointError` if the head is too small."""
-        if rows < self.vocabulary.size:
-            raise CheckpointError(
-                f"llm_model_name_or_path: {self.name_or_path!r} has {rows} ids, this model's vocabulary "
-                f"{self.vocabulary.size}; make the folder with `vivavoce export hf`"
-            )
-        found = torch.full((rows,), -torch.inf)
-        shared = min(rows, len(self.bias))
-        found[:shared] = self.bias[:shared]
-        return found
 
     def speech(self, ids: Sequence[int]) -> list[int]:
         """Ids from a runtime → speech tokens up to the first other id; long silences are cut as in our engine."""
@@ -115,7 +98,7 @@ def merged_model(model: BenchModel, name_or_path: str | None) -> MergedModel:
         name_or_path = str(merged_folder(model.folder, models.dtype, variant))
     elif Path(name_or_path).is_dir():
         _check_fits(Path(name_or_path), vocabulary)
-    return MergedModel(name_or_path, vocabulary, bias, models.device, models.dtype)
+    return MergedModel(name_or_path, vocabulary, bias)
 
 
 def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
@@ -145,69 +128,6 @@ class OwnModel:
 
     def close(self) -> None:
         self._engine.close()
-
-
-class HuggingFaceModel:
-    """The merged model in transformers, in the networks' device and dtype.
-
-    It has one generator for a batch: the first prompt's seed is that of all, and the batch goes on until its last row
-    has ended.
-    """
-
-    def __init__(self, merged: MergedModel, sampling: BackendSampling = BackendSampling()) -> None:
-        self._transformers = import_module("transformers")
-        self._transformers.utils.logging.disable_progress_bar()
-        model = self._transformers.AutoModelForCausalLM.from_pretrained(merged.name_or_path, dtype=merged.dtype)
-        self._model = model.to(merged.device).eval()
-        self._merged, self._drawing = merged, sampling
-        self._bias = merged.bias_for(int(model.config.vocab_size)).to(merged.device)
-        self.sampling = sampling.describe()
-
-    @torch.inference_mode()
-    def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
-        ids, mask = self._padded([merged_ids(self._merged.vocabulary, prompt.rows) for prompt in prompts])
-        devices = [self._merged.device] if self._merged.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(prompts[0].seed)
-            given = self._model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                do_sample=True,
-                **asdict(replace(self._drawing, repetition_penalty=1.0)),
-                min_new_tokens=min(prompt.min_tokens for prompt in prompts),
-                max_new_tokens=max(prompt.max_tokens for prompt in prompts),
-                eos_token_id=list(self._merged.vocabulary.eos_ids),
-                pad_token_id=self._merged.vocabulary.eos_ids[0],
-                logits_processor=self._processors(),
-            )
-        rows = given[:, ids.shape[1] :].tolist()
-        return [self._merged.speech(row)[: prompt.max_tokens] for row, prompt in zip(rows, prompts, strict=True)]
-
-    def close(self) -> None:
-        del self._model
-
-    def _padded(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-        """Ids, and 1 where they are not padding: [rows, longest] int64 each."""
-        longest = max(map(len, prompts))
-        # An id that begins every prompt: the penalty counts whatever stands in one, be it masked.
-        pad = self._merged.vocabulary.sos
-        ids = torch.tensor([[pad] * (longest - len(one)) + one for one in prompts])
-        mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
-        return ids.to(self._merged.device), mask.to(self._merged.device)
-
-    def _processors(self) -> Any:
-        """The bias before the penalty: only then does the penalty see the model's own logits."""
-        bias, package = self._bias, self._transformers
-
-        class SpeechBias(package.LogitsProcessor):  # type: ignore[name-defined,misc]
-            """Adds the speech head's bias, which Qwen2 has no place for; no text id is ever drawn."""
-
-            def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-                """input_ids: [rows, time]; scores: [rows, ids]  →  the same shape."""
-                return scores + bias
-
-        penalty = package.RepetitionPenaltyLogitsProcessor(self._drawing.repetition_penalty)
-        return package.LogitsProcessorList([SpeechBias(), penalty])
 
 
 class TensorRTModel:
@@ -270,8 +190,6 @@ def open_backend(
     if backend is Backend.TORCH:
         return OwnModel(model.language_model(), settings, batch_size)
     found = merged_model(model, merged)
-    if backend is Backend.HF:
-        return HuggingFaceModel(found, sampling)
     if backend is Backend.TRTLLM and engine_dir is not None:
         return TensorRTModel(found, engine_dir, sampling)
     models = model.models  # whose language model is an outline

@@ -29,8 +29,9 @@ from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.child import python_command
 from vivavoce.engine.chunk_policy import Schedule
 from vivavoce.errors import DownloadError, InvalidRequest, ModelNotFound, StageFailed
-from vivavoce.files import replace_file
+from vivavoce.files import fresh_folder, replace_file
 from vivavoce.frontend.model_choice import model_folder
+from vivavoce_export.trtllm.options import build_command
 from vivavoce_triton.client.utterance import LoadMode, check_reference_text
 from vivavoce_triton.model_repository import (
     BUILDER,
@@ -309,14 +310,14 @@ def _convert(pipeline: Pipeline) -> Results:
     made: Results = {"language_model": chosen.value, "merged_dir": str(pipeline.merged), "engine_dir": None}
     # Without the builder here, another machine can build the engine from the checkpoint and this line.
     if wish in (None, LanguageModelRuntime.ENGINE):
-        made["build"] = shlex.join(build_line(checkpoint, engine, dtype))
+        made["build"] = shlex.join(build_command(str(checkpoint), str(engine), dtype))
         folders = ["--model-dir", model_dir, "--output-dir", checkpoint]
         pipeline.vivavoce("export", "trtllm", *folders, "--dtype", dtype, "--force", "--quiet")
         pipeline.say("the engine's line: " + made["build"])
     if built:  # built beside, so that the folder is complete or missing
         new = engine.with_name(engine.name + ".new")
         shutil.rmtree(new, ignore_errors=True)
-        pipeline.run(build_line(checkpoint, new, dtype))
+        pipeline.run(build_command(str(checkpoint), str(new), dtype))
         shutil.rmtree(engine, ignore_errors=True)
         os.rename(new, engine)
         made["engine_dir"] = str(engine)
@@ -429,12 +430,6 @@ STAGES = (
 )
 
 
-def build_line(checkpoint: Path, engine: Path, dtype: str) -> list[str]:
-    folders = ["--checkpoint_dir", str(checkpoint), "--output_dir", str(engine)]
-    limits = ["--max_batch_size", "16", "--max_num_tokens", "32768"]
-    return [BUILDER, *folders, *limits, "--gemm_plugin", dtype]
-
-
 def interpreter_with_grpc(environment: Path | None, say: Say) -> Path:
     """An interpreter that has Triton's client for gRPC: the running one, or the server's."""
     return Path(sys.executable) if has_package("tritonclient") else ensure_environment(environment, say).python
@@ -442,31 +437,20 @@ def interpreter_with_grpc(environment: Path | None, say: Say) -> Path:
 
 def _with_speakers(folder: Path, source: str, target: Path, say: Say) -> Path:
     """A folder of links to the model's files, with this speakers' file in place of its own."""
-    target.mkdir(parents=True, exist_ok=True)
-    names = {item.name for item in folder.iterdir()}
-    for link in target.iterdir():
-        if link.is_symlink() and link.name not in names:
-            link.unlink()  # left by another model
-    for item in folder.iterdir():
-        link = target / item.name
-        if item.name != SPEAKERS and not (link.is_symlink() and link.resolve() == item.resolve()):
-            link.unlink(missing_ok=True)
-            link.symlink_to(item)
-    new = target / f"{SPEAKERS}.new"
-    try:
+    with fresh_folder(target) as new:
+        for item in folder.iterdir():
+            if item.name != SPEAKERS:
+                (new / item.name).symlink_to(item)
         if source.startswith(("http://", "https://")):
             say(f"fetching {source}")
-            _fetch(source, new)
+            _fetch(source, new / SPEAKERS)
         elif (path := Path(source).expanduser()).is_file():
-            shutil.copyfile(path, new)
+            shutil.copyfile(path, new / SPEAKERS)
         else:
             raise InvalidRequest(
                 f"spk2info: {path} is not a file; give a file, or an address that begins with https://"
             )
-        read_spk2info(new)
-        os.replace(new, target / SPEAKERS)
-    finally:
-        new.unlink(missing_ok=True)
+        read_spk2info(new / SPEAKERS)
     return target
 
 

@@ -23,8 +23,8 @@ import sysconfig
 import time
 import uuid
 import venv
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,6 +48,8 @@ _OLDEST, _NEWEST = (3, 10), (3, 12)
 """NumPy 1.26 has wheels for these; a newer Python would have to compile it."""
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SHARED_MEMORY = Path("/dev/shm")
+_SHARED_BYTES = 1 << 20
+"""The initial size for each instance of a model."""
 HEALTH_CHECK_EVERY_S = 0.1
 STOP_WITHIN_S = 30.0
 EXIT_TIMEOUT_S = 20
@@ -269,8 +271,7 @@ def _python_library() -> Path:
 class TritonServerSettings:
     """A port of 0 is replaced by a free one when the server starts.
 
-    ready_within_s: seconds for all models to load; shared_memory_bytes: initial size for each model instance;
-    arguments, variables: further options of tritonserver, and variables of its environment.
+    ready_within_s: seconds for all models to load.
     """
 
     host: str = "127.0.0.1"
@@ -278,9 +279,6 @@ class TritonServerSettings:
     grpc_port: int = 8001
     metrics_port: int = 8002
     ready_within_s: float = 300.0
-    shared_memory_bytes: int = 1 << 20
-    arguments: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reached_at(self) -> str:
@@ -344,7 +342,7 @@ class TritonServer:
                 log = opened.enter_context(self.log_file.open("wb"))
             self._process = subprocess.Popen(
                 self._command(),
-                env={**os.environ, **self._installation.variables(), **self._settings.variables},
+                env={**os.environ, **self._installation.variables()},
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -416,10 +414,9 @@ class TritonServer:
             *([f"--backend-directory={backends}"] if backends else []),
             *(f"--{name}-address={host}" for name in self._ports),
             *(f"--{name}-port={port}" for name, port in self._ports.items()),
-            f"--backend-config=python,shm-default-byte-size={self._settings.shared_memory_bytes}",
+            f"--backend-config=python,shm-default-byte-size={_SHARED_BYTES}",
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory}",
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-            *self._settings.arguments,
         ]
 
 

@@ -102,7 +102,7 @@ def test_a_picture_shows_all_runs(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra eval")
     sizes = count(1)
     draw_batches(
-        [figures(batch_size=next(sizes), backend=name) for name in ("torch", "torch", "hf")], tmp_path / "a.png"
+        [figures(batch_size=next(sizes), backend=name) for name in ("torch", "torch", "vllm")], tmp_path / "a.png"
     )
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 

@@ -94,7 +94,7 @@ def test_the_dtype(wanted: str, stored: torch.dtype, chosen: torch.dtype) -> Non
 
 
 def test_the_line_that_builds_an_engine() -> None:
-    assert " ".join(build_command("weights", "engine", torch.bfloat16)) == (
+    assert " ".join(build_command("weights", "engine", "bfloat16")) == (
         "trtllm-build --checkpoint_dir weights --output_dir engine --max_batch_size 16 --max_num_tokens 32768 "
         "--gemm_plugin bfloat16"
     )

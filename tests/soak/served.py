@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import subprocess
 import tempfile
 import time
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from vivavoce.errors import VivavoceError
 from vivavoce_bench.random_checkpoint import make_babble_checkpoint
@@ -64,8 +66,9 @@ def served(
     """A server of every model on the CPU, at ports of its own; `folder` takes repository, log and voices."""
     values = {"model_dir": str(model), "device": "cpu", "bls_instance_num": "1", "voices_dir": str(folder / "voices")}
     render_repository(RepositoryPlan(values, mode, ModelSet.BOTH), folder / "repository")
-    settings = TritonServerSettings(http_port=0, grpc_port=0, metrics_port=0, variables={"OMP_NUM_THREADS": "1"})
-    with TritonServer(installation, folder / "repository", folder / "server.log", settings) as server:
+    settings = TritonServerSettings(http_port=0, grpc_port=0, metrics_port=0)
+    server = TritonServer(installation, folder / "repository", folder / "server.log", settings)
+    with patch.dict(os.environ, OMP_NUM_THREADS="1"), server:
         yield server
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OFFLINE_EXAMPLES = (
     "vivavoce bench offline",
-    "vivavoce bench offline --backend torch --backend hf --batch-size 4,1 -n 8 --json offline.json",
+    "vivavoce bench offline --batch-size 4,1 -n 8 --json offline.json",
     "vivavoce bench offline --model CosyVoice2-0.5B --manifest meta.lst --output-dir speech --plot offline.png",
 )
 STREAMING_EXAMPLES = (
@@ -135,13 +135,13 @@ class StageRun:
 
 @dataclass(frozen=True)
 class Batches:
-    backend: list[str] | None = flag("torch, hf, vllm or trtllm; may be repeated.  [default: torch, our own]", "NAME")
+    backend: list[str] | None = flag("torch, vllm or trtllm; may be repeated.  [default: torch, our own]", "NAME")
     batch_size: list[str] | None = flag("Texts at once, such as 16,4.  [default: 16,8,4,2,1]", "NUMBERS")
     token2wav_batch_size: int | None = flag(
         "Texts at once in the second half, tokens to samples.  [default: the same]", "NUMBER", min=1, max=_LARGEST_BATCH
     )
     llm_model: str | None = flag(
-        "The merged language model of hf, vllm and trtllm.  [default: made from the model, and kept]",
+        "The merged language model of vllm and trtllm.  [default: made from the model, and kept]",
         "NAME|FOLDER",
         "--llm-model-name-or-path",
     )
@@ -160,7 +160,7 @@ class Batches:
         if self.llm_model is not None and found == [Backend.TORCH]:
             raise InvalidRequest(
                 "llm_model_name_or_path: torch reads the model's own folder; add a --backend that reads a merged one "
-                "(hf, vllm or trtllm), or leave it out"
+                "(vllm or trtllm), or leave it out"
             )
         for backend in found:
             check_installed(backend)

@@ -13,8 +13,8 @@ import soundfile
 from numpy.typing import NDArray
 
 from vivavoce.errors import InvalidAudio, InvalidRequest
+from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce_bench.evaluate.cases import Case
-from vivavoce_bench.measure import read_audio
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce
@@ -102,7 +102,8 @@ def read_all(
         show(f"measuring … {number} of {len(cases)}")
         if case.audio is None:
             raise InvalidRequest(f"audio: sentence {case.id} has no recording; give one for each")
-        yield Clip(case, case.voice or voice, *read_audio(case.audio, field="audio"))
+        audio = decode_audio(case.audio, field="audio")
+        yield Clip(case, case.voice or voice, audio.samples, audio.sample_rate)
 
 
 def truth_seconds(case: Case) -> float | None:

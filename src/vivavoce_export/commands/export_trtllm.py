@@ -154,7 +154,8 @@ def trtllm(flags: TrtllmFlags, quiet: QuietOption = False) -> None:
     print_table([*rows, *checked])
     out = flags.out if flags.out.name not in ("", "..") else flags.out.resolve()  # "." has no name to add to
     engine = str(out.with_name(f"{out.name}-engine"))
-    print(f"\nnext: {shlex.join(build_command(str(flags.out), engine, conversion.dtype))}")
+    dtype = str(conversion.dtype).removeprefix("torch.")
+    print(f"\nnext: {shlex.join(build_command(str(flags.out), engine, dtype))}")
     if source.bias is None:
         reporter.note("the model has no bias of its head: nothing forbids text ids, so an engine may choose them")
     else:

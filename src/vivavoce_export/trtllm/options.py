@@ -204,11 +204,10 @@ def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any])
         raise CheckpointError(f"config.json: {error} is missing or no such value; convert the model again") from None
 
 
-def build_command(checkpoint: str, engine: str, dtype: torch.dtype) -> tuple[str, ...]:
+def build_command(checkpoint: str, engine: str, dtype: str) -> tuple[str, ...]:
     """The program and arguments that turn a checkpoint into an engine, where TensorRT-LLM is installed."""
     limits = ("--max_batch_size", "16", "--max_num_tokens", "32768")
-    plugin = ("--gemm_plugin", str(dtype).removeprefix("torch."))
-    return "trtllm-build", "--checkpoint_dir", checkpoint, "--output_dir", engine, *limits, *plugin
+    return "trtllm-build", "--checkpoint_dir", checkpoint, "--output_dir", engine, *limits, "--gemm_plugin", dtype
 
 
 def _algorithm(options: ConvertOptions) -> str | None:

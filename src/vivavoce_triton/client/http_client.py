@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.audio.samples import Samples
 from vivavoce_triton.client.utterance import Manner, Utterance, check_timeout
 from vivavoce_triton.client.wire import (
     WAVEFORM,
-    Samples,
     ServedModel,
     ServerRefused,
     ServerUnreachable,

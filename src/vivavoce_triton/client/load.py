@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce.frontend.audio.samples import Samples
 from vivavoce_bench.load import Ending, Outcome
 from vivavoce_bench.measure import Arrival, make_folder, write_wav
 from vivavoce_triton.client.report import Report, difference
 from vivavoce_triton.client.utterance import LoadMode, LoadOptions, Utterance
-from vivavoce_triton.client.wire import Connection, Samples, ServedModel, Tensor, read_reference, request_tensors
+from vivavoce_triton.client.wire import Connection, ServedModel, Tensor, read_reference, request_tensors
 
 _KEPT_REFERENCES = 64
 """Number of decoded recordings in memory; 64 of 30 s take 123 MB."""

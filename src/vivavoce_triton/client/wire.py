@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soxr
 from numpy.typing import NDArray
 
 from vivavoce.errors import InvalidRequest, MissingDependency, ModelNotFound, VivavoceError
-from vivavoce_bench.measure import read_audio
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.samples import Audio, Samples
 from vivavoce_triton.client.report import Statistics, parse_statistics
 from vivavoce_triton.client.utterance import Manner, Utterance
-
-Samples = NDArray[np.float32]
 
 WAVEFORM = "waveform"
 """The output that holds the audio: floats in ±1, [n] or [1, n]."""
@@ -97,13 +97,15 @@ def finite(samples: Samples) -> Samples:
 
 
 def read_reference(source: Path | bytes) -> Samples:
-    """A file or its content as [n] float32, mono at 16 kHz; errors as in `measure.read_audio`."""
-    mono, rate = read_audio(source, field="reference audio")
-    if rate != REFERENCE_RATE:
-        import soxr
+    """A file or its content as [n] float32, mono at 16 kHz; `InvalidAudio`: it cannot be read."""
+    return at_reference_rate(decode_audio(source))
 
-        mono = soxr.resample(mono, rate, REFERENCE_RATE)
-    return np.ascontiguousarray(mono, dtype=np.float32)
+
+def at_reference_rate(audio: Audio) -> Samples:
+    samples = audio.samples
+    if audio.sample_rate != REFERENCE_RATE:
+        samples = soxr.resample(samples, audio.sample_rate, REFERENCE_RATE)
+    return np.ascontiguousarray(samples, dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)

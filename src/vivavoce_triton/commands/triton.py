@@ -137,14 +137,14 @@ def _pipeline(
     name="test-llm",
 )
 def check_llm(
-    backend: str | None = flag("torch, hf or trtllm.  [default: trtllm for an engine, else torch]", "NAME"),
+    backend: str | None = flag("torch, vllm or trtllm.  [default: trtllm for an engine, else torch]", "NAME"),
     model: shared.ModelOption = None,
     tokenizer_dir: str | None = flag("The merged language model.  [default: made from the model]", "FOLDER"),
     engine_dir: Path | None = flag("An engine that trtllm-build made.", "FOLDER"),
     input_text: str = flag("What it shall say.", "TEXT", default="Hello there."),
-    top_k: int | None = flag("Of hf and engines: 50.", "NUMBER", min=1),
-    top_p: float | None = flag("Of hf and engines: 0.95.", "NUMBER", min=0, max=1),
-    temperature: float | None = flag("Of hf and engines: 0.8.", "NUMBER", min=0),
+    top_k: int | None = flag("Of engines: 50.", "NUMBER", min=1),
+    top_p: float | None = flag("Of engines: 0.95.", "NUMBER", min=0, max=1),
+    temperature: float | None = flag("Of engines: 0.8.", "NUMBER", min=0),
     device: shared.DeviceOption = "auto",
     quiet: shared.QuietOption = False,
 ) -> None:
@@ -160,7 +160,7 @@ def check_llm(
         backends.check_installed(chosen)
         given: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         given = {name: value for name, value in given.items() if value is not None}
-        if given and not (chosen is backends.Backend.HF or engine_dir is not None):
+        if given and engine_dir is None:
             raise InvalidRequest(f"{min(given)}: our own model draws as its configuration says; leave it out")
         loaded = BenchModel.load(model, device)
         prompt = loaded.jobs([Utterance("test", input_text)], 42, None)[0].prompt

@@ -25,6 +25,7 @@ from vivavoce.errors import (
     VivavoceError,
 )
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
+from vivavoce.frontend.audio.samples import Samples
 from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text.sentence_stream import Sentence, SentenceSplitter
@@ -33,7 +34,6 @@ from vivavoce_textnorm import NormalizedText, check_text, is_speakable
 from vivavoce_triton.client.utterance import Manner, Utterance
 from vivavoce_triton.client.wire import (
     Connection,
-    Samples,
     ServedModel,
     ServerUnreachable,
     Tensor,

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-import numpy as np
-import soxr
-
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.decode import decode_audio
-from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, check_reference
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, Samples, check_reference
 from vivavoce.frontend.voices.names import (
     MAX_LISTED,
     OPENAI_VOICES,
@@ -29,7 +26,7 @@ from vivavoce.lru_cache import LruCache
 from vivavoce_bench.measure import read_lines
 from vivavoce_textnorm import excerpt
 from vivavoce_triton.client.utterance import NAME_FIELDS, REFERENCE_FIELDS, REFERENCE_TEXT_FIELDS, first_of
-from vivavoce_triton.client.wire import REFERENCE_RATE, Samples
+from vivavoce_triton.client.wire import at_reference_rate
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +172,4 @@ def usable_reference(source: Path | bytes, field: str, decode: Callable[..., Aud
     # Some formats hold hours of silence in a few bytes: no more is decoded than may be used.
     audio = decode(source, field=field, max_seconds=MAX_REFERENCE_S)
     check_reference(audio, field=field)
-    samples = audio.samples
-    if audio.sample_rate != REFERENCE_RATE:
-        samples = soxr.resample(samples, audio.sample_rate, REFERENCE_RATE)
-    return np.ascontiguousarray(samples, dtype=np.float32)
+    return at_reference_rate(audio)

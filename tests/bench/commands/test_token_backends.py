@@ -1,4 +1,4 @@
-"""Runtimes of the language model: our own for real, others by their calls, transformers for real where it is."""
+"""Runtimes of the language model: our own for real, others by their calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from vivavoce.models.lm.interleave import Row, RowKind
 from vivavoce_bench.halves import BenchModel
 from vivavoce_bench.token_backends import (
     Backend,
-    BackendSampling,
-    HuggingFaceModel,
     MergedModel,
     OwnModel,
     TensorRTModel,
@@ -39,7 +37,6 @@ from vivavoce_runtimes import registry as table
 from vivavoce_runtimes.streamed_lm import merged_ids
 from vivavoce_triton.client.utterance import Utterance
 
-CPU = torch.device("cpu")
 VOCABULARY = MergedVocabulary(text_size=10, num_speech_tokens=5, generation=Generation.V2)
 """Speech is 10 … 14, its ends 15 … 17, sos 18, task 19; tables have 128 rows."""
 SOS, TASK = VOCABULARY.own.sos, VOCABULARY.own.task
@@ -50,9 +47,10 @@ PROMPTS = [
         ((Row(RowKind.TEXT, 1),), 6, 8),
     )
 ]
-SAMPLING = {"top_p": 0.95, "top_k": 50, "temperature": 0.8}
 SEEDED = {
-    **SAMPLING,
+    "top_p": 0.95,
+    "top_k": 50,
+    "temperature": 0.8,
     "repetition_penalty": 1.1,
     "min_tokens": 1,
     "stop_token_ids": [15, 16, 17],
@@ -70,7 +68,7 @@ def studio(babble: Path) -> BenchModel:
 def merged() -> MergedModel:
     bias = torch.full((128,), -torch.inf)
     bias[10:18] = torch.arange(8) / 4
-    return MergedModel("folder", VOCABULARY, bias, CPU, torch.float32)
+    return MergedModel("folder", VOCABULARY, bias)
 
 
 @pytest.fixture
@@ -87,7 +85,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
     return make
 
 
-@pytest.mark.parametrize("backend", [Backend.HF, Backend.VLLM, Backend.TRTLLM])
+@pytest.mark.parametrize("backend", [Backend.VLLM, Backend.TRTLLM])
 def test_a_missing_package_is_named_with_what_to_do(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vivavoce_bench.token_backends.find_spec", lambda _: None)
     with pytest.raises(MissingDependency, match=f"backend: {backend.value} needs the package .*; (pip|run)"):
@@ -130,53 +128,10 @@ def test_prompts_are_of_the_merged_vocabulary(studio: BenchModel) -> None:
     assert job.prompt.max_tokens == 20 * len(text)
 
 
-def test_transformers_is_called_with_all_that_speech_needs(
-    merged: MergedModel, package: Callable[..., ModuleType]
-) -> None:
-    said = torch.tensor([[11, 12, 13, 14], [14, 15, 15, 15]])
-    generate = Mock(side_effect=lambda **asked: torch.cat((asked["input_ids"], said), 1))
-    network = SimpleNamespace(config=SimpleNamespace(vocab_size=130), generate=generate)
-    network.to = network.eval = lambda *_: network
-    load = Mock(return_value=network)
-    package(
-        "transformers",
-        AutoModelForCausalLM=SimpleNamespace(from_pretrained=load),
-        LogitsProcessor=object,
-        LogitsProcessorList=list,
-        RepetitionPenaltyLogitsProcessor=lambda penalty: ("penalty", penalty),
-        utils=Mock(),
-    )
-    model = HuggingFaceModel(merged)
-    load.assert_called_once_with("folder", dtype=torch.float32)
-    assert model.generate(PROMPTS) == [[1, 2, 3], [4]], "to its own length, and to what ends it"
-    asked = generate.call_args.kwargs
-    assert asked.pop("input_ids").tolist() == [[18, 1, 2, 19], [18, 18, 1, 19]], "padded with what begins a prompt"
-    assert asked.pop("attention_mask").tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
-    bias, penalty = asked.pop("logits_processor")
-    assert asked == {
-        "do_sample": True,
-        **SAMPLING,
-        "repetition_penalty": 1.0,
-        "min_new_tokens": 1,
-        "max_new_tokens": 6,
-        "eos_token_id": [15, 16, 17],
-        "pad_token_id": 15,
-    }
-    assert penalty == ("penalty", 1.1)
-    scores = bias(None, torch.zeros(2, 130))
-    assert scores[1, 10:18].tolist() == [place / 4 for place in range(8)]
-    assert scores[:, :10].max() == scores[:, 18:].max() == -torch.inf
-
-
 def test_of_cosyvoice3_s_long_silence_as_much_is_spoken_as_by_our_engine(merged: MergedModel) -> None:
     model = replace(merged, vocabulary=MergedVocabulary(10, 6_561, Generation.V3))
     said = [10 + one for one in (7, *[2] * 9, 7)]
     assert model.speech([*said, model.vocabulary.sos, 10]) == [7, *[2] * 5, 7]
-
-
-def test_a_head_that_is_too_small_is_another_models(merged: MergedModel) -> None:
-    with pytest.raises(CheckpointError, match="'folder' has 19 ids, this model's vocabulary 20"):
-        merged.bias_for(19)
 
 
 def runtime(ids: list[int]) -> Mock:
@@ -251,18 +206,3 @@ def test_a_folder_of_another_model_is_refused(studio: BenchModel, tmp_path: Path
         CheckpointError, match=f"speech ids begin at 151663 in .* at {studio.vocabulary.text_size} in this"
     ):
         merged_model(studio, str(folder))
-
-
-@pytest.mark.filterwarnings("default")
-def test_transformers_speaks_as_our_own_network_does(studio: BenchModel) -> None:
-    pytest.importorskip("transformers", reason="needs the extra hf")
-    jobs = studio.jobs([Utterance("a", "Good morning."), Utterance("b", "The key is under the mat.")], 0, 12)
-    greedy = BackendSampling(top_p=1.0, top_k=1, temperature=1.0, repetition_penalty=1.0)
-    model = HuggingFaceModel(merged_model(studio, None), greedy)
-    with Engine(
-        studio.language_model(), EngineSettings(slots=1), chooser=lambda scores, state: scores.argmax(-1)
-    ) as engine:
-        expected = [list(engine.submit(job.prompt).result().tokens[0]) for job in jobs]
-    assert model.generate([job.prompt for job in jobs]) == expected
-    assert len(set(map(tuple, expected))) == 2
-    model.close()

@@ -11,11 +11,12 @@ import pytest
 from evaluate_fakes import HIGH, LOW, RATE, FakeTts, Spelling, hum, voice
 
 from vivavoce.errors import InvalidRequest, MissingDependency
+from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce_bench.evaluate import Case, Clip, Manner, evaluate
 from vivavoce_bench.evaluate.cases import read_audio_table
 from vivavoce_bench.evaluate.report import SCHEMA, RecordingsFolder, draw, report_rows
 from vivavoce_bench.evaluate.speaking import UNNAMED
-from vivavoce_bench.measure import check_drawing, read_audio, write_wav
+from vivavoce_bench.measure import check_drawing, write_wav
 
 DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "measuring.md").read_text(encoding="utf-8")
 
@@ -96,9 +97,9 @@ def test_recordings_are_named_and_listed(report, tmp_path):
     assert folder.write(clip("0001", "a/b.wav")) == "0001-b.wav"
     assert folder.write(clip("0001", "c/b.wav")) == "0001-b-2.wav"
     assert RecordingsFolder(tmp_path / "one", by_voice=False).write(clip("x1")) == "x1.wav"
-    samples, rate = read_audio(tmp_path / "one" / "x1.wav", field="audio")
-    assert rate == RATE
-    np.testing.assert_allclose(samples, hum(0.1), atol=1e-4)
+    audio = decode_audio(tmp_path / "one" / "x1.wav")
+    assert audio.sample_rate == RATE
+    np.testing.assert_allclose(audio.samples, hum(0.1), atol=1e-4)
 
 
 def test_the_table_of_recordings_can_be_scored_again(tmp_path):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.errors import InvalidRequest, MissingDependency
+from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce_bench.evaluate import PocketSphinx, word_errors
 from vivavoce_bench.evaluate.cases import SENTENCES
 from vivavoce_bench.evaluate.error_rate import phone_errors, words
@@ -26,7 +27,6 @@ from vivavoce_bench.evaluate.recogniser import (
     recogniser_named,
 )
 from vivavoce_bench.evaluate.speaking import Control, spoil_audio
-from vivavoce_bench.measure import read_audio
 
 
 def task(said="the cat", hz=120.0, seconds=0.2):
@@ -107,7 +107,8 @@ def sphinx():
 
 @pytest.fixture(scope="module")
 def speech():
-    return as_floats(prepare(*read_audio(CLIP, field="audio")))
+    audio = decode_audio(CLIP)
+    return as_floats(prepare(audio.samples, audio.sample_rate))
 
 
 def test_free_words_and_phones_in_any_order(sphinx, speech):
@@ -124,8 +125,9 @@ def test_free_words_and_phones_in_any_order(sphinx, speech):
 def test_closed_words(sphinx, speech):
     closed = sphinx.closed([words(TEXT), ["the", "dog", "barked", "qqzz"]])
     assert word_errors([(TEXT, closed.transcribe(speech))]).errors == 0
-    samples, rate = read_audio(CLIP, field="audio")
-    reversed_speech = as_floats(prepare(spoil_audio(samples, rate, Control.REVERSED), rate))
+    audio = decode_audio(CLIP)
+    backwards = spoil_audio(audio.samples, audio.sample_rate, Control.REVERSED)
+    reversed_speech = as_floats(prepare(backwards, audio.sample_rate))
     assert word_errors([(TEXT, closed.transcribe(reversed_speech))]).rate > 0.6
 
 

@@ -120,7 +120,7 @@ def test_a_recording_that_cannot_be_read_fails_its_request_alone(server, tmp_pat
     bad.write_bytes(b"no audio")
     report = load(server, Utterance("a", "one", bad), Utterance("b", "two", RECORDING))
     assert [outcome.ok for outcome in report.outcomes] == [False, True]
-    assert "give a wav, flac, ogg or mp3" in report.outcomes[0].problem
+    assert "give a whole wav, flac, mp3" in report.outcomes[0].problem
 
 
 def test_who_waits_too_long_leaves_and_says_so(server):
