@@ -33,7 +33,6 @@ NEEDED = {
     "safetensors": "no weights and no stored voices can be read",
     "tokenizers": "no text can be read",
     "regex": "no text can be read",
-    "wetext": "numbers, dates and units cannot be read",
     "pyyaml": "no model can be read",
     "onnxruntime": "no model can be loaded",
     "soundfile": "no recording can be read",
@@ -43,7 +42,8 @@ NEEDED = {
     "platformdirs": "models and voices have no place",
 }
 OPTIONAL = {
-    "inflect": "English texts with bare numbers fail",
+    "wetext": "texts cannot be read as CosyVoice reads them (reading=official, its services, `vivavoce.compat`)",
+    "inflect": "the same",
     "kaldi-native-fbank": "no voice can be taken from a recording",
     "av": "recordings in m4a, aac, webm and wma cannot be read",
     "httpx": "no model can be downloaded",

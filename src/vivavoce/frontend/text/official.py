@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from importlib.util import find_spec
 from itertools import groupby
 from threading import Lock
 from typing import Any, Literal, Protocol, get_args
@@ -236,14 +237,26 @@ class Languages:
             return spell_out_number((self.digits if rules == "digits" else self.english)(block), number_words)
 
 
+@cache
+def has_official_rules() -> bool:
+    """True if the packages of the extra `official` are installed."""
+    return all(find_spec(package) for package in ("wetext", "inflect"))
+
+
+def check_official_rules() -> None:
+    """MissingDependency: the packages that read texts as CosyVoice does are not installed."""
+    if not has_official_rules():
+        raise MissingDependency(
+            "reading: CosyVoice's own rules need the packages wetext and inflect; type `pip install "
+            "'vivavoce[official]'`, or choose reading=natural"
+        )
+
+
 def load_reader(language: Ruled) -> WetextNormalizer:
     """A reader with wetext's rules for the language (Chinese keeps the 儿 of 花儿); wetext is imported here."""
-    try:
-        import wetext
-    except ImportError as error:
-        raise MissingDependency(
-            f"text normalisation needs wetext, which cannot be imported ({error}); run `pip install wetext`"
-        ) from error
+    check_official_rules()
+    import wetext
+
     return WetextNormalizer(language, wetext.Normalizer(lang=language, remove_erhua=False).normalize)
 
 
@@ -255,6 +268,20 @@ def load_languages(*, digits_in_chinese: bool) -> Languages:
     """
     chinese, english = load_reader("zh"), load_reader("en")
     return Languages(chinese, english, chinese if digits_in_chinese else english)
+
+
+@dataclass(frozen=True)
+class LoadedOnUse:
+    """`Languages` that are loaded for the first text which wants them; digits_in_chinese: as in `load_languages`."""
+
+    digits_in_chinese: bool
+
+    @cached_property
+    def _languages(self) -> Languages:
+        return load_languages(digits_in_chinese=self.digits_in_chinese)
+
+    def read(self, block: str, rules: Rules, length: int = 0, cancelled: CancelCheck = never_cancelled) -> str:
+        return self._languages.read(block, rules, length, cancelled)
 
 
 class Reads(Protocol):

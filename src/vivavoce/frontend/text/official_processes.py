@@ -30,7 +30,7 @@ from typing import Any
 
 from vivavoce.child import python_command
 from vivavoce.errors import RequestCancelled
-from vivavoce.frontend.text.official import WHOLE_CHARS, Rules, load_languages
+from vivavoce.frontend.text.official import WHOLE_CHARS, Rules, has_official_rules, load_languages
 from vivavoce_textnorm import CancelCheck, Say, Settings, check_wanted, never_cancelled
 
 log = logging.getLogger(__name__)
@@ -236,11 +236,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "--nice" in sys.argv[1:]:
         os.nice(_NICENESS)
-    languages = load_languages(digits_in_chinese="--digits-in-chinese" in sys.argv[1:])
+    digits_in_chinese = "--digits-in-chinese" in sys.argv[1:]
+    languages = load_languages(digits_in_chinese=digits_in_chinese) if has_official_rules() else None
     for line in sys.stdin.buffer:
         block, how, *natural = json.loads(line)
         words = None
         with suppress(Exception):
-            words = _read_naturally(block, how, *natural) if natural else languages.read(block, how)
+            if natural:
+                words = _read_naturally(block, how, *natural)
+            elif languages:
+                words = languages.read(block, how)
         sys.stdout.buffer.write(json.dumps(words).encode() + b"\n")
         sys.stdout.buffer.flush()

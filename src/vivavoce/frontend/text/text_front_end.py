@@ -12,11 +12,13 @@ import regex
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
+    LoadedOnUse,
     Normalization,
     OfficialNormalizer,
     as_trained_on,
+    check_official_rules,
+    has_official_rules,
     is_only_punctuation,
-    load_languages,
     parse_language,
 )
 from vivavoce.frontend.text.official_processes import ReadingProcesses
@@ -93,15 +95,16 @@ class TextFrontEnd:
         scripts: frozenset[str] | None = None,
         processes: int = 0,
     ) -> None:
-        """Load the rules of the languages; `CheckpointError` if `scripts` holds an unknown name."""
+        """`CheckpointError`: `scripts` holds an unknown name."""
         self._tokenizer, self.marks = tokenizer, tokenizer.marks
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
-        languages = load_languages(digits_in_chinese=digits_in_chinese)  # shows now whether wetext is missing
         self._processes = ReadingProcesses(processes, digits_in_chinese=digits_in_chinese) if processes else None
         parts = tokenizer.parts if tokenizer.prompted else None
-        self._official: OfficialNormalizer | None = OfficialNormalizer(self._processes or languages, parts)
+        self._official: OfficialNormalizer | None = OfficialNormalizer(
+            self._processes or LoadedOnUse(digits_in_chinese), parts
+        )
         small = len(tokenizer) < SMALL_VOCABULARY
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
@@ -124,7 +127,8 @@ class TextFrontEnd:
             self._processes.warm_up(samples, Settings(marks=self.marks))
         for text, code in samples:
             for reading in get_args(Normalization):
-                list(self.located(text, code, reading=reading))
+                if reading != "official" or has_official_rules():
+                    list(self.located(text, code, reading=reading))
             "".join(words for words, _ in self.arriving(text, code, "natural"))
 
     def close(self) -> None:
@@ -184,6 +188,7 @@ class TextFrontEnd:
             if self._processes is None:
                 return NaturalNormalizer(settings, one_language, as_trained_on)
             return NaturalNormalizer(settings, one_language, as_trained_on, self._processes.read_block)
+        check_official_rules()
         return AS_WRITTEN if "<|" in text and "|>" in text else self._official
 
     def _segments(
@@ -218,11 +223,15 @@ class TextFrontEnd:
         return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), said)
 
     def normalize(self, text: str, language: str | None = None) -> str:
-        """Not split, as the transcript of a prompt is; "" for empty text and white space."""
+        """Not split, as the transcript of a prompt is; "" for empty text and white space.
+
+        By official rules, or by natural ones where the former are not installed.
+        """
         self._check(text)
         system, said = self.part(text)
         read_in = self._told(said, self._wanted(language))
-        pieces = self._normalizer("official", said).pieces(Stretch.whole(said), read_in)
+        reading: Normalization = "official" if has_official_rules() else "natural"
+        pieces = self._normalizer(reading, said).pieces(Stretch.whole(said), read_in)
         return system + ("".join(self._words(pieces, [])) if said.strip() else "")
 
     def explain(
