@@ -90,7 +90,6 @@ _QWEN2_05B = Sizes(
     encoder_inner=2_048,
     encoder_heads=8,
     encoder_blocks=6,
-    encoder_up_blocks=4,
     unet_width=256,
     unet_heads=8,
     unet_head_dim=64,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import takewhile
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.engine.backends import LM_BACKENDS
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import TokenRequest
@@ -33,31 +33,21 @@ _MEMORY_SHARE = 0.5
 """Share of the device's memory; the flow and the vocoder need the rest."""
 
 
-class Backend(str, Enum):
-    TORCH = "torch"
-    VLLM = "vllm"
-    TRTLLM = "trtllm"
-
-
 _NEEDS = {
-    Backend.VLLM: ("vllm", "pip install 'vllm>=0.32,<0.34' into an environment of its own"),
-    Backend.TRTLLM: ("tensorrt_llm", "run in NVIDIA's TensorRT-LLM or Triton (-trtllm-python-py3) container"),
+    "vllm": ("vllm", "pip install 'vllm>=0.32,<0.34' into an environment of its own"),
+    "trtllm": ("tensorrt_llm", "run in NVIDIA's TensorRT-LLM or Triton (-trtllm-python-py3) container"),
 }
 
 
-def parse_backends(names: Sequence[str]) -> list[Backend]:
-    known = {backend.value: backend for backend in Backend}
+def check_backends(names: Sequence[str]) -> list[str]:
+    """Each once. `InvalidRequest`: unknown; `MissingDependency`: its package is missing; nothing is imported."""
     for name in names:
-        if name not in known:
-            raise InvalidRequest(f"backend: {name!r} is unknown; use one of {', '.join(known)}")
-    return [known[name] for name in dict.fromkeys(names)]
-
-
-def check_installed(backend: Backend) -> None:
-    """Raises MissingDependency without importing anything."""
-    package, remedy = _NEEDS.get(backend, ("", ""))
-    if package and find_spec(package) is None:
-        raise MissingDependency(f"backend: {backend.value} needs the package {package}, which is not here; {remedy}")
+        if name not in LM_BACKENDS:
+            raise InvalidRequest(f"backend: {name!r} is unknown; use one of {', '.join(LM_BACKENDS)}")
+        package, remedy = _NEEDS.get(name, ("", ""))
+        if package and find_spec(package) is None:
+            raise MissingDependency(f"backend: {name} needs the package {package}, which is not here; {remedy}")
+    return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
@@ -73,32 +63,16 @@ class BackendSampling:
         return ", ".join(f"{name} {value:g}" for name, value in asdict(self).items())
 
 
-@dataclass(frozen=True, eq=False)
-class MergedModel:
-    """bias: [padded_size] float32, added to the logits; −∞ at ids that are not speech."""
-
-    name_or_path: str
-    vocabulary: MergedVocabulary
-    bias: Tensor
-
-    def speech(self, ids: Sequence[int]) -> list[int]:
-        """Ids from a runtime → speech tokens up to the first other id; long silences are cut as in our engine."""
-        said = [one - self.vocabulary.text_size for one in takewhile(self.vocabulary.is_speech, ids)]
-        return without_long_silence(said, self.vocabulary.own.silent, 0)[0]
-
-
-def merged_model(model: BenchModel, name_or_path: str | None) -> MergedModel:
+def merged_model(model: BenchModel, name_or_path: str | None) -> str:
     """The folder or hub name that was given, else a folder exported by `merged_folder`.
 
     `CheckpointError`: the folder belongs to another model.
     """
-    vocabulary, models, variant = model.vocabulary, model.models, model.variant
-    bias = open_merged_lm(model.folder, vocabulary.text_size, variant).read(HEAD_BIAS)
     if name_or_path is None:
-        name_or_path = str(merged_folder(model.folder, models.dtype, variant))
-    elif Path(name_or_path).is_dir():
-        _check_fits(Path(name_or_path), vocabulary)
-    return MergedModel(name_or_path, vocabulary, bias)
+        return str(merged_folder(model.folder, model.models.dtype, model.variant))
+    if Path(name_or_path).is_dir():
+        _check_fits(Path(name_or_path), model.vocabulary)
+    return name_or_path
 
 
 def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
@@ -131,18 +105,28 @@ class OwnModel:
 
 
 class TensorRTModel:
-    """The merged model as an engine built by trtllm-build, for releases of TensorRT-LLM that still run engines."""
+    """The merged model as an engine built by trtllm-build, for releases of TensorRT-LLM that still run engines.
 
-    def __init__(self, merged: MergedModel, engine_dir: Path, sampling: BackendSampling = BackendSampling()) -> None:
+    bias: [padded_size] float32, added to the logits; −∞ at ids that are not speech.
+    """
+
+    def __init__(
+        self,
+        vocabulary: MergedVocabulary,
+        bias: Tensor,
+        engine_dir: Path,
+        sampling: BackendSampling = BackendSampling(),
+    ) -> None:
         package = import_module("tensorrt_llm")
         cache = import_module("tensorrt_llm.llmapi").KvCacheConfig(free_gpu_memory_fraction=_MEMORY_SHARE)
-        self._merged, self._drawing, self._parameters = merged, asdict(sampling), package.SamplingParams
+        self._vocabulary, self._bias = vocabulary, bias
+        self._drawing, self._parameters = asdict(sampling), package.SamplingParams
         self.sampling = sampling.describe()
         # An engine has its dtype and its limits from when it was built.
         self._llm = _engine_class(package)(model=str(engine_dir), skip_tokenizer_init=True, kv_cache_config=cache)
 
     def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
-        vocabulary = self._merged.vocabulary
+        vocabulary = self._vocabulary
         parameters = [
             self._parameters(
                 **self._drawing,
@@ -152,14 +136,19 @@ class TensorRTModel:
                 end_id=vocabulary.eos_ids[0],
                 pad_id=vocabulary.eos_ids[0],
                 stop_token_ids=list(vocabulary.eos_ids),
-                embedding_bias=self._merged.bias,
+                embedding_bias=self._bias,
                 detokenize=False,
             )
             for prompt in prompts
         ]
         inputs = [merged_ids(vocabulary, prompt.rows) for prompt in prompts]
         given = self._llm.generate(inputs, parameters, use_tqdm=False)
-        return [self._merged.speech(one.outputs[0].token_ids) for one in given]
+        return [self._speech(one.outputs[0].token_ids) for one in given]
+
+    def _speech(self, ids: Sequence[int]) -> list[int]:
+        """Merged ids → speech tokens up to the first other id; long silences are cut as in our engine."""
+        said = [one - self._vocabulary.text_size for one in takewhile(self._vocabulary.is_speech, ids)]
+        return without_long_silence(said, self._vocabulary.own.silent, 0)[0]
 
     def close(self) -> None:
         self._llm.shutdown()
@@ -174,7 +163,7 @@ def _engine_class(package: Any) -> Any:
 
 
 def open_backend(
-    backend: Backend,
+    backend: str,
     model: BenchModel,
     settings: EngineSettings,
     batch_size: int,
@@ -187,12 +176,13 @@ def open_backend(
     batch_size: the largest batch; merged: see `merged_model`. `MissingDependency`: its package has an untested version;
     `CheckpointError`: the folder belongs to another model.
     """
-    if backend is Backend.TORCH:
+    if backend == "torch":
         return OwnModel(model.language_model(), settings, batch_size)
-    found = merged_model(model, merged)
-    if backend is Backend.TRTLLM and engine_dir is not None:
-        return TensorRTModel(found, engine_dir, sampling)
+    folder = merged_model(model, merged)
+    if backend == "trtllm" and engine_dir is not None:
+        bias = open_merged_lm(model.folder, model.vocabulary.text_size, model.variant).read(HEAD_BIAS)
+        return TensorRTModel(model.vocabulary, bias, engine_dir, sampling)
     models = model.models  # whose language model is an outline
     config = LanguageConfig(models.config.lm, models.config.generation)
-    alone = LanguageModel(config, models.lm, models.device, models.dtype, Path(found.name_or_path))
-    return OwnModel(alone, replace(settings, lm_backend=backend.value), batch_size)
+    alone = LanguageModel(config, models.lm, models.device, models.dtype, Path(folder))
+    return OwnModel(alone, replace(settings, lm_backend=backend), batch_size)

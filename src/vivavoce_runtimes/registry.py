@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,17 +16,16 @@ from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.flow.external import ExternalFlow
 from vivavoce_runtimes.estimator import EstimatorRunner, ExportedEstimator
 from vivavoce_runtimes.files import ENCODER, ESTIMATOR, file_name, find_export
+from vivavoce_runtimes.streamed_lm import open_runtime
 
 
 def _vllm(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
-    from vivavoce_runtimes.streamed_lm import open_runtime
     from vivavoce_runtimes.vllm import VllmRuntime
 
     return open_runtime(VllmRuntime, models, settings, memory)
 
 
 def _trtllm(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
-    from vivavoce_runtimes.streamed_lm import open_runtime
     from vivavoce_runtimes.trtllm import TrtllmRuntime
 
     return open_runtime(TrtllmRuntime, models, settings, memory)
@@ -44,21 +44,24 @@ def _onnx(models: Models, settings: EngineSettings) -> ExternalFlow:
     return _flow(models, onnx_estimator(_estimator_file("onnx", models)[0], models.device))
 
 
+def _from_torch(kind: str, models: Models, settings: EngineSettings) -> ExternalFlow:
+    from vivavoce_runtimes.estimators import open_package, open_script, torch_estimator
+
+    path, dtype = _estimator_file(kind, models)
+    function = (open_script if kind == "jit" else open_package)(path, models.device, trusted=settings.trust_model_code)
+    return _flow(models, torch_estimator(function, models.device, dtype))
+
+
 def _jit(models: Models, settings: EngineSettings) -> ExternalFlow:
-    trusted = settings.trust_model_code
     found = find_export(models.folder, ENCODER, "jit", models.device, models.dtype)
     if found is None or not isinstance(models.config.flow.encoder, TokenEncoderConfig):
-        return _from_torch("jit", models, trusted)
+        return _from_torch("jit", models, settings)
     from vivavoce_runtimes.script_encoder import ScriptEncoder
 
     opened, path, dtype = ExternalFlow(None, None), *found
     if find_export(models.folder, ESTIMATOR, "jit", models.device, models.dtype):
-        opened = _from_torch("jit", models, trusted)
-    return opened._replace(encoder=ScriptEncoder(path, models.flow.encoder, dtype, trusted=trusted))
-
-
-def _aoti(models: Models, settings: EngineSettings) -> ExternalFlow:
-    return _from_torch("aoti", models, settings.trust_model_code)
+        opened = _from_torch("jit", models, settings)
+    return opened._replace(encoder=ScriptEncoder(path, models.flow.encoder, dtype, trusted=settings.trust_model_code))
 
 
 def _tensorrt(models: Models, settings: EngineSettings) -> ExternalFlow:
@@ -71,7 +74,7 @@ def _tensorrt(models: Models, settings: EngineSettings) -> ExternalFlow:
 
 
 FLOW: dict[str, Callable[[Models, EngineSettings], ExternalFlow]]
-FLOW = {"onnx": _onnx, "jit": _jit, "aoti": _aoti, "tensorrt": _tensorrt}
+FLOW = {"onnx": _onnx, "jit": _jit, "aoti": partial(_from_torch, "aoti"), "tensorrt": _tensorrt}
 """Errors as of `LM`; CheckpointError: the file is missing, cannot be used, or holds code that is not to be run."""
 
 
@@ -93,14 +96,6 @@ def external_flow(models: Models, settings: EngineSettings) -> ExternalFlow | No
 
 def _flow(models: Models, run: EstimatorRunner) -> ExternalFlow:
     return ExternalFlow(ExportedEstimator(models.flow.estimator.out, run), None)
-
-
-def _from_torch(kind: str, models: Models, trusted: bool) -> ExternalFlow:
-    from vivavoce_runtimes.estimators import open_package, open_script, torch_estimator
-
-    path, dtype = _estimator_file(kind, models)
-    opened = open_script if kind == "jit" else open_package
-    return _flow(models, torch_estimator(opened(path, models.device, trusted=trusted), models.device, dtype))
 
 
 def _estimator_file(kind: str, models: Models) -> tuple[Path, torch.dtype]:

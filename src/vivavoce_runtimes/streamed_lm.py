@@ -99,16 +99,10 @@ class _Place:
 
 
 class StreamedLM:
-    """`LMInterface` over a runtime.
+    """`LMInterface` over a runtime that `start` makes in a thread of its own; raises what that raises.
 
-    Args:
-        start: makes the runtime; called in its thread, which no other work is kept waiting for.
-        vocabulary: of the merged model.
-        defaults: how ids are drawn where a request leaves it open.
-        slots: requests that run at the same time; capacity: positions of each.
-
-    Raises:
-        what `start` raises.
+    vocabulary: of the merged model; defaults: how ids are drawn where a request leaves it open; slots: requests that
+    run at the same time; capacity: positions of each.
     """
 
     self_paced = True

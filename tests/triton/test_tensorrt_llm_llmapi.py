@@ -16,6 +16,7 @@ from language_model_client import BACKEND, Client
 from safetensors.torch import load_file
 
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, ModelNotFound
+from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.language_model_inputs import REFUSED
 from vivavoce_triton.models.tensorrt_llm import TensorrtLLM
 
@@ -69,7 +70,7 @@ def package(monkeypatch):
 
 def load(folder, **parameters):
     given = {"llm_backend": "llmapi", "gpt_model_path": str(folder), "exclude_input_in_output": "true", **parameters}
-    return TensorrtLLM.load(initialize_args(given, model_transaction_policy={"decoupled": True}), BACKEND)
+    return TensorrtLLM.load(Parameters(initialize_args(given, model_transaction_policy={"decoupled": True})), BACKEND)
 
 
 @pytest.fixture

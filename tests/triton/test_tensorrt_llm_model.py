@@ -22,6 +22,7 @@ from vivavoce.errors import InvalidRequest, ModelNotFound
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.build import build_language_model
 from vivavoce_export.hf_folder import export_hf
+from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.language_model_inputs import REFUSED
 from vivavoce_triton.models.tensorrt_llm import EngineSource, TensorrtLLM
 
@@ -327,7 +328,7 @@ def test_a_failing_source(vocabulary, error, code):
 
 def load(**parameters):
     given = {"device": "cpu", "exclude_input_in_output": "true", "kv_cache_free_gpu_mem_fraction": "0.5", **parameters}
-    return TensorrtLLM.load(initialize_args(given, model_transaction_policy={"decoupled": True}), BACKEND)
+    return TensorrtLLM.load(Parameters(initialize_args(given, model_transaction_policy={"decoupled": True})), BACKEND)
 
 
 def test_loading_an_official_or_a_merged_folder(streaming, babble, merged, vocabulary, tmp_path):

@@ -27,6 +27,7 @@ from vivavoce.frontend.speech import Mode, SpeakOptions
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.voice import built_in_voices
+from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.cosyvoice2 import CosyVoice2Model
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
 from vivavoce_triton.models.reference_models import AudioTokenizer, SpeakerEmbedding
@@ -52,7 +53,7 @@ BOTH = pytest.mark.parametrize("folder", [None, "babble_v3"], ids=["v2", "v3"], 
 
 def arguments(folder, *, streams=False, **more):
     given = {"model_dir": str(folder), "device": "cpu", **more}
-    return initialize_args(given, model_transaction_policy={"decoupled": streams})
+    return Parameters(initialize_args(given, model_transaction_policy={"decoupled": streams}))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import Conditioning, EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest
-from vivavoce_triton.models.backend import Inputs
+from vivavoce_triton.models.backend import Inputs, Parameters
 from vivavoce_triton.models.token2wav import Bounds, RequestReader, Token2Wav, default_prompt
 
 TEXT_SIZE, LOOKAHEAD, SAMPLES_PER_TOKEN = 300, 3, 960
@@ -418,4 +418,4 @@ def test_the_default_voice_speaks_where_none_is_brought(models, model):
 
 def test_wrong_parameters_are_named(babble):
     with pytest.raises(InvalidRequest, match="memory_gb: 'much'"):
-        Token2Wav.load(initialize_args({"model_dir": str(babble), "memory_gb": "much"}), BACKEND)
+        Token2Wav.load(Parameters(initialize_args({"model_dir": str(babble), "memory_gb": "much"})), BACKEND)

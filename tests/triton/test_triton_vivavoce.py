@@ -36,7 +36,7 @@ BACKEND = FakeBackend()
 
 def arguments(babble, voices, *, streams=True, **more):
     given = {"model_dir": str(babble), "device": "cpu", "voices_dir": str(voices), **more}
-    return initialize_args(given, model_transaction_policy={"decoupled": streams})
+    return Parameters(initialize_args(given, model_transaction_policy={"decoupled": streams}))
 
 
 class Engine(Speaker):
@@ -55,7 +55,7 @@ class Engine(Speaker):
 @contextmanager
 def loaded(babble, voices, *, streams=True, **more):
     """As `load`, without the seconds of warming up."""
-    parameters = Parameters(arguments(babble, voices, streams=streams, **more))
+    parameters = arguments(babble, voices, streams=streams, **more)
     synthesizer = Vivavoce(*load_model(babble, (torch.device("cpu"),)))
     extractor = synthesizer.front_end.extractor
     found = RequestVoices(parameters, extractor, extractor.fingerprint)

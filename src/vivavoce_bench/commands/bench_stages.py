@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from vivavoce_bench.batches import Job
     from vivavoce_bench.chunked import Strategy, TokenSpeech
     from vivavoce_bench.halves import BenchModel
-    from vivavoce_bench.token_backends import Backend
 
 OFFLINE_EXAMPLES = (
     "vivavoce bench offline",
@@ -148,22 +147,20 @@ class Batches:
     engine_dir: Path | None = flag("An engine that trtllm-build made.", "FOLDER")
     plot: flags.PlotOption = None
 
-    def backends(self) -> list[Backend]:
+    def backends(self) -> list[str]:
         """Raises InvalidRequest for an unknown runtime or an unused option, MissingDependency for a missing package."""
-        from vivavoce_bench.token_backends import Backend, check_installed, parse_backends
+        from vivavoce_bench.token_backends import check_backends
 
-        found = parse_backends(self.backend or [Backend.TORCH.value])
-        if self.engine_dir is not None and Backend.TRTLLM not in found:
+        found = check_backends(self.backend or ["torch"])
+        if self.engine_dir is not None and "trtllm" not in found:
             raise InvalidRequest("engine_dir: only the backend trtllm runs engines; add --backend trtllm")
         if self.engine_dir is not None and not self.engine_dir.is_dir():
             raise InvalidRequest(f"engine_dir: {str(self.engine_dir)!r} is not a folder; name the one of trtllm-build")
-        if self.llm_model is not None and found == [Backend.TORCH]:
+        if self.llm_model is not None and found == ["torch"]:
             raise InvalidRequest(
                 "llm_model_name_or_path: torch reads the model's own folder; add a --backend that reads a merged one "
                 "(vllm or trtllm), or leave it out"
             )
-        for backend in found:
-            check_installed(backend)
         return found
 
     def sizes(self, num_texts: int | None = None) -> list[int]:
@@ -208,7 +205,7 @@ def offline(
         say("reading texts and voices …")
         jobs = run.jobs(loaded, texts, lines)
         how = (loaded, settings, max(sizes), batches.llm_model, batches.engine_dir)
-        runtimes = {backend.value: partial(open_backend, backend, *how) for backend in backends}
+        runtimes = {backend: partial(open_backend, backend, *how) for backend in backends}
         size = batches.token2wav_batch_size
         runs = measure_batches(loaded, jobs, runtimes, sizes, size, settings, run.output_dir, say)
     keys = run.settings(loaded, llm_model=batches.llm_model, text_source=texts.source)

@@ -156,8 +156,7 @@ def check_llm(
         from vivavoce_bench.halves import BenchModel
         from vivavoce_triton.client.utterance import Utterance
 
-        (chosen,) = backends.parse_backends([backend or ("trtllm" if engine_dir is not None else "torch")])
-        backends.check_installed(chosen)
+        (chosen,) = backends.check_backends([backend or ("trtllm" if engine_dir is not None else "torch")])
         given: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         given = {name: value for name, value in given.items() if value is not None}
         if given and engine_dir is None:
@@ -172,8 +171,8 @@ def check_llm(
         finally:
             opened.close()
     if not tokens:
-        raise StageFailed(f"llm: {chosen.value} gave no speech token for {input_text!r}; convert the model again")
-    reporter.report(f"{chosen.value}: {len(tokens)} speech tokens: {' '.join(map(str, tokens))}")
+        raise StageFailed(f"llm: {chosen} gave no speech token for {input_text!r}; convert the model again")
+    reporter.report(f"{chosen}: {len(tokens)} speech tokens: {' '.join(map(str, tokens))}")
 
 
 @command(

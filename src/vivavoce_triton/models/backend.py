@@ -55,7 +55,7 @@ def python_model(kind: Any, backend: Any) -> type:
 
     class TritonPythonModel:
         def initialize(self, args: Mapping[str, str]) -> None:
-            self._model = kind.load(args, backend)
+            self._model = kind.load(Parameters(args), backend)
 
         def execute(self, requests: Sequence[Any]) -> Any:
             return self._model.execute(requests)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -107,9 +107,9 @@ class CosyVoice2Model:
         self._language_model = InnerLanguageModel(backend, self._vocabulary, decoupled=parameters.decoupled, bias=bias)
 
     @classmethod
-    def load(cls, args: Mapping[str, str], backend: Any) -> CosyVoice2Model:
-        """args: those of Triton's `initialize`; `VivavoceError`: a parameter, folder or voice cannot be used."""
-        return cls(backend, Parameters(args))
+    def load(cls, parameters: Parameters, backend: Any) -> CosyVoice2Model:
+        """`VivavoceError`: a parameter, folder or voice cannot be used."""
+        return cls(backend, parameters)
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         if self._policy is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
@@ -52,9 +52,8 @@ class AudioTokenizer(_ReferenceModel):
     """
 
     @classmethod
-    def load(cls, args: Mapping[str, str], backend: Any) -> AudioTokenizer:
-        """args: those of Triton's `initialize`; `VivavoceError`: the folder or the device cannot be used."""
-        given = Parameters(args)
+    def load(cls, given: Parameters, backend: Any) -> AudioTokenizer:
+        """`VivavoceError`: the folder or the device cannot be used."""
         folder, providers = given.model_folder, onnx_providers(given.device)
         path = folder / speech_tokenizer_of(detect_generation(folder))
         tokenizer = SpeechTokenizer.from_file(path, providers=providers)
@@ -70,9 +69,8 @@ class SpeakerEmbedding(_ReferenceModel):
     """`reference_wav` [1, n] FP32 of 16 kHz, without padding → `prompt_spk_embedding` [1, 192] FP16, not normalised."""
 
     @classmethod
-    def load(cls, args: Mapping[str, str], backend: Any) -> SpeakerEmbedding:
-        """args: those of Triton's `initialize`; `VivavoceError`: the folder or the device cannot be used."""
-        given = Parameters(args)
+    def load(cls, given: Parameters, backend: Any) -> SpeakerEmbedding:
+        """`VivavoceError`: the folder or the device cannot be used."""
         folder, providers = given.model_folder, onnx_providers(given.device, tensorrt=True)
         encoder = SpeakerEncoder.from_file(folder / SPEAKER_ENCODER, providers=providers)
         if providers != [CPU_PROVIDER]:

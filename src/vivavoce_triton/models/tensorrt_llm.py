@@ -207,9 +207,8 @@ class TensorrtLLM(AsyncModel):
         """By request id, for `stop`; used on the event loop only."""
 
     @classmethod
-    def load(cls, args: Mapping[str, str], backend: Any) -> TensorrtLLM:
-        """args: those of Triton's `initialize`; `VivavoceError`: a parameter, folder or runtime cannot be used."""
-        given = Parameters(args)
+    def load(cls, given: Parameters, backend: Any) -> TensorrtLLM:
+        """`VivavoceError`: a parameter, folder or runtime cannot be used."""
         name = given["llm_backend"] or "vivavoce"
         if name not in _SOURCES:
             raise InvalidRequest(f"llm_backend: {name!r} is unknown; use one of {', '.join(_SOURCES)}")

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -254,9 +254,8 @@ class Token2Wav:
         """By request id, the least recently used first."""
 
     @classmethod
-    def load(cls, args: Mapping[str, str], backend: Any) -> Token2Wav:
-        """args: those of Triton's `initialize`; `VivavoceError`: the folder, device or voice cannot be used."""
-        given = Parameters(args)
+    def load(cls, given: Parameters, backend: Any) -> Token2Wav:
+        """`VivavoceError`: the folder, device or voice cannot be used."""
         folder, device = given.model_folder, given.device
         models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
         if not models.config.rates.frames_per_token:

@@ -7,7 +7,7 @@ official ones. One event loop serves all streams; a few threads read texts and r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -38,9 +38,8 @@ class VivavoceModel(AsyncModel):
         self._fronts = ThreadPoolExecutor(_FRONT_THREADS, "vivavoce-front")
 
     @classmethod
-    def load(cls, args: Mapping[str, str], backend: Any) -> VivavoceModel:
+    def load(cls, parameters: Parameters, backend: Any) -> VivavoceModel:
         """Load and warm up the engine; `VivavoceError`: a parameter, folder, device or voice cannot be used."""
-        parameters = Parameters(args)
         folder, policy, device = parameters.model_folder, chunk_policy(parameters), parameters.device
         config = read_config(folder, ())
         if policy is not None:
