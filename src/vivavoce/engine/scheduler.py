@@ -56,14 +56,13 @@ class Limits:
     """Bounds of single steps and of patience.
 
     prefill_rows: rows of one prefill, so that running streams do not stall (a longer prompt goes alone);
-    batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: of one whose first item is urgent;
-    offline_batch_frames: of one that no stream has a part in, if nothing is padded;
-    spare_slots: share of the slots that offline work leaves to streams; guard_s: slack under which a stream counts as
-    about to run dry, or less where batches take less; calm_s: a prefill goes before decode steps whose sequences all
-    have more slack than this;
-    patience_s: offline work older than this competes with streams that are ahead; shared_steps: from this many decoding
-    sequences on, this many decode steps are launched at once: what the host does for a launch grows with them, and soon
-    takes longer than the device's step.
+    batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: of one whose first chunk is of a
+    stream that is about to run dry or has not sounded; offline_batch_frames: of one of offline work alone, where rows
+    are not padded; spare_slots: share of the slots that offline work leaves to streams; guard_s: a stream with less
+    slack is about to run dry (`_GUARD_BATCHES` makes it shorter on fast devices); calm_s: a prefill goes before decode
+    steps whose sequences all have more slack than this; patience_s: offline work older than this competes with streams
+    that are ahead; shared_steps: from this many decoding sequences on, this many decode steps are launched at once:
+    what the host does for a launch grows with them, and soon takes longer than the device's step.
     """
 
     prefill_rows: int = 1024
