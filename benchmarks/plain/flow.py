@@ -8,14 +8,68 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu, pad
+from torch.nn.utils.rnn import pad_sequence
 
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
-from vivavoce.models.flow.model import EulerSchedule, Flow, FlowInput, Path, fixed_noise
+from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
+from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Flow, Path, fixed_noise
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEncoder
-from vivavoce.models.layers import keys_before
+from vivavoce.models.layers import keys_before, visible_keys
 
 _LOOKAHEAD_SLOPE = 0.01
+
+
+@dataclass(frozen=True)
+class FlowInput:
+    """tokens: [n] int64, the prompt's and then the target's (lookahead included if not `final`); prompt_mel: [prompt
+    frames, bins], possibly of no frames; embedding: [speaker size]; final: no more tokens will follow.
+    """
+
+    tokens: Tensor
+    prompt_mel: Tensor
+    embedding: Tensor
+    final: bool = True
+
+
+def whole_mels(flow: Flow, items: Sequence[FlowInput], chunked: bool) -> list[Tensor]:
+    """Mel of each item after its prompt's frames, [frames, bins] float32; the prompt's mel is the start of its
+    condition.
+    """
+
+    def frames_of(item: FlowInput) -> int:
+        return (len(item.tokens) - (0 if item.final else config.encoder.lookahead)) * config.encoder.upsampling
+
+    config, estimator, device = flow.config, flow.estimator, flow.speaker_projection.weight.device
+    tokens = pad_sequence([item.tokens.to(device) for item in items], batch_first=True)
+    lengths = torch.tensor([len(item.tokens) for item in items], device=device)
+    final = torch.tensor([item.final for item in items], device=device)
+    size = max(map(frames_of, items))
+    if size > MAX_FRAMES:
+        raise ValueError(f"{size} mel frames in one sequence, the flow has noise for {MAX_FRAMES}")
+    mu, frames = flow.encode(tokens, lengths, final, chunked)
+    mu = mu[:, :size]
+    condition = torch.zeros(len(items), size, config.num_mel_bins, device=device)
+    for row, item in enumerate(items):
+        if len(item.prompt_mel):
+            condition[row, : len(item.prompt_mel)] = item.prompt_mel
+    noise = fixed_noise(config.num_mel_bins)[:size].to(device).expand(len(items), -1, -1)
+    speaker = flow.speaker(torch.stack([item.embedding.to(device) for item in items]))
+    mask = visible_keys(frames, size, config.estimator.chunk if chunked else None)
+    schedule = EulerSchedule.of(estimator, config.num_steps)
+    path = Path(estimator, schedule, config.guidance, noise, mu, speaker, condition, mask)
+    for number in range(config.num_steps):
+        path.step(number)
+    return [path.x[row, len(item.prompt_mel) : frames_of(item)] for row, item in enumerate(items)]
+
+
+def whole_mels_v1(flow: FlowV1, items: Sequence[WholeInput]) -> list[Tensor]:
+    """`whole_mels` by CosyVoice 1's flow."""
+    noise = fixed_noise(flow.config.num_mel_bins).to(flow.speaker_projection.weight.device)
+    path, _ = flow.begin(items, EulerSchedule.of(flow.estimator, flow.config.num_steps), noise)
+    for number in range(flow.config.num_steps):
+        path.step(number)
+    return [mel[len(one.prompt_mel) : flow.frames_of(one)] for one, mel in zip(items, path.x, strict=True)]
 
 
 def official_mel(models: Models, conditioning: Conditioning, tokens: Sequence[int], final: bool) -> Tensor:
@@ -24,8 +78,7 @@ def official_mel(models: Models, conditioning: Conditioning, tokens: Sequence[in
     tokens: of the sequence; not final: the lookahead's included  →  [frames, bins] float32
     """
     item = FlowInput(_row(conditioning, tokens), conditioning.flow_mel, conditioning.embedding, final)
-    mel: Tensor = models.flow([item], chunked=not final)[0]
-    return mel
+    return whole_mels(models.flow, [item], chunked=not final)[0]
 
 
 @dataclass(frozen=True)

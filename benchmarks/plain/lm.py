@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,11 +14,30 @@ from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.counter_noise import NoiseStream, uniform
 from vivavoce.models.flow.model import MAX_FRAMES
-from vivavoce.models.lm.qwen2 import LMPrompt, Past, SpeechLM, prompt_rows
+from vivavoce.models.lm.qwen2 import Past, SpeechLM
 from vivavoce.models.lm.sampling import SamplingRows, sample
 
 Chooser = Callable[[Tensor, Sequence[int]], int]
 """(log-probabilities [ids] float32, −inf where forbidden; tokens so far) → the next id."""
+
+
+@dataclass(frozen=True)
+class LMPrompt:
+    text: tuple[int, ...]
+    prompt_text: tuple[int, ...] = ()
+    prompt_speech: tuple[int, ...] = ()
+
+
+def prompt_rows(lm: SpeechLM, prompt: LMPrompt) -> Tensor:
+    """[sos, prompt text, text, task, prompt speech]  →  [rows, hidden]."""
+    vocabulary = lm.config.vocabulary
+    parts = (
+        (lm.control_rows, (vocabulary.sos,)),
+        (lm.text_embedding, prompt.prompt_text + prompt.text),
+        (lm.control_rows, (vocabulary.task,)),
+        (lm.speech_embedding, prompt.prompt_speech),
+    )
+    return torch.cat([table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device)) for table, ids in parts])
 
 
 def plain_tokens(

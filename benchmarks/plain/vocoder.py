@@ -168,6 +168,6 @@ class WaveStream:
             known = 0 if self._source is None else self._source.shape[-1] // self._hop
             spoken = len(mel) - OVERLAP_FRAMES
             if spoken > known:
-                self._phase = self._vocoder.source.phase_at_end(f0[:, known:spoken], self._phase)
+                self._phase = self._vocoder.source.cycles(f0[:, known:spoken], self._phase)[:, -1] % 1
         self._mel = mel[first:]
         self._source = source[..., first * self._hop : (first + kept) * self._hop]

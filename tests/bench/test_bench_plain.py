@@ -13,13 +13,12 @@ import torch
 
 from benchmarks.plain import plain_speech, plain_stream, plain_tokens
 from benchmarks.plain.__main__ import main
-from benchmarks.plain.flow import Unit, official_mel, stream_mel, stream_units
+from benchmarks.plain.flow import FlowInput, Unit, official_mel, stream_mel, stream_units, whole_mels
+from benchmarks.plain.lm import LMPrompt, prompt_rows
 from benchmarks.plain.vocoder import at_speed, stretched, whole
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.flow.model import FlowInput
-from vivavoce.models.lm.qwen2 import LMPrompt, prompt_rows
 
 SPEECH_IDS = 6561
 
@@ -95,7 +94,7 @@ def test_an_utterance_is_its_tokens_its_mel_and_its_wave(models: Models, conditi
 def test_blocks_on_the_grid_are_the_grid(models: Models, conditioning: Conditioning) -> None:
     tokens = given(20)  # 30 + 20: two chunks of attention
     row = torch.cat((conditioning.flow_tokens, torch.tensor(tokens)))
-    (grid,) = models.flow([FlowInput(row, conditioning.flow_mel, conditioning.embedding)], chunked=True)
+    (grid,) = whole_mels(models.flow, [FlowInput(row, conditioning.flow_mel, conditioning.embedding)], chunked=True)
     blocks = stream_mel(models, conditioning, tokens, [Unit(25, 50), Unit(50, 50)])
     torch.testing.assert_close(blocks, grid, atol=1e-4, rtol=0)
     other = stream_mel(models, conditioning, tokens, [Unit(20, 50), Unit(45, 50), Unit(50, 50)])

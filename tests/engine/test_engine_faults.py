@@ -21,7 +21,7 @@ from tests.engine.engine_helpers import (
     voice,
 )
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.flow_stage import AttentionMode
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow
 from vivavoce.engine.flow_stage.padded import PaddedSolver
 from vivavoce.engine.request import Conditioning, InputMode
 from vivavoce.engine.scheduler import Scheduler
@@ -55,8 +55,8 @@ def alone(models):
 FLOW_FAULTS = {
     "begin": lambda engine: (engine.stages.flow, "start", lambda n, work: is_official(work)),
     "step": lambda engine: (PaddedSolver, "step", lambda n, self, number: number == 3 and is_official(self.rows)),
-    "commit": lambda engine: (PaddedSolver, "commit", lambda n, self: is_official(self.rows)),
-    "result": lambda engine: (PaddedSolver, "mels", lambda n, self: is_official(self.rows)),
+    "finish": lambda engine: (PaddedSolver, "finish", lambda n, self: is_official(self.rows)),
+    "result": lambda engine: (FlowRow, "first_frame", lambda n, self, upsampling: is_official([self])),
     "vocoder": lambda engine: (engine.stages.vocoder, "run", lambda n, rows: any_victim(rows)),
     "vocoder within": lambda engine: (engine.stages.vocoder.vocoding, "vocode", lambda n, rows: any_victim(rows)),
 }
@@ -91,7 +91,7 @@ def test_a_failing_batch_hurts_its_own(engine, monkeypatch, alone, fault):
     ("fault", "error"),
     [
         ("step", CUDA_OOM),
-        ("commit", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
+        ("finish", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
         ("vocoder", MemoryError()),
     ],
 )

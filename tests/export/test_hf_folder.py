@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import linear
 
+from benchmarks.plain.lm import LMPrompt, prompt_rows
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config, vocabulary_of
@@ -28,7 +29,7 @@ from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.frontend.model_choice import MINI
 from vivavoce.frontend.text.tokenizer import TextTokenizer
-from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
+from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce_export.hf_folder import (
     add_speech,
     export_hf,

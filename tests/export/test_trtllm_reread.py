@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from trtllm_goldens import DATA, Golden, describe, goldens, read_rank
 
+from benchmarks.plain.lm import LMPrompt, prompt_rows
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.weights import LM_NAMES
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.build import Models, build_models
-from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
+from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce_export import files
 from vivavoce_export.hf_folder import Source, open_hugging_face, open_official
 from vivavoce_export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, official_tensors

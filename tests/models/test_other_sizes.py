@@ -20,12 +20,12 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
+from benchmarks.plain.flow import FlowInput, whole_mels
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import Conditioning, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.models.build import Models, build_models
-from vivavoce.models.flow.model import FlowInput
 
 PARITY = Path(__file__).parents[1] / "data" / "parity"
 NUM_SPEECH_TOKENS = 6561
@@ -209,10 +209,10 @@ def test_flow_together_and_alone(checkpoint, chunked):
         )
         for tokens, prompt, final in ((21, 0, True), (14, 9, False), (ahead + 1, 4, False))
     ]
-    mels = flow(items, chunked)
+    mels = whole_mels(flow, items, chunked)
     assert [len(mel) for mel in mels] == [42, 2 * (14 - ahead), 2]
     for mel, item in zip(mels, items, strict=True):
-        torch.testing.assert_close(mel, flow([item], chunked)[0], atol=1e-4, rtol=0)
+        torch.testing.assert_close(mel, whole_mels(flow, [item], chunked)[0], atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()
@@ -220,10 +220,10 @@ def test_frames_of_a_chunk_do_not_change_when_more_arrives(checkpoint):
     flow, encoder = checkpoint.models.flow, checkpoint.models.config.flow.encoder
     tokens, embedding = torch.tensor(ids(4 * encoder.chunk, NUM_SPEECH_TOKENS, 7)), torch.ones(192)
     prompt = torch.randn(2 * encoder.chunk, 80, generator=torch.Generator().manual_seed(5))
-    whole = flow([FlowInput(tokens, prompt, embedding)], True)[0]
+    whole = whole_mels(flow, [FlowInput(tokens, prompt, embedding)], True)[0]
     for spoken in (encoder.chunk, 2 * encoder.chunk):
         head = FlowInput(tokens[: encoder.chunk + spoken + encoder.lookahead], prompt, embedding, final=False)
-        torch.testing.assert_close(flow([head], True)[0], whole[: 2 * spoken], atol=1e-4, rtol=0)
+        torch.testing.assert_close(whole_mels(flow, [head], True)[0], whole[: 2 * spoken], atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()

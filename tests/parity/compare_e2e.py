@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.plain.flow import FlowInput, whole_mels
 from tests.parity.check import Check, Skip, close, close_rms, equal, equal_ids, guarded
 from tests.parity.compare_flow import MEL
 from tests.parity.reference import Golden, Reference
@@ -25,7 +26,7 @@ from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
 from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
-from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise
+from vivavoce.models.flow.model import EulerSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
 
 WAVE, WAVE_RMS = 5e-2, 5e-3
@@ -136,7 +137,7 @@ def _mels(
     """All mel up to a chunk's end: by the plain flow, and by the engine's stage."""
     final, chunked, voice = call["finalize"], call["flow_streaming"], request.conditioning
     row = torch.cat((voice.flow_tokens, torch.tensor(tokens, dtype=torch.int64)))
-    yield "mel", models.flow([FlowInput(row, voice.flow_mel, voice.embedding, final)], chunked)[0]
+    yield "mel", whole_mels(models.flow, [FlowInput(row, voice.flow_mel, voice.embedding, final)], chunked)[0]
     yield "stage's mel", stage_mel(models, voice, tokens, final, chunked)
 
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import torch
 
+from benchmarks.plain.flow import FlowInput, whole_mels, whole_mels_v1
 from tests.parity.check import Check, Skip, close, guarded
 from tests.parity.reference import Golden, Reference
 from tests.parity.stages import stage_mel
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
-from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise, time_steps
+from vivavoce.models.flow.model import EulerSchedule, fixed_noise, time_steps
 from vivavoce.models.flow.unet import VelocityContext
 
 MEL, ENCODER = 2e-4, 1e-4
@@ -64,7 +65,7 @@ def _case(name: str, case: str, golden: Golden, models: Models) -> Iterator[Chec
         prefix = array.removesuffix("/mel")
         label = f"{name} {variant.group() if variant else 'offline'}"
         item = FlowInput(tokens, prompt, embedding, final)
-        yield close(f"{label} mel", flow([item], chunked)[0].T, arrays[array], MEL)
+        yield close(f"{label} mel", whole_mels(flow, [item], chunked)[0].T, arrays[array], MEL)
         ours = stage_mel(models, voice, target, final, chunked)
         yield close(f"{label} stage's mel", ours.T, arrays[array], MEL)
         mu, frames = flow.encode(tokens[None], torch.tensor([len(tokens)]), torch.tensor([final]), chunked)
@@ -87,14 +88,14 @@ def _whole(name: str, case: str, golden: Golden, models: Models) -> Iterator[Che
     yield close(f"{name} time steps", ours, arrays[f"{case}/t_steps"], 1e-6)
     first = WholeInput(prompt, arrays.tensor(f"{case}/token").long(), mel, speaker)
     yield close(f"{name} mu", flow.encode([first])[0].T, arrays[f"{case}/mu"], ENCODER)
-    yield close(f"{name} mel", flow([first])[0].T, arrays[f"{case}/mel"], MEL)
+    yield close(f"{name} mel", whole_mels_v1(flow, [first])[0].T, arrays[f"{case}/mel"], MEL)
     schedule, noise = EulerSchedule.of(flow.estimator, models.config.flow.num_steps), fixed_noise(mel.shape[1])
     path, (kept,) = flow.begin([first], schedule, noise)
     yield close(f"{name} kept noise and mu", kept.permute(2, 0, 1), arrays[f"{case}/cache"], ENCODER)
     path.step(0)
     yield close(f"{name} x after one step", path.x[0, -4:].T, arrays[f"{case}/x_after_step1_last4cols"], ENCODER)
     second = WholeInput(prompt, arrays.tensor(f"{case}/second_token").long(), mel, speaker, kept)
-    yield close(f"{name} second mel", flow([second])[0].T, arrays[f"{case}/second_mel"], MEL)
+    yield close(f"{name} second mel", whole_mels_v1(flow, [second])[0].T, arrays[f"{case}/second_mel"], MEL)
 
 
 def _first_step(name: str, models: Models, mu, prompt, embedding, golden) -> Check:

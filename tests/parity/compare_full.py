@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from benchmarks.plain.flow import FlowInput, whole_mels, whole_mels_v1
 from tests.parity.check import Check, Skip, close, equal_ids
 from tests.parity.compare_flow import ENCODER, MEL
 from tests.parity.reference import Golden, Reference
@@ -16,7 +17,6 @@ from tests.parity.stages import Greedy, ids_of, stage_mel
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
-from vivavoce.models.flow.model import FlowInput
 from vivavoce.models.lm.conformer import ConformerLM
 from vivavoce.models.vocoder.causal import CausalHiFT
 
@@ -56,7 +56,7 @@ def _flow(golden: Golden, models: Models) -> Iterator[Check]:
             prompt.long(), target.long(), mel, flow.speaker(arrays.tensor("llm/embedding").view(1, -1))[0]
         )
         name, mu = f"{golden.label} flow/offline", flow.encode([item])[0].T
-        yield from _mel(f"{name} mel", flow([item])[0].T, "flow/offline", golden)
+        yield from _mel(f"{name} mel", whole_mels_v1(flow, [item])[0].T, "flow/offline", golden)
         yield from _mu(name, mu, "flow/offline", golden)
         return
     tokens = torch.cat([arrays.tensor("flow/prompt_token"), arrays.tensor("flow/token")]).long()
@@ -65,7 +65,7 @@ def _flow(golden: Golden, models: Models) -> Iterator[Check]:
     voice = Conditioning(embedding, flow_tokens=arrays.tensor("flow/prompt_token").long(), flow_mel=prompt)
     for case, chunked, final in (("flow/offline", False, True), ("flow/chunk", True, False)):
         name = f"{golden.label} {case}"
-        mel = models.flow([FlowInput(tokens, prompt, embedding, final)], chunked)[0].T
+        mel = whole_mels(models.flow, [FlowInput(tokens, prompt, embedding, final)], chunked)[0].T
         yield from _mel(f"{name} mel", mel, case, golden)
         ours = stage_mel(models, voice, target, final, chunked).T
         yield from _mel(f"{name} stage's mel", ours, case, golden)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from benchmarks.plain.lm import LMPrompt, prompt_rows
 from tests.conformer_prompt import conformer_rows
 from tests.parity.check import Check, Skip, close, equal, equal_ids, guarded
 from tests.parity.reference import Arrays, Golden, Reference
@@ -17,7 +18,6 @@ from vivavoce.engine.lm_stage import Chooser, without_long_silence
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.lm.conformer import ConformerLM
-from vivavoce.models.lm.qwen2 import LMPrompt, prompt_rows
 from vivavoce.models.lm.sampling import SamplingRows, fallback_probabilities, nucleus, repeats, sample
 
 

@@ -251,7 +251,7 @@ def _faults(engine: Engine, one_of: int) -> Iterator[list[Fault]]:
         (stages.lm, "decode", 1),
         (stages.flow, "start", 1),
         (solver, "step", 4),
-        (solver, "commit", 1),
+        (solver, "finish", 1),
         (stages.vocoder, "run", 1),
     )
     with ExitStack() as undo:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks.plain.lm import LMPrompt, prompt_rows
 from tests.training.capturable import uncapturable
 from tests.training.tones import write_corpus, write_tones
 from vivavoce.api import Vivavoce
@@ -26,7 +27,7 @@ from vivavoce.models.build import Models
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.generations import NETWORKS
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
-from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
+from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce_training.commands import Training, app, flow, lm, pack
 from vivavoce_training.data.store import Corpus, Speaker, write_array
 from vivavoce_training.flow import FlowRecipe, FlowStep, SpeakerMajor, flow_losses, start_at_mean

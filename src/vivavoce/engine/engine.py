@@ -29,20 +29,10 @@ from vivavoce.engine.intake import Intake
 from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.loop import Loop
-from vivavoce.engine.request import (
-    EngineRequest,
-    InputMode,
-    TokenRequest,
-)
+from vivavoce.engine.request import EngineRequest, InputMode, TokenRequest
 from vivavoce.engine.request_state import RequestState
 from vivavoce.engine.scheduler import Scheduler
-from vivavoce.engine.settings import (
-    EngineSettings,
-    MemoryPlan,
-    has_language_model,
-    plan_memory,
-    uses_kernels,
-)
+from vivavoce.engine.settings import EngineSettings, MemoryPlan, has_language_model, plan_memory, uses_kernels
 from vivavoce.engine.stages import Stages
 from vivavoce.engine.statistics import Statistics, StatisticsSnapshot
 from vivavoce.engine.synthesis_runner import SynthesisRunner
@@ -73,16 +63,15 @@ def build_stages(
     """
     kernels, frames, builders = uses_kernels(models, settings), memory.batch_frames, STAGES[models.config.generation]
     ways = {"kernels": kernels, "deterministic": settings.deterministic}
-    stages = Stages(None, None, None)
+    lm, flow, vocoder = None, None, None
     try:
         with torch.inference_mode():
             if settings.lm_backend != "torch":
                 from vivavoce_runtimes.registry import lm_stage
 
-                stages = replace(stages, lm=lm_stage(models, settings, memory))
+                lm = lm_stage(models, settings, memory)
             elif has_language_model(models):
                 lm = builders.lm(models, slots=memory.slots, capacity=memory.capacity, chooser=chooser, **ways)
-                stages = replace(stages, lm=lm)
             if isinstance(models, Models):
                 shared, more = {"most_frames": frames, "both": both}, dict[str, Any]()
                 if settings.flow_backend != "torch":
@@ -91,10 +80,9 @@ def build_stages(
                     more = {"external": external_flow(models, settings)}
                 flow = builders.flow(models, state_bytes=memory.state_bytes, **shared, **ways, **more)
                 vocoder = builders.vocoder(models, source_noise=source_noise, kernels=kernels, **shared)
-                stages = replace(stages, flow=flow, vocoder=vocoder)
     except ValueError as error:
         raise InvalidRequest(f"kernels: {error}") from None
-    return stages
+    return Stages(lm, flow, vocoder)
 
 
 def assemble(
@@ -274,10 +262,8 @@ class Engine:
         count, until, most = 1, time.perf_counter() + seconds, min(streams or self.memory.slots, self.memory.slots)
         try:
             while self.stages.flow and (count == 1 or (time.perf_counter() < until and count <= most)):
-                streams_at_once = [
-                    warmup_stream(self.models, seed, self.stages.lm is not None) for seed in range(count)
-                ]
-                for handle in [self._enqueue(request, asked=False) for request in streams_at_once]:
+                requests = [warmup_stream(self.models, seed, self.stages.lm is not None) for seed in range(count)]
+                for handle in [self._enqueue(request, asked=False) for request in requests]:
                     handle.result()
                 count *= 2
         except OutOfMemory:

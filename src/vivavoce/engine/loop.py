@@ -340,7 +340,8 @@ class Loop:
             sequence = sequences[request.current]
             ready = request.held.pop(request.current, None)
             if ready is None and sequence.phase is Phase.DECODED and not sequence.produced:
-                ready = True, _pause(sequence, request.rates.sample_rate)
+                pause_s = getattr(sequence.segment, "pause_s", 0.0)  # of prompts for tokens: none
+                ready = True, np.zeros(round(pause_s * request.rates.sample_rate), np.float32)
             if ready is None:
                 break
             final, samples = ready
@@ -418,11 +419,6 @@ class Loop:
 
 def stopped() -> EngineStopped:
     return EngineStopped("engine: it has stopped; start it again")
-
-
-def _pause(sequence: SequenceState, rate: int) -> NDArray[np.float32]:
-    """The silence of a sequence without tokens: of a pause, else empty."""
-    return np.zeros(round(getattr(sequence.segment, "pause_s", 0.0) * rate), np.float32)
 
 
 def _stop_at_exit(loop: weakref.ref[Loop]) -> None:

@@ -56,14 +56,13 @@ class Limits:
     """Bounds of single steps and of patience.
 
     prefill_rows: rows of one prefill, so that running streams do not stall (a longer prompt goes alone);
-    batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: of one whose first item is urgent;
-    offline_batch_frames: of one that no stream has a part in, if nothing is padded;
-    spare_slots: share of the slots that offline work leaves to streams; guard_s: slack under which a stream counts as
-    about to run dry, or less where batches take less; calm_s: a prefill goes before decode steps whose sequences all
-    have more slack than this;
-    patience_s: offline work older than this competes with streams that are ahead; shared_steps: from this many decoding
-    sequences on, this many decode steps are launched at once: what the host does for a launch grows with them, and soon
-    takes longer than the device's step.
+    batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: of one whose first chunk is of a
+    stream that is about to run dry or has not sounded; offline_batch_frames: of one of offline work alone, where rows
+    are not padded; spare_slots: share of the slots that offline work leaves to streams; guard_s: a stream with less
+    slack is about to run dry (`_GUARD_BATCHES` makes it shorter on fast devices); calm_s: a prefill goes before decode
+    steps whose sequences all have more slack than this; patience_s: offline work older than this competes with streams
+    that are ahead; shared_steps: from this many decoding sequences on, this many decode steps are launched at once:
+    what the host does for a launch grows with them, and soon takes longer than the device's step.
     """
 
     prefill_rows: int = 1024
@@ -172,6 +171,7 @@ class Scheduler:
         return Urgency(DRY if slack < self._guard_s else AHEAD, slack)
 
     def _language_model(self, requests: Collection[RequestState], at: SchedulerState) -> tuple[Urgency, Plan] | None:
+        """The language model's next work, a prefill or decode steps, and how urgent it is; None: it has none now."""
         waiting: list[SequenceState] = []
         decoding: list[SequenceState] = []
         spared = int(at.slots_total * self._limits.spare_slots)
@@ -202,9 +202,10 @@ class Scheduler:
         gives_way = bool(decoding) and not self._exclusive and self._gives_way(decoding, at)
         least = min((self._token_urgency(one, at.now, step_s) for one in decoding), default=None)
         if prefill:
-            # The most urgent one may have found no slot.
+            # Not always the most urgent one's: that may have found no slot.
             reading = next(urgency for urgency, one in by_urgency if one is prefill[0])
-            # A prompt read now shares all the steps to come: only a more urgent rank that cannot wait goes on first.
+            # A sequence that is read now takes part in all later steps: reading goes first, unless decode steps are of
+            # a more urgent rank and cannot wait.
             calm = least is None or least > Urgency(AHEAD, self._limits.calm_s)
             if calm or gives_way or (least is not None and reading.rank <= least.rank):
                 return reading, Plan(prefill=prefill)
@@ -287,6 +288,7 @@ class Scheduler:
         return tuple(chosen)
 
     def _synthesis(self, requests: Collection[RequestState], at: SchedulerState) -> tuple[Urgency, Plan] | None:
+        """The next work of flow and vocoder, a batch to begin or to advance, and how urgent it is; None: none now."""
         if not at.running:
             return self._start(requests, at.now)
         urgency, batch = min(((self._batch_urgency(one, at.now), one) for one in at.running), key=itemgetter(0))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,32 +60,24 @@ class _NothingDrawn(TorchFunctionMode):
         return given["tensor"] if func is nn.init.normal_ else func(*args, **given)
 
 
+_QWEN = NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES)
+# float32, because its phases grow to many thousand radians; the cost is small.
+_vocoder = partial(NetworkPart, "hift", names=VOCODER_NAMES, state=fold_weight_norm, float32=True)
 NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
     Generation.V1: {
         "lm": NetworkPart("llm", lambda config: ConformerLM(config.lm), CONFORMER_LM_NAMES),
         "flow": NetworkPart("flow", lambda config: FlowV1(config.flow, config.rates), WHOLE_FLOW_NAMES),
-        "vocoder": NetworkPart(
-            "hift",
-            lambda config: HiFT(config.vocoder, SampledSource, overlap=20),
-            VOCODER_NAMES,
-            fold_weight_norm,
-            float32=True,
-        ),
+        "vocoder": _vocoder(build=lambda config: HiFT(config.vocoder, SampledSource, overlap=20)),
     },
     Generation.V2: {
-        "lm": NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES),
+        "lm": _QWEN,
         "flow": NetworkPart("flow", lambda config: Flow(config.flow), FLOW_NAMES),
-        # float32, because its phases grow to many thousand radians; the cost is small.
-        "vocoder": NetworkPart(
-            "hift", lambda config: HiFT(config.vocoder), VOCODER_NAMES, fold_weight_norm, float32=True
-        ),
+        "vocoder": _vocoder(build=lambda config: HiFT(config.vocoder)),
     },
     Generation.V3: {
-        "lm": NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES),
+        "lm": _QWEN,
         "flow": NetworkPart("flow", lambda config: Flow(config.flow), DIT_FLOW_NAMES),
-        "vocoder": NetworkPart(
-            "hift", lambda config: CausalHiFT(config.vocoder), VOCODER_NAMES, fold_weight_norm, float32=True
-        ),
+        "vocoder": _vocoder(build=lambda config: CausalHiFT(config.vocoder)),
     },
 }
 """Networks by generation, and by the name of their field in `Models`."""

@@ -6,12 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.plain.flow import FlowInput, whole_mels
 from tests.engine.engine_helpers import BOTH
 from tests.engine.flow_stage.flow_oracle import check, mel_of, run, say, speech, voice
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.flow_stage.planning import Block, block_ends, grid_ends, near_equal
 from vivavoce.errors import InvalidRequest
-from vivavoce.models.flow.model import MAX_FRAMES, FlowInput
+from vivavoce.models.flow.model import MAX_FRAMES
 from vivavoce.models.layers import visible_keys
 
 SHAPES = [(40, 30), (7, 0), (61, 2), (26, 53)]
@@ -34,7 +35,7 @@ def test_full_attention_of_whole_utterances(models, stage):
     chunks = [FlowRow(stage.open(v), t, len(t), AttentionMode.FULL) for v, t in zip(voices, tokens, strict=True)]
     for mel, v, t in zip(run(stage, chunks), voices, tokens, strict=True):
         assert mel.dtype == torch.float32
-        check(mel, models.flow([item(v, t, True)], False)[0])
+        check(mel, whole_mels(models.flow, [item(v, t, True)], False)[0])
 
 
 @BOTH
@@ -45,10 +46,10 @@ def test_grid_attention_of_official_streams(models, stage):
         head = tokens[: spoken + hop + 3]
         if len(head) == spoken + hop + 3:
             mel = say(stage, stream, tokens[: spoken + hop + 9], hop, AttentionMode.GRID)
-            whole = models.flow([item(conditioning, head, False)], True)[0]
+            whole = whole_mels(models.flow, [item(conditioning, head, False)], True)[0]
         else:
             mel = say(stage, stream, tokens, hop, AttentionMode.FULL)
-            whole = models.flow([item(conditioning, tokens, True)], False)[0]
+            whole = whole_mels(models.flow, [item(conditioning, tokens, True)], False)[0]
         check(mel, whole[2 * spoken : 2 * (spoken + hop)])
     assert stream.spoken == 70
 
@@ -61,7 +62,7 @@ def test_grid_attention_of_rows_of_several_lengths(models, stage):
         FlowRow(stage.open(v), row, len(row) - 3, AttentionMode.GRID) for v, row in zip(voices, rows, strict=True)
     ]
     for mel, v, row in zip(run(stage, chunks), voices, rows, strict=True):
-        check(mel, models.flow([item(v, row, False)], True)[0])
+        check(mel, whole_mels(models.flow, [item(v, row, False)], True)[0])
 
 
 @BOTH
@@ -71,7 +72,7 @@ def test_what_the_lookahead_lacks_is_zeros(models, stage, ahead):
     mel = say(stage, stage.open(conditioning), tokens[: 17 + ahead], 17, AttentionMode.BLOCKS)
     check(mel, mel_of(models, conditioning, tokens[: 17 + ahead], [17]))
     if ahead == 0:
-        final = models.flow([item(conditioning, tokens[:17], True)], False)[0]
+        final = whole_mels(models.flow, [item(conditioning, tokens[:17], True)], False)[0]
         check(say(stage, stage.open(conditioning), tokens[:17], 17, AttentionMode.FULL), final)
     else:
         less = say(stage, stage.open(conditioning), tokens[: 16 + ahead], 17, AttentionMode.BLOCKS)

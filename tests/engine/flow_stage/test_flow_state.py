@@ -100,8 +100,9 @@ def test_a_batch_of_chunks_and_prompts(models):
     assert mels[0] is None
     check(mels[1], expected_of(models, 30, 18, 20)[36:])
     check(mels[2], expected_of(models, 0, 15))
-    check(speak(stage, second, TOKENS, [9]), expected_of(models, 60, 9))
-    assert stage.planner.prompt_hits == 1
+    last = FlowRow(second, TOKENS[:12], 9, BLOCKS)
+    check(run(stage, [last])[0], expected_of(models, 60, 9))
+    assert last.before is stage.prompts.states[second.voice]
 
 
 @BOTH
@@ -109,11 +110,13 @@ def test_voices_of_the_same_content_share_their_pages(models):
     stage = stage_of(models, 20)
     one, other, stranger = stage.open(voice(60)), stage.open(voice(60)), stage.open(voice(60, seed=1))
     assert stage.lacks_prompt(one)
-    run(stage, [FlowRow(one), FlowRow(other)])
+    rows = [FlowRow(one), FlowRow(other)]
+    run(stage, rows)
+    assert [row.after is None for row in rows] == [False, True], "the same prompt is computed twice"
     assert not stage.lacks_prompt(one)
     assert not stage.lacks_prompt(other)
     assert stage.lacks_prompt(stranger)
-    assert (used(stage), len(stage.prompts.states), stage.planner.prompt_misses) == (3, 1, 1)
+    assert (used(stage), len(stage.prompts.states)) == (3, 1)
     # Two whole pages are shared; the third, of 7 tokens, goes on in each stream.
     expected = expected_of(models, 60, 5, 5)
     check(speak(stage, one, TOKENS, [5]), expected[:10])

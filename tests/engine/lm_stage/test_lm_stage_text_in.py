@@ -83,7 +83,7 @@ def one_by_one(models: Models, stream: TextInterleaver, pieces: Sequence[Sequenc
             stream.close() if piece is None else stream.push(piece)
             continue
         fed += [tables[row.kind.name](torch.tensor([row.id])) for row in rows]
-        token = stream.forced()
+        token = stream.allows()[0] if stream.ids_until_control() == 0 else None
         if token is None:
             scores = lm.log_probabilities(lm(torch.cat(fed)[None])[:, -1])
             scores[:, [one for one in range(6561, scores.shape[-1]) if one not in stream.allows()]] = float("-inf")

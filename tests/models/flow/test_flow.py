@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from benchmarks.plain.flow import FlowInput, whole_mels
 from vivavoce.models.flow.layout import convolve, joined, mish
-from vivavoce.models.flow.model import MAX_FRAMES, FlowInput, fixed_noise, time_steps
+from vivavoce.models.flow.model import MAX_FRAMES, fixed_noise, time_steps
 from vivavoce.models.layers import RelativeSpan, lay_together, visible_keys
 
 
@@ -24,12 +25,14 @@ def item(num_tokens, num_prompt, seed):
 def test_the_prompt_matters(models):
     one = item(20, 10, 6)
     other = FlowInput(one.tokens, torch.zeros_like(one.prompt_mel), one.embedding)
-    assert not torch.allclose(models.flow([one], False)[0], models.flow([other], False)[0], atol=1e-2)
+    assert not torch.allclose(
+        whole_mels(models.flow, [one], False)[0], whole_mels(models.flow, [other], False)[0], atol=1e-2
+    )
 
 
 def test_too_many_frames_are_refused(models):
     with pytest.raises(ValueError, match=str(MAX_FRAMES)):
-        models.flow([item(MAX_FRAMES // 2 + 1, 0, 7)], False)
+        whole_mels(models.flow, [item(MAX_FRAMES // 2 + 1, 0, 7)], False)
 
 
 def test_noise_is_fixed():
@@ -58,12 +61,12 @@ ITEM = FlowInput(torch.arange(40), torch.zeros(10, 80), torch.ones(192))
 def test_weights_placed_for_inference_stay_what_they_are(models):
     flow = copy.deepcopy(models.flow)
     before = {name: value.clone() for name, value in models.flow.state_dict().items()}
-    mel = models.flow([ITEM], True)[0]
+    mel = whole_mels(models.flow, [ITEM], True)[0]
     flow.lay_out()
     after = flow.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    torch.testing.assert_close(flow([ITEM], True)[0], mel, atol=1e-4, rtol=0)
+    torch.testing.assert_close(whole_mels(flow, [ITEM], True)[0], mel, atol=1e-4, rtol=0)
 
 
 def test_weights_placed_for_inference_can_be_trained(models):

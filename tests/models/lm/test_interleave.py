@@ -28,8 +28,8 @@ def run(stream, pieces, end_after):
             stream.close() if piece is None else stream.push(piece)
             continue
         fed.append(list(rows))
-        token = stream.forced()
-        if token is None:
+        token = VOCABULARY.fill
+        if stream.ids_until_control() != 0:
             ended = VOCABULARY.eos in stream.allows() and len(stream.decoded) >= end_after
             token = VOCABULARY.eos if ended else len(stream.decoded) % 100
         speech = stream.accept(token)
@@ -51,10 +51,10 @@ def test_a_fill_comes_after_fifteen_tokens():
     stream.push(range(10))
     for count in range(15):
         assert stream.next_rows() is not None
-        assert stream.forced() is None
+        assert stream.ids_until_control() > 0
         assert stream.accept(count) == count
     stream.next_rows()
-    assert stream.forced() == VOCABULARY.fill
+    assert (stream.ids_until_control(), stream.allows()) == (0, (VOCABULARY.fill,))
     assert stream.accept(VOCABULARY.fill) is None
     assert stream.next_rows() == text([5, 6, 7, 8, 9])
 
@@ -69,10 +69,10 @@ def test_a_prompt_is_interleaved_with_its_speech():
         == [RowKind.CONTROL] + [RowKind.TEXT] * 5 + [RowKind.SPEECH] * 15 + [RowKind.TEXT] * 5 + [RowKind.SPEECH] * 5
     )
     for count in range(10):
-        assert stream.forced() is None
+        assert stream.ids_until_control() > 0
         stream.next_rows()
         stream.accept(count)
-    assert stream.forced() == VOCABULARY.fill
+    assert (stream.ids_until_control(), stream.allows()) == (0, (VOCABULARY.fill,))
 
 
 SYSTEM = (70, 71)

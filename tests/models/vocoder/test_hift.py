@@ -66,7 +66,7 @@ def test_source_runs_on_from_a_carried_phase(models):
     f0 = 100 + 200 * torch.rand(1, 40, generator=torch.Generator().manual_seed(2))
     whole = source(f0, None)
     first = source(f0[:, :17], None)
-    rest = source(f0[:, 17:], None, source.phase_at_end(f0[:, :17]))
+    rest = source(f0[:, 17:], None, source.cycles(f0[:, :17], None)[:, -1] % 1)
     joined = torch.cat((first, rest), -1)
     # The half frame before the cut is drawn towards a frame that the first piece did not have.
     known = torch.ones(40 * 480, dtype=torch.bool)

@@ -115,7 +115,7 @@ class FlowStageV1:
         streams = {row.stream for row in rows}
         if len(streams) < len(rows) or any(stream.busy or stream.closed for stream in streams):
             raise ValueError("batch: a stream is closed, is in a running batch, or occurs twice")
-        batch = FlowBatch(self, rows, self._num_steps)
+        batch = FlowBatch(self.end, rows, self._num_steps)
         if self._one_by_one:
             batch.solvers += [SolverV1(self, [row], [call]) for row, call in zip(rows, calls, strict=True)]
         else:

@@ -274,15 +274,11 @@ class FlowRow:
 
 
 class Planner:
-    """Plans rows, and counts how it went.
-
-    prompt_hits: rows that began with the state of their voice's prompt; prompt_misses: prompts that were computed;
-    recomputed: chunks whose past was computed again for want of state.
-    """
+    """Plans rows; recomputed: chunks so far whose past was computed again for want of state."""
 
     def __init__(self, config: FlowConfig, pool: PagePool, prompts: PromptCache) -> None:
         self._config, self._pool, self._prompts = config, pool, prompts
-        self.prompt_hits = self.prompt_misses = self.recomputed = 0
+        self.recomputed = 0
 
     def check(self, row: FlowRow) -> None:
         """Refuse, with InvalidRequest, a row that has more frames than the flow has noise for."""
@@ -313,7 +309,6 @@ class Planner:
             pages = self._prompts.acquire(self._pool.pages_for(stream.prompt_end))
             if pages is None:
                 return False
-            self.prompt_misses += 1
             row.blocks, row.end = stream.prompt_blocks, stream.prompt_end
             row.after = RowState(stream.prompt_end, pages, pages[0])
         else:
@@ -328,7 +323,6 @@ class Planner:
                 if stream.spoken and (row.after is None or not stream.state):
                     self.recomputed += 1
                 if row.before and not stream.state and stream.voice is not None:
-                    self.prompt_hits += 1
                     self._prompts.states.move_to_end(stream.voice)
         known = (*stream.prompt, *row.speech)[row.past : row.end + encoder.lookahead]
         # The official code takes ids below zero for the first one, too.

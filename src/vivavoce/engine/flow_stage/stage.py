@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,10 +18,6 @@ from vivavoce.models.layers import PairRunner
 
 if TYPE_CHECKING:
     from vivavoce.engine.flow_stage.packed import PackedPath
-
-
-class BatchOwner(Protocol):
-    def end(self, batch: FlowBatch, finished: bool) -> None: ...
 
 
 class Solver(Protocol):
@@ -40,7 +36,8 @@ class Solver(Protocol):
 class FlowBatch:
     """Rows between `FlowStage.start` and their mel; it ends by `result`, by `abandon`, or by a step that fails."""
 
-    stage: BatchOwner
+    end: Callable[[FlowBatch, bool], None]
+    """Of the stage: what follows for the streams, whether the batch has finished or not."""
     rows: Sequence[FlowRow]
     steps_left: int
     solvers: list[Solver] = field(default_factory=list)
@@ -71,13 +68,13 @@ class FlowBatch:
         mels: dict[FlowRow, Tensor | None] = {}
         for solver in self.solvers:
             mels.update(zip(solver.rows, solver.finish(), strict=True))
-        self.stage.end(self, finished=True)
+        self.end(self, True)
         return [mels.get(row) for row in self.rows]
 
     def abandon(self) -> None:
         """Give the batch up: its streams are as they were before it started. Does nothing once the batch has ended."""
         if not self.ended:
-            self.stage.end(self, finished=False)
+            self.end(self, False)
 
 
 class FlowStage:
@@ -178,7 +175,7 @@ class FlowStage:
             raise ValueError("a stream of the batch is closed, or in a running batch")
         for row in rows:
             self.planner.check(row)
-        batch = FlowBatch(self, rows, self._config.num_steps)
+        batch = FlowBatch(self.end, rows, self._config.num_steps)
         self._batches.add(batch)
         try:
             voices, planned = set(), []

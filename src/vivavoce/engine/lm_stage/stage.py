@@ -240,11 +240,9 @@ class LMStage:
 
     @property
     def in_flight(self) -> int:
-        """Launches whose ids were not collected."""
         return len(self._launches)
 
     def wait(self) -> None:
-        """Block until the oldest launch whose ids were not collected is finished."""
         if self._launches and (written := self._launches[0].written) is not None:
             written.synchronize()
 
@@ -262,7 +260,6 @@ class LMStage:
         return number
 
     def close(self, slot: int) -> None:
-        """Free a slot at once; ids that are still on their way to it are dropped."""
         held = self._open.pop(slot)
         held.closed = True
         self.free_slots += 1
@@ -305,7 +302,6 @@ class LMStage:
             slot.launched += steps
 
     def collect(self, wait: bool) -> list[Sampled]:
-        """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished."""
         collected = []
         while self._launches:
             launch = self._launches[0]

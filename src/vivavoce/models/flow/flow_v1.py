@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vivavoce.checkpoint.config import WholeFlowConfig
 from vivavoce.models.conformer import Conformer
 from vivavoce.models.flow.layout import mish
-from vivavoce.models.flow.model import EulerSchedule, Path, fixed_noise
+from vivavoce.models.flow.model import EulerSchedule, Path
 from vivavoce.models.flow.unet import PointwiseConv
 from vivavoce.models.flow.unet_v1 import Conv, TimeNorm, UNetV1, within
 from vivavoce.models.layers import PairRunner, valid_positions, visible_keys
@@ -125,14 +125,6 @@ class FlowV1(nn.Module):
         speaker = torch.stack([one.speaker for one in items])
         guidance = self.config.guidance
         return Path(self.estimator, schedule, guidance, starts, mu, speaker, condition, mask, both=both), kept
-
-    def forward(self, items: Sequence[WholeInput], chunked: bool = False) -> list[Tensor]:
-        noise = fixed_noise(self.config.num_mel_bins).to(self.speaker_projection.weight.device)
-        schedule = EulerSchedule.of(self.estimator, self.config.num_steps)
-        path, _ = self.begin(items, schedule, noise)
-        for number in range(self.config.num_steps):
-            path.step(number)
-        return [mel[len(one.prompt_mel) : self.frames_of(one)] for one, mel in zip(items, path.x, strict=True)]
 
     def lay_out(self) -> None:
         """Nothing to do: inference reads the weights in the order of the checkpoint."""

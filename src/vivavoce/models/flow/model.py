@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -11,13 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.nn.utils.rnn import pad_sequence
 
 from vivavoce.checkpoint.config import FlowConfig, LookaheadConfig, UNetConfig
 from vivavoce.models.flow.dit import DiT, LookaheadEncoder
 from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.flow.unet import UNet, VelocityContext
-from vivavoce.models.layers import Memory, PairRunner, additive, visible_keys
+from vivavoce.models.layers import Memory, PairRunner, additive
 
 if TYPE_CHECKING:
     from vivavoce.models.flow.external import ExternalEncoder, ExternalEstimator
@@ -120,18 +118,6 @@ class Path:
         self.x = self.x + dt * ((1 + self._guidance) * conditional - self._guidance * free)
 
 
-@dataclass(frozen=True)
-class FlowInput:
-    """tokens: [n] int64, the prompt's and then the target's (lookahead included if not `final`); prompt_mel: [prompt
-    frames, bins], possibly of no frames; embedding: [speaker size]; final: no more tokens will follow.
-    """
-
-    tokens: Tensor
-    prompt_mel: Tensor
-    embedding: Tensor
-    final: bool = True
-
-
 class Flow(nn.Module):
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
@@ -156,33 +142,3 @@ class Flow(nn.Module):
         """Put the weights in the order in which inference reads them; names, shapes, values and results stay."""
         self.encoder.lay_out()
         self.estimator.lay_out()
-
-    def frames_of(self, item: FlowInput) -> int:
-        encoder = self.config.encoder
-        return (len(item.tokens) - (0 if item.final else encoder.lookahead)) * encoder.upsampling
-
-    def forward(self, items: Sequence[FlowInput], chunked: bool) -> list[Tensor]:
-        """Mel of each item after its prompt's frames, [frames, bins] float32; the prompt's mel is the start of its
-        condition.
-        """
-        config, estimator, device = self.config, self.estimator, self.speaker_projection.weight.device
-        tokens = pad_sequence([item.tokens.to(device) for item in items], batch_first=True)
-        lengths = torch.tensor([len(item.tokens) for item in items], device=device)
-        final = torch.tensor([item.final for item in items], device=device)
-        size = max(map(self.frames_of, items))
-        if size > MAX_FRAMES:
-            raise ValueError(f"{size} mel frames in one sequence, the flow has noise for {MAX_FRAMES}")
-        mu, frames = self.encode(tokens, lengths, final, chunked)
-        mu = mu[:, :size]
-        condition = torch.zeros(len(items), size, config.num_mel_bins, device=device)
-        for row, item in enumerate(items):
-            if len(item.prompt_mel):
-                condition[row, : len(item.prompt_mel)] = item.prompt_mel
-        noise = fixed_noise(config.num_mel_bins)[:size].to(device).expand(len(items), -1, -1)
-        speaker = self.speaker(torch.stack([item.embedding.to(device) for item in items]))
-        mask = visible_keys(frames, size, config.estimator.chunk if chunked else None)
-        schedule = EulerSchedule.of(estimator, config.num_steps)
-        path = Path(estimator, schedule, config.guidance, noise, mu, speaker, condition, mask)
-        for number in range(config.num_steps):
-            path.step(number)
-        return [path.x[row, len(item.prompt_mel) : self.frames_of(item)] for row, item in enumerate(items)]

@@ -93,13 +93,10 @@ class TextInterleaver:
                 return None
         return None if self.done else self._pending
 
-    def forced(self) -> int | None:
-        """The id that must come next whatever the model says: a fill when its block is full."""
-        due = self._state is _State.DECODING and len(self.decoded) == self._next_fill
-        return self._vocabulary.fill if due else None
-
     def ids_until_control(self) -> int | None:
-        """None: any number; once text is closed, the most before the sequence ends."""
+        """Speech tokens until a fill must come, because the block is full then; once text is closed, the
+        most before the sequence ends, None: any number.
+        """
         if self._state is not _State.FINISHING:
             return self._next_fill - len(self.decoded)
         most = self._max_ratio * self._num_text

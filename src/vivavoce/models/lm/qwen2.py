@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -120,25 +119,6 @@ class SpeechLM(nn.Module):
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         return self.speech_head(hidden).float().log_softmax(dim=-1)
-
-
-@dataclass(frozen=True)
-class LMPrompt:
-    text: tuple[int, ...]
-    prompt_text: tuple[int, ...] = ()
-    prompt_speech: tuple[int, ...] = ()
-
-
-def prompt_rows(lm: SpeechLM, prompt: LMPrompt) -> Tensor:
-    """[sos, prompt text, text, task, prompt speech]  →  [rows, hidden]."""
-    vocabulary = lm.config.vocabulary
-    parts = (
-        (lm.control_rows, (vocabulary.sos,)),
-        (lm.text_embedding, prompt.prompt_text + prompt.text),
-        (lm.control_rows, (vocabulary.task,)),
-        (lm.speech_embedding, prompt.prompt_speech),
-    )
-    return torch.cat([table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device)) for table, ids in parts])
 
 
 def _extended(past: Past | None, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,7 @@ class HarmonicSource(nn.Module):
     def forward(self, f0: Tensor, noise: Tensor | None, carried: Tensor | None = None) -> Tensor:
         """f0: [batch, frames] Hz, 0 past a row's end; noise: [batch, samples, harmonics] standard normal, None: silent,
         or [batch, samples, 1] for what the harmonics' noises come to together, which a single one draws as well;
-        carried: [batch, harmonics] cycles, what `phase_at_end` gave for the frames before  →  [batch, 1, samples].
+        carried: [batch, harmonics] cycles, the last frame's `cycles` % 1 of what came before  →  [batch, 1, samples].
         """
         return self.excite(f0, self.cycles(f0, carried), noise, carried)
 
@@ -138,10 +138,6 @@ class HarmonicSource(nn.Module):
     def initial(self, seeds: Tensor) -> Tensor | None:
         """Carried phase of a source that starts anew with noise; None: phases start at 0."""
         return None
-
-    def phase_at_end(self, f0: Tensor, carried: Tensor | None = None) -> Tensor:
-        """Cycles, modulo 1: [batch, harmonics]."""
-        return self.cycles(f0, carried)[:, -1] % 1
 
 
 class SampledSource(HarmonicSource):
