@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vivavoce.checkpoint.known_models import HOME_VARIABLE
+from vivavoce.checkpoint.known_models import user_folder
 from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound
 from vivavoce.frontend.voices.names import PUBLIC, VoiceSummary, check_voice_name, is_voice_name, unknown_voice
 from vivavoce.frontend.voices.voice import Voice, encode_voice
@@ -178,15 +178,9 @@ def open_voice_store(place: str | Path | None, cache: Path | None = None) -> Voi
 
 def voices_home() -> Path:
     """The user's own folder of voices: `$VIVAVOCE_HOME/voices`, else one among the user's data."""
-    from platformdirs import user_data_path
-
-    home = os.environ.get(HOME_VARIABLE)
-    return (Path(home).expanduser() if home else user_data_path("vivavoce", appauthor=False)) / "voices"
+    return user_folder("data") / "voices"
 
 
 def copies_home() -> Path:
     """The folder of copies of a redis' voices: `$VIVAVOCE_HOME/voice-copies`, else one in the user's cache."""
-    from platformdirs import user_cache_path
-
-    home = os.environ.get(HOME_VARIABLE)
-    return (Path(home).expanduser() if home else user_cache_path("vivavoce", appauthor=False)) / "voice-copies"
+    return user_folder("cache") / "voice-copies"
