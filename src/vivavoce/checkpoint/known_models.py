@@ -47,13 +47,13 @@ class KnownModel:
     modelscope_id: str
     summary: str
     num_bytes: int | None = None
-    """Size of the needed files when they were last looked up; None: unknown."""
+    """About the size of the needed files; None: unknown."""
     licence: str = "Apache-2.0"
 
 
 def _first_generation(name: str, summary: str) -> KnownModel:
     summary = f"CosyVoice, first generation: {summary}; 22.05 kHz"
-    return KnownModel(name, Generation.V1, f"FunAudioLLM/{name}", f"iic/{name}", summary)
+    return KnownModel(name, Generation.V1, f"FunAudioLLM/{name}", f"iic/{name}", summary, num_bytes=2_300_000_000)
 
 
 _PUBLISHED = (
@@ -63,6 +63,7 @@ _PUBLISHED = (
         hf_id="FunAudioLLM/Fun-CosyVoice3-0.5B-2512",
         modelscope_id="FunAudioLLM/Fun-CosyVoice3-0.5B-2512",
         summary="Fun-CosyVoice3: nine languages, voice cloning, instructions, streaming; 24 kHz",
+        num_bytes=6_500_000_000,
     ),
     KnownModel(
         name="CosyVoice2-0.5B",

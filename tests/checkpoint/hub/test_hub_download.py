@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import threading
 from collections import namedtuple
 from pathlib import Path
@@ -422,6 +423,26 @@ def test_offline_asks_nobody(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_endpoint_that_cannot_be_reached(endpoint: str, tmp_path: Path) -> None:
     message = fails(endpoint=endpoint, target=tmp_path)
     assert all(word in message for word in ("cannot be reached", "HF_ENDPOINT", str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "advice"),
+    [
+        ("ALL_PROXY", "socks5://me:secret@127.0.0.1:1", r"needs the package socksio: pip install 'httpx\[socks\]'"),
+        ("https_proxy", "socks5h://127.0.0.1:1", r"needs the package socksio"),
+        ("HTTPS_PROXY", "ftp://me:secret@127.0.0.1:1", "cannot be used: correct it"),
+        ("SSL_CERT_FILE", "/no/such/secret", "cannot be used: correct it"),
+    ],
+)
+def test_a_proxy_or_certificate_of_the_environment_is_named(
+    hub: Any, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, advice: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidRequest, match=f"^network: the variable {variable} {advice}.*, or unset it$") as caught:
+        download(NAME)
+    assert "secret" not in str(caught.value)
+    assert (download(NAME, endpoint=hub.endpoint) / "llm.pt").is_file()  # at this machine, without the proxy
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
