@@ -413,6 +413,35 @@ def test_flags_change_nothing_for_cosyvoice_1(folders, caplog):
     assert cosyvoice.model_dir == str(folders[V1])
 
 
+def test_keywords_of_former_versions_are_taken_with_a_warning(folders, caplog):
+    old = compat.CosyVoice2(folders[V2], load_jit=False, load_onnx=False, load_trt=False, use_flow_cache=True)
+    wav = compat.load_wav(WAV, 16_000)
+    assert len(joined(old.inference_zero_shot("Hi.", SAID, prompt_speech_16k=wav)))
+    assert len(joined(old.inference_cross_lingual("Hi.", prompt_speech_16k=wav)))
+    assert len(joined(old.inference_instruct2("Hi.", "Be calm.", prompt_speech_16k=wav)))
+    assert len(joined(old.inference_vc(source_speech_16k=wav, prompt_speech_16k=wav)))
+    assert old.add_zero_shot_spk(SAID, prompt_speech_16k=wav, zero_shot_spk_id="me")
+    told = [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"]
+    assert sorted(told[:2]) == [
+        f"old keyword: {name} has no effect; leave it out" for name in ("load_onnx", "use_flow_cache")
+    ]
+    assert told[2:].count("old keyword: prompt_speech_16k is called prompt_wav now") == 5
+    assert told.count("old keyword: source_speech_16k is called source_wav now") == 1
+    with pytest.raises(TypeError, match="use_flow_cash"):
+        compat.CosyVoice2(folders[V2], use_flow_cash=True)
+    with pytest.raises(TypeError, match="both prompt_speech_16k and prompt_wav"):
+        old.inference_vc(wav, prompt_wav=wav, prompt_speech_16k=wav)
+
+
+def test_a_class_reads_its_own_yaml(folders, tmp_path):
+    folder = shutil.copytree(folders[V2], tmp_path / "mine")
+    (folder / "cosyvoice.yaml").write_text("sample_rate: 22050\n")
+    for official in (compat.CosyVoice2, compat.AutoModel):
+        assert official(folder).sample_rate == 24_000
+    with pytest.raises(InvalidRequest, match=r"mine holds cosyvoice2\.yaml, which is not for CosyVoice;"):
+        compat.CosyVoice(folder)
+
+
 class Loaded(Exception):
     """With the settings that a model was loaded with."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import inspect
 import io
 import re
 import signal
@@ -25,6 +26,7 @@ from vivavoce.errors import (
     MissingDependency,
     ModelNotFound,
     RequestCancelled,
+    VivavoceError,
     VoiceNotFound,
 )
 from vivavoce.frontend.text.official_processes import ReadingProcesses
@@ -392,10 +394,62 @@ def test_many_texts_are_spoken_together_and_come_in_order(tts):
     assert next(speeches).duration_s > 0
     with pytest.raises(InvalidText, match="Latin"):
         next(speeches)
+    with pytest.raises(InvalidRequest, match="errors: 'keep' is unknown; use raise or return"):
+        tts.speak_many(["Hello."], errors="keep")
     speeches = tts.speak_many(["Hi.", LONG, LONG], sampling=SHORT)
     next(speeches)
     speeches.close()
     wait_until_free(tts)
+
+
+def test_bad_texts_among_many_leave_their_errors_in_their_places(tts):
+    texts = ["Hello.", "你好", "", "Hi.", "x" * 20_001, "Bye now."]
+    returned = list(tts.speak_many(texts, errors="return", sampling=SHORT))
+    assert [type(one).__name__ for one in returned] == [
+        "Speech",
+        "InvalidText",
+        "InvalidText",
+        "Speech",
+        "InvalidText",
+        "Speech",
+    ]
+
+    async def together():
+        spoken = (tts.aspeak(text, sampling=SHORT) for text in texts)
+        return await asyncio.gather(*spoken, return_exceptions=True)
+
+    gathered = asyncio.run(together())
+    for one, other in zip(returned, gathered, strict=True):
+        assert type(one) is type(other)
+        assert str(one) == str(other) if isinstance(one, VivavoceError) else one.marks == other.marks
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(RequestCancelled):
+        list(tts.speak_many(texts, errors="return", cancel=cancel))
+
+
+def test_an_unknown_keyword_names_the_near_one(tts):
+    for call, near in (
+        (lambda: tts.speak("Hi.", spead=1.1), "speed"),
+        (lambda: tts.stream("Hi.", polcy=None), "policy"),
+        (lambda: tts.speak_many(["Hi."], transcrip="Hi."), "transcript"),
+        (lambda: tts.astream("Hi.", sed=3), "seed"),
+        (lambda: tts.normalize("Hi.", emoji="named"), "emojis"),
+    ):
+        with pytest.raises(TypeError, match=f"is an unexpected keyword; did you mean '{near}'"):
+            call()
+    with pytest.raises(TypeError, match="'zzz' is an unexpected keyword; the keywords are code, emojis, "):
+        tts.speak("Hi.", zzz=1)
+
+
+def test_help_and_repr_say_what_there_is(tts):
+    text = inspect.getdoc(type(tts).speak)
+    for name in vivavoce.api.Manner.__annotations__:
+        assert re.search(rf"\b{name}\b.*:", text), name
+    stream = tts.stream("Hi.", sampling=SHORT)
+    assert repr(stream) == "ChunkStream(open, 0.00 s taken)"
+    taken = sum(chunk.duration_s for chunk in stream)
+    assert repr(stream) == f"ChunkStream(closed, {taken:.2f} s taken)"
 
 
 def soundfile_bytes(samples, rate=RATE):

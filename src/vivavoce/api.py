@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
-from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
+from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled, VivavoceError
 from vivavoce.frontend.front_end import FrontEnd
 from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
@@ -46,7 +47,7 @@ AnyVoice = Voice | AudioSource | None
 
 
 class ReadingManner(TypedDict, total=False):
-    """How a text is read: see `Manner`."""
+    """How a text is read: some of the keywords of `Vivavoce.speak`."""
 
     language: str | None
     reading: Normalization
@@ -56,17 +57,7 @@ class ReadingManner(TypedDict, total=False):
 
 
 class Manner(ReadingManner, total=False):
-    """How a text is spoken: keywords of `speak` and of all methods that speak as it does.
-
-    transcript: the words of the voice's recording; without them the voice is cloned, its manner is not. mode:
-    zero_shot, cross_lingual, instruct or sft; None: the fullest that the voice allows. instructions: how to say it, in
-    words. speed: 0.5 … 2.0. seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives
-    its own). sampling: None: as the model's own configuration says. language: of the text, one of nine codes ("en",
-    "zh", "de", …); None: detected from the text. reading: the rules that read numbers and signs: natural, official or
-    off. For natural rules, lexicon: words → how to say them; emojis: silent or named; code: read or silent.
-    prompt_text, instruct: former names of transcript and instructions. options: all but the
-    transcript in one value; other keywords change it.
-    """
+    """How a text is spoken: the keywords that `Vivavoce.speak` explains, and all methods that speak as it does take."""
 
     transcript: str
     mode: Mode | str | None
@@ -79,6 +70,7 @@ class Manner(ReadingManner, total=False):
     options: SpeakOptions
 
 
+Result = TypeVar("Result")
 _INTERNAL = {"transcript": "prompt_text", "instructions": "instruct"}
 
 
@@ -205,9 +197,10 @@ class Vivavoce:
     def normalize(self, text: str, **manner: Unpack[ReadingManner]) -> str:
         """The text as it is spoken: "It is 11:42." becomes "It is eleven forty two."; "" for white space.
 
-        manner: language, reading, lexicon, emojis, code: see `Manner`. InvalidText: it is longer than 20,000
+        manner: language, reading, lexicon, emojis, code, as in `speak`. InvalidText: it is longer than 20,000
         characters, or has characters that the model does not know.
         """
+        _refuse_unknown(manner, ReadingManner.__annotations__)
         how = SpeakOptions(**manner)
         return self.front_end.text.explain(text, how.language, how.reading, how.natural).spoken
 
@@ -232,39 +225,80 @@ class Vivavoce:
             text: what to say; numbers, dates and units are read out.
             voice: see the class.
             cancel: set it in another thread to give the speech up; Ctrl-C does so, too.
-            manner: transcript, mode, instructions, speed, seed, sampling, language, reading …: see `Manner`.
+
+        Keywords of the manner:
+            transcript: the words of the voice's recording; without them the voice is cloned, its manner is not.
+            mode: zero_shot, cross_lingual, instruct or sft; None: the fullest that the voice allows.
+            instructions: how to say it, in words.
+            speed: 0.5 … 2.0.
+            seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own).
+            sampling: None: as the model's own configuration says.
+            language: of the text, one of nine codes ("en", "zh", "de", …); None: detected from the text.
+            reading: the rules that read numbers and signs: natural, official or off.
+            lexicon: words → how to say them; for natural rules, as the next two.
+            emojis: silent or named.
+            code: read or silent.
+            prompt_text, instruct: former names of transcript and instructions.
+            options: all but the transcript in one value; other keywords change it.
 
         Raises:
             RequestCancelled: `cancel` was set.
+            TypeError: another keyword.
             VivavoceError: bad input; the message names the field, the limit and the value.
         """
         return self._begin(text, *self._read(voice, manner), cancel).result(cancel)
 
+    @overload
     def speak_many(
-        self, texts: Iterable[str], voice: AnyVoice = None, *, cancel: Event | None = None, **manner: Unpack[Manner]
-    ) -> Iterator[Speech]:
+        self, texts: Iterable[str], voice: AnyVoice = None, *, errors: Literal["raise"] = "raise",
+        cancel: Event | None = None, **manner: Unpack[Manner],
+    ) -> Iterator[Speech]: ...  # fmt: skip
+
+    @overload
+    def speak_many(
+        self, texts: Iterable[str], voice: AnyVoice = None, *, errors: Literal["return"],
+        cancel: Event | None = None, **manner: Unpack[Manner],
+    ) -> Iterator[Speech | VivavoceError]: ...  # fmt: skip
+
+    def speak_many(
+        self, texts: Iterable[str], voice: AnyVoice = None, *, errors: Literal["raise", "return"] = "raise",
+        cancel: Event | None = None, **manner: Unpack[Manner],
+    ) -> Iterator[Speech | VivavoceError]:  # fmt: skip
         """Speak each text as `speak` would, in their order, but together in the engine's batches; arguments as there.
 
         Texts are taken as there is room for them, so there may be any number. The first one that cannot be spoken ends
         it with its error, after the speech of those before it; letting go of the iterator cancels what is left.
+
+        errors: "return": a text that cannot be spoken gives its VivavoceError in its place, and the others are spoken.
         """
         if isinstance(texts, str):
             raise InvalidText("texts: is one text; give a list of texts, or use speak")
+        if errors not in ("raise", "return"):
+            raise InvalidRequest(f"errors: {errors!r} is unknown; use raise or return")
         find_voice, chosen = self._read(voice, manner)
-        return self._speak_many(texts, find_voice(), chosen, cancel)
+        return self._speak_many(texts, find_voice(), chosen, cancel, errors == "return")
 
     def _speak_many(
-        self, texts: Iterable[str], voice: Voice, options: SpeakOptions, cancel: Event | None
-    ) -> Iterator[Speech]:
-        waiting: deque[PendingSpeech] = deque()
+        self, texts: Iterable[str], voice: Voice, options: SpeakOptions, cancel: Event | None, keep_errors: bool
+    ) -> Iterator[Speech | VivavoceError]:
+        waiting: deque[PendingSpeech | VivavoceError] = deque()
 
-        def ready(most: int) -> Iterator[Speech]:
-            while waiting and (waiting[0].handle.done or len(waiting) > most):
-                yield waiting.popleft().result(cancel)
+        def attempt(work: Callable[[], Result]) -> Result | VivavoceError:
+            try:
+                return work()
+            except VivavoceError as error:
+                if not keep_errors or isinstance(error, RequestCancelled):
+                    raise
+                return error
+
+        def ready(most: int) -> Iterator[Speech | VivavoceError]:
+            while waiting and (len(waiting) > most or isinstance(waiting[0], VivavoceError) or waiting[0].handle.done):
+                one = waiting.popleft()
+                yield one if isinstance(one, VivavoceError) else attempt(functools.partial(one.result, cancel))
 
         try:
             for text in texts:
-                waiting.append(self._begin(text, lambda: voice, options, cancel))
+                waiting.append(attempt(functools.partial(self._begin, text, lambda: voice, options, cancel)))
                 yield from ready(self.engine.memory.slots)
             yield from ready(0)
         except InvalidRequest:
@@ -272,7 +306,8 @@ class Vivavoce:
             raise
         finally:
             for one in waiting:
-                one.handle.cancel()
+                if not isinstance(one, VivavoceError):
+                    one.handle.cancel()
 
     async def aspeak(self, text: str, voice: AnyVoice = None, **manner: Unpack[Manner]) -> Speech:
         """`speak` for an event loop, which goes on meanwhile; cancelling the task gives the speech up."""
@@ -340,6 +375,7 @@ class Vivavoce:
 
     def _read(self, voice: AnyVoice, manner: Manner) -> tuple[Callable[[], Voice], SpeakOptions]:
         """A function that finds the voice, which may block, and the options."""
+        _refuse_unknown(manner, Manner.__annotations__)
         given: dict[str, Any] = {_INTERNAL.get(name, name): value for name, value in manner.items()}
         find_voice = functools.partial(self._registry.resolve, voice, given.pop("prompt_text", ""))
         if given.get("sampling") is None:
@@ -368,3 +404,10 @@ class Vivavoce:
         text_s = time.perf_counter() - started
         handle = self.engine.submit(EngineRequest(tuple(requests)))
         return PendingSpeech(handle, self.sample_rate, text_s, text, spans)
+
+
+def _refuse_unknown(manner: Mapping[str, Any], known: Iterable[str]) -> None:
+    for name in manner.keys() - set(known):
+        near = difflib.get_close_matches(name, [*known, "voice", "cancel", "policy"], 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the keywords are {', '.join(sorted(known))}"
+        raise TypeError(f"{name!r} is an unexpected keyword; {hint}")

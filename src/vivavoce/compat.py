@@ -12,14 +12,15 @@ them; docs/from-cosyvoice.md lists the differences.
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,11 +30,11 @@ from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.download import download
 from vivavoce.checkpoint.folder import SPEAKERS, YAML_OF, detect_generation
-from vivavoce.checkpoint.known_models import KNOWN_MODELS
+from vivavoce.checkpoint.known_models import known_model
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.request import AudioChunk, EngineRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.errors import DownloadError, InvalidAudio, InvalidRequest, InvalidText, ModelNotFound
+from vivavoce.errors import DownloadError, InvalidAudio, InvalidRequest, InvalidText, ModelNotFound, VivavoceError
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.frontend.loading import load_model
@@ -58,6 +59,30 @@ Pieces = Generator[dict[str, Tensor], None, None]
 _Chunks = Generator[AudioChunk, None, None] | RequestSession
 
 
+_OLD_KEYWORDS = {"prompt_speech_16k": "prompt_wav", "source_speech_16k": "source_wav"}
+_DROPPED_KEYWORDS = ("load_onnx", "use_flow_cache")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _with_old_keywords(call: _Call) -> _Call:
+    """Take the keywords of the original's former versions, too, each with a warning."""
+
+    @functools.wraps(call)
+    def taking(*given: Any, **keywords: Any) -> Any:
+        for old in keywords.keys() & {*_OLD_KEYWORDS, *_DROPPED_KEYWORDS}:
+            new, value = _OLD_KEYWORDS.get(old), keywords.pop(old)
+            if new is None:
+                log.warning("old keyword: %(old)s has no effect; leave it out", {"old": old})
+            elif new in keywords:
+                raise TypeError(f"{call.__name__}() has both {old} and {new}, its name today; leave {old} out")
+            else:
+                log.warning("old keyword: %(old)s is called %(new)s now", {"old": old, "new": new})
+                keywords[new] = value
+        return call(*given, **keywords)
+
+    return cast(_Call, taking)
+
+
 class CosyVoice:
     """A model of the first generation, such as CosyVoice-300M; the base of the other generations.
 
@@ -76,6 +101,7 @@ class CosyVoice:
 
     _generation = Generation.V1
 
+    @_with_old_keywords
     def __init__(
         self, model_dir: Folder, load_jit: bool = False, load_trt: bool = False, fp16: bool = False,
         trt_concurrent: int = 1, *, trust_model_code: bool = False,
@@ -124,6 +150,7 @@ class CosyVoice:
 
     list_avaliable_spks = list_available_spks  # the official code's first spelling
 
+    @_with_old_keywords
     def add_zero_shot_spk(self, prompt_text: str, prompt_wav: Prompt, zero_shot_spk_id: str) -> bool:
         """Add the voice of a recording under a name, for this object and, after `save_spkinfo`, for later ones."""
         if not zero_shot_spk_id:
@@ -142,6 +169,7 @@ class CosyVoice:
         """Speak as one of the model's speakers, by its embedding only."""
         yield from self._speak(tts_text, self._named(spk_id), stream, speed, text_frontend, Mode.SFT)
 
+    @_with_old_keywords
     def inference_zero_shot(
         self, tts_text: Text, prompt_text: str, prompt_wav: Prompt, zero_shot_spk_id: str = "",
         stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
@@ -150,6 +178,7 @@ class CosyVoice:
         voice = self._voice(prompt_wav, prompt_text, zero_shot_spk_id, text_frontend)
         yield from self._speak(tts_text, voice, stream, speed, text_frontend, Mode.ZERO_SHOT)
 
+    @_with_old_keywords
     def inference_cross_lingual(
         self, tts_text: Text, prompt_wav: Prompt, zero_shot_spk_id: str = "",
         stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
@@ -173,6 +202,7 @@ class CosyVoice:
             "inference_instruct2: CosyVoice has no such mode; use inference_instruct, or a later model"
         )
 
+    @_with_old_keywords
     def inference_vc(self, source_wav: Prompt, prompt_wav: Prompt, stream: bool = False, speed: float = 1.0) -> Pieces:
         """Repeat the words of source_wav (30 s at most) in the voice of prompt_wav."""
         tts, seed = self._tts[True], int(torch.randint(MAX_SEED, ()))
@@ -212,6 +242,7 @@ class CosyVoice2(CosyVoice):
 
     _generation = Generation.V2
 
+    @_with_old_keywords
     def __init__(
         self, model_dir: Folder, load_jit: bool = False, load_trt: bool = False, load_vllm: bool = False,
         fp16: bool = False, trt_concurrent: int = 1, *, trust_model_code: bool = False,
@@ -223,6 +254,7 @@ class CosyVoice2(CosyVoice):
         """Only the first generation has this mode; raises InvalidRequest."""
         raise InvalidRequest(f"inference_instruct: {type(self).__name__} has no such mode; use inference_instruct2")
 
+    @_with_old_keywords
     def inference_instruct2(
         self, tts_text: Text, instruct_text: str, prompt_wav: Prompt, zero_shot_spk_id: str = "",
         stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
@@ -237,6 +269,7 @@ class CosyVoice3(CosyVoice2):
 
     _generation = Generation.V3
 
+    @_with_old_keywords
     def __init__(
         self, model_dir: Folder, load_trt: bool = False, load_vllm: bool = False, fp16: bool = False,
         trt_concurrent: int = 1, *, trust_model_code: bool = False,
@@ -286,8 +319,10 @@ def _find_folder(model_dir: Folder) -> Path:
     try:
         return model_folder(model_dir)
     except (ModelNotFound, DownloadError):
-        name = Path(model_dir).name
-        known = next((one for one in KNOWN_MODELS.values() if name in (one.name, Path(one.hf_id).name)), None)
+        try:
+            known = known_model(Path(model_dir).name)
+        except VivavoceError:
+            known = None
         if known is None:
             raise
     log.warning("model folder: %(folder)s does not exist; using the published model", {"folder": str(model_dir)})

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.download import DownloadProgress, download
+from vivavoce.checkpoint.download import DownloadProgress, download, open_client
 from vivavoce.checkpoint.folder import SPEAKERS, detect_generation
 from vivavoce.checkpoint.known_models import known_model
 from vivavoce.checkpoint.merged_vocabulary import CONTROLS
@@ -458,7 +458,7 @@ def _fetch(url: str, target: Path) -> None:
     import httpx
 
     try:
-        with httpx.stream("GET", url, follow_redirects=True, timeout=60.0) as reply:
+        with open_client(url, follow_redirects=True, timeout=60.0) as client, client.stream("GET", url) as reply:
             reply.raise_for_status()
             size = 0
             with target.open("wb") as file:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import vivavoce
 from vivavoce.checkpoint.config import Generation, qwen2_of
 from vivavoce.checkpoint.folder import detect_generation, fingerprint, read_card
 from vivavoce.checkpoint.official_yaml import read_official_yaml
@@ -472,3 +473,63 @@ def test_only_three_files_are_the_identity(identity_folder: Path, name: str) -> 
     (identity_folder / name).unlink()
     with pytest.raises(CheckpointError, match=name.split("_")[0].split("2")[0]):
         fingerprint(identity_folder)
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{7:064d}\nsize 2034390000\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llm.pt", "flow.pt", "hift.safetensors", "campplus.onnx", "speech_tokenizer_v2.onnx", "spk2info.pt"),
+        *("cosyvoice2.yaml", "vivavoce.json", "CosyVoice-BlankEN/config.json", "CosyVoice-BlankEN/vocab.json"),
+        *("CosyVoice-BlankEN/merges.txt", "CosyVoice-BlankEN/tokenizer_config.json"),
+    ],
+)
+def test_a_pointer_of_git_lfs_is_named_with_the_command(babble: Path, tmp_path: Path, name: str) -> None:
+    folder = Path(shutil.copytree(babble, tmp_path / "cloned"))
+    (folder / name).write_text(POINTER)
+    with pytest.raises(CheckpointError) as caught:
+        vivavoce.load(folder, device="cpu")
+    place = (folder / name).parent
+    assert str(caught.value) == (
+        f"{Path(name).name}: is a pointer of git-lfs, not the file itself; type `git lfs pull` in {place}"
+    )
+
+
+@pytest.mark.parametrize("stray", ["cosyvoice.yaml", "cosyvoice3.yaml"])
+def test_a_yaml_of_another_generation_is_left_alone_or_named(babble: Path, tmp_path: Path, stray: str) -> None:
+    folder = Path(shutil.copytree(babble, tmp_path / "mine"))
+    (folder / stray).write_text("sample_rate: 22050\n")
+    assert detect_generation(folder) is Generation.V2
+    with vivavoce.load(folder, device="cpu") as tts:
+        assert tts.generation is Generation.V2
+        assert tts.front_end.text.explain("Hi.").spoken
+    (folder / "speech_tokenizer_v2.onnx").unlink()
+    names = " and ".join(sorted(["cosyvoice2.yaml", stray], key=lambda name: name.replace(".yaml", "")))
+    with pytest.raises(CheckpointError, match=f"^model: mine holds {names}; remove those of other models$"):
+        detect_generation(folder)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_the_weights_within_a_wrapper_are_read(tmp_path: Path, suffix: str) -> None:
+    state = {"a.weight": torch.arange(3.0), "a.module.bias": torch.ones(2)}
+    path, prefixed = tmp_path / f"llm.{suffix}", {f"module.{name}": tensor for name, tensor in state.items()}
+    wrapped = [state, prefixed]
+    if suffix == "pt":
+        wrapped += [{"module": state}, {"module": prefixed, "epoch": 3, "step": 90}, {"state_dict": {"module": state}}]
+    for one in wrapped:
+        save_file(one, path) if suffix == "safetensors" else torch.save(one, path)
+        read = read_tensors(path)
+        assert read.keys() == state.keys()
+        assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
+
+
+def test_a_training_state_says_how_to_get_the_weights(tmp_path: Path) -> None:
+    state, path = {"a.weight": torch.zeros(2)}, tmp_path / "llm.pt"
+    torch.save({"module": state, "optimizer": None, "ds_version": "0.15.1", "param_shapes": torch.Size([2])}, path)
+    with pytest.raises(CheckpointError, match=r"DeepSpeed: its zero_to_fp32\.py makes the weights"):
+        read_tensors(path)
+    torch.save({"model": state, "optimizer": {"state": {}}}, path)
+    with pytest.raises(CheckpointError, match="more than tensors: model, optimizer; save the dict of named tensors"):
+        read_tensors(path)

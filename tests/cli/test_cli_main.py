@@ -9,6 +9,7 @@ import pytest
 
 import vivavoce
 from tests.cli.cli_harness import Run, spawn
+from vivavoce.cli import console
 from vivavoce.cli import main as cli
 from vivavoce.cli.console import one_line
 from vivavoce.errors import VoiceNotFound
@@ -46,6 +47,23 @@ def test_starting_imports_nothing_heavy() -> None:
     assert "typer" in loaded
     assert not set(HEAVY) & set(loaded)
     assert not [name for name in loaded if name.startswith("vivavoce_")]
+
+
+def test_words_that_people_type_first_answer(run: Run) -> None:
+    assert run("version").text == run("--version").text == f"vivavoce {vivavoce.__version__}\n"
+    assert run("help").text == run("--help").text
+    assert run("help speak").text == run("speak --help").text
+
+
+def test_progress_is_told_now_and_then_where_no_terminal_shows_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter([0.0, 1.0, 11.0, 12.0, 30.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(moments))
+    with console.progress(console.Reporter()) as show:
+        for done in (0, 3, 5, 9):
+            show("speaking", done, 10, "")
+    assert capsys.readouterr().err == "speaking: 30%\nspeaking: 90%\n"
 
 
 def test_the_module_runs_as_a_program() -> None:

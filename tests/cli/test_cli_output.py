@@ -46,6 +46,16 @@ def test_names_without_a_suffix_and_stdout_are_wav(run: Run) -> None:
     assert soundfile.read(io.BytesIO(streamed))[0].any()
 
 
+@pytest.mark.parametrize("name", ["mp3", "flac", "pcm"])
+def test_stdout_takes_any_format(run: Run, name: str) -> None:
+    whole, streamed = run("speak Hi. -o - --format", name), run("speak Hi. -o - --stream --format", name)
+    run("speak Hi. -o speech." + name)
+    assert whole.out == Path(f"speech.{name}").read_bytes()
+    assert streamed.out[:2] == whole.out[:2] or name == "pcm"
+    assert run("speak Hi. -o - --format xyz").error.startswith("error: format: 'xyz' is")
+    assert run("speak Hi. -o speech.wav --format", name).error.startswith("error: format: is for --out -; ")
+
+
 @pytest.mark.parametrize("name", ["speech.xyz", "speech.mp4", "speech.mp3.bak"])
 def test_other_suffixes_are_refused_before_a_model_is_loaded(run: Run, name: str) -> None:
     for options in ((), ("--stream",)):

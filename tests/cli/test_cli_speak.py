@@ -166,3 +166,16 @@ def test_words_and_rules_reach_the_speech(tmp_path: Path) -> None:
     file.write_text("Nguyen win\n", encoding="utf-8")
     with pytest.raises(InvalidRequest, match=r"line 1 of .*words.tsv"):
         SpeechManner(lexicon=file).keywords()
+
+
+@pytest.mark.parametrize("name", ["t.txt", "my book.md"])
+def test_the_name_of_a_file_is_not_spoken_by_mistake(run: Run, name: str) -> None:
+    Path(name).write_text("Hello there.", encoding="utf-8")
+    refused = run("speak", name)
+    quoted = name if " " not in name else f"'{name}'"
+    assert refused.error == (
+        f"error: text: '{name}' is a file; read it with `--file {quoted}`, or say its name with "
+        f"`echo {quoted} | vivavoce speak`\n"
+    )
+    assert not Path("out.wav").exists()
+    assert run("speak --file", name).code == 0

@@ -51,6 +51,7 @@ MAX_REDIRECTS = 20
 MAX_LISTING_BYTES = 4_000_000
 MAX_FILES = 100
 
+_PROXY_VARIABLES = ("all_proxy", "https_proxy", "http_proxy")
 _YES = frozenset({"1", "on", "yes", "true"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -184,12 +185,36 @@ def _client(base: str, token: str | None) -> httpx.Client:
         if token and (to.scheme, to.host, to.port) == at_home:
             request.headers["Authorization"] = f"Bearer {token.strip()}"
 
-    return httpx.Client(
+    return open_client(
+        base,
         timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         # Compressed bytes could neither be resumed nor compared with the published size.
         headers={"User-Agent": "vivavoce", "Accept-Encoding": "identity"},
         event_hooks={"request": [add_token]},
     )
+
+
+def open_client(base: str, **options: Any) -> httpx.Client:
+    """A client that asks `base` without a proxy if that is on this machine, else by the proxy of the environment.
+
+    InvalidRequest names the variable of a proxy or a certificate that cannot be used, never its value.
+    """
+    home = httpx.URL(base)
+    near = home.scheme == "http" and (home.host in ("localhost", "::1") or home.host.startswith("127."))
+    try:
+        return httpx.Client(trust_env=not near, **options)
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        kinds = ("ssl_cert_file",) if isinstance(error, OSError) else _PROXY_VARIABLES
+        missing = isinstance(error, ImportError)
+        names = [
+            name
+            for name, value in os.environ.items()
+            if name.lower() in kinds and (value.startswith("socks") or not missing)
+        ]
+        if not names:
+            raise
+        advice = "needs the package socksio: pip install 'httpx[socks]'" if missing else "cannot be used: correct it"
+        raise InvalidRequest(f"network: the variable {' or '.join(names)} {advice}, or unset it") from None
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -22,6 +23,7 @@ CARD = "vivavoce.json"
 SPEAKER_ENCODER = "campplus.onnx"
 SPEAKERS = "spk2info.pt"
 MAX_JSON_BYTES = 32_000_000
+_LFS_POINTER = b"version https://git-lfs"
 _IDENTITY_FILES = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.yaml")
 
 
@@ -51,12 +53,21 @@ class ModelCard:
 
 
 def detect_generation(folder: Path) -> Generation:
-    """ModelNotFound: `folder` is not a folder; CheckpointError: it has no generation's yaml file."""
+    """The generation whose yaml file the folder has; of several such files the one beside its own speech tokenizer.
+
+    ModelNotFound: `folder` is not a folder; CheckpointError: it has no such yaml file, or one too many.
+    """
     if not folder.is_dir():
         raise ModelNotFound(f"model: {str(folder)!r} is not a folder; give an official CosyVoice folder")
-    for generation, name in YAML_OF.items():
-        if (folder / name).is_file():
-            return generation
+    found = [generation for generation, name in YAML_OF.items() if (folder / name).is_file()]
+    if len(found) > 1:
+        fitting = [generation for generation in found if (folder / speech_tokenizer_of(generation)).is_file()]
+        if len(fitting) != 1:
+            names = " and ".join(YAML_OF[generation] for generation in found)
+            raise CheckpointError(f"model: {folder.absolute().name} holds {names}; remove those of other models")
+        found = fitting
+    if found:
+        return found[0]
     raise CheckpointError(
         f"model: {folder.absolute().name} holds none of {', '.join(YAML_OF.values())}; download the whole model folder"
     )
@@ -89,8 +100,24 @@ def read_card(folder: Path) -> ModelCard:
     )
 
 
+def is_pointer(path: Path) -> bool:
+    """Whether git-lfs has left its pointer in the file's place."""
+    with path.open("rb") as file:
+        return file.read(len(_LFS_POINTER)) == _LFS_POINTER
+
+
+def refuse_pointer(path: Path) -> None:
+    """CheckpointError: the file is one of git-lfs's pointers; a file that cannot be read is left to its reader."""
+    with suppress(OSError):
+        if is_pointer(path):
+            raise CheckpointError(
+                f"{path.name}: is a pointer of git-lfs, not the file itself; type `git lfs pull` in {path.parent}"
+            )
+
+
 def read_json(path: Path, remedy: str = "download the file again") -> dict[str, Any]:
     """remedy: the way out that errors name."""
+    refuse_pointer(path)
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path.name}: more than {MAX_JSON_BYTES} bytes, which is the limit; {remedy}")

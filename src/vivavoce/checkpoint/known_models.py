@@ -9,14 +9,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import Literal
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, YAML_OF, read_json, speech_tokenizer_of
-from vivavoce.errors import CheckpointError, DownloadError, ModelNotFound, UnsupportedModel
+from vivavoce.errors import CheckpointError, DownloadError, InvalidRequest, ModelNotFound, UnsupportedModel
 from vivavoce.files import replace_file
 
 HOME_VARIABLE = "VIVAVOCE_HOME"
 RECORD = "vivavoce-download.json"
+_DOT_IN_CACHE = "___"
 
 # The repositories also hold archives, TensorRT and estimator exports, sample audio, and the language model's
 # starting weights (CosyVoice-BlankEN/model.safetensors), every value of which llm.pt replaces.
@@ -45,13 +47,13 @@ class KnownModel:
     modelscope_id: str
     summary: str
     num_bytes: int | None = None
-    """Size of the needed files when they were last looked up; None: unknown."""
+    """About the size of the needed files; None: unknown."""
     licence: str = "Apache-2.0"
 
 
 def _first_generation(name: str, summary: str) -> KnownModel:
     summary = f"CosyVoice, first generation: {summary}; 22.05 kHz"
-    return KnownModel(name, Generation.V1, f"FunAudioLLM/{name}", f"iic/{name}", summary)
+    return KnownModel(name, Generation.V1, f"FunAudioLLM/{name}", f"iic/{name}", summary, num_bytes=2_300_000_000)
 
 
 _PUBLISHED = (
@@ -61,6 +63,7 @@ _PUBLISHED = (
         hf_id="FunAudioLLM/Fun-CosyVoice3-0.5B-2512",
         modelscope_id="FunAudioLLM/Fun-CosyVoice3-0.5B-2512",
         summary="Fun-CosyVoice3: nine languages, voice cloning, instructions, streaming; 24 kHz",
+        num_bytes=6_500_000_000,
     ),
     KnownModel(
         name="CosyVoice2-0.5B",
@@ -78,10 +81,11 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({model.name: model for
 
 
 def known_model(name: str) -> KnownModel:
-    """By name or by the id on either hub, in upper or lower case."""
-    wanted = name.casefold()
+    """By name or by the id on either hub, in upper or lower case, and as ModelScope's cache spells it."""
+    wanted = name.casefold().replace(_DOT_IN_CACHE, ".")
     for model in KNOWN_MODELS.values():
-        if wanted in {alias.casefold() for alias in (model.name, model.hf_id, model.modelscope_id)}:
+        aliases = (model.name, model.hf_id, model.modelscope_id, model.hf_id.rpartition("/")[2])
+        if wanted in {alias.casefold() for alias in aliases}:
             return model
     if wanted.endswith("cosyvoice-300m-25hz"):
         raise UnsupportedModel(
@@ -113,13 +117,22 @@ def check_path(path: str) -> None:
         raise DownloadError(f"file: the hub lists {path!r}, which is not a safe file name; do not use this hub")
 
 
-def models_home() -> Path:
-    home = os.environ.get(HOME_VARIABLE)
-    if home:
-        return Path(home).expanduser() / "models"
-    from platformdirs import user_cache_path
+def user_folder(kind: Literal["data", "cache"]) -> Path:
+    """`$VIVAVOCE_HOME`, else the user's own folder of that kind. InvalidRequest: the user has no home directory."""
+    import platformdirs
 
-    return user_cache_path("vivavoce", appauthor=False) / "models"
+    find = platformdirs.user_data_path if kind == "data" else platformdirs.user_cache_path
+    try:
+        home = os.environ.get(HOME_VARIABLE)
+        return Path(home).expanduser() if home else find("vivavoce", appauthor=False)
+    except RuntimeError:
+        raise InvalidRequest(
+            f"home: this user has no home directory; set {HOME_VARIABLE} to a folder for models and voices"
+        ) from None
+
+
+def models_home() -> Path:
+    return user_folder("cache") / "models"
 
 
 def model_folder(model: KnownModel) -> Path:
@@ -128,19 +141,27 @@ def model_folder(model: KnownModel) -> Path:
 
 def find_model(name_or_path: str | Path) -> Path:
     """ModelNotFound, UnsupportedModel: neither a folder nor a known name; DownloadError: not completely downloaded."""
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
-        return folder
+    folder = Path(os.path.expanduser(name_or_path))
+    if (found := _as_spelled(folder)) is not None:
+        return found
     model = known_model(str(name_or_path))
     folder = model_folder(model)
     record = read_record(folder)
     if record is not None and record.is_whole(folder):
         return folder
+    if (found := _as_spelled(folder)) not in (None, folder):
+        return found
     state = "complete in" if is_begun(folder) else "downloaded to"
     raise DownloadError(
         f"model: {model.name} is not {state} {folder}; type `vivavoce download {model.name}`, or give the "
         "path of a folder that holds it"
     )
+
+
+def _as_spelled(folder: Path) -> Path | None:
+    """The folder that is there: under its name, or as ModelScope's cache spells that, CosyVoice2-0___5B; else None."""
+    spellings = (folder, folder.with_name(folder.name.replace(".", _DOT_IN_CACHE)) if folder.name else folder)
+    return next((one for one in spellings if one.is_dir()), None)
 
 
 def is_begun(folder: Path) -> bool:

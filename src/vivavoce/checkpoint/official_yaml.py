@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from vivavoce.checkpoint.folder import refuse_pointer
 from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 100_000
@@ -81,6 +82,7 @@ _PlainLoader.add_multi_constructor("!", _tagged)
 
 def read_official_yaml(path: Path) -> dict[str, Any]:
     """The document of `path`, at most 100 kB, with references resolved; CheckpointError: unreadable, too large."""
+    refuse_pointer(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

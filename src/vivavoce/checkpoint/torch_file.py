@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vivavoce.checkpoint.folder import refuse_pointer
 from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 4_000_000
@@ -43,6 +44,7 @@ _TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "TUP
 
 def read_torch_file(path: Path) -> Any:
     """CPU tensors, memory-mapped. CheckpointError: corrupt, older than torch 1.6, or other values than plain data."""
+    refuse_pointer(path)
     try:
         with _SmallReads(path) as file:
             return _Reader(path, file).read()
@@ -89,7 +91,10 @@ class _Reader:
         stack: list[Any] = []
         marks: list[int] = []
         memo: dict[Any, Any] = {}
-        for opcode, argument, _ in pickletools.genops(self._bytes("data.pkl")):
+        pickled = self._bytes("data.pkl")
+        if b"ds_version" in pickled:
+            raise ValueError("a training state of DeepSpeed: its zero_to_fp32.py makes the weights")
+        for opcode, argument, _ in pickletools.genops(pickled):
             name = opcode.name
             if name in _LITERALS:
                 stack.append(argument)

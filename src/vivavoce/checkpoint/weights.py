@@ -21,10 +21,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vivavoce.checkpoint.folder import refuse_pointer
 from vivavoce.checkpoint.torch_file import MAX_BYTES, read_torch_file
 from vivavoce.errors import CheckpointError
 
 _TRAINING_COUNTERS = frozenset({"epoch", "step"})
+_WRAPPER = "module."
 _GAN_PREFIX = "generator."
 _NEW_NORM = (".parametrizations.weight.original0", ".parametrizations.weight.original1")
 _OLD_NORM = (".weight_g", ".weight_v")
@@ -55,7 +57,11 @@ def check_variant(folder: Path, variant: str | None) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The named tensors of a file: those within a dict of one name, such as {"module": …}, and without "module." before
+    each name, as DeepSpeed and DistributedDataParallel write them.
+    """
     if path.suffix == ".safetensors":
+        refuse_pointer(path)
         try:
             with path.open("rb") as file:
                 if int.from_bytes(file.read(8), "little") > MAX_BYTES:
@@ -67,12 +73,22 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{path.name}: is corrupt or too large; make or download it again") from None
     else:
         state = read_torch_file(path)
-    if not isinstance(state, Mapping) or not state:
+    tensors: Any = state
+    while isinstance(tensors, Mapping):
+        tensors = {key: value for key, value in tensors.items() if key not in _TRAINING_COUNTERS}
+        inner = next(iter(tensors.values()), None)
+        if len(tensors) != 1 or not isinstance(inner, Mapping):
+            break
+        tensors = inner
+    if not tensors or not isinstance(tensors, Mapping):
         raise CheckpointError(f"{path.name}: holds no named tensors; download the file again")
-    tensors = {key: value for key, value in state.items() if key not in _TRAINING_COUNTERS}
+    if all(key.startswith(_WRAPPER) for key in tensors):
+        tensors = {key.removeprefix(_WRAPPER): value for key, value in tensors.items()}
     strange = [key for key, value in tensors.items() if not isinstance(value, Tensor)]
     if strange:
-        raise CheckpointError(f"{path.name}: holds more than tensors: {_listed(strange)}")
+        raise CheckpointError(
+            f"{path.name}: holds more than tensors: {_listed(strange)}; save the dict of named tensors alone"
+        )
     return tensors
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ DEBUG_VARIABLE = "VIVAVOCE_DEBUG"
 
 _UNTRAINED_LOGGER = "vivavoce.untrained"
 _PIPE_WIDTH = 10_000
+TELL_EVERY_S = 10.0
+"""Between two lines of progress where stderr is no terminal."""
 
 
 def debugging() -> bool:
@@ -90,10 +93,16 @@ def progress(reporter: Reporter, *, size: bool = False, share: bool = False, tra
     """size: amounts are bytes; share: show per cent; transient: remove the bar at the end."""
     if reporter.quiet or not is_terminal(sys.stderr):
         begun: set[str] = set()
+        told = time.monotonic()
 
         def say(part: str, done: int, total: int | None, line: str) -> None:
+            nonlocal told
+            now = time.monotonic()
             if part not in begun and line:
                 reporter.report(line)
+            elif total and now - told >= TELL_EVERY_S:
+                told = now
+                reporter.report(f"{part}: {done / total:.0%}")
             begun.add(part)
 
         yield say

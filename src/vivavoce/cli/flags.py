@@ -133,12 +133,15 @@ def _gigabytes(given: str) -> float:
         raise typer.BadParameter(f"{given!r} is not a number of gigabytes; give one, such as 16") from None
 
 
-_OUT = "File to write, overwritten if it exists: .wav, .mp3, .opus, .aac, .flac or .pcm; - is stdout, as WAV."
+_OUT = "File to write, overwritten if it exists: .wav, .mp3, .opus, .aac, .flac or .pcm; - is stdout."
 _VOICE = "A stored or built-in voice, or a recording of 0.5 to 30 s.  [default: the model's first voice]"
 MODEL_HELP = "A downloaded model or a model folder.  [default: mini, a small demo in English]"
 _VOICES = "Where voices are stored: a folder, or redis://HOST.  [default: the user's own folder]"
 _MEMORY = "Limit of GPU memory, weights included.  [default: all]"
 _KERNELS = "Use our own GPU kernels and CUDA graphs.  [default: where they are faster]"
+FormatOption = Annotated[
+    str | None, shared("Format of stdout: wav, mp3, opus, aac, flac or pcm.  [default: wav]", "NAME", "--format")
+]
 OutOption = Annotated[str, shared(_OUT, "PATH|-", "--out", "-o")]
 VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", "-v")]
 TranscriptOption = Annotated[

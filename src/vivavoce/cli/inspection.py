@@ -22,6 +22,7 @@ from vivavoce.checkpoint.folder import (
     ModelCard,
     detect_generation,
     fingerprint,
+    is_pointer,
     read_card,
     speech_tokenizer_of,
 )
@@ -38,7 +39,6 @@ _WHOLE_TOKENIZER = f"{BACKBONE}/tokenizer.json"
 _TOKENIZER_PARTS = tuple(f"{BACKBONE}/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json"))
 _NETWORKS = {generation: {one.part: one for one in parts.values()} for generation, parts in NETWORKS.items()}
 _PARTS = tuple(dict.fromkeys(part for parts in _NETWORKS.values() for part in parts))
-_LFS_POINTER = b"version https://git-lfs"
 
 Found = TypeVar("Found")
 
@@ -150,9 +150,8 @@ def _readable_files(report: ModelReport) -> set[str]:
             continue
         report.files.append(ModelFile(name, path.stat().st_size))
         try:
-            with path.open("rb") as file:
-                if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                    pointers.append(name)
+            if is_pointer(path):
+                pointers.append(name)
         except OSError:
             locked.append(name)
     if pointers:

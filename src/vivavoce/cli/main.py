@@ -155,6 +155,10 @@ def _run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     if _COMPLETE_VARIABLE in os.environ:
         command.main(list(arguments), prog_name="vivavoce", complete_var=_COMPLETE_VARIABLE)
+    if arguments[:1] == ["version"]:
+        arguments = ["--version"]
+    elif arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if tuple(arguments[:2]) in (("convert", "hf"), ("convert", "trtllm")):
         print_error(f"note: `vivavoce convert {arguments[1]}` is called `vivavoce export {arguments[1]}` now")
         arguments = ["export", *arguments[1:]]

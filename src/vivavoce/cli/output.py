@@ -28,15 +28,16 @@ STDOUT = "-"
 @dataclass(frozen=True)
 class Output:
     target: str
+    stdout_format: str | None = None
 
     @property
     def label(self) -> str:
         return "stdout" if self.target == STDOUT else self.target
 
     def check(self) -> None:
-        """InvalidRequest: a folder, a missing permission, an unknown suffix or a terminal."""
+        """InvalidRequest: a folder, a missing permission, an unknown suffix or format, or a terminal."""
+        _ = self.format
         if self.target != STDOUT:
-            _ = self.format
             with explaining("output", self.label):
                 check_writable(Path(self.target))
         elif sys.stdout is None or is_terminal(sys.stdout):
@@ -47,16 +48,20 @@ class Output:
 
     @property
     def format(self) -> AudioFormat:
-        from vivavoce.frontend.audio.encode import format_of
+        from vivavoce.frontend.audio.encode import format_of, parse_format
 
-        return format_of(self.target)
+        if self.stdout_format is None:
+            return format_of(self.target)
+        if self.target != STDOUT:
+            raise InvalidRequest("format: is for --out -; the suffix of a file's name tells its format")
+        return parse_format(self.stdout_format, field="format").codec
 
     def write(self, speech: Speech) -> None:
         if self.target != STDOUT:
             speech.save(self.target)
             return
         with explaining("output", self.label):
-            sys.stdout.buffer.write(speech.to_bytes())
+            sys.stdout.buffer.write(speech.to_bytes(self.format))
             sys.stdout.buffer.flush()
 
     @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -52,6 +54,7 @@ class SpeechSource:
     text: str | None = argument("The text to speak; if missing, stdin is read.", "TEXT")
     file: str | None = flag("Read the text, a book even, from a UTF-8 file; - is stdin.", "PATH|-", "-f")
     out: flags.OutOption = "out.wav"
+    format: flags.FormatOption = None
     stream: bool = flag("Write the audio while it is made: it starts sooner and ends later.", default=False)
     subtitles: Path | None = flag("Write subtitles, too: a .srt or .vtt file, overwritten if it exists.", "PATH")
     play: bool = flag("Play it, too, with sounddevice, ffplay, aplay or afplay.", default=False)
@@ -103,7 +106,7 @@ def speak(
 
     A long text is written while it is made: Ctrl-C leaves a whole file of what was spoken until then.
     """
-    output, reporter, subtitles = Output(source.out), Reporter(quiet), source.subtitles
+    output, reporter, subtitles = Output(source.out, source.format), Reporter(quiet), source.subtitles
     output.check()
     if source.play and source.stream:
         raise InvalidRequest("play: a stream is played by what reads it; leave --stream out, or pipe it into a player")
@@ -137,6 +140,7 @@ def convert(
     source: Path = argument("A recording of 0.5 to 30 s of speech.", "RECORDING", default=REQUIRED),
     model: ModelChoice,
     out: flags.OutOption = "out.wav",
+    format: flags.FormatOption = None,
     voice: flags.VoiceOption = None,
     transcript: flags.TranscriptOption = "",
     speed: flags.SpeedOption = 1.0,
@@ -144,7 +148,7 @@ def convert(
     quiet: flags.QuietOption = False,
 ) -> None:
     """Say the words of a recording in another voice."""
-    output, reporter = Output(out), Reporter(quiet)
+    output, reporter = Output(out, format), Reporter(quiet)
     output.check()
     with reporter.working("starting …"):
         from vivavoce.frontend.audio.decode import decode_audio
@@ -167,6 +171,11 @@ def read_text(argument: str | None, file: str | None) -> str:
         raise InvalidRequest("text: is given twice, as an argument and with --file; leave one out")
     if argument is None and file is None and is_terminal(sys.stdin):
         raise InvalidRequest('text: none is given; type `vivavoce speak "Hello."`, or use --file, or pipe it in')
+    if argument is not None and os.path.isfile(argument):
+        raise InvalidRequest(
+            f"text: {argument!r} is a file; read it with `--file {shlex.quote(argument)}`, or say its name with "
+            f"`echo {shlex.quote(argument)} | vivavoce speak`"
+        )
     text = argument if argument is not None else _read_file(file or STDIN)
     if not text.strip():
         raise InvalidText("text: is empty; write at least one word")

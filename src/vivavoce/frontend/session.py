@@ -167,6 +167,11 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
         return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.outcome.cut)
 
+    def __repr__(self) -> str:
+        state = "closed" if self._progress.closed.is_set() else "open"
+        seconds = sum(self._progress.samples) / self._front_end.config.rates.sample_rate
+        return f"ChunkStream({state}, {seconds:.2f} s taken)"
+
     def verdict(self) -> Verdict:
         """How it ended, once its chunks have; the listener adds the audio that it took."""
         given = len(self._progress.spans)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce.checkpoint.folder import refuse_pointer
 from vivavoce.errors import CheckpointError, InvalidAudio
 from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
 
@@ -95,6 +96,7 @@ def available_providers() -> list[str]:
 
 def check_onnx(path: Path, remedy: str = OnnxModel.remedy) -> None:
     """Refuse, with CheckpointError, a file that is out of the bounds in which every ONNX file is read."""
+    refuse_pointer(path)
     try:
         _check_file(path)
     except Exception as error:  # of a file cut short, too

@@ -77,12 +77,12 @@ def speak_http(options: HttpOptions) -> SpokenAudio:
     `InvalidRequest`: the model lacks an input, or its chunks cannot be had this way; `ModelNotFound`,
     `ServerUnreachable`, `ServerRefused` (an error, or an answer without audio): the server's.
     """
-    import httpx
+    from vivavoce.checkpoint.download import open_client
 
     source = options.utterance.reference
     reference = None if source is None else read_reference(source)
     address = options.url if "://" in options.url else f"http://{options.url}"
-    with _explained(options), httpx.Client(base_url=address.rstrip("/"), timeout=options.timeout_s) as client:
+    with _explained(options), open_client(address, base_url=address.rstrip("/"), timeout=options.timeout_s) as client:
         model = _served(client, options)
         tensors = request_tensors(options.utterance, options.manner, model, reference)
         samples = _streamed(client, options, tensors) if model.decoupled else _whole(client, options, tensors)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 import threading
 from collections import namedtuple
 from pathlib import Path
@@ -24,10 +26,12 @@ from vivavoce.checkpoint.known_models import (
     is_needed,
     known_model,
     model_folder,
+    models_home,
     read_record,
     write_record,
 )
 from vivavoce.errors import DownloadError, InvalidRequest, ModelNotFound, UnsupportedModel
+from vivavoce.frontend.voices.stores import copies_home, voices_home
 
 
 @pytest.mark.parametrize("name", ["CosyVoice2-0.5B", "cosyvoice2-0.5b", "iic/cosyvoice2-0.5B"])
@@ -61,6 +65,32 @@ def test_what_passes_stays_inside(path: str) -> None:
 
 def test_a_folder_is_found_as_it_is(tmp_path: Path) -> None:
     assert find_model(tmp_path) == find_model(str(tmp_path)) == tmp_path
+
+
+def test_a_folder_is_found_under_the_name_that_modelscope_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert known_model("iic/CosyVoice2-0___5B") is known_model("CosyVoice2-0.5B")
+    assert known_model("Fun-CosyVoice3-0.5B-2512").name == "Fun-CosyVoice3-0.5B"
+    for home in (tmp_path / "hub" / "iic", models_home()):
+        (home / "CosyVoice2-0___5B").mkdir(parents=True)
+    assert find_model(tmp_path / "hub" / "iic" / "CosyVoice2-0.5B") == tmp_path / "hub" / "iic" / "CosyVoice2-0___5B"
+    for name in ("CosyVoice2-0.5B", "iic/CosyVoice2-0.5B", "FunAudioLLM/CosyVoice2-0.5B", "CosyVoice2-0___5B"):
+        assert find_model(name) == models_home() / "CosyVoice2-0___5B"
+    monkeypatch.chdir(tmp_path / "hub")
+    assert find_model("iic/CosyVoice2-0.5B") == Path("iic/CosyVoice2-0___5B")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VIVAVOCE_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where the system knows no such user
+    for find in (models_home, voices_home, copies_home):
+        with pytest.raises(InvalidRequest, match="no home directory; set VIVAVOCE_HOME to a folder"):
+            find()
+    with pytest.raises(ModelNotFound, match="'~nobody/model' is neither a folder nor"):
+        find_model("~nobody/model")
 
 
 def test_a_known_model_that_is_absent_says_what_to_type(tmp_path: Path) -> None:
@@ -393,6 +423,26 @@ def test_offline_asks_nobody(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_endpoint_that_cannot_be_reached(endpoint: str, tmp_path: Path) -> None:
     message = fails(endpoint=endpoint, target=tmp_path)
     assert all(word in message for word in ("cannot be reached", "HF_ENDPOINT", str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "advice"),
+    [
+        ("ALL_PROXY", "socks5://me:secret@127.0.0.1:1", r"needs the package socksio: pip install 'httpx\[socks\]'"),
+        ("https_proxy", "socks5h://127.0.0.1:1", r"needs the package socksio"),
+        ("HTTPS_PROXY", "ftp://me:secret@127.0.0.1:1", "cannot be used: correct it"),
+        ("SSL_CERT_FILE", "/no/such/secret", "cannot be used: correct it"),
+    ],
+)
+def test_a_proxy_or_certificate_of_the_environment_is_named(
+    hub: Any, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, advice: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidRequest, match=f"^network: the variable {variable} {advice}.*, or unset it$") as caught:
+        download(NAME)
+    assert "secret" not in str(caught.value)
+    assert (download(NAME, endpoint=hub.endpoint) / "llm.pt").is_file()  # at this machine, without the proxy
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")

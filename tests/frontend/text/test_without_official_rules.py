@@ -26,5 +26,7 @@ assert "wetext" not in {name for name, module in sys.modules.items() if module}
 def test_a_core_install_speaks_and_names_the_extra() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("MissingDependency reading: CosyVoice's own rules need the packages wetext and inflect")
+    assert ran.stdout.startswith(
+        "MissingDependency reading: CosyVoice's own rules need the packages wetext and inflect"
+    )
     assert "pip install 'vivavoce[official]'" in ran.stdout

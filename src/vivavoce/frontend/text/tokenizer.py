@@ -18,7 +18,7 @@ import regex
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.folder import MAX_JSON_BYTES, YAML_OF
+from vivavoce.checkpoint.folder import MAX_JSON_BYTES, YAML_OF, detect_generation, refuse_pointer
 from vivavoce.errors import CheckpointError, InvalidText
 from vivavoce_textnorm import check_surrogates, name_some
 
@@ -99,7 +99,8 @@ class TextTokenizer:
         yaml the folder is not looked for. Raises `CheckpointError` that names the file which is missing or
         cannot be used.
         """
-        beside = next((generation for generation, name in YAML_OF.items() if (folder.parent / name).is_file()), None)
+        known = any((folder.parent / name).is_file() for name in YAML_OF.values())
+        beside = detect_generation(folder.parent) if known else None
         if beside is Generation.V1:
             return cls(_read_whisper(), WHISPER_TOKENS)
         whole = folder / "tokenizer.json"
@@ -242,6 +243,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
+    refuse_pointer(path)
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"more than {MAX_JSON_BYTES} bytes, which is the limit")

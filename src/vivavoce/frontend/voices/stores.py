@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vivavoce.checkpoint.known_models import HOME_VARIABLE
+from vivavoce.checkpoint.known_models import user_folder
 from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound
 from vivavoce.frontend.voices.names import PUBLIC, VoiceSummary, check_voice_name, is_voice_name, unknown_voice
 from vivavoce.frontend.voices.voice import Voice, encode_voice
@@ -172,7 +172,4 @@ def open_voice_store(place: str | Path | None) -> VoiceStore:
 
 def voices_home() -> Path:
     """The user's own folder of voices: `$VIVAVOCE_HOME/voices`, else one among the user's data."""
-    from platformdirs import user_data_path
-
-    home = os.environ.get(HOME_VARIABLE)
-    return (Path(home).expanduser() if home else user_data_path("vivavoce", appauthor=False)) / "voices"
+    return user_folder("data") / "voices"
