@@ -1,4 +1,4 @@
-"""A core install lacks the packages of CosyVoice's own reading: everything else speaks, and that says what to install."""
+"""A core install lacks the packages of CosyVoice's own reading, which alone asks for them."""
 
 import subprocess
 import sys
