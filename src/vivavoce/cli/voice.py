@@ -42,6 +42,7 @@ def add(
     transcript: flags.TranscriptOption = "",
     description: str = flag("A note of your own.", "TEXT", default=""),
     licence: str = flag("Terms of use for the voice.", "TEXT", default=""),
+    as_recorded: bool = flag("Leave silence at its ends, and its level, as the official code does.", default=False),
     replace: bool = _REPLACE,
     model: flags.ModelOption = None,
     voices: flags.VoicesOption = None,
@@ -65,7 +66,8 @@ def add(
         from vivavoce.frontend.model_choice import model_folder
 
         front_end = load_front_end(model_folder(model))
-        extracted = front_end.extractor.extract_to_keep(recording, transcript).named(name)
+        extractor = dataclasses.replace(front_end.extractor, as_recorded=as_recorded)
+        extracted = extractor.extract_to_keep(recording, transcript).named(name)
         store.save(dataclasses.replace(extracted, description=description, licence=licence), replace=replace)
     reporter.report(f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {name}")
     note_if_no_real_model(front_end.card, reporter)
