@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,17 @@ class TextStream(str, Enum):
 
 
 @dataclass(frozen=True)
+class SpeakerCard:
+    """A built-in voice in the model's card: what it speaks (an ISO 639 code), its sex, how it sounds, and the words of
+    its reference recording; "" where unknown."""
+
+    language: str = ""
+    sex: str = ""
+    description: str = ""
+    transcript: str = ""
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """The contents of a folder's optional `vivavoce.json`; official folders have no such file."""
 
@@ -48,6 +60,8 @@ class ModelCard:
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
     """Trained to follow instructions; other models would speak them aloud."""
+    voices: Mapping[str, SpeakerCard] = field(default_factory=dict)
+    """Built-in voices by name, the best one first: it is the default voice."""
 
 
 def detect_generation(folder: Path) -> Generation:
@@ -86,7 +100,16 @@ def read_card(folder: Path) -> ModelCard:
         languages=tuple(map(str, data.get("languages", ModelCard.languages))),
         text_stream=TextStream(stream),
         instructions=bool(data.get("instructions", True)),
+        voices={str(name): _speaker(told) for name, told in _mapping(data.get("voices")).items()},
     )
+
+
+def _speaker(told: Any) -> SpeakerCard:
+    return SpeakerCard(**{one.name: str(_mapping(told).get(one.name, "")) for one in fields(SpeakerCard)})
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def read_json(path: Path, remedy: str = "download the file again") -> dict[str, Any]:

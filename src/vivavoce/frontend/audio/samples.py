@@ -28,6 +28,8 @@ QUIET_DB = -30.0
 """Speech in a reference below this level (dB of full scale) is brought up to it: synthesis speaks as quietly."""
 KEPT_QUIET_S = 0.2
 """Silence that is left at each end of a reference: more of it is imitated, and words are lost."""
+LEAST_TRIMMED_S = 0.2
+"""Less than this is not cut off: ordinary recordings stay as they are."""
 MAX_CLIPPED = 0.001
 """Share of samples at the very peak from which a recording is clipped: an unclipped one has single ones."""
 
@@ -161,8 +163,10 @@ def improved(audio: Audio, *, trim: bool = True) -> tuple[Audio, list[str]]:
     runs = np.flatnonzero(np.convolve(levels > quiet, np.ones(_RUN_FRAMES), "valid") > _RUN_FRAMES - 0.5)
     if trim and len(runs):
         kept = int(KEPT_QUIET_S * _FRAMES_PER_S)
-        begin, end = max(0, runs[0] - kept) * hop, (runs[-1] + _RUN_FRAMES + kept) * hop
-        if min(end, len(samples)) - begin >= MIN_REFERENCE_S * audio.sample_rate:
+        begin, end = (runs[0] - kept) * hop, (runs[-1] + _RUN_FRAMES + kept) * hop
+        least = LEAST_TRIMMED_S * audio.sample_rate
+        begin, end = begin if begin > least else 0, end if len(samples) - end > least else len(samples)
+        if end - begin >= MIN_REFERENCE_S * audio.sample_rate:
             samples = samples[begin:end]
     problems = []
     if peak > 0.99 and np.count_nonzero(np.abs(samples) > 0.999 * peak) > MAX_CLIPPED * len(samples):
