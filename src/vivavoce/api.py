@@ -368,10 +368,20 @@ class Vivavoce:
         return self._submit([self.front_end.plan_conversion(source, target, speed, seed)], started).result()
 
     def extract_voice(
-        self, source: AudioSource, transcript: str = "", *, name: str = "", prompt_text: str = ""
+        self,
+        source: AudioSource,
+        transcript: str = "",
+        *,
+        name: str = "",
+        prompt_text: str = "",
+        as_recorded: bool = False,
     ) -> Voice:
-        """Extract a voice from 0.5 to 30 s of speech; keep it, recording included, with `tts.store.save(voice)`."""
-        return self.front_end.extractor.extract_to_keep(source, transcript or prompt_text).named(name)
+        """Extract a voice from 0.5 to 30 s of speech; keep it, recording included, with `tts.store.save(voice)`.
+
+        as_recorded: as the official code does, with the silence at its ends and at its level.
+        """
+        extractor = replace(self.front_end.extractor, as_recorded=as_recorded)
+        return extractor.extract_to_keep(source, transcript or prompt_text).named(name)
 
     def _read(self, voice: AnyVoice, manner: Manner) -> tuple[Callable[[], Voice], SpeakOptions]:
         """A function that finds the voice, which may block, and the options."""

@@ -137,6 +137,7 @@ class CosyVoice:
         dtype = choose_dtype("float16" if fp16 else "auto", device, folder)
         processes = count_text_processes(None, device, 0)
         engine, front_end = load_model(folder, (device,), dtype, settings=settings, text_processes=processes)
+        front_end = replace(front_end, extractor=replace(front_end.extractor, as_recorded=True))
         text = front_end.text.as_written()
         plain = replace(front_end, text=text, extractor=replace(front_end.extractor, text=text))
         # By text_frontend: True normalises and splits texts, False speaks them as they are written.

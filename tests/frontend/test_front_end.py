@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -378,3 +379,20 @@ def test_tokens_and_mel_are_cut_to_the_same_duration(tokens, frames, kept):
         Rates(24_000, 480, 25)
     )
     assert (len(voice.speech_tokens), len(voice.mel)) == (kept, 2 * kept)
+
+
+def test_a_recording_is_improved_unless_the_official_reading_is_wanted(front_end, caplog):
+    """Silence at its ends is trimmed, quiet speech brought up, and a demo warns of one that is too long for it."""
+    rate = 16_000
+    speech = np.random.default_rng(0).normal(size=3 * rate).astype(np.float32) * 0.1
+    silent = np.pad(speech, (rate, rate))
+    extractor = front_end.extractor
+    official = replace(extractor, as_recorded=True)
+    mels = [len(one.extract((silent, rate)).mel) for one in (extractor, official)]
+    assert mels[0] < 3.5 * 50 < 5 * 50 - 2 <= mels[1]
+    levels = [one.extract((speech * 0.003, rate)).mel.mean() for one in (extractor, official)]
+    assert levels[0] > levels[1] + 1
+    assert not caplog.records
+    warned = replace(extractor, advised_s=2.5)
+    warned.extract((speech, rate))
+    assert "reference audio: has 3.0 s of speech; this model speaks wrong words after more than 2.5 s" in caplog.text

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from vivavoce.checkpoint.folder import SPEAKERS, TextStream, read_card
-from vivavoce.checkpoint.spk2info import read_spk2info
+from vivavoce.checkpoint.spk2info import read_spk2info, write_spk2info
 from vivavoce.checkpoint.weights import read_tensors
 from vivavoce.cli.inspection import inspect_model
 from vivavoce.frontend.model_choice import MINI, model_folder
+from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_training.assemble import NOTICE, VOICES
 from vivavoce_training.weights import MINI as TEMPLATE
 
@@ -50,3 +51,26 @@ def test_its_voices_can_be_cloned_from() -> None:
     speakers = read_spk2info(MINI / SPEAKERS)
     assert list(speakers) == list(VOICES)
     assert all(entry.prompt is not None and len(entry.prompt.text_ids) for entry in speakers.values())
+
+
+def test_the_card_tells_of_its_voices_the_best_one_first() -> None:
+    voices = built_in_voices(MINI)
+    assert [(voice.name, voice.language, voice.sex) for voice in voices.values()] == [
+        ("calm", "en", "male"),
+        ("highland", "en", "male"),
+        ("robot", "en", "male"),
+        ("bright", "en", "female"),
+    ]
+    assert all(voice.transcript == VOICES[voice.name][1] and voice.description for voice in voices.values())
+
+
+def test_official_names_tell_language_and_sex(tmp_path: Path) -> None:
+    entry = read_spk2info(MINI / SPEAKERS)["calm"]
+    write_spk2info(tmp_path / SPEAKERS, dict.fromkeys(("中文女", "粤语女", "英文男", "calm"), entry))
+    found = [(voice.name, voice.language, voice.sex) for voice in built_in_voices(tmp_path).values()]
+    assert found == [
+        ("中文女", "zh", "female"),
+        ("粤语女", "yue", "female"),
+        ("英文男", "en", "male"),
+        ("calm", "", ""),
+    ]

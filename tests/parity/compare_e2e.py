@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -55,7 +55,8 @@ def _voice(settings: dict[str, Any], reference: Reference, synthesizer: Vivavoce
         return Voice(read_spk2info(synthesizer.front_end.folder / "spk2info.pt")[settings["spk"]].embedding, "")
     recording = reference.wav(settings["prompt_wav"])
     conversion = "source_wav" in settings  # for which the official code aligns nothing
-    return synthesizer.front_end.extractor.extract(recording, settings.get("prompt_text", ""), align=not conversion)
+    extractor = replace(synthesizer.front_end.extractor, as_recorded=True)
+    return extractor.extract(recording, settings.get("prompt_text", ""), align=not conversion)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,7 +84,7 @@ def _ours(wanted: dict[str, Any], golden: Golden, reference: Reference, front_en
     ):  # the official front end gives it to a language model that does not read it
         ours["llm_embedding"] = told.embedding
     if conversion:
-        sources = _usable(front_end.extractor.speech_tokens, reference)
+        sources = _usable(replace(front_end.extractor, as_recorded=True).speech_tokens, reference)
         ours[SOURCE] = min(sources, key=lambda ids: abs(len(ids) - wanted[SOURCE].shape[1]))
     else:
         said = golden.meta["tts_text"]
@@ -112,7 +113,7 @@ def _differing(voice: Voice, wanted: dict[str, Any]) -> float:
 
 
 def _voice(path, golden: Golden, front_end: FrontEnd, align: bool) -> Voice:
-    return front_end.extractor.extract(path, golden.meta["prompt_text"], align=align)
+    return replace(front_end.extractor, as_recorded=True).extract(path, golden.meta["prompt_text"], align=align)
 
 
 def _fields(conditioning: Conditioning, prompted: bool) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,17 @@ class TextStream(str, Enum):
 
 
 @dataclass(frozen=True)
+class SpeakerCard:
+    """A built-in voice in the model's card: what it speaks (an ISO 639 code), its sex, how it sounds, and the words of
+    its reference recording; "" where unknown."""
+
+    language: str = ""
+    sex: str = ""
+    description: str = ""
+    transcript: str = ""
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """The contents of a folder's optional `vivavoce.json`; official folders have no such file."""
 
@@ -50,6 +62,8 @@ class ModelCard:
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
     """Trained to follow instructions; other models would speak them aloud."""
+    voices: Mapping[str, SpeakerCard] = field(default_factory=dict)
+    """Built-in voices by name, the best one first: it is the default voice."""
 
 
 def detect_generation(folder: Path) -> Generation:
@@ -97,6 +111,7 @@ def read_card(folder: Path) -> ModelCard:
         languages=tuple(map(str, data.get("languages", ModelCard.languages))),
         text_stream=TextStream(stream),
         instructions=bool(data.get("instructions", True)),
+        voices={str(name): _speaker(told) for name, told in _mapping(data.get("voices")).items()},
     )
 
 
@@ -113,6 +128,14 @@ def refuse_pointer(path: Path) -> None:
             raise CheckpointError(
                 f"{path.name}: is a pointer of git-lfs, not the file itself; type `git lfs pull` in {path.parent}"
             )
+
+
+def _speaker(told: Any) -> SpeakerCard:
+    return SpeakerCard(**{one.name: str(_mapping(told).get(one.name, "")) for one in fields(SpeakerCard)})
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def read_json(path: Path, remedy: str = "download the file again") -> dict[str, Any]:

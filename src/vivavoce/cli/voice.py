@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ _REPLACE = flag("Replace a stored voice of that name.", default=False)
 _MATCH = flag("Compare with this model only.  [default: all local models]", "NAME|FOLDER", "-m")
 
 _TRANSCRIPT_CHARS = 40
+_ABOUT = ("language", "sex", "description")
 _NO_MODEL = ("another one", "any")
 
 
@@ -42,6 +44,7 @@ def add(
     transcript: flags.TranscriptOption = "",
     description: str = flag("A note of your own.", "TEXT", default=""),
     licence: str = flag("Terms of use for the voice.", "TEXT", default=""),
+    as_recorded: bool = flag("Leave silence at its ends, and its level, as the official code does.", default=False),
     replace: bool = _REPLACE,
     model: flags.ModelOption = None,
     voices: flags.VoicesOption = None,
@@ -65,7 +68,8 @@ def add(
         from vivavoce.frontend.model_choice import model_folder
 
         front_end = load_front_end(model_folder(model))
-        extracted = front_end.extractor.extract_to_keep(recording, transcript).named(name)
+        extractor = dataclasses.replace(front_end.extractor, as_recorded=as_recorded)
+        extracted = extractor.extract_to_keep(recording, transcript).named(name)
         store.save(dataclasses.replace(extracted, description=description, licence=licence), replace=replace)
     reporter.report(f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {name}")
     note_if_no_real_model(front_end.card, reporter)
@@ -73,23 +77,32 @@ def add(
 
 @command(app, "vivavoce voice list", "vivavoce voice list --voices ./team-voices", name="list")
 def list_(model: str | None = _MATCH, voices: flags.VoicesOption = None, as_json: flags.JsonOption = False) -> None:
-    """List the stored voices.
+    """List the stored voices, and those that are built into the local models.
 
-    For each: its name, the seconds of speech in its recording, the transcript, and the model that it was extracted for.
+    For each: its name, the seconds of speech in its recording, the transcript, the model that it was extracted for, and
+    what is known of it.
     """
+    from vivavoce.cli.inspection import ModelNames
+
     store, reporter, found = _store(voices), Reporter(), []
-    models = _model_names(model)
+    folders = _folders(model)
+    models = ModelNames(folders)
     for name in store.names():
         try:
             found.append(_described(store.load(name), models))
         except VivavoceError as error:  # one damaged file must not hide the others
             reporter.note(str(error))
+    if not found and not as_json:
+        reporter.report("no voice is stored; `vivavoce voice add NAME RECORDING` adds one")
+    for folder in folders:
+        try:
+            found += [_described(voice, models, card) for voice, card in _built_in(folder)]
+        except VivavoceError as error:
+            reporter.note(str(error))
     if as_json:
         print_json(found)
     elif found:
-        print_table([_row(voice) for voice in found], ("name", "speech", "transcript", "model"))
-    else:
-        reporter.report("no voice is stored; `vivavoce voice add NAME RECORDING` adds one")
+        print_table([_row(voice) for voice in found], ("name", "speech", "transcript", "model", "about"))
 
 
 @command(app, "vivavoce voice show me", "vivavoce voice show me --json")
@@ -99,9 +112,18 @@ def show(
     voices: flags.VoicesOption = None,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Show all fields of a stored voice."""
-    voice = _store(voices).load(name)
-    about = _described(voice, _model_names(model))
+    """Show all fields of a stored voice, or of one that is built into a local model."""
+    from vivavoce.cli.inspection import ModelNames
+
+    folders = _folders(model)
+    try:
+        voice, card = _store(voices).load(name), ""
+    except VoiceNotFound as error:
+        found = [one for folder in folders for one in _built_in(folder) if one[0].name == name]
+        if not found:
+            raise error from None
+        voice, card = found[0]
+    about = _described(voice, ModelNames(folders), card)
     if as_json:
         print_json(about)
         return
@@ -111,9 +133,14 @@ def show(
         "speech": f"{about['speech_s']:.1f} s" if voice.has_prompt else "none, a speaker embedding only",
         "transcript": voice.transcript or ("unknown" if not voice.prompt_text else "in token ids only"),
         "model": about["model"] or _NO_MODEL[not voice.fingerprint],
-        "recording": size_text(len(voice.recording)) if voice.recording else "not kept; it fits no other model",
+        "recording": ""
+        if card
+        else size_text(len(voice.recording))
+        if voice.recording
+        else "not kept; it fits no other model",
         "holds": f"{len(voice.prompt_text)} text tokens, {len(voice.speech_tokens)} speech tokens, "
         f"{frames} × {bins} mel, embedding of {len(voice.embedding)}",
+        "sample": f"vivavoce speak --voice {shlex.quote(name)} --model {card} 'Hello there.'" if card else "",
     }
     print_table(
         [(field, text) for field, text in rows.items() if text and field not in ("speech_s", "recording_bytes")]
@@ -205,36 +232,50 @@ def _refuse_taken(names: list[str], store: VoiceStore, replace: bool) -> None:
         raise VoiceExists(f"voice: {', '.join(taken)} stored already; add --replace, or choose another name")
 
 
-def _model_names(model: str | None) -> ModelNames:
-    from vivavoce.cli.inspection import ModelNames, local_models
+def _folders(model: str | None) -> list[Path]:
+    from vivavoce.cli.inspection import local_models
     from vivavoce.frontend.model_choice import model_folder
 
-    return ModelNames([model_folder(model)] if model else local_models())
+    return [model_folder(model)] if model else local_models()
 
 
-def _described(voice: Voice, models: ModelNames) -> dict[str, Any]:
-    """A voice as JSON values; model: a local model that it fits; None: not here, or it fits any model."""
+def _built_in(folder: Path) -> list[tuple[Voice, str]]:
+    """The voices of a model, each with the model's name."""
+    from vivavoce.checkpoint.folder import read_card
+    from vivavoce.frontend.voices.voice import built_in_voices
+
+    return [(voice, read_card(folder).name) for voice in built_in_voices(folder).values()]
+
+
+def _described(voice: Voice, models: ModelNames, card: str = "") -> dict[str, Any]:
+    """A voice as JSON values; model: a local model that it fits; None: not here, or it fits any model; card: the name
+    of the model that it is built into.
+    """
     known = ((models.of(one.fingerprint), one.fingerprint) for one in (voice, *voice.others) if one.fingerprint)
     model, fingerprint = next((one for one in known if one[0]), (None, voice.fingerprint))
     return {
         "name": voice.name,
+        "kind": "built_in" if card else "stored",
         "speech_s": _seconds(voice),
         "transcript": voice.transcript,
         "description": voice.description,
+        "language": voice.language,
+        "sex": voice.sex,
         "licence": voice.licence,
-        "model": model,
+        "model": card or model,
         "fingerprint": fingerprint,
         "recording_bytes": len(voice.recording),
     }
 
 
-def _row(about: dict[str, Any]) -> tuple[str, str, str, str]:
+def _row(about: dict[str, Any]) -> tuple[str, ...]:
     said = about["transcript"]
     return (
         about["name"],
         f"{about['speech_s']:.1f} s" if about["speech_s"] else "–",
         said if len(said) <= _TRANSCRIPT_CHARS else said[: _TRANSCRIPT_CHARS - 1] + "…",
         about["model"] or _NO_MODEL[not about["fingerprint"]],
+        ", ".join(filter(None, ("built in" * (about["kind"] == "built_in"), *map(about.get, _ABOUT)))),
     )
 
 

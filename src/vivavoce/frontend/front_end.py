@@ -22,6 +22,7 @@ from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import find_part, read_tensors
 from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, Conditioning, InputMode, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.frontend.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
 from vivavoce.frontend.text.sentence_stream import sentence_stream
@@ -33,6 +34,9 @@ from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce_textnorm import CancelCheck, check_paused, is_speakable, never_cancelled
 
 log = logging.getLogger(__name__)
+
+DEMO_REFERENCE_S = 10.0
+"""A small model loses words of short texts after longer recordings."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,5 +233,6 @@ def load_front_end(folder: Path, config: ModelConfig | None = None, text_process
         SpeakerEncoder.from_file(folder / official.SPEAKER_ENCODER),
         text,
         official.fingerprint(folder),
+        advised_s=DEMO_REFERENCE_S if card.demo else MAX_REFERENCE_S,
     )
     return FrontEnd(config, card, text, folder, extractor)

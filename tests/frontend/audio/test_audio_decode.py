@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import soundfile
 from vivavoce.errors import InvalidAudio
 from vivavoce.frontend.audio.decode import MAX_FILE_BYTES, decode_audio, mp3_has_index
 from vivavoce.frontend.audio.encoders import wav_header
+from vivavoce.frontend.audio.samples import audio_of
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,16 @@ def test_channels_are_averaged(tone, encode):
     np.testing.assert_array_equal(audio.samples, (left + right) / 2)
 
 
+@pytest.mark.parametrize(("container", "subtype"), [("WAV", "FLOAT"), ("FLAC", "PCM_16"), ("OGG", "VORBIS")])
+def test_channels_that_cancel_each_other_are_one(tone, encode, container, subtype):
+    left = tone(300, 24_000)
+    heard = decode_audio(encode(np.stack([left, -left], 1), 24_000, container, subtype)).samples
+    np.testing.assert_allclose(heard[2_000:-2_000], left[2_000:-2_000], atol=0.03)
+    np.testing.assert_array_equal(audio_of((np.stack([left, -left]), 24_000)).samples, left)
+    right = tone(700, 24_000)
+    np.testing.assert_array_equal(audio_of((np.stack([left, right], 1), 24_000)).samples, (left + right) / 2)
+
+
 def test_samples_beyond_full_scale_are_kept(encode):
     loud = np.array([1.5, -2.0] * 500, np.float32)
     np.testing.assert_array_equal(decode_audio(encode(loud, 16_000, "WAV", "FLOAT")).samples, loud)
@@ -67,6 +79,34 @@ def test_wav_of_unknown_length_is_read_to_its_end():
     ramp = np.arange(12_000, dtype="<i2")
     audio = decode_audio(wav_header(24_000, None) + ramp.tobytes())
     np.testing.assert_array_equal(audio.samples, ramp / np.float32(32768))
+
+
+@pytest.mark.parametrize("riff_size", [0, 36, 0xFFFFFFFF])
+@pytest.mark.parametrize("data_size", [0, 0xFFFFFFFF])
+def test_wav_that_was_written_as_a_stream_is_read_to_its_end(riff_size, data_size):
+    ramp = np.arange(12_000, dtype="<i2").tobytes()
+    head = bytearray(wav_header(24_000, None))
+    struct.pack_into("<I", head, 4, riff_size)
+    struct.pack_into("<I", head, 40, data_size)
+    np.testing.assert_array_equal(decode_audio(bytes(head) + ramp).samples * 32768, np.arange(12_000))
+
+
+def test_wav_without_samples_has_none_after_it():
+    listed = b"LIST" + struct.pack("<I", 4) + b"INFO"
+    head = bytearray(wav_header(24_000, 0) + listed)
+    struct.pack_into("<I", head, 4, len(head) - 8)
+    with pytest.raises(InvalidAudio, match="holds 0 samples"):
+        decode_audio(bytes(head))
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"), [("ipod", "aac"), ("adts", "aac"), ("mp3", "libmp3lame"), ("webm", "libopus")]
+)
+def test_padding_of_an_encoder_does_not_exceed_the_limit(tone, encode_av, container, codec):
+    content = encode_av(tone(440, 48_000, 2.0), 48_000, container, codec)
+    content = content.replace(b"Xing", b"????").replace(b"Info", b"????")
+    assert 1.9 < decode_audio(content, max_seconds=2).duration_s <= 2
+    assert "the limit is 1.8 s" in refusal(content, max_seconds=1.8)
 
 
 def refusal(source, **options) -> str:

@@ -15,7 +15,14 @@ from vivavoce.errors import InvalidAudio
 from vivavoce.frontend.audio import resample as module
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.resample import resample_sinc
-from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, MIN_REFERENCE_S, Audio, check_reference, to_int16
+from vivavoce.frontend.audio.samples import (
+    MAX_REFERENCE_S,
+    MIN_REFERENCE_S,
+    Audio,
+    check_reference,
+    improved,
+    to_int16,
+)
 
 RATES = st.sampled_from([8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000, 192_000])
 
@@ -136,3 +143,60 @@ def test_all_16_bit_samples_come_back():
 def test_nan_is_an_error():
     with pytest.raises(ValueError, match="2 of 4 samples are NaN"):
         to_int16(np.array([0, np.nan, 0.5, np.nan], np.float32))
+
+
+@pytest.fixture
+def speech(audio_data):
+    """2 s of a recording, without silence at its ends."""
+    whole = decode_audio(audio_data.parent / "mini" / "unheard.flac")
+    return Audio(whole.samples[whole.sample_rate // 2 : whole.sample_rate * 5 // 2], whole.sample_rate)
+
+
+def changed(samples, rate=24_000):
+    return improved(Audio(samples.astype(np.float32), rate))[0]
+
+
+@pytest.mark.parametrize("snr_db", [None, 60, 40, 25])
+@pytest.mark.parametrize(("before_s", "after_s"), [(0, 1), (1, 0), (2, 3)])
+def test_silence_and_noise_at_the_ends_are_trimmed_to_a_margin(speech, snr_db, before_s, after_s):
+    rate = speech.sample_rate
+    samples = np.pad(speech.samples, (before_s * rate, after_s * rate))
+    if snr_db is not None:
+        noise = np.random.default_rng(0).normal(size=len(samples)) * np.sqrt(np.mean(speech.samples**2))
+        samples = samples + noise * 10 ** (-snr_db / 20)
+    left = changed(samples, rate)
+    margins = 0.2 * ((before_s > 0) + (after_s > 0))
+    assert 1.6 < left.duration_s <= 2 + margins + 0.02
+    assert left.samples.tobytes() in samples.astype(np.float32).tobytes()  # nothing else is changed
+
+
+def test_a_click_is_not_speech_and_a_pause_is(speech):
+    rate = speech.sample_rate
+    parts = speech.samples[:rate], np.zeros(rate), speech.samples[rate:], np.zeros(2 * rate)
+    samples = np.concatenate(parts)
+    samples[-rate // 2 : -rate // 2 + 100] = 0.8
+    assert 2.6 < changed(samples, rate).duration_s < 3.25
+
+
+@pytest.mark.parametrize("gain_db", [-50, -35])
+def test_quiet_speech_is_brought_up(speech, gain_db):
+    quiet, usual = changed(speech.samples * 10 ** (gain_db / 20)), changed(speech.samples)
+    rms = [np.sqrt(np.mean(one.samples**2)) for one in (quiet, usual)]
+    assert 20 * np.log10(rms[1] / rms[0]) < 20
+    assert len(quiet.samples) == len(usual.samples)
+    np.testing.assert_array_equal(usual.samples, changed(usual.samples).samples)
+
+
+def test_speech_beyond_full_scale_is_brought_down_and_clipped_speech_is_told(speech):
+    loud, problems = improved(Audio(speech.samples * 50, speech.sample_rate))
+    assert (round(float(np.abs(loud.samples).max()), 4), problems) == (1.0, [])
+    _, (problem,) = improved(Audio(np.clip(speech.samples * 8, -1, 1), speech.sample_rate))
+    assert problem.startswith("is clipped")
+
+
+@pytest.mark.parametrize("sounding_s", [0.02, 0.2, 0.5])
+def test_a_short_sound_leaves_what_an_extractor_needs(tone, sounding_s):
+    samples = np.concatenate([np.zeros(24_000), tone(440, 24_000, sounding_s), np.zeros(24_000)])
+    left = changed(samples)
+    check_reference(left)
+    assert np.abs(left.samples).max() <= 1

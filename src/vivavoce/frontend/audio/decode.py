@@ -14,7 +14,7 @@ import numpy as np
 import soundfile
 
 from vivavoce.errors import InvalidAudio
-from vivavoce.frontend.audio.samples import Audio, Samples, check_finite
+from vivavoce.frontend.audio.samples import Audio, Samples, audible, check_finite
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """30 s of stereo float32 at 192 kHz are 44 MiB; a reference never needs more."""
@@ -24,8 +24,9 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
 
 _READ_BYTES = 1 << 20
 _BLOCK_VALUES = 1 << 18
-_SHORTFALL_S = 0.1
-"""Headers count encoder padding differently; what is missing beyond this was cut off."""
+_TOLERANCE_S = 0.1
+"""Encoders pad what they encode, and headers count that differently: what is missing beyond this was cut off, and a
+recording may be longer than its limit by this."""
 
 _MALFORMED = 3
 """SF_ERR_MALFORMED_FILE: libsndfile knows the format and finds it damaged."""
@@ -41,12 +42,16 @@ _TRUSTED_LENGTHS = ("mov", "matroska")
 """Containers that store their length; FFmpeg guesses that of the others from the bit rate."""
 
 
+_Blocks = Generator[tuple[Samples, Samples], None, None]
+
+
 class _Track(NamedTuple):
-    """An opened audio track: its length by a header that can be trusted, and mono blocks [n], decoded when drawn."""
+    """An opened audio track: its length by a header that can be trusted, and blocks, decoded when drawn: the mean of
+    all channels [n] and the first channel [n]."""
 
     sample_rate: int
     promised_samples: int | None
-    blocks: Generator[Samples, None, None]
+    blocks: _Blocks
 
 
 class _BrokenTrackError(Exception):
@@ -58,10 +63,11 @@ def decode_audio(
 ) -> Audio:
     """Decode `source`: libsndfile first, FFmpeg for what it does not know.
 
-    Channels are averaged. Samples are kept as stored, at their own rate and unclipped, as in the official
-    front end. Decoding stops as soon as `max_seconds` (default `MAX_DECODE_S`) are passed. A file that was
-    cut off is refused where its container tells the length (wav, aiff, flac, Vorbis, m4a, webm, MP3 with
-    an index); a cut Opus file is just a shorter one.
+    Channels are averaged, unless they cancel each other: then it is the first. Samples are kept as stored, at their
+    own rate and unclipped, as in the official front end. Decoding stops as soon as `max_seconds` (default
+    `MAX_DECODE_S`) are passed by more than 0.1 s, which may be an encoder's padding and is cut off. A file that was
+    cut off is refused where its container tells the length (wav, aiff, flac, Vorbis, m4a, webm, MP3 with an index); a
+    cut Opus file is just a shorter one, and a WAV file that was written as a stream ends where it ends.
 
     Args:
         source: path, content or open binary file; read up to 64 MiB.
@@ -72,7 +78,8 @@ def decode_audio(
         InvalidAudio: no such file, a directory, empty, too large, not audio, damaged, cut off, no samples,
             too long, NaN or infinite samples, a rate outside 8000–192000 Hz.
     """
-    data, label = read_source(source, field)
+    content, label = read_source(source, field)
+    data = with_length(content)
     limit_s = MAX_DECODE_S if max_seconds is None else max_seconds
     try:
         track = _open_soundfile(data) or _open_av(data)
@@ -150,22 +157,30 @@ def _drain(track: _Track, limit_s: float, label: str) -> Samples:
             "convert it to 24000 Hz"
         )
     too_long = "{} lasts {}; the limit is {:g} s; cut it to the part that is needed"
-    if promised is not None and promised > int(limit_s * rate):
+    most = int((limit_s + _TOLERANCE_S) * rate)
+    if promised is not None and promised > most:
         raise InvalidAudio(too_long.format(label, f"{promised / rate:.1f} s", limit_s))
-    kept: list[Samples] = []
+    mixes: list[Samples] = []
+    channels: list[Samples] = []
     num_samples = 0
     with closing(track.blocks) as blocks:
-        for block in blocks:
-            kept.append(block)
-            num_samples += len(block)
-            if num_samples > int(limit_s * rate):
+        for mix, channel in blocks:
+            mixes.append(mix)
+            channels.append(channel)
+            num_samples += len(mix)
+            if num_samples > most:
                 raise InvalidAudio(too_long.format(label, f"more than {limit_s:g} s", limit_s))
-    if promised is not None and promised - num_samples > _SHORTFALL_S * rate:
+    if promised is not None and promised - num_samples > _TOLERANCE_S * rate:
         raise InvalidAudio(
             f"{label} is cut off: its header promises {promised / rate:.2f} s, {num_samples / rate:.2f} s are "
             "there; upload the whole file"
         )
-    return np.concatenate(kept) if kept else np.zeros(0, np.float32)
+    if not mixes:
+        return np.zeros(0, np.float32)
+    whole = np.concatenate(mixes)
+    if mixes[0] is not channels[0]:
+        whole = audible(whole, np.concatenate(channels))
+    return whole[: int(limit_s * rate)]
 
 
 class _SeekableBytes(io.BytesIO):
@@ -198,7 +213,7 @@ def _open_soundfile(data: bytes) -> _Track | None:
     return _Track(file.samplerate, promised, _soundfile_blocks(file))
 
 
-def _soundfile_blocks(file: soundfile.SoundFile) -> Generator[Samples, None, None]:
+def _soundfile_blocks(file: soundfile.SoundFile) -> _Blocks:
     block_frames = max(1, _BLOCK_VALUES // file.channels)
     with file:
         while True:
@@ -208,7 +223,7 @@ def _soundfile_blocks(file: soundfile.SoundFile) -> Generator[Samples, None, Non
                 raise _BrokenTrackError(str(error)) from None
             if not len(block):
                 return
-            yield _mix_to_mono(block, axis=1)
+            yield _mix_to_mono(block.T)
 
 
 def share_present(data: bytes) -> float:
@@ -217,21 +232,38 @@ def share_present(data: bytes) -> float:
     libsndfile shortens a cut file without a word; only the chunk's own size tells that something is missing.
     1.0 also for every other format and for lengths marked as unknown.
     """
+    begin, size = _sample_bytes(data)
+    present = len(data) - begin
+    return min(1.0, present / size) if present and 0 < size < _UNKNOWN_BYTES else 1.0
+
+
+def with_length(data: bytes) -> bytes:
+    """The file; of a WAV file whose writer could not go back and left 0 as the length, with its length."""
+    begin, size = _sample_bytes(data)
+    if size or begin == len(data) or data[:4] != b"RIFF":
+        return data
+    (riff,) = struct.unpack_from("<I", data, 4)
+    if len(data) <= riff + 8 < _UNKNOWN_BYTES:  # what follows are other chunks
+        return data
+    return data[: begin - 4] + struct.pack("<I", len(data) - begin) + data[begin:]
+
+
+def _sample_bytes(data: bytes) -> tuple[int, int]:
+    """Place and size, by their chunk's header, of the samples of a WAV or AIFF file; the end and 0: there are none."""
     if (data[:4], data[8:12]) == (b"RIFF", b"WAVE"):
         name, size_format = b"data", "<I"
     elif data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):
         name, size_format = b"SSND", ">I"
     else:
-        return 1.0
+        return len(data), 0
     begin = 12
     while begin + 8 <= len(data):
         kind, (size,) = data[begin : begin + 4], struct.unpack_from(size_format, data, begin + 4)
         begin += 8
         if kind == name:
-            present = len(data) - begin
-            return min(1.0, present / size) if present and 0 < size < _UNKNOWN_BYTES else 1.0
+            return begin, size
         begin += size + size % 2  # chunks are padded to even sizes
-    return 1.0
+    return len(data), 0
 
 
 def mp3_has_index(data: bytes) -> bool:
@@ -270,7 +302,7 @@ def _open_av(data: bytes) -> _Track | None:
     return _Track(stream.rate, promised, _av_blocks(container, stream))
 
 
-def _av_blocks(container: Any, stream: Any) -> Generator[Samples, None, None]:
+def _av_blocks(container: Any, stream: Any) -> _Blocks:
     import av
 
     to_float: Any = av.AudioResampler(format="fltp", rate=stream.rate)
@@ -278,19 +310,18 @@ def _av_blocks(container: Any, stream: Any) -> Generator[Samples, None, None]:
         try:
             for frame in container.decode(stream):
                 for planar in to_float.resample(frame):
-                    yield _mix_to_mono(planar.to_ndarray(), axis=0)
+                    yield _mix_to_mono(planar.to_ndarray())
         except av.FFmpegError as error:
             raise _BrokenTrackError(error.strerror) from None
         except ValueError as error:  # channels or format change on the way
             raise _BrokenTrackError(str(error)) from None
 
 
-def _mix_to_mono(channels: Samples, axis: int) -> Samples:
-    """Mean over the channels of a block, which lie along `axis`: [n].
+def _mix_to_mono(channels: Samples) -> tuple[Samples, Samples]:
+    """Mean over the channels of a block [channels, n], and the first one.
 
     Damaged float files hold values whose sum overflows; the infinite samples that result are refused later.
     """
-    if channels.shape[axis] == 1:
-        return np.ascontiguousarray(channels.squeeze(axis))
+    first = np.ascontiguousarray(channels[0])
     with np.errstate(over="ignore", invalid="ignore"):
-        return channels.mean(axis=axis)
+        return first if len(channels) == 1 else channels.mean(axis=0), first

@@ -22,6 +22,26 @@ MIN_REFERENCE_PEAK = 1e-3
 MAX_REFERENCE_PEAK = 100.0
 """A little beyond ±1 is a loud recording; this far beyond, float samples were stored on an integer scale."""
 
+CANCELLED = 1e-4
+"""Energy of a mix, as a share of its first channel's, below which the channels cancel each other: -40 dB."""
+QUIET_DB = -30.0
+"""Speech in a reference below this level (dB of full scale) is brought up to it: synthesis speaks as quietly."""
+KEPT_QUIET_S = 0.2
+"""Silence that is left at each end of a reference: more of it is imitated, and words are lost."""
+LEAST_TRIMMED_S = 0.2
+"""Less than this is not cut off: ordinary recordings stay as they are."""
+MAX_CLIPPED = 0.001
+"""Share of samples at the very peak from which a recording is clipped: an unclipped one has single ones."""
+
+_FRAMES_PER_S = 100
+_LOUDEST_FRAMES = 50
+"""The middle one of these tells the level of the speech, whatever part of the recording it is, and despite clicks."""
+_LARGEST_CREST_DB = 30.0
+"""A peak is no further above the level of speech; where it seems so, there is less than half a second of speech."""
+_RUN_FRAMES = 5
+"""Shorter sounds, such as the click of a mouse, are not speech."""
+_NOISE_DB, _NEAR_DB, _FAR_DB = 6.0, 20.0, 40.0
+"""A sound 6 dB above the noise is speech; never one 40 dB below the speech, but always one less than 20 dB below."""
 _SCALE, _LARGEST = 32768, 32767
 
 
@@ -60,8 +80,16 @@ def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
         middle = 2.0 ** (8 * array.dtype.itemsize - 1)
         array = array / middle - (array.dtype.kind == "u")
     if array.ndim == 2:
-        array = array.mean(axis=int(np.argmin(array.shape)))
+        channels = array if array.shape[0] <= array.shape[1] else array.T
+        array = audible(channels.mean(axis=0), channels[0])
     return Audio(array.astype(np.float32), int(rate))
+
+
+def audible(mix: NDArray[Any], channel: NDArray[Any]) -> NDArray[Any]:
+    """The mean of all channels, or the first one alone where they cancel each other, as a cable with swapped poles
+    makes them; both [n]."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return channel if np.dot(mix, mix) < CANCELLED * np.dot(channel, channel) else mix
 
 
 def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:
@@ -117,3 +145,31 @@ def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
         )
     if peak > MAX_REFERENCE_PEAK:
         raise InvalidAudio(f"{field}: has a peak of {peak:.3g}, beyond {MAX_REFERENCE_PEAK:g}; scale the samples to ±1")
+
+
+def improved(audio: Audio, *, trim: bool = True) -> tuple[Audio, list[str]]:
+    """A checked reference at a usual level, trim: without long silence at its ends; and faults that cannot be mended.
+
+    Quiet is what lies well below the speech and near the noise; `KEPT_QUIET_S` of it are left. Speech below `QUIET_DB`
+    is amplified, and a recording beyond ±1 attenuated.
+    """
+    samples, hop = audio.samples, audio.sample_rate // _FRAMES_PER_S
+    frames = samples[: len(samples) // hop * hop].reshape(-1, hop).astype(np.float64)
+    levels = 10 * np.log10(np.square(frames).mean(axis=1) + 1e-30)
+    peak = float(np.abs(samples).max())
+    speech = max(float(np.median(np.sort(levels)[-_LOUDEST_FRAMES:])), 20 * np.log10(peak) - _LARGEST_CREST_DB)
+    noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # digital silence is not the noise
+    quiet = min(max(noise + _NOISE_DB, speech - _FAR_DB), speech - _NEAR_DB)
+    runs = np.flatnonzero(np.convolve(levels > quiet, np.ones(_RUN_FRAMES), "valid") > _RUN_FRAMES - 0.5)
+    if trim and len(runs):
+        kept = int(KEPT_QUIET_S * _FRAMES_PER_S)
+        begin, end = (runs[0] - kept) * hop, (runs[-1] + _RUN_FRAMES + kept) * hop
+        least = LEAST_TRIMMED_S * audio.sample_rate
+        begin, end = begin if begin > least else 0, end if len(samples) - end > least else len(samples)
+        if end - begin >= MIN_REFERENCE_S * audio.sample_rate:
+            samples = samples[begin:end]
+    problems = []
+    if peak > 0.99 and np.count_nonzero(np.abs(samples) > 0.999 * peak) > MAX_CLIPPED * len(samples):
+        problems.append("is clipped, which is heard in what its voice speaks; record it at a lower level")
+    gain = min(max(1.0, 10 ** ((QUIET_DB - speech) / 20)), 1 / peak if peak > 1 else np.inf)
+    return Audio(samples * np.float32(gain) if gain != 1 else samples, audio.sample_rate), problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,12 +20,14 @@ from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.audio.decode import decode_audio, read_source
 from vivavoce.frontend.audio.resample import resample_sinc
-from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, audio_of, check_reference
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, audio_of, check_reference, improved
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce.models.features import PROMPT_MEL_RATE, prompt_mel
 from vivavoce.models.features import SAMPLE_RATE as ENCODER_RATE
+
+log = logging.getLogger(__name__)
 
 AudioSource = str | Path | bytes | BinaryIO | Audio | tuple[NDArray[Any] | Tensor, int]
 """A recording: a path, a file's bytes, an open file, or samples: `Audio`, or (array, rate), see `audio_of`."""
@@ -39,7 +42,9 @@ KEPT_RATE = 48_000
 class VoiceExtractor:
     """The front end of one model for reference recordings.
 
-    fingerprint: the model's, written into its voices; decode: reads recordings, see `decode_audio`.
+    fingerprint: the model's, written into its voices; decode: reads recordings, see `decode_audio`; as_recorded: take
+    them as they are, as the official code does, else see `improved`; advised_s: seconds of speech from which a warning
+    is logged, because the model then loses words.
     """
 
     config: ModelConfig
@@ -48,6 +53,8 @@ class VoiceExtractor:
     text: TextFrontEnd
     fingerprint: str
     decode: Callable[..., Audio] = decode_audio
+    as_recorded: bool = False
+    advised_s: float = MAX_REFERENCE_S
 
     def extract(
         self, source: AudioSource, transcript: str = "", *, align: bool = True, field: str = "reference audio"
@@ -69,7 +76,9 @@ class VoiceExtractor:
                 f"transcript: {len(transcript)} characters are more than the limit of {MAX_TRANSCRIPT_CHARS} for what "
                 "a recording says; give the words that are spoken in it"
             )
-        audio = self._read(source, field)
+        audio, problems = self._improved(source, field)
+        for problem in problems:
+            log.warning("reference audio: %(problem)s", {"problem": problem})
         encoder_wave = _resampled(audio)
         mel_wave = _resampled(audio, PROMPT_MEL_RATE)
         try:
@@ -96,7 +105,18 @@ class VoiceExtractor:
 
     def speech_tokens(self, source: AudioSource, *, field: str = "source audio") -> Tensor:
         """The speech tokens of a recording whose words are to be spoken by another voice: [n] int32."""
-        return self.speech_tokenizer(_resampled(self._read(source, field)))
+        audio = self._read(source, field)
+        return self.speech_tokenizer(_resampled(audio if self.as_recorded else improved(audio, trim=False)[0]))
+
+    def _improved(self, source: AudioSource, field: str) -> tuple[Audio, list[str]]:
+        audio = self._read(source, field)
+        audio, problems = (audio, []) if self.as_recorded else improved(audio)
+        if audio.duration_s > self.advised_s:
+            problems.append(
+                f"has {audio.duration_s:.1f} s of speech; this model speaks wrong words after more than "
+                f"{self.advised_s:g} s; cut it to 3 to {self.advised_s:g} s"
+            )
+        return audio, problems
 
     def embedding(self, source: AudioSource, *, field: str = "audio") -> Tensor:
         """The speaker embedding of a recording: [192] float32, not normalised."""

@@ -49,7 +49,7 @@ class VoiceSummary:
 
     kind: "built_in" (the model's), "stored", or "alias" (another name of the voice `stands_for`); public: all callers
     see it, else only its owner; transcript: the words of its reference, "" if unknown; has_prompt: it has reference
-    speech beside the speaker embedding.
+    speech beside the speaker embedding; language, sex: of a built-in voice, "" if unknown.
     """
 
     name: str
@@ -59,6 +59,8 @@ class VoiceSummary:
     transcript: str = ""
     has_prompt: bool = True
     stands_for: str = ""
+    language: str = ""
+    sex: str = ""
 
 
 @dataclass(frozen=True)

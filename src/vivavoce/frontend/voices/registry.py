@@ -311,4 +311,5 @@ class VoiceRegistry:
 
 
 def _summary(voice: Voice, kind: Literal["built_in", "stored"], *, public: bool) -> VoiceSummary:
-    return VoiceSummary(voice.name, kind, public, voice.description, voice.transcript, voice.has_prompt)
+    about = {key: getattr(voice, key) for key in ("description", "transcript", "has_prompt", "language", "sex")}
+    return VoiceSummary(voice.name, kind, public, **about)

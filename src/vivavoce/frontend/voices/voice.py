@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +23,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.checkpoint.folder import SPEAKERS
+from vivavoce.checkpoint.folder import SPEAKERS, SpeakerCard, read_card
 from vivavoce.checkpoint.spk2info import (
     EMBEDDING_SIZE,
     NUM_MEL_BINS,
@@ -91,6 +91,9 @@ class Voice:
     licence: str = ""
     recording: bytes = b""
     """The reference as an audio file's bytes, for models that need it later; b"" if it is not kept."""
+    language: str = ""
+    sex: str = ""
+    """Of a built-in voice, by the model's card; not stored."""
     others: tuple[Voice, ...] = ()
     """Features for other models, the latest last; only tensors, text ids and fingerprint of each are used."""
 
@@ -275,12 +278,25 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 
 def built_in_voices(folder: Path) -> dict[str, Voice]:
-    """Voices of the folder's spk2info.pt by name, in its order; empty without the file."""
+    """Voices of the folder's spk2info.pt by name; empty without the file.
+
+    First those of the model's card, in its order and with what it says of them, then the others in the file's order.
+    """
     path = folder / SPEAKERS
     if not path.is_file():
         return {}
     # They belong to the model by lying beside it: an older model's file may be moved on purpose, embeddings fit all.
-    return {voice.name: voice for voice in voices_from_spk2info(path, fingerprint="")}
+    voices = {voice.name: voice for voice in voices_from_spk2info(path, fingerprint="")}
+    told = {name: card for name, card in read_card(folder).voices.items() if name in voices}
+    names = dict.fromkeys((*told, *voices))
+    return {name: replace(voices[name], **asdict(told.get(name) or _official_card(name))) for name in names}
+
+
+def _official_card(name: str) -> SpeakerCard:
+    """The language and sex that the official models' names tell in Chinese, such as 中文女."""
+    languages = {"中文": "zh", "英文": "en", "日语": "ja", "韩语": "ko", "粤语": "yue"}
+    sex = {"女": "female", "男": "male"}.get(name[2:], "")
+    return SpeakerCard(languages.get(name[:2], "") if sex else "", sex)
 
 
 def voices_from_spk2info(path: Path, fingerprint: str) -> list[Voice]:

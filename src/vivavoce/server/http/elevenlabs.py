@@ -202,8 +202,9 @@ def _fields(voice: str | None, settings: VoiceSettings | None, seed: Any, langua
 
 def _voice(voice: VoiceSummary) -> dict[str, Any]:
     settings = {"stability": 0.5, "similarity_boost": 0.75, "style": 0.0, "use_speaker_boost": True, "speed": 1.0}
+    labels = {key: value for key, value in (("language", voice.language), ("gender", voice.sex)) if value}
     return {
-        **{"voice_id": voice.name, "name": voice.name, "description": voice.description, "labels": {}},
+        **{"voice_id": voice.name, "name": voice.name, "description": voice.description, "labels": labels},
         **{"category": "cloned" if voice.kind == "stored" else "premade", "preview_url": None, "settings": settings},
     }
 

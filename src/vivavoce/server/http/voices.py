@@ -49,6 +49,8 @@ class VoiceEntry(BaseModel):
     transcript: str = Field(description='Words of its reference recording, "" if unknown.')
     has_prompt: bool = Field(description="It has reference speech besides a speaker embedding.")
     stands_for: str = Field(description='The voice that an alias stands for, otherwise "".')
+    language: str = Field(description='Language of a built-in voice as an ISO 639 code, "" if unknown.')
+    sex: str = Field(description='"female" or "male" for a built-in voice, "" if unknown.')
     created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
 
 
