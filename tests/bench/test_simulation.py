@@ -144,6 +144,24 @@ def test_beyond_its_capacity_listeners_are_refused_or_hear_gaps(h200):
     assert None not in heard(machine, coming(0.5, 40), refusing)
 
 
+@pytest.mark.parametrize("slowness", [0.6, 0.8, 1.0])
+def test_listeners_of_two_cores_hear_no_gap_beside_crowds_who_hear_a_word_and_leave(models, slowness):
+    cores = {
+        Stage.PREFILL: Coefficients(2.5e-2, 1e-3, 1.5e-4, 6e-8),
+        Stage.DECODE: Coefficients(4.3e-3, 2e-3, 0.0, 1.4e-6),
+        Stage.FLOW: Coefficients(6e-2, 5e-2, 1.1e-3, 8.6e-7),
+        Stage.VOCODER: Coefficients(1e-2, 7e-3, 1e-3, 0.0),
+    }
+    made, memory = outline_models(models.config, torch.float32), MemoryPlan(32, 5_120, 2 << 30, None)
+    machine = slower(Machine(made, memory, cores, exclusive=True), slowness)
+    listeners = [Visit(0.02 * place, 350) for place in range(4)]
+    crowd = [Visit(1.0 + place / 8, 12) for place in range(240)]
+    found = heard(machine, listeners + crowd, EngineSettings(admission=AdmissionMode.AUTO))
+    heard_whole = [one.underruns for one in found[:4] if one is not None]
+    assert heard_whole == [0] * len(heard_whole)
+    assert 0 < found.count(None) < 200
+
+
 def test_little_memory_for_state_costs_work(h200):
     memory = h200.memory
     small = MemoryPlan(memory.slots, memory.capacity, 6 * 10**9, memory.batch_frames)

@@ -289,7 +289,7 @@ def test_the_course_of_a_stream():
     assert counts(ours) == (0, 0, 0, 0, 2)
     ours.check(True, one)
     assert counts(ours) == (1, 0, 0, 0, 2)
-    assert ours.may_start(one)
+    assert ours.may_start(one, 0.0)
     assert counts(ours) == (0, 1, 1, 0, 1)
     one.hand_out(1.0, 0.0)
     assert counts(ours) == (0, 1, 0, 0, 1)
@@ -302,12 +302,12 @@ def test_offline_work_takes_no_slot_from_streams_and_no_more_of_it_starts_than_t
     ours, work, more, stream = controller(**FAST), request(False, sequences=2), request(False), request()
     for one in (work, more, stream):
         ours.check(one.policy is not None, one)
-    assert ours.may_start(work)
+    assert ours.may_start(work, 0.0)
     assert counts(ours) == (2, 0, 0, 2, 2)
-    assert not ours.may_start(more)
-    assert ours.may_start(stream)
+    assert not ours.may_start(more, 0.0)
+    assert ours.may_start(stream, 0.0)
     work.sequences[0].phase, work.sequences[0].finished = Phase.DECODED, True
-    assert ours.may_start(more)
+    assert ours.may_start(more, 0.0)
 
 
 def test_a_stream_that_may_not_start_stays_where_it_is_and_measurements_may():
@@ -315,10 +315,57 @@ def test_a_stream_that_may_not_start_stays_where_it_is_and_measurements_may():
     first, second, measuring = request(), request(), request(asked=False)
     for one in (first, second, measuring):
         ours.check(True, one)
-    assert ours.may_start(first)
-    assert not ours.may_start(second)
-    assert ours.may_start(measuring)
+    assert ours.may_start(first, 0.0)
+    assert not ours.may_start(second, 0.0)
+    assert ours.may_start(measuring, 0.0)
     assert counts(ours)[0] == 1
+
+
+SLOW = {"limits": AUTO, "slowness": 3.5}
+
+
+def starts(ours, now=0.0):
+    """Whether one more stream may begin then."""
+    one = request()
+    ours.check(True, one)
+    may = ours.may_start(one, now)
+    ours.ended(one)
+    return may
+
+
+def test_on_a_slow_machine_a_stream_begins_when_the_listeners_have_enough_in_hand():
+    ours, first = controller(**SLOW), request()
+    assert FEW_STREAMS > ours.capacity() > 2
+    ours.check(True, first)
+    assert ours.may_start(first, 0.0)
+    assert not starts(ours), "nothing is heard of the first one yet"
+    first.hand_out(1.0, 0.0)
+    assert not starts(ours), "the other's first chunks take longer than that"
+    first.hand_out(9.0, 0.0)
+    assert [starts(ours, now) for now in (0.0, 1.0, 9.0)] == [True, True, False]
+    second = request()
+    ours.check(True, second)
+    assert ours.may_start(second, 0.0)
+    assert not starts(ours), "one begins after the other"
+    fast = controller(AUTO)
+    for _ in range(2):
+        one = request()
+        fast.check(True, one)
+        assert fast.may_start(one, 0.0), "others lose too little time there"
+
+
+def test_who_waits_for_more_text_holds_up_no_stream_on_a_slow_machine():
+    ours, first = controller(**SLOW), request()
+    first.complete, (sequence,) = False, first.sequences
+    ours.check(True, first)
+    assert ours.may_start(first, 0.0)
+    first.hand_out(1.0, 0.0)
+    assert not starts(ours)
+    sequence.phase = Phase.STARVED
+    sequence.produced = 5
+    assert starts(ours), "too little has come for a chunk"
+    sequence.busy = True
+    assert not starts(ours)
 
 
 def test_where_streams_are_refused_those_that_the_loop_has_not_seen_count_as_running():
@@ -333,7 +380,7 @@ def test_where_streams_are_refused_those_that_the_loop_has_not_seen_count_as_run
 def test_the_place_of_who_has_left_is_free_before_the_loop_has_seen_it():
     ours, first = controller(slots=1), request()
     ours.check(True, first)
-    assert ours.may_start(first)
+    assert ours.may_start(first, 0.0)
     first.id = 7
     ours.left(8)
     assert counts(ours)[-1] == 0

@@ -237,6 +237,15 @@ def test_a_first_chunk_waits_for_no_token_that_it_does_not_need(produced, in_fli
     assert plan(*streams, at=AT._replace(steps_in_flight=in_flight), exclusive=False).decode == steps
 
 
+@pytest.mark.parametrize("hop", [15, 25])
+def test_on_one_processor_a_chunk_that_is_awaited_goes_before_the_tokens_after_it(hop):
+    stream = sounding(0.3, produced=hop, chunks=2, busy=True)
+    batch = RunningBatch((batch_of(stream).chunks[0]._replace(hop=hop),), 0.1)
+    at, other = AT._replace(running=(batch,)), sounding(0.3, produced=10, chunks=2)
+    assert plan(stream, at=at).advance is batch
+    assert plan(stream, other, at=at).decode, "another listener misses them sooner"
+
+
 @pytest.mark.parametrize("exclusive", [True, False])
 @pytest.mark.parametrize(("slack_s", "overtakes"), [(0.1, True), (2.5, False)])
 def test_what_runs_dry_overtakes_a_batch_that_can_wait(exclusive, slack_s, overtakes):

@@ -27,8 +27,10 @@ DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
 """The stream that is reckoned with: seconds of audio and of reference, text tokens with transcript."""
 MAX_ROWS = 32
 """Chunks that the flow takes at once."""
-FEW_STREAMS, FEW_WAITING = 4, 8
+FEW_STREAMS, FEW_WAITING = 8, 8
 """A machine that keeps up with fewer streams is a slow one, and how many requests may wait there."""
+RAMP_S = 4.2
+"""Seconds of audio in a stream's first chunks, which grow: each has to be made while a shorter one is heard."""
 
 
 class AdmissionMode(str, Enum):
@@ -128,15 +130,15 @@ class AdmissionController:
             if request is not None:
                 self._waiting.add(request)
 
-    def may_start(self, request: RequestState) -> bool:
-        """Whether a waiting request may begin; if so, it is counted among those that run."""
+    def may_start(self, request: RequestState, now: float) -> bool:
+        """Whether a waiting request may begin at `now`, on the engine's clock; if so, it is counted as running."""
         with self._lock:
             load = self.load()
             if request.policy is None:
                 # More of it than slots would only make every plan longer.
                 allowed = load.offline < self._slots
             else:
-                allowed = not request.asked or self.admission_blocker(load) is None
+                allowed = not request.asked or (self.admission_blocker(load) is None and self._can_spare_time(now))
             if allowed:
                 self._waiting.discard(request)
                 self._running.add(request)
@@ -174,11 +176,10 @@ class AdmissionController:
 
         When to try again is an estimate of when a running sequence ends, or of when the starting ones sound.
         """
-        most, hindered = self._limits.max_waiting, self.admission_blocker(load) if streaming else None
+        hindered = self.admission_blocker(load) if streaming else None
         if streaming and not self.may_wait:
             return hindered
-        if streaming and self._limits.admission is AdmissionMode.AUTO:
-            most = min(most, FEW_WAITING)
+        most = self.places if streaming else self._limits.max_waiting
         has_to_wait = load.waiting > 0 or hindered is not None or (not streaming and load.slots_free <= 0)
         if not has_to_wait or load.waiting < most:
             return None
@@ -186,12 +187,33 @@ class AdmissionController:
         return _overloaded(reason, DURATION_S / (load.streams + load.offline + 1))
 
     @property
+    def places(self) -> int:
+        """Streams that may wait, where they do not have to start at once."""
+        few = self._limits.admission is AdmissionMode.AUTO and self._slow
+        return min(FEW_WAITING, self._limits.max_waiting) if few else self._limits.max_waiting
+
+    @property
     def may_wait(self) -> bool:
         """Whether a stream that may not start now waits, rather than is refused."""
-        mode, limits = self._limits.admission, self._limits
-        if mode is AdmissionMode.AUTO:
-            return self.share_of_real_time(FEW_STREAMS) > limits.headroom
-        return mode is not AdmissionMode.REFUSE
+        mode = self._limits.admission
+        return self._slow if mode is AdmissionMode.AUTO else mode is not AdmissionMode.REFUSE
+
+    @property
+    def _slow(self) -> bool:
+        return self.share_of_real_time(FEW_STREAMS) > self._limits.headroom
+
+    def _can_spare_time(self, now: float) -> bool:
+        """Whether all listeners have enough in hand for the first chunks of one more stream.
+
+        Shares of real time say that streams keep up once they run. A slow machine works for a new one alone until its
+        listener has something in hand, again for each that comes and goes; meanwhile the others play what they have.
+        """
+        if self._limits.admission in (AdmissionMode.ALL, AdmissionMode.REFUSE) or not self._slow:
+            return True
+        running = [one for one in self._running if one.policy is not None and not one.awaits_more(now)]
+        chunks_s = self.share_of_real_time(len(running)) * self._hop / self._rates.tokens_per_second
+        until = now + self.first_chunk_s(1, 1) + self.share_of_real_time(1) * RAMP_S + chunks_s
+        return all(one.sounding_since is not None and one.dry_at >= until for one in running)
 
     def admission_blocker(self, load: Load) -> Overloaded | None:
         """Why one more stream may not start at once, whatever the mode; None: it may."""

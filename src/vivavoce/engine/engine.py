@@ -210,6 +210,11 @@ class Engine:
         """Streams that it keeps up with, as far as batches were measured so far."""
         return self._admission.capacity()
 
+    @property
+    def places(self) -> int:
+        """Streams that may wait for their start, where they do not have to start at once."""
+        return self._admission.places
+
     @overload
     def submit(self, request: EngineRequest) -> Handle: ...
 

@@ -175,7 +175,7 @@ class Loop:
         while not self._inbox.empty():
             self._inbox.get()()
         for queue in self._waiting:  # in the order in which they came
-            while queue and self._admission.may_start(queue[0]):
+            while queue and self._admission.may_start(queue[0], self._clock()):
                 request = queue.popleft()
                 self._requests[request.id] = request
                 request.outbox.begin()

@@ -212,6 +212,10 @@ class RequestState:
                 return sequence.phase is Phase.STARVED and not sequence.pushed
         return not self.complete
 
+    def awaits_more(self, now: float) -> bool:
+        """It is starved, and no chunk can be made of what has come."""
+        return self.starved and not any(one.busy or one.may_cut(now) for one in self.sequences)
+
     def add(self, sequence: SequenceState) -> None:
         sequence.request, sequence.place = self, len(self.sequences)
         self.sequences.append(sequence)

@@ -197,10 +197,17 @@ class Scheduler:
         past = sum(one.prompt_rows + one.produced for one in (*waiting, *decoding))
         size = BatchSize(max(1, len(waiting) + len(decoding)), 0, past)
         step_s = self._costs.predict(Stage.DECODE, size)
-        by_urgency = sorted(((self._token_urgency(one, at.now, step_s), one) for one in waiting), key=itemgetter(0))
+        making: dict[SequenceState, int] = {}
+        if self._exclusive:  # a step must not delay the chunk that its listener waits for
+            making = {chunk.sequence: chunk.hop for batch in at.running for chunk in batch.chunks}
+
+        def urgency_of(one: SequenceState) -> Urgency:
+            return self._token_urgency(one, at.now, step_s, making.get(one, 0))
+
+        by_urgency = sorted(((urgency_of(one), one) for one in waiting), key=itemgetter(0))
         prefill = self._prefill([one for _, one in by_urgency], at) if waiting else ()
         gives_way = bool(decoding) and not self._exclusive and self._gives_way(decoding, at)
-        least = min((self._token_urgency(one, at.now, step_s) for one in decoding), default=None)
+        least = min(map(urgency_of, decoding), default=None)
         if prefill:
             # Not always the most urgent one's: that may have found no slot.
             reading = next(urgency for urgency, one in by_urgency if one is prefill[0])
@@ -264,11 +271,14 @@ class Scheduler:
             steps = min((one for one in lacking if 0 < one < steps), default=steps)
         return steps
 
-    def _token_urgency(self, sequence: SequenceState, now: float, step_s: float) -> Urgency:
-        """Urgency of a sequence's tokens; a sequence whose next chunk needs no more of them waits for the flow."""
-        lacking = sequence.lacking(now)
-        chunk_s = self._chunk_s(sequence.request.rates.tokens_per_second, 0)
-        urgency = self.urgency(sequence, now, lacking * step_s + chunk_s)
+    def _token_urgency(self, sequence: SequenceState, now: float, step_s: float, making: int = 0) -> Urgency:
+        """Urgency of a sequence's tokens; a sequence whose next chunk needs no more of them waits for the flow.
+
+        making: tokens of its chunk that is in the flow or the vocoder, whose audio will be heard before theirs.
+        """
+        lacking, tokens_per_second = sequence.lacking(now), sequence.request.rates.tokens_per_second
+        work_s = lacking * step_s + self._chunk_s(tokens_per_second, 0)
+        urgency = self.urgency(sequence, now, work_s - making / tokens_per_second)
         if lacking or sequence.phase is not Phase.DECODING:
             return urgency
         return Urgency(max(AHEAD, urgency.rank), urgency.slack_s + 1.0)

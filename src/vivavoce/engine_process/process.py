@@ -34,8 +34,9 @@ from vivavoce.logs import configure
 
 log = logging.getLogger(__name__)
 
-OWNER_SHARE = 4
-"""One owner may have this fraction (1/4) of the requests that are on their way to the engine."""
+OWNER_SHARE, WAITING_SHARE = 4, 2
+"""One owner may have these fractions of the requests on their way to the engine (1/4), and of its places to wait (1/2).
+"""
 POLL_S = 0.05
 """Between two looks at threads that are all busy."""
 ENGINE_FAILED = 3
@@ -101,7 +102,8 @@ class EngineServer:
                 if request.text is None:
                     # In a thread of its own, since it waits for text.
                     await in_thread(partial(session.start, iter(pieces.get, None), voice, request), session.close)
-                    await self._begun(session)
+                    with self._on_its_way(request):
+                        await self._begun(session)
             async for event in session.events():
                 self._send(messages.Event(number, event))
                 await self._writer.drain()
@@ -130,11 +132,12 @@ class EngineServer:
     def _on_its_way(self, request: SpeechRequest) -> Iterator[None]:
         """Count a request until the engine has it, since it may hold a thread and a recording; Overloaded: too many."""
         coming, owner, most = self._coming[request.text is None], request.owner, self._service.max_coming
-        own = coming.count(owner) if owner else 0
-        if len(coming) >= most or own >= most // OWNER_SHARE:
+        own, most_own = coming.count(owner) if owner else 0, most // OWNER_SHARE
+        most_own = min(most_own, max(1, self._service.engine.places // WAITING_SHARE))
+        if len(coming) >= most or own >= most_own:
             raise Overloaded(
-                f"requests: {len(coming)} wait for voices or texts, the limit is {most}; {own} of them are yours, the "
-                f"limit is {most // OWNER_SHARE}; try again in 1 s"
+                f"requests: {len(coming)} wait for voices, texts or their turn, the limit is {most}; {own} of them are "
+                f"yours, the limit is {most_own}; try again in 1 s"
             )
         coming.append(owner)
         try:
