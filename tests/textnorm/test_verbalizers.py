@@ -108,7 +108,7 @@ def test_most_texts_are_read_in_their_language_where_none_is_named(language: str
 def test_what_a_table_calls_is_there(language: str) -> None:
     voice = load_verbalizer(language)
     assert voice
-    called = [str(rule.say)[1:] for rule in table_rules(voice.locale) if str(rule.say).startswith("@")]
+    called = [rule.said[1:] for rule in table_rules(voice.locale) if rule.said.startswith("@")]
     assert [name for name in called if not hasattr(voice, f"_{name}")] == []
 
 
