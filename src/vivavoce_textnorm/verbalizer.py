@@ -97,7 +97,8 @@ class Verbalizer(ABC):
             self.join(*(self.digits(one, phone) if one.isdecimal() else one for one in _RUN.findall(group)))
             for group in _GROUP.findall(written)
         )
-        return (", " if self.locale.joint else "").join(said)
+        tight = "，" if sum(map(str.isdecimal, written)) > 6 else ""  # 021-5555: a short number is said at one go
+        return (", " if self.locale.joint else tight).join(said)
 
     def phone(self, written: str) -> str:
         return self.one_by_one(written, phone=True)
