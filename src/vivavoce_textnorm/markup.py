@@ -92,7 +92,7 @@ _PARTS = (
     rf"(?P<html></?(?P<name>(?i:{_HTML}))(?:\s[^<>]{{0,1000}})?\s*/?>|</?[A-Za-z][\w:.-]{{0,40}}"
     r"(?:\s+[\w:-]{1,40}\s*=\s*(?:\"[^\"<>]{0,500}\"|'[^'<>]{0,500}'))++\s*/?>|</[A-Za-z][\w:.-]{0,40}>)",
     r"(?P<entity>&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][\da-fA-F]{1,6});)",
-    rf"(?P<source>{_SOURCE})",
+    rf"(?P<source>(?=[ \[【(（:\uE200])(?:{_SOURCE}))",
     r"(?P<link>(?P<image>!?)\[(?P<words>[^\[\]\n]{0,500})\]"
     r"(?:\((?:[^()\s]|\([^()\s]*\)){0,1000}(?: \"[^\"\n]*\")?\)|\[[^\[\]\n]{0,100}\]))",
     rf"(?P<rule>{_LINE}(?P<r>[-*_=])(?:[ \t]*(?P=r)){{2,}}[ \t]*(?=\n|\Z))",
@@ -111,6 +111,8 @@ _PARTS = (
     r"(?P<power>(?:(?<=\p{L})(?=⁻)|(?<=(?<![\p{Latin}\p{Greek}])[\p{Latin}\p{Greek}]|[\d)])|(?=[⁰-⁹¹²³]+\p{Lu}))(?:[⁺⁻⁰¹⁴-⁹][⁰¹²³⁴-⁹]*|[²³][⁰¹²³⁴-⁹]+|[ⁿˣ](?![ʰ-ʸᴬ-ᶿˡ-ˣⁱⁿ])))",
     rf"(?P<wide>[{STYLED}]+)|(?P<numeral>[{_NUMERALS}])",
 )
+_NOT_PLAIN = r"(?![A-Za-zÀ-ÿ\u0400-\u04FFぁ-ヾ一-鿿가-힣])"
+"""No part begins with such a letter, which is most of a text."""
 _ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]）】*_~]*\s*\Z")
 _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
 
@@ -124,7 +126,8 @@ def _pattern(marks: frozenset[str], lexicon: Lexicon) -> Match:
     words = {"words": list(lexicon)} if lexicon else {}
     # CosyVoice3's [x] does not begin a line of a to-do list.
     parts = (part.replace("[ xX]", "[ X]") if "[x]" in marks else part for part in _PARTS)
-    return regex.compile("|".join((tag, word, *parts)), regex.V1, cache_pattern=False, **words)
+    pattern = rf"{tag}|{word}|{_NOT_PLAIN}(?:{'|'.join(parts)})"
+    return regex.compile(pattern, regex.V1, cache_pattern=False, **words)
 
 
 def strip_markup(text: str, settings: Settings) -> list[Piece]:
