@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from vivavoce_textnorm.grammar import Match, compiled, parse_number
 from vivavoce_textnorm.romance import European
 from vivavoce_textnorm.types import Number
+
+_SWAPPED = str.maketrans(".,", ",.")
+_INCH = compiled(r"(?<=\d)\"")
 
 
 class English(European):
@@ -67,3 +73,70 @@ class English(European):
     def reign(self, value: int, name: str = "") -> str:
         """Louis XIV is "Louis the fourteenth"."""
         return f"the {self.ordinal(value)}"
+
+    def _decade(self, found: Match) -> str:
+        """1990s, '80s; also a number of things: B-52s, under-6s."""
+        digits = found["d"]
+        last = self.numeral(int(digits[-2:])) if digits[-2:] != "00" else ""
+        plural = f"{last[:-1]}ies" if last.endswith("y") else f"{last}es" if last.endswith("x") else f"{last}s"
+        if len(digits) < 3 and last:
+            return plural
+        if len(digits) == 3:
+            return f"{self.numeral(int(digits))}s"
+        if last:
+            return f"{self.numeral(int(digits[:2]))} {plural}"
+        return "two thousands" if digits in ("00", "2000") else f"{self.numeral(int(digits[:2]))} hundreds"
+
+    def _year(self, found: Match) -> str | None:
+        """A number of four digits is a year unless a noun in the plural, or a word before it, shows that it counts."""
+        before = found.string[max(0, found.start() - 16) : found.start()].lower().split()
+        after = found.string[found.end() : found.end() + 20]
+        word = after.strip().split(" ")[0].strip(".,;:!?)\"'’”")
+        plural = len(word) > 3 and word[-1] == "s" and word[-2] not in "suia"
+        counted = after[:1] == " " and word.islower() and (plural or word in self.not_years)
+        cue = before[-1].strip("(") if before else ""
+        if cue not in self.year_cues and (counted or cue in self.number_cues or found[0] < "1100"):
+            return None
+        return self.year(int(found[0]))
+
+    def _inches(self, found: Match) -> str | None:
+        """6.1" is in inches unless the sign closes a quotation."""
+        line = found.string[found.string.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if found["sign"] == '"' and (line.count('"') - len(_INCH.findall(line))) % 2:
+            return None
+        if found["n"] is None:
+            return self.fraction(int(found["w"] or 0), int(found["a"]), int(found["b"])) + " inch"
+        said = self.unit(parse_number(found["n"], self.locale), ("inch",) if found["noun"] else ("inch", "inches"))
+        return self.join(self.number(parse_number(found["m"], self.locale)) + " to" if found["m"] else "", said)
+
+    def _continental(self, found: Match) -> str:
+        """Numbers with continental European separators: 10.000,00 €, 1,5 km."""
+        number = parse_number(found["n"].translate(_SWAPPED), self.locale)
+        sign = found["a"] or found["b"]
+        if sign in self.locale.units:
+            return self.unit(number, self.locale.units[sign])
+        return self.money(number, sign) if sign else self.number(number)
+
+    def _fraction_or_date(self, found: Match) -> str | None:
+        """12/3 is a date behind a word such as "on", or "by" where it could hardly be a fraction."""
+        month, day = int(found["m"]), int(found["d"])
+        sure = found["sure"] is not None or found["m"][0] == "0" or month >= day
+        return self.date(None, month, day) if sure or (day > 12 and day not in (16, 32)) else None
+
+    def _attributive(self, found: Match) -> str:
+        """A 3€ coffee: what is counted stands before a noun, and is singular."""
+        power = self.locale.magnitudes[found["mag"]] if found["mag"] else 0
+        forms = self.locale.units.get(found["unit"] or "") or self.locale.currencies[found["sign"] or found["unit"]][0]
+        number = parse_number(found["n"], self.locale, power=power)
+        cents = number.decimals if found["sign"] and not power and len(number.decimals) == 2 else ""
+        said = self.unit(replace(number, decimals="") if cents else number, (forms[0],))
+        return self.join(said, "oh" * cents.startswith("0"), self.numeral(int(cents)) if cents else "")
+
+    def _street(self, found: Match) -> str:
+        """St. is a street behind a name, else a saint; Dr. a drive behind one unless a name follows it."""
+        named, before = found["name"] is not None, found["before"] is not None
+        if found["short"] == "St":
+            said = "Street" if before else "Saint"
+        else:
+            said = "Drive" if before and not named else "Doctor"
+        return said + ("" if found.string[found.end() :].strip() else ".")

@@ -35,9 +35,18 @@ FORMS: Mapping[str, Match] = {
 """Names in `[name: …]` → the pattern of a content that can be said so."""
 SECONDS = r"(?P<number>\d{1,6}(?:\.\d{0,6})?|\.\d{1,6})\s?(?P<unit>m?s)"
 HOW = "|".join(FORMS)
-_BRACKET = compiled(rf"\[(?:pause {SECONDS}|(?P<how>{HOW}): ?(?P<content>[^\[\]\n]{{1,100}}))\]")
-OPEN_BRACKET = compiled(rf"\s*\[(?:pause [^\[\]\n]{{0,20}}|(?:{HOW}):[^\[\]\n]{{0,101}}|\p{{Ll}}{{0,8}})\Z")
-"""A bracket that is not closed yet, at the end of a text."""
+STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.7, "x-strong": 1.0}
+"""Seconds of SSML's pauses by their names."""
+# SSML's break is honoured in any text, for language models write it anywhere.
+_BREAK = (
+    rf"<break(?:\s+(?:time\s*=\s*(?P<quote>[\"'])\+?{SECONDS}(?P=quote)"
+    r"|strength\s*=\s*(?P<quote>[\"'])(?P<strength>none|x?-?(?:weak|strong)|medium)(?P=quote)))?\s*/?>(?:\s*</break>)?"
+)
+_BRACKET = compiled(rf"\[(?:pause(?: | ?[:=] ?){SECONDS}|(?P<how>{HOW}): ?(?P<content>[^\[\]\n]{{1,100}}))\]|{_BREAK}")
+OPEN_BRACKET = compiled(
+    rf"\s*(?:\[(?:pause[ :=][^\[\]\n]{{0,20}}|(?:{HOW}):[^\[\]\n]{{0,101}}|\p{{Ll}}{{0,8}})|<break\b[^<>\n]{{0,40}})\Z"
+)
+"""A bracket or a break that is not closed yet, at the end of a text."""
 _PRIVATE = range(0xF0000, 0xFFFFE)
 _NUMBERS = compiled(r"\d+")
 
@@ -101,6 +110,8 @@ class Runs:
 
 
 def seconds_of(found: Match) -> float:
+    if not found["number"]:
+        return STRENGTHS[found["strength"] or "medium"]
     return float(found["number"]) / (1000 if found["unit"] == "ms" else 1)
 
 

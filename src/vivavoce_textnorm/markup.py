@@ -28,7 +28,61 @@ _EMOJI = (
     r"[\p{Emoji_Modifier}\uFE0F\U000E0020-\U000E007F]*"
     r"(?:\u200D\p{Extended_Pictographic}[\p{Emoji_Modifier}\uFE0F]*)*)"
 )
+STYLED = (
+    "＂-＇＊＋－-９＜-＞＠-｝｡-ﾟ￠￡￦ₐ-ₜᵢ-ᵪⱼ₀-₉ʰ-ʸˡ-ˣᴬ-ᵡᶛ-ᶿⱽⁱⁿſĲĳŉǄ-ǌǱ-ǳﬀ-ﬆﬓ-ﬗℂℊ-ℓℕℙ-ℝ℡ℤΩℨ-ℭℯ-ℱℳℴ"
+    "Ⓐ-ⓩ\U0001f110-\U0001f129\U0001f130-\U0001f149\U0001d400-\U0001d7ff㌀-㍗㍱-㎠㎢-㏟㈀-㈜㈠-㈰㈲-㉃㉠-㉻㊀-㊰⺀-⿕豈-龎"
+)
+"""Other forms of plain letters, in a set: ligatures, letters of mathematics, wide and narrow ones, radicals. Signs that
+have readings of their own (², ½, ℃, ㈱) are not among them."""
+_NUMERALS = "①-⒛⓪⓫-⓴⓵-⓾㉑-㉟㊱-㊿❶-➓"
 _LINE = r"(?:(?<=\n)|(?<!.|\n))[ \t]*"
+_CITED = r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3})*"
+_ONE_BRACKETED = rf"[\[【]{_CITED}[\]】](?:\(https?://[^()\s]{{1,500}}\))?"
+_BRACKETED = rf"{_ONE_BRACKETED}(?: ?{_ONE_BRACKETED})*"
+SOURCES = (
+    "source|sources|citation|citations|cite|ref|refs|quelle|quellen|fuente|fuentes|fonte|fonti|источник|источники|출처|"
+    "来源|來源|资料来源|資料來源|出典|参考文献"
+)
+# A number in brackets is read behind and before these, of which many are prepositions: "Choose [2]", "[2]を選ぶ".
+_READ_BEHIND = (
+    "choose|press|push|select|pick|type|enter|click|tap|dial|say|hit|reply|send|option|options|choice|button|key|number|"
+    "no\\.?|item|step|line|page|see|refs?\\.?|references?|sources?|figure|table|chapter|section|level|row|column|index|"
+    "as|in|by|from|of|to|with|and|or|than|is|are|at|on|for|the|sie|taste|nummer|siehe|von|und|oder|mit|auf|bei|schritt|"
+    "wählen?|wähle|drücken?|punkt|elija|elige|pulse|presione|marque|oprima|escriba|seleccione|opción|tecla|número|ver|"
+    "véase|en|de|y|o|con|por|paso|punto|choisissez|tapez|composez|touche|numéro|voir|dans|et|ou|avec|par|sur|étape|"
+    "scelga|scegli|prema|premi|digiti|digita|selezioni|opzione|tasto|numero|vedi|di|e|da|su|passo|нажмите|выберите|"
+    "введите|наберите|вариант|кнопку|клавишу|цифру|номер|см\\.|в|на|и|или|из|с|от|по|шаг|пункт"
+)
+_READ_BEHIND_TIGHT = (
+    "选择?|選擇?|按|输入|輸入|点击?|點擊?|回复|拨|撥|揀|撳|[是係第见見如图圖表和或与與及]|选项|步骤|键|编号|文献"
+)
+_READ_BEFORE = r"\s?(?:を|キー|番|ボタン|または|か(?!ら)|号|號|键|鍵|或|和|번|을|를|키|또는)|\p{Latin}|\d|\s?[=(]|\.\w"
+_SOURCE = (
+    r"[\[【]\d+(?::\d+)?†[^\[\]【】\n]{0,80}[\]】]|\[\^[^\[\]\s]{1,40}\](?:(?<=(?:\A|\n)\[[^\[\]\s]+\]):)?"
+    r"|\uE200cite[^\uE201\n]{0,200}\uE201|(?::contentReference)?\[oaicite:\d+\](?:\{index=\d+\})?"
+    r"|\[cite(?:_start|_end|: ?[\d, .-]{1,40})\]"
+    rf"| ?[(\[（【](?i:{SOURCES})\.?\s?[:：#№]?\s?{_CITED}[)\]）】]"
+    rf"|(?= ?[\[【]\d)(?<![\]】][,，、])(?<!(?<!\p{{L}})(?:\p{{Latin}}|arr|array|args|argv|vec|buf))"
+    rf"(?<!(?<!\p{{L}})(?i:{_READ_BEHIND})|{_READ_BEHIND_TIGHT})"
+    rf"(?:(?<=[^\s\[【(（:：])|(?<=[\p{{L}}\p{{N}}%.!?”\"’»)]) (?={_BRACKETED}(?:[.,;:!?。，；：！？)]|\s*(?:\Z|\n))))"
+    rf"{_BRACKETED}(?!{_READ_BEFORE})"
+)
+"""Marks of sources that people and models write: rose.[1], 【4:0†source】, [^2], (source 3)."""
+_NOTED = r"(?:\p{Ll}{5}|[^\d\s][.,;:!?…。，；！？])[”\"’」』»)]{0,2}"
+# A word that is torn at the end of a line is joined, without its hyphen unless the hyphen is the word's own: there is
+# another one, or it stands behind a word that is written so ("well-known"), or before an ending that is ("кто-то").
+_HYPHENATED = compiled(
+    r"(?i).*-.*-.*|(?:well|self|half|high|low|long|short|full|cross|ever|hard|old|new|ill|all|much|life|time|user|open|real|one|"
+    r"two|three|four|five|six|seven|eight|nine|ten|first|second|third|last|state|world|wide|best|better|free|fast|slow|large|"
+    r"small|deep|good|right|left|early|mother|father|brother|sister|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)-"
+    r"(?!(?:ness|ish|ings?|ful|less|ly|ity|ist|istic|ism|ize|dom|ments?|eous|ary|some|ling|ages?|est|ers|hood|ship|wards?)\Z)"
+    r".*|so-called|(?:ce\p{L}+|là|par|jusque)-(?:ci|là)|(?:.*[^\p{L}])?(?:est|sont|était)-ce|\p{L}*[td]-(?:ils?|elles?|on)|"
+    r"\p{L}*[sz]-(?:je|tu|nous|vous)|(?:moi|toi|lui|elles?|nous|vous|eux)-mêmes?|peut-être|quel\p{L}*-uns?|avant-\p{L}+|après-\p{L}+|"
+    r"(?:к|ч)\p{L}+-то|\p{L}+-(?:либо|нибудь|таки)|(?:кое|экс)-.*|из-(?:за|под)|по-\p{L}+(?:ски|цки|ому|ему)|во-\p{L}+х"
+)
+_SUSPENDED = compiled(r"(?i:and|or|to|und|oder|bis|sowie|bzw|et|ou|или)")
+_INDEX = compiled(r"\[(?=\d)|(?<=\d)\]")
+_HEAD = compiled(r"[\p{L}'’-]*\Z")
 _PARTS = (
     rf"(?P<fence>{_LINE}(?P<f>```|~~~)[^\n]*\n(?P<program>(?:(?!{_LINE}(?P=f))[^\n]*\n)*+)(?:{_LINE}(?P=f)[^\n]*|\Z))",
     r"(?P<code>(?P<tick>`{1,2})(?!`)(?P<inner>[^`\n]{1,1000})(?P=tick)(?!`))",
@@ -38,6 +92,7 @@ _PARTS = (
     rf"(?P<html></?(?P<name>(?i:{_HTML}))(?:\s[^<>]{{0,1000}})?\s*/?>|</?[A-Za-z][\w:.-]{{0,40}}"
     r"(?:\s+[\w:-]{1,40}\s*=\s*(?:\"[^\"<>]{0,500}\"|'[^'<>]{0,500}'))++\s*/?>|</[A-Za-z][\w:.-]{0,40}>)",
     r"(?P<entity>&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][\da-fA-F]{1,6});)",
+    rf"(?P<source>(?=[ \[【(（:\uE200])(?:{_SOURCE}))",
     r"(?P<link>(?P<image>!?)\[(?P<words>[^\[\]\n]{0,500})\]"
     r"(?:\((?:[^()\s]|\([^()\s]*\)){0,1000}(?: \"[^\"\n]*\")?\)|\[[^\[\]\n]{0,100}\]))",
     rf"(?P<rule>{_LINE}(?P<r>[-*_=])(?:[ \t]*(?P=r)){{2,}}[ \t]*(?=\n|\Z))",
@@ -48,12 +103,16 @@ _PARTS = (
     r"(?P<escape>\\(?P<escaped>[*_`~#\[\]()|>]))",
     r"(?P<emphasis>\*{1,3}|_{1,3}|~~)",
     rf"(?P<emoji>(?: (?=(?:{_EMOJI})+[.,!?;:]))?(?:{_EMOJI})+)",
+    r"(?P<torn>[-‐\u00AD](?<=[\p{Latin}\p{Cyrillic}]\p{Ll}.)[ \t]*\r?\n[ \t]*(?=(?P<rest>\p{Ll}{2,})))",
     r"(?P<invisible>[\u00AD\u200B-\u200F\u202A-\u202E\u2060-\u2069\uFEFF\uFE00-\uFE0F\u20E3]+)",
     r"(?P<break>(?:[ \t]*(?:\r\n?|\n))+)",
     r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
-    r"(?P<wide>[！-～--！（），：；？～]+|[₀-₉]+|[①-⑳]|[㎀-㎠㎢-㏟])",
-    r"(?P<power>(?:(?<=\p{L})(?=⁻)|(?<=(?<![\p{Latin}\p{Greek}])[\p{Latin}\p{Greek}]|[\d)])|(?=[⁰-⁹¹²³]+\p{Lu}))(?:[⁺⁻⁰¹⁴-⁹][⁰¹²³⁴-⁹]*|[²³][⁰¹²³⁴-⁹]+))",
+    rf"(?P<note>[⁰¹²³⁴-⁹]+(?<={_NOTED}[⁰-⁹¹²³]+)(?![⁰-⁹⁺⁻\p{{L}}\p{{N}}]))",
+    r"(?P<power>(?:(?<=\p{L})(?=⁻)|(?<=(?<![\p{Latin}\p{Greek}])[\p{Latin}\p{Greek}]|[\d)])|(?=[⁰-⁹¹²³]+\p{Lu}))(?:[⁺⁻⁰¹⁴-⁹][⁰¹²³⁴-⁹]*|[²³][⁰¹²³⁴-⁹]+|[ⁿˣ](?![ʰ-ʸᴬ-ᶿˡ-ˣⁱⁿ])))",
+    rf"(?P<wide>[{STYLED}]+)|(?P<numeral>[{_NUMERALS}])",
 )
+_NOT_PLAIN = r"(?![A-Za-zÀ-ÿ\u0400-\u04FFぁ-ヾ一-鿿가-힣])"
+"""No part begins with such a letter, which is most of a text."""
 _ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]）】*_~]*\s*\Z")
 _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
 
@@ -67,7 +126,8 @@ def _pattern(marks: frozenset[str], lexicon: Lexicon) -> Match:
     words = {"words": list(lexicon)} if lexicon else {}
     # CosyVoice3's [x] does not begin a line of a to-do list.
     parts = (part.replace("[ xX]", "[ X]") if "[x]" in marks else part for part in _PARTS)
-    return regex.compile("|".join((tag, word, *parts)), regex.V1, cache_pattern=False, **words)
+    pattern = rf"{tag}|{word}|{_NOT_PLAIN}(?:{'|'.join(parts)})"
+    return regex.compile(pattern, regex.V1, cache_pattern=False, **words)
 
 
 def strip_markup(text: str, settings: Settings) -> list[Piece]:
@@ -121,8 +181,13 @@ def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
 
 _KINDS = (
     "tag", "lexicon", "fence", "code", "comment", "auto", "html", "entity", "link", "rule", "row", "block", "listed",
-    "cell", "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide", "power",
+    "cell", "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide", "numeral", "note", "power", "source",
+    "torn",
 )  # fmt: skip
+
+
+_RULES = {"wide": "characters", "numeral": "characters", "invisible": "characters", "break": "line", "torn": "line"}
+_RULES |= {"blanks": "spaces", "note": "source"}
 
 
 def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[Piece]:
@@ -140,17 +205,23 @@ def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[P
         yield from within("target", "link")
     elif kind in ("code", "fence"):
         inner = "inner" if kind == "code" else "program"
-        if not settings.silent_code:
-            yield from within(inner, "code")
-        else:
+        if settings.silent_code:
             yield Piece(start, end, " ", "code")
+            return
+        at, high = found.span(inner)
+        yield Piece(start, at, "", "code")
+        for sign in _INDEX.finditer(found.string, at, high):  # items[2] is not the mark of a source
+            yield Piece(at, sign.start(), found.string[at : sign.start()])
+            yield Piece(sign.start(), at := sign.end(), " ", "code")
+        yield Piece(at, high, found.string[at:high])
+        yield Piece(high, end, "", "code")
     elif kind == "listed":
         number = found.start("paren") - len(found[0].strip()) + 1
         yield Piece(start, number, "", "spaces")
         yield Piece(number, found.start("paren"), found[0].strip()[:-1])
         yield Piece(found.start("paren"), end, ".", "list")
     else:
-        rule = {"wide": "characters", "invisible": "characters", "break": "line", "blanks": "spaces"}.get(kind, kind)
+        rule = _RULES.get(kind, kind)
         spoken = _plain(found, kind, settings, pause)
         yield Piece(start, end, spoken, None if spoken == found[0] else rule)
 
@@ -162,9 +233,20 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
         case "entity":
             return html.unescape(found[0]).replace("\u00a0", " ")
         case "wide":
-            return unicodedata.normalize("NFKC", found[0]) + " " * ("①" <= found[0] <= "⑳")
+            return unicodedata.normalize("NFKC", found[0])
+        case "numeral":
+            return f"{unicodedata.numeric(found[0]):.0f}{' ' * found.string[found.end() : found.end() + 1].isalnum()}"
         case "power":
             return "^" + unicodedata.normalize("NFKC", found[0])
+        case "torn":
+            head = _HEAD.search(found.string, max(0, found.start() - 40), found.start())[0]
+            if found[0][0] == "\u00ad":
+                return ""
+            return (
+                "- "
+                if _SUSPENDED.fullmatch(found["rest"])
+                else "-" * bool(_HYPHENATED.fullmatch(f"{head}-{found['rest']}"))
+            )
         case "escape":
             return str(found["escaped"])
         case "cell":

@@ -1,8 +1,8 @@
 """Rules that one language alone has, such as English decades: a pattern, what is said for it, and examples.
 
-English, Chinese and Cantonese have theirs in Python (`chinese_rules` and so on), other languages in the section
-`[rules]` of their table: `name: first: pattern =>said ## written ## spoken`, which ends with an example. In a table
-that several languages share, the example begins with the language that it is read in.
+They are in the section `[rules]` of a table: `name: first: pattern =>said ## written ## spoken`, which ends with an
+example. In a table that several languages share, the example begins with the language that it is read in. They are
+tried in their order, before the readers that all languages share.
 
 In a pattern `%units%` stands for any of the locale's units, and so on: see `_meaning`. In what is said `{number}` is
 the group of that name, said in the way that its name has in `_WAYS`: `{number2}` is another number, `{count:foot/feet}`
@@ -13,8 +13,8 @@ verbalizer's `_decade` with the match; None: the rule does not apply.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vivavoce_textnorm.grammar import START, Match, any_of, compiled, parse_number, roman_value
@@ -46,19 +46,19 @@ Say = Callable[[Any, Match], str | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a language reads one kind of written thing; tried before the readers that all languages share.
+    """How a language reads one kind of written thing.
 
     first: with which of "digit", "letter" and "sign" the thing begins; a word of letters alone is tried only if it is
     one of `Locale.words["heads"]`, an abbreviation or the like. pattern: of the package `regex` (VERSION1, VERBOSE),
-    matched where such a thing begins; it may look behind that place. say: what is said, see above, or a function.
-    examples: texts that need this rule, with their readings.
+    matched where such a thing begins; it may look behind that place. examples: a text that needs this rule, with its
+    reading, unless it is in another language.
     """
 
     name: str
     first: str
     pattern: str
-    say: str | Say
-    examples: Mapping[str, str] = field(default_factory=dict)
+    said: str
+    examples: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -146,21 +146,19 @@ def table_rules(locale: Locale) -> tuple[Rule, ...]:
     return tuple(rule(_ROW.fullmatch(line)) for line in locale.sections.get("rules", "").splitlines())
 
 
-def bind(rules: Iterable[Rule], locale: Locale) -> tuple[BoundRule, ...]:
+def bind(locale: Locale) -> tuple[BoundRule, ...]:
     names = _names(locale)
 
-    def pattern(written: str) -> str:
-        return f"(?x){_PLACE.sub(lambda found: _verbose(_meaning(locale, found[1])), written)}"
+    def filled(written: str, instead: Callable[[str], str] = str) -> str:
+        return str(_PLACE.sub(lambda found: instead(_meaning(locale, found[1])), written))
 
-    def say(said: str | Say) -> Say:
-        if not isinstance(said, str):
-            return said
+    def say(said: str) -> Say:
         return _method(said[1:]) if said[:1] == "@" else _template(filled(said), names)
 
-    def filled(said: str) -> str:
-        return str(_PLACE.sub(lambda found: _meaning(locale, found[1]), said))
-
-    return tuple(BoundRule(rule.name, rule.first, pattern(rule.pattern), say(rule.say)) for rule in rules)
+    return tuple(
+        BoundRule(rule.name, rule.first, f"(?x){filled(rule.pattern, _verbose)}", say(rule.said))
+        for rule in table_rules(locale)
+    )
 
 
 def _verbose(pattern: str) -> str:

@@ -86,7 +86,7 @@ _FRACTION = compiled(
     rf"(?![\d/]|[.,]\d){NO_WORD}"
 )
 _VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
-_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:(?:[x×]| [x×] |[x×] )\d++(?:\.\d++)?){{1,4}}(?!\d|\s?[x×÷^])")
+_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:(?:[xX×]| [xX×] |[x×] )\d++(?:\.\d++)?){{1,4}}(?!\d|\s?[xX×÷^])")
 _VERSION = compiled(
     rf"{START}(?P<v>[vV])?(?P<n>\d{{1,8}}(?:\.\d{{1,8}}){{1,4}})(?:-?(?P<early>alpha|beta|rc|dev|pre|[ab](?=\d))(?:\.?(?P<k>\d{{1,3}}))?)?"
     r"(?![\p{Latin}\d%]|\.\d)"

@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from vivavoce.errors import InvalidText
 from vivavoce_textnorm.grammar import compiled
-from vivavoce_textnorm.inline_tags import FORMS, SECONDS, Runs, seconds_of
+from vivavoce_textnorm.inline_tags import FORMS, SECONDS, STRENGTHS, Runs, seconds_of
 from vivavoce_textnorm.markup import line_end
 from vivavoce_textnorm.types import Say, TextRun
 from vivavoce_textnorm.verbalizer import VERBALIZERS
@@ -23,7 +23,6 @@ _SSML = compiled(r"\s*(?:<\?xml\s[^<>]*\?>\s*)?<(?:speak(?=[\s/>])|!DOCTYPE\s+sp
 _TIME = compiled(rf"\s*\+?{SECONDS}\s*")
 _RATE = compiled(r"\s*(?P<sign>[+-]?)(?P<number>\d{1,4}(?:\.\d{1,6})?)(?P<percent>%?)\s*")
 _RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.5}
-_STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.7, "x-strong": 1.0}
 _KINDS = {
     "characters": "spell", "spell-out": "spell", "verbatim": "spell", "number": "cardinal", "telephone": "phone",
 }  # fmt: skip
@@ -185,12 +184,12 @@ def _where(before: str, line: int, column: int) -> str:
 def _break(start: int, attributes: Mapping[str, str]) -> float:
     written = attributes.get("time", attributes.get("strength", "medium"))
     found = _TIME.fullmatch(written)
-    if not found and ("time" in attributes or written not in _STRENGTHS):
-        known = ", ".join(_STRENGTHS)
+    if not found and ("time" in attributes or written not in STRENGTHS):
+        known = ", ".join(STRENGTHS)
         raise InvalidText(
             f"text: break {written!r} at character {start} is unknown; write time='500ms', or one of {known}"
         )
-    return seconds_of(found) if found else _STRENGTHS[written]
+    return seconds_of(found) if found else STRENGTHS[written]
 
 
 def _phonemes(alphabet: str, written: str, marks: frozenset[str]) -> str | None:

@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
 
-from vivavoce_textnorm import chinese_rules, english_number_rules, english_word_rules
 from vivavoce_textnorm.grammar import compiled
-from vivavoce_textnorm.rules import bind, table_rules
+from vivavoce_textnorm.rules import bind
 from vivavoce_textnorm.tables import load_locale
 from vivavoce_textnorm.types import Forms, Number
 
@@ -27,13 +26,6 @@ VERBALIZERS = {
     "ru": "russian.Russian",
 }
 
-RULES = {
-    "en": (*english_number_rules.RULES, *english_word_rules.RULES),
-    "zh": chinese_rules.RULES,
-    "yue": (*chinese_rules.CANTONESE, *chinese_rules.RULES),
-}
-"""Rules that are tried after the rules in the language's table."""
-
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
 
@@ -48,7 +40,7 @@ class Verbalizer(ABC):
 
     def __init__(self, language: str) -> None:
         self.locale = load_locale(language)
-        self.rules = bind((*table_rules(self.locale), *RULES.get(language, ())), self.locale)
+        self.rules = bind(self.locale)
         self._fixes = {name: self.locale.fixes(name) for name in self.locale.sections if name.endswith("_fixes")}
         self.numeral = lru_cache(maxsize=4096)(self._numeral)
 
@@ -105,7 +97,8 @@ class Verbalizer(ABC):
             self.join(*(self.digits(one, phone) if one.isdecimal() else one for one in _RUN.findall(group)))
             for group in _GROUP.findall(written)
         )
-        return (", " if self.locale.joint else "").join(said)
+        tight = "，" if sum(map(str.isdecimal, written)) > 6 else ""  # 021-5555: a short number is said at one go
+        return (", " if self.locale.joint else tight).join(said)
 
     def phone(self, written: str) -> str:
         return self.one_by_one(written, phone=True)

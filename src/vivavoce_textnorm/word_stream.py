@@ -11,6 +11,7 @@ from threading import Lock
 from vivavoce_textnorm.checks import check_length
 from vivavoce_textnorm.grammar import CJK, compiled, heads
 from vivavoce_textnorm.language_id import FREQUENT_WORDS
+from vivavoce_textnorm.markup import SOURCES, STYLED
 from vivavoce_textnorm.reader import read, read_run, segments
 from vivavoce_textnorm.ssml import is_ssml
 from vivavoce_textnorm.types import Piece, Settings
@@ -33,7 +34,7 @@ _STEP = 200
 
 # Scripts that are written without spaces, with their marks.
 _TIGHT = rf"{CJK}\p{{Thai}}\p{{Lao}}\p{{Khmer}}\p{{Myanmar}}。，！？；：、（）《》〈〉「」『』【】“”‘’"
-_LETTERS = rf"[[\p{{L}}\p{{M}}]--[{_TIGHT}！-～]]++"
+_LETTERS = rf"[[\p{{L}}\p{{M}}]--[{_TIGHT}！-～{STYLED}]]++"
 # The tokens of a text; each alternative matches as soon as the character behind it is there, however the text is cut.
 _TOKEN = compiled(
     rf"(?P<space>\s{{2,}}(?=\S)|[\s--[ ]](?=\S))| ?(?P<tight>[{_TIGHT}])"
@@ -42,12 +43,13 @@ _TOKEN = compiled(
 )
 _ROMAN = compiled(r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+")  # also French and Korean
 _BEFORE = compiled(r"(\p{L}+) \Z")
-_OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z")
+_OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z|【[^】\n]{0,80}\Z")
 # An unclosed link, and the mark at the start of a list item or heading: both change how later text is read.
 _OPENED = compiled(r"\[(?=[^\]\n]*\Z)")
 _MARKED = compiled(r"(?:(?<=\n)|\A)[ \t]*(?:[-*+•▪◦‣·–>|]|#{1,6}|\d{1,3}[.)])[ \t]+(?=[^\n]*\Z)")
 _LETTER, _FIRST = compiled(r"\p{L}"), compiled(rf"{_LETTERS}|.")
 _FENCED = compiled(r"(?:(?<=\n)|\A)[ \t]*```[^`]*\Z")
+_STYLED = compiled(f"[{STYLED}【]")
 _STOPS = frozenset("。！？")
 _BEGINS = "<speak"
 
@@ -100,7 +102,7 @@ def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
     days = [day for locale in locales for day, name in locale.weekdays.items() if day.lower() != name.lower()]
     shorts = (word for locale in locales for word in (*locale.abbreviations, *locale.signs))
     alone = filter(str.isalpha, [*shorts, *days])
-    return frozenset().union(*(heads(locale) for locale in locales)), tuple(endings), frozenset(alone)
+    return frozenset(SOURCES.split("|")).union(*(heads(locale) for locale in locales)), tuple(endings), frozenset(alone)
 
 
 class WordStream:
@@ -161,8 +163,10 @@ class WordStream:
         A negative value means that tokens of that weight must follow before the token itself is complete.
         """
         if kind != "word":
-            if written in self._alone:
+            if written in self._alone or _STYLED.match(written):
                 return -_FOLLOWING
+            if written == "（":  # of a source, perhaps
+                return -5 * _CHARACTER
             return _CHARACTER if kind == "tight" else 0 if kind == "mark" else -_FOLLOWING
         if _ROMAN.fullmatch(written):
             before = _BEFORE.search(self._text, 0, self._seen - len(written))

@@ -68,6 +68,30 @@ def test_brackets_are_said_in_the_language_of_their_sentence(language: str, text
 
 
 @pytest.mark.parametrize(
+    "written",
+    [
+        "[pause 2s]",
+        "[pause:2s]",
+        "[pause=2s]",
+        "[pause: 2000 ms]",
+        '<break time="2s"/>',
+        "<break time='2.0s' ></break>",
+    ],
+)
+@pytest.mark.parametrize("text", ["Hi {} there.", "Hi.{}There.", "你好{}再见。", "Hallo{} du."])
+def test_a_pause_is_honoured_as_models_write_it(written: str, text: str) -> None:
+    runs = find_runs(text.format(written), _NONE)
+    assert [run.pause_s for run in runs] == [0, 2, 0]
+    assert [run.plain for run in runs] == [*text.partition("{}")[:1], "", text.partition("{}")[2]]
+
+
+def test_a_break_without_a_time_pauses_as_in_ssml() -> None:
+    runs = find_runs('One <break/> two <break strength="strong"/> three <break time="soon"/>.', _NONE)
+    assert [run.pause_s for run in runs] == [0, 0.4, 0, 0.7, 0]
+    assert said('three <break time="soon"/> four') == "three four"
+
+
+@pytest.mark.parametrize(
     "text",
     ["[date: tomorrow]", "[pause]", "[pause 5]", "[cardinal: many]", "[year: 20245]", "[Spell: AB]", "[digits: ]"],
 )

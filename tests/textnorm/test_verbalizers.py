@@ -104,11 +104,29 @@ def test_most_texts_are_read_in_their_language_where_none_is_named(language: str
     assert len(wrong) <= (1 - least) * len(cases)
 
 
+@pytest.mark.parametrize("language", [None, "en"])
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("Size 12, i.e. large.", "Size twelve, that is large."),
+        ("Le Mans 1966, 24 hours.", "Le Mans nineteen sixty six, twenty four hours."),
+        ("La Paz is 24 miles away.", "La Paz is twenty four miles away."),
+        ("Sat 10am-2pm.", "Saturday ten AM to two PM."),
+        ("Tengo 16 gatos.", "Tengo dieciséis gatos."),
+        ("Il y a 80 personnes.", "Il y a quatre-vingts personnes."),
+        ("Ich habe 16 Katzen.", "Ich habe sechzehn Katzen."),
+        ("Ho 16 gatti.", "Ho sedici gatti."),
+    ],
+)
+def test_a_short_text_is_read_in_its_own_language(text: str, spoken: str, language: str | None) -> None:
+    assert read(text, language).spoken == spoken
+
+
 @pytest.mark.parametrize("language", VERBALIZERS)
 def test_what_a_table_calls_is_there(language: str) -> None:
     voice = load_verbalizer(language)
     assert voice
-    called = [str(rule.say)[1:] for rule in table_rules(voice.locale) if str(rule.say).startswith("@")]
+    called = [rule.said[1:] for rule in table_rules(voice.locale) if rule.said.startswith("@")]
     assert [name for name in called if not hasattr(voice, f"_{name}")] == []
 
 

@@ -108,6 +108,7 @@ def test_sentences(sentences):
         ("---\n***\nNow the text.\n---", ["---\n***\nNow the text.", "---"]),
         ("1. Take two eggs. 2. Mix them well.", ["1. Take two eggs.", "2. Mix them well."]),
         ("etc.\nfoo and bar", ["etc.", "foo and bar"]),
+        ("This is the exam-\nine of it.\nNext", ["This is the exam-\nine of it.", "Next"]),
         (" \n\t ", []),
         ("", []),
     ],

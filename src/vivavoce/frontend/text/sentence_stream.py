@@ -56,7 +56,7 @@ GERMAN_CLOSING = r"[“«](?=[\s,;:.!?)])"
 
 # Each alternative begins with a single character, so that a mark is found as soon as that one is there.
 MARK = regex.compile(
-    r"(?P<line>[\n\r\x0b\x0c\x85\u2028\u2029])"
+    r"(?P<line>(?<!\p{Ll}[-‐\u00AD]\r?)[\n\r\x0b\x0c\x85\u2028\u2029])"
     rf"|(?P<stop>[\p{{Sentence_Terminal}}…]+)(?P<closing>{_CLOSING}(?:(?<![。！？｡]{_CLOSING}){GERMAN_CLOSING})?)"
     rf"|(?P<clause>[,;:，；：、､—–-]+){_CLOSING}"
 )
