@@ -337,7 +337,7 @@ class RequestsSection(_Section):
     empty_text: Literal["silence", "refuse"] = "silence"
     """A text with nothing to say, such as an emoji: silence (a fifth of a second) or refuse (400)."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """Unknown fields, on OpenAI's routes: refuse (400, with their names) or ignore."""
+    """Unknown fields, on OpenAI's routes: refuse (400, with their names) or ignore (x-warning names them)."""
 
 
 class LoggingSection(_Section):

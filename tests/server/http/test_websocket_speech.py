@@ -89,9 +89,9 @@ async def test_audio_comes_before_the_text_has_ended_a_tenth_of_a_second_in_a_fr
 
 
 async def test_what_a_start_says_is_what_is_ordered() -> None:
-    wanted = {"mode": "instruct", "language": "fr", "code": "silent", "speed": 1.5, "seed": 7}
+    wanted = {"mode": "instruct", "language": "French", "code": "silent", "speed": 1.5, "seed": 7}
     more = {"instructions": "Cheerfully.", "chunk_policy": "equal", "sampling": {"top_k": 5}, "text": "Hello."}
-    recording = {"prompt_audio": "AAAA", "prompt_text": "Well."}
+    recording = {"ref_audio": "AAAA", "ref_text": "Well."}
     async with connected() as (client, served):
         assert audio_of(await answered(client, start(model="fake", **wanted, **more, **recording), END)) == pcm(6, 7)
         order = SpeechRequest(None, Recording(b"\0\0\0", "Well."), policy="equal", instruct="Cheerfully.", **wanted)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Set
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -25,6 +26,7 @@ SMALL_BYTES = 1 << 16
 MAX_SEPARATORS = 1 << 17
 """Most commas and brackets of a JSON text: twice the number of letters in the longest text, and more."""
 MAX_FORM_FIELDS = 40
+_MOST_NAMED = 10
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 _MAX_FIELD_BYTES = 1 << 20
 """Most bytes of an encoded field in a urlencoded form; a text of a multipart form has the same limit."""
@@ -91,9 +93,22 @@ def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") 
 
 
 def without_ignored(request: Request, model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    if state_of(request).settings.requests.unknown_fields == "refuse":
+    """The fields, without unknown ones if the settings ignore these; the answer's x-warning names them."""
+    known = known_names(model)
+    if state_of(request).settings.requests.unknown_fields == "refuse" or values.keys() <= known:
         return values
-    return {name: value for name, value in values.items() if name in model.model_fields}
+    ignored = [ascii(name[:40])[1:-1] for name in values if name not in known]
+    more = f" and {len(ignored) - _MOST_NAMED} more" if len(ignored) > _MOST_NAMED else ""
+    request.state.ignored = f"fields: {', '.join(ignored[:_MOST_NAMED])}{more} are unknown and were ignored"
+    return {name: value for name, value in values.items() if name in known}
+
+
+@cache
+def known_names(model: type[BaseModel]) -> Set[str]:
+    """The names of a model's fields, and the further names that it takes for them."""
+    aliases = [field.validation_alias for field in model.model_fields.values()]
+    others = {str(name) for one in aliases if isinstance(one, AliasChoices) for name in one.choices}
+    return model.model_fields.keys() | others
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:

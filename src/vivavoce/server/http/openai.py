@@ -115,9 +115,10 @@ def router(state: AppState) -> APIRouter:
         given = url_fields(request.scope["query_string"])
         if len(fields := dict(given)) < len(given):
             raise InvalidRequest("query: holds a field twice; send each once")
-        for name in (name for name in _NOT_IN_URLS if name in fields):
+        asked = validated(SpeechFields, fields, "query")
+        for name in (name for name in _NOT_IN_URLS if name in asked.model_fields_set):
             raise InvalidRequest(f"{name}: has no room in a URL; POST it to be spoken, or name a stored voice")
-        return await _spoken(request, principal, deadline, validated(SpeechFields, fields, "query"))
+        return await _spoken(request, principal, deadline, asked)
 
     @routes.get("/v1/models", summary="The served model", response_model=ModelList, responses=ENGINE_FAILURES)
     @routes.get("/v1/audio/models", response_model=ModelList, include_in_schema=False)  # where Open WebUI asks first

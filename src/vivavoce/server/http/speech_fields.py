@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from starlette.requests import Request
 
 from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, SamplingParams
@@ -16,12 +16,14 @@ from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
 from vivavoce.frontend.audio.encode import SAMPLE_RATES
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
-from vivavoce.frontend.speech_options import SAMPLING_OPTIONS, SPEECH_OPTIONS, Option
+from vivavoce.frontend.speech_options import LANGUAGE, SAMPLING_OPTIONS, SPEECH_OPTIONS, Option
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
+from vivavoce.frontend.text.official import parse_language
 from vivavoce.server.http.bodies import (
     MAX_FORM_FIELDS,
     MULTIPART,
     URLENCODED,
+    known_names,
     media_type,
     off_loop,
     parse_json,
@@ -39,6 +41,11 @@ _OPENAI_MODEL = re.compile(rf"({'|'.join(OPENAI_MODELS)})(-\d+)*", re.ASCII)
 _STRUCTURED = ("voice", "sampling")
 _WHITE_SPACE = b" \t\r\n"
 
+RECORDING_NAMES = ("prompt_audio", "ref_audio", "reference_audio", "prompt_wav", "speaker_wav", "audio_prompt")
+"""The field of a reference recording, and its names in other engines' APIs."""
+
+_VOICE_NAMES = ("voice", "voice_id", "speaker", "speaker_id", "spk_id")
+
 VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -47,8 +54,11 @@ def fields_of(options: Iterable[Option]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for option in options:
         kind: Any = Literal[option.choices] if option.choices else option.kind
+        kind = kind | None if option.default is None else kind
         found[option.name] = (
-            kind | None if option.default is None else kind,
+            Annotated[kind, BeforeValidator(lambda name: parse_language(name) if name else None)]
+            if option is LANGUAGE
+            else kind,
             Field(
                 option.default,
                 ge=option.minimum,
@@ -72,7 +82,7 @@ class VoiceId(BaseModel):
     """A voice in the form of OpenAI's custom voices."""
 
     model_config = ConfigDict(extra="forbid")
-    id: VoiceName = Field(description="The voice's name.")
+    id: VoiceName = Field(description="The voice's name.", validation_alias=AliasChoices("id", "voice_id", "name"))
 
 
 class SamplingFields(_SamplingOptions):
@@ -86,7 +96,11 @@ class CommonFields(_SpeechOptions):
 
     model_config = ConfigDict(extra="forbid")
     model: str = Field("", max_length=200, description="The served model's name, or tts-1, tts-1-hd, gpt-4o-mini-tts.")
-    voice: VoiceName | VoiceId | None = Field(None, description="A voice's name, or {id}. Default: the model's first.")
+    voice: VoiceName | VoiceId | None = Field(
+        None,
+        description="A voice's name, or {id}. Default: the model's first.",
+        validation_alias=AliasChoices(*_VOICE_NAMES),
+    )
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"] = Field(
         "mp3", description="pcm: 16-bit little-endian mono samples without a header; opus: in Ogg; aac: ADTS."
     )
@@ -102,9 +116,16 @@ class CommonFields(_SpeechOptions):
         description="Speed of the speech; the pitch stays. A value outside 0.5 to 2 is clamped to that range.",
     )
     prompt_audio: str | None = Field(
-        None, description="A reference recording of 0.5 to 30 s in place of a voice: an audio file in base64."
+        None,
+        description="A reference recording of 0.5 to 30 s in place of a voice: a file in base64; or `ref_audio`.",
+        validation_alias=AliasChoices(*RECORDING_NAMES),
     )
-    prompt_text: str = Field("", max_length=MAX_TEXT_CHARS, description="The words of the reference recording.")
+    prompt_text: str = Field(
+        "",
+        max_length=MAX_TEXT_CHARS,
+        description="The words of the reference recording; or `ref_text`.",
+        validation_alias=AliasChoices("prompt_text", "ref_text", "reference_text", "prompt_transcript"),
+    )
     sampling: SamplingFields = Field(default_factory=SamplingFields)
 
     @model_validator(mode="before")
@@ -113,8 +134,12 @@ class CommonFields(_SpeechOptions):
         """Treat null, and a voice without a name, like a missing field."""
         if not isinstance(fields, dict):
             return fields
-        given = fields if fields.get("voice") != "" else {**fields, "voice": None}
-        return {name: value for name, value in given.items() if value is not None or name not in cls.model_fields}
+        known = known_names(cls)
+        return {
+            name: value
+            for name, value in fields.items()
+            if not ((value is None and name in known) or (value == "" and name in _VOICE_NAMES))
+        }
 
     async def request(
         self,
@@ -185,7 +210,7 @@ async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
             f"content-type: the body is JSON and came as {media_type(request)}; send content-type: application/json"
         )
     for name, _ in form.files:
-        if name != "prompt_audio":
+        if name not in RECORDING_NAMES:
             raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the file as prompt_audio")
     values: dict[str, Any] = {}
     for name, text in form.texts:
