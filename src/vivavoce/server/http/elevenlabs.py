@@ -171,7 +171,7 @@ def is_elevenlabs(headers: Headers) -> bool:
 
 def models(about: ModelInfo) -> list[dict[str, Any]]:
     known = {"model_id": about.name, "name": about.name, "description": about.description}
-    names: dict[str, str] = {**LANGUAGE_NAMES}
+    names: dict[str, str] = dict(LANGUAGE_NAMES.items())
     languages = [{"language_id": code, "name": names.get(code, code)} for code in about.languages]
     others = ("can_be_finetuned", "can_do_voice_conversion", "can_use_style", "can_use_speaker_boost")
     limit = {"maximum_text_length_per_request": MAX_TEXT_CHARS, "languages": languages}

@@ -128,10 +128,10 @@ def router(state: AppState) -> APIRouter:
         served = _model(dispatcher.backend.about, began)
         return ModelList(data=[served], models=[Label(id=served.id, name=served.id)])
 
-    @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
+    @routes.get("/v1/models/{name:path}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
     async def model(name: str, _: ListReader) -> ModelEntry:
         about = dispatcher.backend.about
-        check_model(name, about)
+        check_model(name, about, dispatcher.rules)
         return _model(about, began).model_copy(update={"id": name})
 
     @routes.get("/v1/audio/requests/{identity}", summary="The state of a request", responses=failures(401, 404))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from starlette.requests import Request
 
+from vivavoce.checkpoint.known_models import plain_name, plain_names
 from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, SamplingParams
 from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
 from vivavoce.frontend.audio.encode import SAMPLE_RATES
@@ -95,7 +96,9 @@ class CommonFields(_SpeechOptions):
     """The fields that `/v1/audio/speech` and the WebSocket's `start` share."""
 
     model_config = ConfigDict(extra="forbid")
-    model: str = Field("", max_length=200, description="The served model's name, or tts-1, tts-1-hd, gpt-4o-mini-tts.")
+    model: str = Field(
+        "", max_length=200, description="The served model's name or published id, or tts-1, tts-1-hd, gpt-4o-mini-tts."
+    )
     voice: VoiceName | VoiceId | None = Field(
         None,
         description="A voice's name, or {id}. Default: the model's first.",
@@ -151,7 +154,7 @@ class CommonFields(_SpeechOptions):
     ) -> SpeechRequest:
         """text: None if it arrives piece by piece; uploaded: a form's recording."""
         if self.model:
-            check_model(self.model, about)
+            check_model(self.model, about, rules)
         speed, notes = min(max(self.speed, MIN_SPEED), MAX_SPEED), tuple[str, ...]()
         if speed != self.speed:
             problem = f"speed: {self.speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}"
@@ -194,9 +197,11 @@ class SpeechFields(CommonFields):
     )
 
 
-def check_model(name: str, about: ModelInfo) -> None:
-    if name != about.name and not _OPENAI_MODEL.fullmatch(name):
-        known = ", ".join((about.name, *OPENAI_MODELS))
+def check_model(name: str, about: ModelInfo, rules: RequestsSection) -> None:
+    """ModelNotFound: the name is neither the served model's nor one that stands for any model."""
+    asked, others = plain_name(name), {plain_name(alias) for alias in rules.model_aliases}
+    if asked not in plain_names(about.name) | others and not _OPENAI_MODEL.fullmatch(asked):
+        known = ", ".join((about.name, *rules.model_aliases, *OPENAI_MODELS))
         raise ModelNotFound(f"model: {name[:80]!r} is not served here; use one of {known}")
 
 
