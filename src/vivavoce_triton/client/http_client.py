@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vivavoce.errors import InvalidRequest
+from vivavoce.clients import is_local
+from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce_triton.client.utterance import Manner, Utterance, check_timeout
 from vivavoce_triton.client.wire import (
     WAVEFORM,
@@ -82,7 +83,12 @@ def speak_http(options: HttpOptions) -> SpokenAudio:
     source = options.utterance.reference
     reference = None if source is None else read_reference(source)
     address = options.url if "://" in options.url else f"http://{options.url}"
-    with _explained(options), httpx.Client(base_url=address.rstrip("/"), timeout=options.timeout_s) as client:
+    with (
+        _explained(options),
+        httpx.Client(
+            base_url=address.rstrip("/"), timeout=options.timeout_s, trust_env=not is_local(address)
+        ) as client,
+    ):
         model = _served(client, options)
         tensors = request_tensors(options.utterance, options.manner, model, reference)
         samples = _streamed(client, options, tensors) if model.decoupled else _whole(client, options, tensors)
@@ -200,6 +206,11 @@ def _explained(options: HttpOptions) -> Iterator[None]:
 
     try:
         yield
+    except ImportError as error:  # a package that a proxy of the environment needs
+        raise MissingDependency(
+            "proxy: that of the environment (ALL_PROXY …) needs a package; pip install 'httpx[socks]', or unset it "
+            f"({error.name or 'socksio'})"
+        ) from None
     except httpx.TimeoutException:
         raise ServerUnreachable(
             f"timeout: nothing came from {options.url} for {options.timeout_s:g} s; allow more, or see what keeps it "

@@ -273,3 +273,11 @@ def test_lists_are_open_if_the_operator_says_so(tmp_path: Path) -> None:
                 seen = httpx.get(f"{server.url}/v1/audio/voices").json()
                 assert [voice["id"] for voice in seen["voices"]] == ["anna"]
                 assert httpx.get(f"{server.url}/v1/audio/models").json()["models"] == [{"id": "fake", "name": "fake"}]
+
+
+def test_half_of_a_character_is_no_reason_to_refuse_a_text(server: Served) -> None:
+    headers, body = {"content-type": "application/json", "xi-api-key": "unused"}, r"Well done \ud83d, all."
+    for path, field in (("audio/speech", "input"), ("text-to-speech/anna/with-timestamps", "text")):
+        content = f'{{"{field}": "{body}"}}'
+        assert httpx.post(f"{server.url}/v1/{path}", content=content, headers=headers).status_code == 200
+        assert last_order(server).text == "Well done \ud83d, all."

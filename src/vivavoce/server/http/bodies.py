@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Set
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -27,12 +28,24 @@ MAX_SEPARATORS = 1 << 17
 """Most commas and brackets of a JSON text: twice the number of letters in the longest text, and more."""
 MAX_FORM_FIELDS = 40
 _MOST_NAMED = 10
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a UTF-16 pair, which JSON can hold as an escape."""
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 _MAX_FIELD_BYTES = 1 << 20
 """Most bytes of an encoded field in a urlencoded form; a text of a multipart form has the same limit."""
 
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _whole_characters(text: object, check: ValidatorFunctionWrapHandler) -> object:
+    """Pydantic refuses halves of UTF-16 pairs, which a text cut into pieces may hold; the speech session joins them."""
+    if isinstance(text, str) and (plain := HALF.sub("\ufffd", text)) != text:
+        return text if check(plain) == plain else plain
+    return check(text)
+
+
+Words = Annotated[str, WrapValidator(_whole_characters)]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from vivavoce.frontend.text.official import LANGUAGE_NAMES, parse_language
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
-from vivavoce.server.http.bodies import json_schema, read_json, validated
+from vivavoce.server.http.bodies import Words, json_schema, read_json, validated
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, compact_json
@@ -51,7 +51,7 @@ class SpeechBody(BaseModel):
     """A request for speech; further fields of ElevenLabs' clients are ignored."""
 
     model_config = ConfigDict(extra="ignore")
-    text: str = Field(min_length=1, max_length=MAX_TEXT_CHARS)
+    text: Words = Field(min_length=1, max_length=MAX_TEXT_CHARS)
     voice_settings: VoiceSettings | None = None
     language_code: str | None = None
     seed: int | None = None
@@ -61,7 +61,7 @@ class SocketMessage(BaseModel):
     """A WebSocket message of ElevenLabs' clients."""
 
     model_config = ConfigDict(extra="ignore")
-    text: str | None = Field(None, max_length=MAX_TEXT_CHARS)
+    text: Words | None = Field(None, max_length=MAX_TEXT_CHARS)
     flush: bool | None = None
     voice_settings: VoiceSettings | None = None
     xi_api_key: str | None = Field(None, max_length=200, validation_alias=AliasChoices("xi_api_key", "xi-api-key"))
