@@ -22,6 +22,7 @@ HEIGHT = {
     "errors": 0,
     "files": 0,
     "logs": 0,
+    "loopback": 0,
     "lru_cache": 0,
     "protos": 0,
     "rates": 0,
@@ -111,7 +112,7 @@ def _broken_in_core(here: str, target: list[str]) -> str | None:
     if "clients" in (here, there):
         return (
             None
-            if here == there or (here == "clients" and there in ("errors", "protos", "rates"))
+            if here == there or (here == "clients" and there in ("errors", "loopback", "protos", "rates"))
             else ("clients stand beside the core")
         )
     for room in (here, there):

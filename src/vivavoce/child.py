@@ -33,6 +33,12 @@ def python_command(module: str, *arguments: str, python: Path | str = sys.execut
     return (str(python), "-c", _BOOT, str(Path(__file__).parents[1]), module, *arguments)
 
 
+def ignore_signals(*more: signal.Signals) -> None:
+    """Ignore what a terminal sends to all of its processes: the parent gets it, too, and ends this one in time."""
+    for number in (signal.SIGINT, signal.SIGHUP, *more):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def end_with_parent() -> None:
     """On Linux: let this process be killed when the thread that started it ends, even while it is stopped."""
     if sys.platform == "linux":

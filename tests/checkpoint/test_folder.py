@@ -415,6 +415,18 @@ def test_card(folder, tmp_path):
         read_card(folder)
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("models/CosyVoice2-0.5B", "CosyVoice2-0.5B"),
+        ("hub/models--FunAudioLLM--CosyVoice2-0.5B/snapshots/eec1ae6c", "CosyVoice2-0.5B"),  # Hugging Face's cache
+        ("snapshots/mine", "mine"),
+    ],
+)
+def test_a_model_is_named_after_its_folder(tmp_path, folder, name):
+    assert read_card(tmp_path / folder).name == name
+
+
 @pytest.mark.parametrize("wrong", ["words", "Sentences", None, True, ["sentences"], {}, "x" * 1000])
 def test_an_unknown_way_to_speak_arriving_text_is_refused(tmp_path, wrong):
     (tmp_path / "vivavoce.json").write_text(json.dumps({"text_stream": wrong}))

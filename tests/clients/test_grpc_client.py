@@ -19,6 +19,7 @@ from tests.server.fake_backend import FakeBackend, Gate
 from tests.server.grpc.calling import Caller, calling, spoken
 from vivavoce.clients.grpc import SpeechClient
 from vivavoce.frontend.voices.names import VoiceSummary
+from vivavoce.loopback import is_local
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "grpc.md").read_text(encoding="utf-8")
@@ -141,3 +142,14 @@ def test_a_port_with_tls(tmp_path: Path) -> None:
 def test_it_needs_no_torch() -> None:
     check = "import sys, vivavoce.clients.grpc; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        *((one, True) for one in ("localhost:50051", "127.0.0.1", "http://127.0.0.2:8000/", "[::1]:1")),
+        *((one, False) for one in ("tts.example.org:50051", "http://10.0.0.1", "localhost.example.org:1")),
+    ],
+)
+def test_no_proxy_leads_to_this_machine(address: str, local: bool) -> None:
+    assert is_local(address) is local

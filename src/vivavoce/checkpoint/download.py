@@ -42,6 +42,7 @@ from vivavoce.checkpoint.known_models import (
 )
 from vivavoce.errors import DownloadError, InvalidRequest
 from vivavoce.files import locked
+from vivavoce.loopback import is_local
 
 LOCK = ".vivavoce-download.lock"
 CONNECT_TIMEOUT_S = 10.0
@@ -199,10 +200,8 @@ def open_client(base: str, **options: Any) -> httpx.Client:
 
     InvalidRequest names the variable of a proxy or a certificate that cannot be used, never its value.
     """
-    home = httpx.URL(base)
-    near = home.scheme == "http" and (home.host in ("localhost", "::1") or home.host.startswith("127."))
     try:
-        return httpx.Client(trust_env=not near, **options)
+        return httpx.Client(trust_env=not is_local(base), **options)
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
         kinds = ("ssl_cert_file",) if isinstance(error, OSError) else _PROXY_VARIABLES
         missing = isinstance(error, ImportError)

@@ -94,7 +94,9 @@ def speech_tokenizer_of(generation: Generation) -> str:
 def read_card(folder: Path) -> ModelCard:
     path = folder / CARD
     if not path.is_file():
-        return ModelCard(name=folder.absolute().name)
+        here = folder.absolute()  # Hugging Face's cache keeps models--OWNER--NAME/snapshots/COMMIT
+        _, cached, name = here.parent.parent.name.rpartition("--")
+        return ModelCard(name=name if cached and here.parent.name == "snapshots" else here.name)
     data = read_json(path)
     scripts, stream = data.get("scripts"), data.get("text_stream", TextStream.INTERLEAVED)
     if stream not in (known := [one.value for one in TextStream]):

@@ -96,6 +96,18 @@ def known_model(name: str) -> KnownModel:
     raise ModelNotFound(f"model: {name!r} is neither a folder nor a known model; give a folder or one of {known}")
 
 
+def plain_name(name: str) -> str:
+    """A model's id or folder without its owner, as hubs write both: "iic/CosyVoice2-0___5B" → "cosyvoice2-0.5b"."""
+    return name.rpartition("/")[2].replace("___", ".").casefold()
+
+
+def plain_names(name: str) -> set[str]:
+    """The plain names of the model of this name: all of its own, if it is a published one."""
+    own = plain_name(name)
+    published = ({plain_name(one) for one in (model.name, model.hf_id, model.modelscope_id)} for model in _PUBLISHED)
+    return next((names for names in published if own in names), {own})
+
+
 def is_needed(path: str) -> bool:
     """path: relative to the repository, `/` between folders."""
     return _NEEDED.fullmatch(path) is not None

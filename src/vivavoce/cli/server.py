@@ -46,7 +46,7 @@ GRPC_GRACE_S = 5.0
 
 
 async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
-    """Serve until a signal, which lets running requests finish; a second one ends them."""
+    """Serve until a signal, which lets running requests finish; a second one but SIGHUP ends them."""
     logging_to, server = settings.logging, settings.server
     configure(logging_to.format, logging_to.level, log_text=logging_to.log_text)
     # Our own request log replaces its access log.
@@ -60,7 +60,8 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         if as_log:
             log.info("server: %(line)s", {"line": line})
         else:
-            reporter.report(line)
+            with suppress(OSError):  # the terminal may have gone
+                reporter.report(line)
 
     stop, hurry = _signals()
     async with AsyncExitStack() as stack:
@@ -121,9 +122,11 @@ async def _other_protocols(
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+        loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        loop.add_signal_handler(signal.SIGHUP, stop.set)  # a terminal that closes may send it twice
     return stop, hurry
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from vivavoce.loopback import is_local
 from vivavoce.protos import message
 
 PACKAGE = "vivavoce.v1"
@@ -28,7 +29,12 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
     def __init__(
         self, address: str, *, key: str | None = None, credentials: grpc.ChannelCredentials | None = None
     ) -> None:
-        self._channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+        options = (("grpc.enable_http_proxy", 0 if is_local(address) else 1),)
+        self._channel = (
+            grpc.secure_channel(address, credentials, options)
+            if credentials
+            else grpc.insecure_channel(address, options)
+        )
         self._metadata = (("x-api-key", key),) if key else ()
 
     def speak(self, text: str | Iterable[str | None], *, timeout_s: float | None = None, **start: Any) -> SpokenText:

@@ -11,7 +11,6 @@ import io
 import itertools
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vivavoce.child import python_command
+from vivavoce.child import ignore_signals, python_command
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import ArrivingText, Handle, More, Outbox, RequestResult
 from vivavoce.engine.loop import LEAVE_S
@@ -438,7 +437,7 @@ class _Served:
 
 def main() -> None:
     """The process; it ends when the one that asks has gone, or could not be given an engine."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that asks
+    ignore_signals()
     with suppress(EOFError, OSError):
         asyncio.run(_Served(Connection(int(sys.argv[1]))).serve())
     os._exit(0)  # threads of an engine may never end

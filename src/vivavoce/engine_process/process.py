@@ -20,7 +20,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from vivavoce.child import end_with_parent
+from vivavoce.child import end_with_parent, ignore_signals
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine_process import messages
@@ -216,9 +216,8 @@ async def run(connection: socket.socket) -> int:
 
 def main() -> None:
     end_with_parent()
-    # A signal to the process group also reaches the server, which lets requests finish and closes the socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The server lets requests finish before it closes the socket; a service manager may stop the whole group.
+    ignore_signals(signal.SIGTERM)
     code = DEFECT
     try:
         code = asyncio.run(run(socket.socket(fileno=int(sys.argv[1]))))

@@ -55,7 +55,8 @@ def check_seed(seed: int) -> None:
 class SpeakOptions:
     """How a text is spoken; `speech_options` says what each option means. InvalidRequest: a value is out of its limits.
 
-    The constructor takes a mode by its name and a lexicon as a mapping, and keeps a `Mode` and a `Lexicon`.
+    The constructor takes a mode by its name, a language by a code, tag or name and a lexicon as a mapping, and keeps a
+    `Mode`, a code ("en") and a `Lexicon`.
     """
 
     mode: Mode | str | None = MODE.default
@@ -75,7 +76,7 @@ class SpeakOptions:
         check_speed(self.speed)
         check_seed(self.seed)
         if self.language is not None:
-            parse_language(self.language)
+            object.__setattr__(self, "language", parse_language(self.language))
         parse_reading(self.reading)
         check_choices(self.emojis, self.code)
         if not isinstance(self.lexicon, Lexicon):

@@ -336,8 +336,12 @@ class RequestsSection(_Section):
     """On OpenAI's routes, speeds of 0.25 to 4 outside 0.5 to 2: clamp (the answer says so) or refuse (400)."""
     empty_text: Literal["silence", "refuse"] = "silence"
     """A text with nothing to say, such as an emoji: silence (a fifth of a second) or refuse (400)."""
+    model_aliases: Annotated[tuple[_VoiceName, ...], _Commas] = _setting(
+        (), "--model-alias NAME: Further name of the served model; may be repeated.", example=["cosyvoice-tts"]
+    )
+    """Further names of the served model in requests; its ids on the hubs and OpenAI's names are known already."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """Unknown fields, on OpenAI's routes: refuse (400, with their names) or ignore."""
+    """Unknown fields, on OpenAI's routes: refuse (400, with their names) or ignore (x-warning names them)."""
 
 
 class LoggingSection(_Section):

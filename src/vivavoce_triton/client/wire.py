@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vivavoce.errors import InvalidRequest, MissingDependency, ModelNotFound, VivavoceError
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.samples import Audio, Samples
+from vivavoce.loopback import is_local
 from vivavoce_triton.client.report import Statistics, parse_statistics
 from vivavoce_triton.client.utterance import Manner, Utterance
 
@@ -220,6 +221,7 @@ class Connection:
 
     async def __aenter__(self) -> Connection:
         limits = [(f"grpc.max_{way}_message_length", _LARGEST_MESSAGE) for way in ("send", "receive")]
+        limits.append(("grpc.enable_http_proxy", 0 if is_local(self._address) else 1))
         self._channel = self._grpc.aio.insecure_channel(self._address, options=limits)
         self._stub = import_module("tritonclient.grpc.service_pb2_grpc").GRPCInferenceServiceStub(self._channel)
         return self

@@ -223,16 +223,18 @@ def env(
 
 @contextmanager
 def _termination_unwinds() -> Iterator[None]:
-    """Let SIGTERM, which stops containers, end as Ctrl-C does, so that the server is stopped, too."""
+    """Let SIGTERM, which stops containers, and SIGHUP end as Ctrl-C does, so that the server is stopped, too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    taken = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in taken}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _one_of(field: str, value: str, known: Mapping[str, T]) -> T:

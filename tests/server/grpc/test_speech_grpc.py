@@ -102,7 +102,7 @@ async def test_every_field_of_a_start_is_what_is_ordered() -> None:
         "instructions": "Softly.",
         "speed": 1.5,
         "seed": 7,
-        "language": "fr",
+        "language": "fr-CA",
         "reading": "official",
     }
     sampling = {"top_p": 0.5, "top_k": 5, "win_size": 3, "tau_r": 0.0, "min_ratio": 0.0, "max_ratio": 9.0}

@@ -12,6 +12,7 @@ import pytest
 
 from tests.server.fake_backend import RATE, FakeBackend, Unguided
 from tests.server.http.serving import Served, make_state, serving
+from vivavoce.frontend.speech import Recording
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.settings import ServerSettings
@@ -114,9 +115,95 @@ def test_unknown_fields_are_named_or_ignored_as_the_operator_likes(server: Serve
     field, message = refusal(speech(server, **unknown))
     assert field == "lang_code"
     assert all(f"{name}: extra inputs are not permitted" in message for name in unknown)
-    assert speech(strict, **unknown).status_code == 200
+    answer = speech(strict, **unknown, **{"bär\n": 1})
+    assert answer.status_code == 200
+    assert answer.headers["x-warning"] == "fields: lang_code, stream, user, b\\xe4r\\n are unknown and were ignored"
+    many = speech(strict, **{f"field{number}": 1 for number in range(5_000)})
+    assert many.headers["x-warning"].endswith("field9 and 4990 more are unknown and were ignored")
     form = httpx.post(f"{strict.url}/v1/audio/speech", data={"input": TEXT, "stream": "true"})
-    assert form.status_code == 200
+    assert (form.status_code, "stream" in form.headers["x-warning"]) == (200, True)
+    read = httpx.post(f"{strict.url}/v1/audio/normalize", json={"input": TEXT, "tone": 1})
+    assert "tone" in read.headers["x-warning"]
+    assert "x-warning" not in speech(strict).headers
+
+
+RECORDED = "data:audio/wav;base64,UklGRg=="
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ref_audio": RECORDED, "ref_text": "Well."},  # Qwen3-TTS, F5-TTS and others behind vLLM
+        {"reference_audio": "UklGRg==", "reference_text": "Well."},
+        {"prompt_wav": RECORDED, "prompt_text": "Well.", "speaker": "", "voice": None},
+    ],
+)
+def test_a_recording_is_known_by_its_names_in_other_apis(
+    server: Served, strict: Served, fields: dict[str, Any]
+) -> None:
+    for served in (server, strict):
+        answer = speech(served, **fields)
+        assert (answer.status_code, answer.headers.get("x-warning")) == (200, None)
+        assert last_order(served).voice == Recording(b"RIFF", "Well.")
+
+
+def test_a_form_sends_a_file_by_such_a_name(server: Served) -> None:
+    for name in ("ref_audio", "speaker_wav"):
+        form = {"data": {"input": TEXT, "ref_text": "Well."}, "files": {name: b"RIFF"}}
+        assert httpx.post(f"{server.url}/v1/audio/speech", **form).status_code == 200
+        assert last_order(server).voice == Recording(b"RIFF", "Well.")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"speaker": "anna"},
+        {"voice_id": "anna"},
+        {"voice": {"name": "anna"}},
+        {"voice": {"voice_id": "anna"}},
+        {"voice_id": {"id": "anna"}},
+    ],
+)
+def test_a_voice_is_known_by_its_names_in_other_apis(server: Served, strict: Served, fields: dict[str, Any]) -> None:
+    for served in (server, strict):
+        assert speech(served, **fields).status_code == 200
+        assert last_order(served).voice == "anna"
+    unknown = speech(strict, **dict.fromkeys(fields, "nobody"))
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "voice_not_found")
+    both = refusal(speech(server, voice="anna", speaker="berta"))
+    assert both[0] == "speaker"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("English", "en"),
+        ("en-US", "en"),
+        ("zh_CN", "zh"),
+        ("japanese", "ja"),
+        ("deu", "de"),
+        ("yue", "zh"),
+        ("Auto", None),
+        ("", None),
+    ],
+)
+def test_a_language_is_known_by_its_name_and_with_its_country(server: Served, given: str, meant: str | None) -> None:
+    assert speech(server, language=given).status_code == 200
+    assert last_order(server).language == meant
+    assert last_order(server).language == meant
+    read = httpx.post(f"{server.url}/v1/audio/normalize", json={"input": "5 km", "language": given})
+    assert (read.status_code, last_order(server).language) == (200, meant)
+    headers = {"xi-api-key": "unused"}
+    eleven = {"text": TEXT, "language_code": given}
+    assert httpx.post(f"{server.url}/v1/text-to-speech/anna", json=eleven, headers=headers).status_code == 200
+    assert last_order(server).language == meant
+    assert last_order(server).language == meant
+
+
+def test_an_unknown_language_is_refused(server: Served) -> None:
+    for given in ("tlh", "tlh-US", 5):
+        field, message = refusal(speech(server, language=given))
+        assert (field, "is not one of zh, en," in message) == ("language", True)
 
 
 def test_all_mistakes_are_named_at_once(server: Served) -> None:
@@ -186,3 +273,11 @@ def test_lists_are_open_if_the_operator_says_so(tmp_path: Path) -> None:
                 seen = httpx.get(f"{server.url}/v1/audio/voices").json()
                 assert [voice["id"] for voice in seen["voices"]] == ["anna"]
                 assert httpx.get(f"{server.url}/v1/audio/models").json()["models"] == [{"id": "fake", "name": "fake"}]
+
+
+def test_half_of_a_character_is_no_reason_to_refuse_a_text(server: Served) -> None:
+    headers, body = {"content-type": "application/json", "xi-api-key": "unused"}, r"Well done \ud83d, all."
+    for path, field in (("audio/speech", "input"), ("text-to-speech/anna/with-timestamps", "text")):
+        content = f'{{"{field}": "{body}"}}'
+        assert httpx.post(f"{server.url}/v1/{path}", content=content, headers=headers).status_code == 200
+        assert last_order(server).text == "Well done \ud83d, all."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -100,8 +102,11 @@ def test_a_second_signal_does_not_wait(server: ServerProcess) -> None:
     with httpx.stream("POST", f"{server.url}/v1/audio/speech", json=order(TEXT), timeout=LATE_S) as answer:
         pieces = answer.iter_bytes()
         assert next(pieces)
-        server.terminate()
+        server.process.send_signal(signal.SIGHUP)  # as a terminal that closes does, to all of its processes, and twice
         server.log.await_event("stopping: ", lines)
+        for process in (server.process.pid, server.engine_process):
+            os.kill(process, signal.SIGHUP)
+        assert next(pieces)
         server.terminate()
         with pytest.raises(httpx.RemoteProtocolError):
             list(pieces)

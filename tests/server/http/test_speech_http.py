@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -34,9 +35,11 @@ from vivavoce.errors import (
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.audio.samples import Samples
 from vivavoce.frontend.speech import FinishReason, Verdict
+from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.rate_limiter import ANONYMOUS
+from vivavoce.server.settings import ServerSettings
 
 TEXT = "Hello there. How are you?"
 LENGTH = len(TEXT) * SAMPLES_PER_LETTER
@@ -155,6 +158,32 @@ def test_the_openai_package_streams(server: Served) -> None:
 @pytest.mark.parametrize("model", ["tts-1-hd", "tts-1-1106", "gpt-4o-mini-tts-2025-12-15", "fake", ""])
 def test_models_that_clients_ask_openai_for_are_the_served_one(server: Served, model: str) -> None:
     assert speech(server, model=model, response_format="pcm").status_code == 200
+
+
+PUBLISHED = [
+    ("CosyVoice2-0___5B", "CosyVoice2-0.5B"),
+    ("CosyVoice2-0___5B", "FunAudioLLM/CosyVoice2-0.5B"),
+    ("CosyVoice2-0___5B", "iic/CosyVoice2-0.5B"),
+    ("CosyVoice2-0___5B", "iic/CosyVoice2-0___5B"),
+    ("CosyVoice2-0.5B", "cosyvoice2-0.5b"),
+    ("Fun-CosyVoice3-0.5B-2512", "Fun-CosyVoice3-0.5B"),
+    ("Fun-CosyVoice3-0.5B", "FunAudioLLM/Fun-CosyVoice3-0.5B-2512"),
+    ("mine", "house-voice"),
+]
+
+
+@pytest.mark.parametrize(("folder", "model"), PUBLISHED)
+def test_a_published_model_answers_to_its_ids(folder: str, model: str) -> None:
+    class Named(FakeBackend):
+        @property
+        def about(self) -> ModelInfo:
+            return replace(super().about, name=folder)
+
+    settings = ServerSettings.model_validate({"requests": {"model_aliases": ["house-voice"]}})
+    with serving(build_app, lambda: make_state(Named(), settings)) as served:
+        assert speech(served, model=model).status_code == 200
+        assert httpx.get(f"{served.url}/v1/models/{model}").json()["id"] == model
+        assert speech(served, model="CosyVoice-300M").status_code == 404
 
 
 @pytest.mark.parametrize("model", ["whisper-1", "tts-1-best"])

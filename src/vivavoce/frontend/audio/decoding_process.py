@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from vivavoce.child import end_with_parent, python_command, shut_in
+from vivavoce.child import end_with_parent, ignore_signals, python_command, shut_in
 from vivavoce.errors import InvalidAudio, MissingDependency
 from vivavoce.frontend.audio.decode import MAX_DECODE_S, MAX_SAMPLE_RATE, decode_audio, read_source
 from vivavoce.frontend.audio.samples import Audio
@@ -111,8 +110,7 @@ def _exchange(connection: socket.socket, data: bytes, field: str, limit_s: float
 
 
 def main() -> None:
-    # The parent process is interrupted, too, and closes the socket when it ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()  # the parent closes the socket when it ends
     end_with_parent()
     decode_audio(_AMR)  # what is imported or opened at first use is now
     shut_in(MEMORY_BYTES)

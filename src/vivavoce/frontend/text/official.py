@@ -15,7 +15,7 @@ A text of up to `WHOLE_CHARS` characters that wetext can read is read exactly as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
@@ -74,10 +74,26 @@ _DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
 _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
 
 
-def parse_language(name: str) -> Language:
+LANGUAGE_NAMES: Mapping[Language, str] = {
+    **{"zh": "Chinese", "en": "English", "ja": "Japanese", "ko": "Korean", "de": "German"},
+    **{"es": "Spanish", "fr": "French", "it": "Italian", "ru": "Russian"},
+}
+_LANGUAGES: Mapping[str, Language | None] = {
+    **{written: code for code, name in LANGUAGE_NAMES.items() for written in (code, name.lower())},
+    **{"auto": None, "mandarin": "zh", "cantonese": "zh", "yue": "zh", "cmn": "zh", "zho": "zh", "chi": "zh"},
+    **{"eng": "en", "jpn": "ja", "kor": "ko", "deu": "de", "ger": "de", "spa": "es", "fra": "fr", "fre": "fr"},
+    **{"ita": "it", "rus": "ru"},
+}
+
+
+def parse_language(name: str) -> Language | None:
+    """The language of a code (en, eng), a tag (en-US, zh_CN) or an English name; None for "auto"."""
+    known = str(name).strip().lower()
+    for written in (known, known.replace("_", "-").partition("-")[0]):
+        if written in _LANGUAGES:
+            return _LANGUAGES[written]
     remedy = "choose one, or leave it out to have it told from the text"
-    language: Language = _one_of(get_args(Language), "language", name, remedy)
-    return language
+    raise InvalidRequest(f"language: {name!r} is not one of {', '.join(LANGUAGE_NAMES)}; {remedy}")
 
 
 def parse_reading(name: str) -> Normalization:

@@ -15,7 +15,6 @@ import logging
 import os
 import pickle
 import select
-import signal
 import subprocess
 import sys
 import weakref
@@ -28,7 +27,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any
 
-from vivavoce.child import python_command
+from vivavoce.child import ignore_signals, python_command
 from vivavoce.errors import RequestCancelled
 from vivavoce.frontend.text.official import WHOLE_CHARS, Rules, has_official_rules, load_languages
 from vivavoce_textnorm import CancelCheck, Say, Settings, check_wanted, never_cancelled
@@ -232,8 +231,7 @@ def _read_naturally(
 
 def main() -> None:
     """Answer each block with its words; with null where the rules fail."""
-    # The parent process is interrupted, too, and closes the input when it ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()  # the parent closes the input when it ends
     if "--nice" in sys.argv[1:]:
         os.nice(_NICENESS)
     digits_in_chinese = "--digits-in-chinese" in sys.argv[1:]

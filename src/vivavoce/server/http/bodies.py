@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+import re
+from collections.abc import AsyncGenerator, Callable, Set
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import cache
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -25,12 +27,25 @@ SMALL_BYTES = 1 << 16
 MAX_SEPARATORS = 1 << 17
 """Most commas and brackets of a JSON text: twice the number of letters in the longest text, and more."""
 MAX_FORM_FIELDS = 40
+_MOST_NAMED = 10
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a UTF-16 pair, which JSON can hold as an escape."""
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 _MAX_FIELD_BYTES = 1 << 20
 """Most bytes of an encoded field in a urlencoded form; a text of a multipart form has the same limit."""
 
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _whole_characters(text: object, check: ValidatorFunctionWrapHandler) -> object:
+    """Pydantic refuses halves of UTF-16 pairs, which a text cut into pieces may hold; the speech session joins them."""
+    if isinstance(text, str) and (plain := HALF.sub("\ufffd", text)) != text:
+        return text if check(plain) == plain else plain
+    return check(text)
+
+
+Words = Annotated[str, WrapValidator(_whole_characters)]
 
 
 @dataclass(frozen=True)
@@ -91,9 +106,22 @@ def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") 
 
 
 def without_ignored(request: Request, model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    if state_of(request).settings.requests.unknown_fields == "refuse":
+    """The fields, without unknown ones if the settings ignore these; the answer's x-warning names them."""
+    known = known_names(model)
+    if state_of(request).settings.requests.unknown_fields == "refuse" or values.keys() <= known:
         return values
-    return {name: value for name, value in values.items() if name in model.model_fields}
+    ignored = [ascii(name[:40])[1:-1] for name in values if name not in known]
+    more = f" and {len(ignored) - _MOST_NAMED} more" if len(ignored) > _MOST_NAMED else ""
+    request.state.ignored = f"fields: {', '.join(ignored[:_MOST_NAMED])}{more} are unknown and were ignored"
+    return {name: value for name, value in values.items() if name in known}
+
+
+@cache
+def known_names(model: type[BaseModel]) -> Set[str]:
+    """The names of a model's fields, and the further names that it takes for them."""
+    aliases = [field.validation_alias for field in model.model_fields.values()]
+    others = {str(name) for one in aliases if isinstance(one, AliasChoices) for name in one.choices}
+    return model.model_fields.keys() | others
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
@@ -17,22 +18,21 @@ from starlette.responses import Response
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech_backend import ModelInfo
+from vivavoce.frontend.text.official import LANGUAGE_NAMES, parse_language
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
-from vivavoce.server.http.bodies import json_schema, read_json, validated
+from vivavoce.server.http.bodies import Words, json_schema, read_json, validated
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, compact_json
 from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text, natural
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.utterance import Reply
-from vivavoce_textnorm import MAX_TEXT_CHARS, Language
+from vivavoce_textnorm import MAX_TEXT_CHARS
 
 PROTOCOL = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"
-_NAMES = ("Chinese", "English", "Japanese", "Korean", "German", "Spanish", "French", "Italian", "Russian")
-_LANGUAGES: dict[str, str] = dict(zip(get_args(Language), _NAMES, strict=True))
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
 _SPEECH = "/v1/text-to-speech/{voice_id}"
@@ -51,7 +51,7 @@ class SpeechBody(BaseModel):
     """A request for speech; further fields of ElevenLabs' clients are ignored."""
 
     model_config = ConfigDict(extra="ignore")
-    text: str = Field(min_length=1, max_length=MAX_TEXT_CHARS)
+    text: Words = Field(min_length=1, max_length=MAX_TEXT_CHARS)
     voice_settings: VoiceSettings | None = None
     language_code: str | None = None
     seed: int | None = None
@@ -61,7 +61,7 @@ class SocketMessage(BaseModel):
     """A WebSocket message of ElevenLabs' clients."""
 
     model_config = ConfigDict(extra="ignore")
-    text: str | None = Field(None, max_length=MAX_TEXT_CHARS)
+    text: Words | None = Field(None, max_length=MAX_TEXT_CHARS)
     flush: bool | None = None
     voice_settings: VoiceSettings | None = None
     xi_api_key: str | None = Field(None, max_length=200, validation_alias=AliasChoices("xi_api_key", "xi-api-key"))
@@ -171,7 +171,8 @@ def is_elevenlabs(headers: Headers) -> bool:
 
 def models(about: ModelInfo) -> list[dict[str, Any]]:
     known = {"model_id": about.name, "name": about.name, "description": about.description}
-    languages = [{"language_id": code, "name": _LANGUAGES.get(code, code)} for code in about.languages]
+    names: dict[str, str] = dict(LANGUAGE_NAMES.items())
+    languages = [{"language_id": code, "name": names.get(code, code)} for code in about.languages]
     others = ("can_be_finetuned", "can_do_voice_conversion", "can_use_style", "can_use_speaker_boost")
     limit = {"maximum_text_length_per_request": MAX_TEXT_CHARS, "languages": languages}
     return [{**known, "can_do_text_to_speech": True, **dict.fromkeys(others, False), **limit}]
@@ -195,8 +196,8 @@ def output_format(name: str) -> OutputFormat:
 def _fields(voice: str | None, settings: VoiceSettings | None, seed: Any, language: str | None) -> dict[str, Any]:
     """The fields of `CommonFields` for ElevenLabs' fields."""
     found = {"voice": voice, "seed": seed, "speed": settings.speed if settings else None}
-    if (language or "")[:2] in _LANGUAGES:
-        found["language"] = (language or "")[:2]
+    with suppress(InvalidRequest):  # an unknown language is told from the text
+        found["language"] = parse_language(language or "auto")
     return {name: value for name, value in found.items() if value is not None}
 
 

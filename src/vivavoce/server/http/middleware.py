@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket
 
 from vivavoce.errors import Forbidden, Overloaded, RequestCancelled, TooLarge, VivavoceError
 from vivavoce.logs import current_scope, log_event, request_scope
-from vivavoce.server.http.app_state import REQUEST_ID_HEADER, AppState
+from vivavoce.server.http.app_state import REQUEST_ID_HEADER, WARNING_HEADER, AppState
 from vivavoce.server.http.errors import error_response, response_of
 from vivavoce.server.http.listener import BODIES_AT_ONCE, current_connection
 from vivavoce.server.settings import is_loopback
@@ -193,6 +193,8 @@ class _Exchange:
             headers[REQUEST_ID_HEADER] = self._scope["state"]["request_id"]
         if kind == "http.response.start":
             self._status = message["status"]
+            if ignored := self._scope["state"].get("ignored"):
+                headers[WARNING_HEADER] = "; ".join(filter(None, (headers.get(WARNING_HEADER), ignored)))
             self._closes = self._closes or headers.get("connection") == "close"
             if self._closes:
                 headers["connection"] = "close"

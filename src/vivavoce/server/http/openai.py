@@ -115,9 +115,10 @@ def router(state: AppState) -> APIRouter:
         given = url_fields(request.scope["query_string"])
         if len(fields := dict(given)) < len(given):
             raise InvalidRequest("query: holds a field twice; send each once")
-        for name in (name for name in _NOT_IN_URLS if name in fields):
+        asked = validated(SpeechFields, fields, "query")
+        for name in (name for name in _NOT_IN_URLS if name in asked.model_fields_set):
             raise InvalidRequest(f"{name}: has no room in a URL; POST it to be spoken, or name a stored voice")
-        return await _spoken(request, principal, deadline, validated(SpeechFields, fields, "query"))
+        return await _spoken(request, principal, deadline, asked)
 
     @routes.get("/v1/models", summary="The served model", response_model=ModelList, responses=ENGINE_FAILURES)
     @routes.get("/v1/audio/models", response_model=ModelList, include_in_schema=False)  # where Open WebUI asks first
@@ -127,10 +128,10 @@ def router(state: AppState) -> APIRouter:
         served = _model(dispatcher.backend.about, began)
         return ModelList(data=[served], models=[Label(id=served.id, name=served.id)])
 
-    @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
+    @routes.get("/v1/models/{name:path}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
     async def model(name: str, _: ListReader) -> ModelEntry:
         about = dispatcher.backend.about
-        check_model(name, about)
+        check_model(name, about, dispatcher.rules)
         return _model(about, began).model_copy(update={"id": name})
 
     @routes.get("/v1/audio/requests/{identity}", summary="The state of a request", responses=failures(401, 404))

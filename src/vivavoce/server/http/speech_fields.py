@@ -8,19 +8,23 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from starlette.requests import Request
 
+from vivavoce.checkpoint.known_models import plain_name, plain_names
 from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, SamplingParams
 from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
 from vivavoce.frontend.audio.encode import SAMPLE_RATES
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
-from vivavoce.frontend.speech_options import SAMPLING_OPTIONS, SPEECH_OPTIONS, Option
+from vivavoce.frontend.speech_options import LANGUAGE, SAMPLING_OPTIONS, SPEECH_OPTIONS, Option
+from vivavoce.frontend.text.official import parse_language
 from vivavoce.server.http.bodies import (
     MAX_FORM_FIELDS,
     MULTIPART,
     URLENCODED,
+    Words,
+    known_names,
     media_type,
     off_loop,
     parse_json,
@@ -39,6 +43,11 @@ _OPENAI_MODEL = re.compile(rf"({'|'.join(OPENAI_MODELS)})(-\d+)*", re.ASCII)
 _STRUCTURED = ("voice", "sampling")
 _WHITE_SPACE = b" \t\r\n"
 
+RECORDING_NAMES = ("prompt_audio", "ref_audio", "reference_audio", "prompt_wav", "speaker_wav", "audio_prompt")
+"""The field of a reference recording, and its names in other engines' APIs."""
+
+_VOICE_NAMES = ("voice", "voice_id", "speaker", "speaker_id", "spk_id")
+
 VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -47,8 +56,11 @@ def fields_of(options: Iterable[Option]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for option in options:
         kind: Any = Literal[option.choices] if option.choices else option.kind
+        kind = kind | None if option.default is None else kind
         found[option.name] = (
-            kind | None if option.default is None else kind,
+            Annotated[kind, BeforeValidator(lambda name: parse_language(name) if name else None)]
+            if option is LANGUAGE
+            else kind,
             Field(
                 option.default,
                 ge=option.minimum,
@@ -72,7 +84,7 @@ class VoiceId(BaseModel):
     """A voice in the form of OpenAI's custom voices."""
 
     model_config = ConfigDict(extra="forbid")
-    id: VoiceName = Field(description="The voice's name.")
+    id: VoiceName = Field(description="The voice's name.", validation_alias=AliasChoices("id", "voice_id", "name"))
 
 
 class SamplingFields(_SamplingOptions):
@@ -85,8 +97,14 @@ class CommonFields(_SpeechOptions):
     """The fields that `/v1/audio/speech` and the WebSocket's `start` share."""
 
     model_config = ConfigDict(extra="forbid")
-    model: str = Field("", max_length=200, description="The served model's name, or tts-1, tts-1-hd, gpt-4o-mini-tts.")
-    voice: VoiceName | VoiceId | None = Field(None, description="A voice's name, or {id}. Default: the model's first.")
+    model: str = Field(
+        "", max_length=200, description="The served model's name or published id, or tts-1, tts-1-hd, gpt-4o-mini-tts."
+    )
+    voice: VoiceName | VoiceId | None = Field(
+        None,
+        description="A voice's name, or {id}. Default: the model's first.",
+        validation_alias=AliasChoices(*_VOICE_NAMES),
+    )
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"] = Field(
         "mp3", description="pcm: 16-bit little-endian mono samples without a header; opus: in Ogg; aac: ADTS."
     )
@@ -102,9 +120,16 @@ class CommonFields(_SpeechOptions):
         description="Speed of the speech; the pitch stays. A value outside 0.5 to 2 is clamped to that range.",
     )
     prompt_audio: str | None = Field(
-        None, description="A reference recording of 0.5 to 30 s in place of a voice: an audio file in base64."
+        None,
+        description="A reference recording of 0.5 to 30 s in place of a voice: a file in base64; or `ref_audio`.",
+        validation_alias=AliasChoices(*RECORDING_NAMES),
     )
-    prompt_text: str = Field("", max_length=MAX_TEXT_CHARS, description="The words of the reference recording.")
+    prompt_text: str = Field(
+        "",
+        max_length=MAX_TEXT_CHARS,
+        description="The words of the reference recording; or `ref_text`.",
+        validation_alias=AliasChoices("prompt_text", "ref_text", "reference_text", "prompt_transcript"),
+    )
     sampling: SamplingFields = Field(default_factory=SamplingFields)
 
     @model_validator(mode="before")
@@ -113,8 +138,12 @@ class CommonFields(_SpeechOptions):
         """Treat null, and a voice without a name, like a missing field."""
         if not isinstance(fields, dict):
             return fields
-        given = fields if fields.get("voice") != "" else {**fields, "voice": None}
-        return {name: value for name, value in given.items() if value is not None or name not in cls.model_fields}
+        known = known_names(cls)
+        return {
+            name: value
+            for name, value in fields.items()
+            if not ((value is None and name in known) or (value == "" and name in _VOICE_NAMES))
+        }
 
     async def request(
         self,
@@ -126,7 +155,7 @@ class CommonFields(_SpeechOptions):
     ) -> SpeechRequest:
         """text: None if it arrives piece by piece; uploaded: a form's recording."""
         if self.model:
-            check_model(self.model, about)
+            check_model(self.model, about, rules)
         speed, notes = min(max(self.speed, MIN_SPEED), MAX_SPEED), tuple[str, ...]()
         if speed != self.speed:
             problem = f"speed: {self.speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}"
@@ -161,7 +190,7 @@ class SpeechFields(CommonFields):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "mini", "input": "Hello there.", "response_format": "wav"}]},
     )
-    input: str = Field(
+    input: Words = Field(
         min_length=1, max_length=MAX_TEXT_CHARS, description="The text; numbers, dates and units are read out."
     )
     stream_format: Literal["audio", "sse"] = Field(
@@ -169,9 +198,11 @@ class SpeechFields(CommonFields):
     )
 
 
-def check_model(name: str, about: ModelInfo) -> None:
-    if name != about.name and not _OPENAI_MODEL.fullmatch(name):
-        known = ", ".join((about.name, *OPENAI_MODELS))
+def check_model(name: str, about: ModelInfo, rules: RequestsSection) -> None:
+    """ModelNotFound: the name is neither the served model's nor one that stands for any model."""
+    asked, others = plain_name(name), {plain_name(alias) for alias in rules.model_aliases}
+    if asked not in plain_names(about.name) | others and not _OPENAI_MODEL.fullmatch(asked):
+        known = ", ".join((about.name, *rules.model_aliases, *OPENAI_MODELS))
         raise ModelNotFound(f"model: {name[:80]!r} is not served here; use one of {known}")
 
 
@@ -185,7 +216,7 @@ async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
             f"content-type: the body is JSON and came as {media_type(request)}; send content-type: application/json"
         )
     for name, _ in form.files:
-        if name != "prompt_audio":
+        if name not in RECORDING_NAMES:
             raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the file as prompt_audio")
     values: dict[str, Any] = {}
     for name, text in form.texts:

@@ -23,6 +23,7 @@ from vivavoce.frontend.speech import SegmentText, SpeechRequest, Verdict
 from vivavoce.logs import current_scope
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.http.app_state import ADMISSION_HEADER, SPEED_HEADER, WARNING_HEADER, state_of
+from vivavoce.server.http.bodies import HALF
 from vivavoce.server.http.errors import error_body, renamed
 from vivavoce.server.http.listener import drop_connection
 from vivavoce.server.rate_limiter import Principal
@@ -249,7 +250,10 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 def compact_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if text.isascii() or not HALF.search(text):
+        return text
+    return json.dumps(value, separators=(",", ":"))  # UTF-8 cannot hold half of a pair, but its escape can
 
 
 def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
