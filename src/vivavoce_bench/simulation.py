@@ -202,7 +202,7 @@ class _Synthesis:
         seconds = self._seconds(Stage.FLOW, [row.new * up for row in rows], sum(row.past * up for row in rows))
         mels = [_ZEROS.expand(row.hop * up, flow.num_mel_bins) if row.hop else None for row in rows]
         step = partial(self._queue.spend, seconds / flow.num_steps)
-        return SimpleNamespace(rows=rows, step=lambda _: step(), commit=lambda: None, mels=lambda: mels)
+        return SimpleNamespace(rows=rows, step=lambda _: step(), finish=lambda: mels)
 
     def release(self, tails: Tails) -> None: ...
 

@@ -125,7 +125,7 @@ class FlowInterface(Protocol):
 
 
 class VocoderInterface(Protocol):
-    """Mel → samples, by pieces."""
+    """Mel → samples, by pieces. A place (`open`) has `frames_of`, see `VocoderStream`."""
 
     def prepare(self, frames: int | None = None) -> None:
         """Do ahead what the first batches of up to this many mel frames would wait for; None: of any size."""

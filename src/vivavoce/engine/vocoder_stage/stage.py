@@ -178,6 +178,18 @@ class VocoderStream:
     closed: bool = False
     """It keeps no tails any more; pieces that were on their way may still come."""
 
+    def frames_of(self, frames: int, final: bool, whole: bool) -> int:
+        """Frames that the vocoder will work on for a piece of this many, context included.
+
+        0: the piece waits for more. It is too short to give out a sample, or to hold the fade at either end.
+        """
+        if whole:
+            return resized_frames(frames, self.speed)
+        tails = self.tails
+        fresh = (0 if tails.waiting is None else len(tails.waiting)) + tails.speed.count(frames, final)
+        least = self.rule.overlap + 1 if tails.frames == 0 else max(1, self.rule.fade_frames)
+        return 0 if fresh < least and not final else tails.context + fresh
+
 
 @dataclass(eq=False)
 class VocoderRow:
@@ -192,8 +204,7 @@ class VocoderRow:
     final: bool
     whole: bool = False
     frames: int = field(init=False)
-    """Frames that the vocoder works on, context included; 0: the row waits for more, because it is too short to give
-    out a sample, or to hold the fade at either end."""
+    """Frames that the vocoder works on, context included; 0 if the row waits for more."""
     before: Tails = field(init=False)
     """The stream's tails as they are, empty for a whole utterance."""
     speed: SpeedTail = field(init=False)
@@ -208,13 +219,7 @@ class VocoderRow:
     """The first of `seen_again`, which keep their source."""
 
     def __post_init__(self) -> None:
-        stream, tails, frames = self.stream, self.stream.tails, len(self.mel)
-        if self.whole:
-            self.frames = resized_frames(frames, stream.speed)
-            return
-        fresh = (0 if tails.waiting is None else len(tails.waiting)) + tails.speed.count(frames, self.final)
-        least = stream.rule.overlap + 1 if tails.frames == 0 else max(1, stream.rule.fade_frames)
-        self.frames = 0 if fresh < least and not self.final else tails.context + fresh
+        self.frames = self.stream.frames_of(len(self.mel), self.final, self.whole)
 
     def load(self) -> None:
         """Bring the mel to its speed, on the stage's stream. The row's stream is not changed."""
