@@ -29,8 +29,8 @@ _EMOJI = (
     r"(?:\u200D\p{Extended_Pictographic}[\p{Emoji_Modifier}\uFE0F]*)*)"
 )
 STYLED = (
-    "＂-＇＊＋－-９＜-＞＠-｝｡-ﾟ￠￡￦ₐ-ₜᵢ-ᵪⱼ₀-₉ʰ-ʸˡ-ˣᴬ-ᵡᶛ-ᶿⱽⁱⁿſĲĳŉǄ-ǌǱ-ǳﬀ-ﬆﬓ-ﬗℂℊ-ℓℕℙ-ℝ℡ℤΩℨ-ℭℯ-ℱℳℴ"
-    "Ⓐ-ⓩ\U0001f110-\U0001f129\U0001f130-\U0001f149\U0001d400-\U0001d7ff㌀-㍗㍱-㎠㎢-㏟㈀-㈜㈠-㈰㈲-㉃㉠-㉻㊀-㊰⺀-⿕豈-龎"
+    "＂-＇＊＋－-９＜-＞＠-｝｡-ﾟ￠￡￦ₐ-ₜᵢ-ᵪⱼ₀-₉ʰ-ʸˡ-ˣᴬ-ᵡᶛ-ᶿⱽⁱⁿſĲĳŉǄ-ǌǱ-ǳﬀ-ﬆﬓ-ﬗℂℊ-ℒℕℙ-ℝ℡ℤ\u2126ℨ-ℭℯ-ℱℳℴ"
+    "Ⓐ-ⓩ\U0001f110-\U0001f129\U0001f130-\U0001f149\U0001d400-\U0001d7ff㌀-㍗㍱-㎠㎢-㏟㈀-㈓㈕-㈛㈠-㈰㈳-㉃㉠-㉻㊀-㊰⺀-⿕豈-龎"
 )
 """Other forms of plain letters, in a set: ligatures, letters of mathematics, wide and narrow ones, radicals. Signs that
 have readings of their own (², ½, ℃, ㈱) are not among them."""
