@@ -66,7 +66,7 @@ def test_the_card_tells_of_its_voices_the_best_one_first() -> None:
 
 def test_official_names_tell_language_and_sex(tmp_path: Path) -> None:
     entry = read_spk2info(MINI / SPEAKERS)["calm"]
-    write_spk2info(tmp_path / SPEAKERS, {name: entry for name in ("中文女", "粤语女", "英文男", "calm")})
+    write_spk2info(tmp_path / SPEAKERS, dict.fromkeys(("中文女", "粤语女", "英文男", "calm"), entry))
     found = [(voice.name, voice.language, voice.sex) for voice in built_in_voices(tmp_path).values()]
     assert found == [
         ("中文女", "zh", "female"),
