@@ -113,8 +113,8 @@ class VoiceExtractor:
         audio, problems = (audio, []) if self.as_recorded else improved(audio)
         if audio.duration_s > self.advised_s:
             problems.append(
-                f"has {audio.duration_s:.1f} s of speech; this model speaks wrong words after more than "
-                f"{self.advised_s:g} s; cut it to 3 to {self.advised_s:g} s"
+                f"has {audio.duration_s:.1f} s of speech; this model may speak wrong words after more than "
+                f"{self.advised_s:g} s; cut it to 3 to 10 s"
             )
         return audio, problems
 
