@@ -61,13 +61,13 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         self._chunks: Iterator[AudioChunk] | None = None
         self._chunks_async: AsyncIterator[AudioChunk] | None = None
 
-    def start(self, text: Text, voice: Voice, options: SpeakOptions = SpeakOptions()) -> None:
+    def start(self, text: Text, voice: Voice, options: SpeakOptions = SpeakOptions(), silent: bool = False) -> None:
         """Plan the text's beginning and submit it to the engine.
 
         text: a text, or an iterable of pieces of it (from a language model, say). This call reads a block of a long
         text, or pieces until the first sentence or words are complete. A thread reads the rest while speech goes on,
-        and checks each piece when it reads it. Errors: Overloaded, RequestCancelled (the session was closed
-        meanwhile), and those of `FrontEnd.plan`.
+        and checks each piece when it reads it. silent: as in `FrontEnd.plan`. Errors: Overloaded, RequestCancelled (the
+        session was closed meanwhile), and those of `FrontEnd.plan`.
         """
         progress = self._progress
         if isinstance(text, AsyncIterable) and progress.loop is not None:
@@ -76,7 +76,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
                 progress.end_source()
         if isinstance(text, str):
             progress.text = text
-            segments = self._front_end.plan(text, voice, options, progress.closed.is_set)
+            segments = self._front_end.plan(text, voice, options, progress.closed.is_set, silent)
             # A short text is read at once: the engine gets what is near, and learns whether there is more.
             is_short = len(text) <= WHOLE_CHARS
             near = list(islice(segments, AHEAD + 2 if is_short else 1))
@@ -87,10 +87,14 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             raise InvalidText(f"{problem}; give a string, an iterable of strings, or an async one to astream")
         else:
             arrival = progress.arrival = self._front_end.arrival
-            segments = self._front_end.plan_arriving(progress.reading(text), voice, options, progress.closed.is_set)
+            pieces, is_closed = progress.reading(text), progress.closed.is_set
+            segments = self._front_end.plan_arriving(pieces, voice, options, is_closed, silent)
             near = list(islice(segments, 1))
             if not near:
                 raise InvalidText("text: all pieces are empty; send some text", nothing_to_say=True)
+            if near[0].request.pause_s and arrival is InputMode.TOKENS:  # silence, and no words
+                arrival = progress.arrival = InputMode.WHOLE
+                progress.spans.clear()
         for one in near:
             progress.give(one)
         request = EngineRequest(tuple(one.request for one in near), self.policy, arrival)

@@ -19,10 +19,12 @@ from vivavoce.frontend.speech_options import (
     MAX_SEED,
     MODE,
     READING,
+    REASONING,
     SEED,
     SPEED,
 )
-from vivavoce.frontend.text.official import Code, Emojis, Normalization, check_choices, parse_language, parse_reading
+from vivavoce.frontend.text.intake import Reasoning, readable
+from vivavoce.frontend.text.official import Code, Emojis, Normalization, one_of, parse_language, parse_reading
 from vivavoce_textnorm import NO_WORDS, Lexicon, Settings
 
 Options = TypeVar("Options", bound="SpeakOptions")
@@ -68,6 +70,7 @@ class SpeakOptions:
     lexicon: Mapping[str, str] = NO_WORDS
     emojis: Emojis = EMOJIS.default
     code: Code = CODE.default
+    reasoning: Reasoning = REASONING.default
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -77,7 +80,8 @@ class SpeakOptions:
         if self.language is not None:
             parse_language(self.language)
         parse_reading(self.reading)
-        check_choices(self.emojis, self.code)
+        for option in (EMOJIS, CODE, REASONING):
+            one_of(option.choices, option.name, getattr(self, option.name))
         if not isinstance(self.lexicon, Lexicon):
             object.__setattr__(self, "lexicon", Lexicon(self.lexicon))
 
@@ -88,6 +92,8 @@ class SpeakOptions:
         return Settings(self.emojis == "named", self.code == "silent", lexicon=self.lexicon)
 
 
+SILENCE_S = 0.2
+"""Seconds of silence in place of a text with nothing to say."""
 INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them; they were left out"
 
 
@@ -194,6 +200,6 @@ def marks_of(
     """
     times = pairwise(end / sample_rate for end in accumulate(samples, initial=0))
     return tuple(
-        Mark(text[start:end], start, end, start_s, end_s, place < len(cut) and cut[place])
+        Mark(readable(text[start:end]), start, end, start_s, end_s, place < len(cut) and cut[place])
         for place, ((start, end), (start_s, end_s)) in enumerate(zip(spans, times, strict=False))
     )

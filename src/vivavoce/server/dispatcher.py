@@ -23,6 +23,7 @@ from vivavoce.errors import (
 )
 from vivavoce.frontend.speech import (
     INSTRUCTIONS_LEFT_OUT,
+    SILENCE_S,
     FinishReason,
     SegmentText,
     SpeechEvent,
@@ -39,7 +40,6 @@ from vivavoce.server.settings import RequestsSection
 
 NEAR_S = 0.25
 """A client that disconnects this close to its deadline is taken to have timed out."""
-SILENCE_S = 0.2
 
 
 class RequestDispatcher:

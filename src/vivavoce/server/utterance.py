@@ -97,7 +97,8 @@ class StreamedUtterance:
 
     @property
     def is_flushed(self) -> bool:
-        return not self._passage.is_open
+        """Whether all words that came are to be spoken."""
+        return not self._passage.is_open or (self._passage.is_blank and self._passage.length > 0)
 
     def push(self, text: str) -> None:
         """Add text. InvalidRequest: the text has ended or is too long; nothing is added."""

@@ -6,16 +6,17 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, WrapValidator
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.text.intake import readable
 from vivavoce.server.http.app_state import state_of
 from vivavoce.server.http.errors import invalid
 
@@ -28,6 +29,15 @@ MAX_FORM_FIELDS = 40
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 _MAX_FIELD_BYTES = 1 << 20
 """Most bytes of an encoded field in a urlencoded form; a text of a multipart form has the same limit."""
+
+
+def _any_half(text: Any, check: Callable[[str], str]) -> str:
+    check(readable(text) if isinstance(text, str) else text)
+    return text
+
+
+AnyText = Annotated[str, WrapValidator(_any_half)]
+"""A text that may hold halves of UTF-16 surrogate pairs, of which pieces of a text may begin and end with one."""
 
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=BaseModel)
