@@ -113,6 +113,7 @@ def speak(
     text = read_text(source.text, source.file)
     with reporter.working("starting …"):
         keywords = manner.keywords()
+        from vivavoce.frontend.speech import warnings_of
         from vivavoce.frontend.text.intake import Intake
 
         read = (text[at : at + PART_CHARS] for at in range(0, len(text), PART_CHARS))
@@ -121,6 +122,8 @@ def speak(
     with reporter.working("listening …" if manner.transcript else "starting …"):
         tts.check(text)
         voice = tts.voice(manner.voice, manner.transcript)
+    for warning in warnings_of(text, None, tts.card.languages):
+        reporter.note(warning)
     parts = parts_of(text, natural=keywords.get("reading") == "natural")
     if source.stream or len(parts) > 1:
         speech = PartwiseSpeech(tts, parts, voice, keywords, source.stream)

@@ -16,7 +16,16 @@ from vivavoce.engine.handle import ArrivingText, Handle, Outbox, RequestResult
 from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode
 from vivavoce.errors import InvalidText, RequestCancelled
 from vivavoce.frontend.front_end import FrontEnd, PlannedSegment
-from vivavoce.frontend.speech import FinishReason, Mark, SegmentText, SpeakOptions, SpeechEvent, Verdict, marks_of
+from vivavoce.frontend.speech import (
+    FinishReason,
+    Mark,
+    SegmentText,
+    SpeakOptions,
+    SpeechEvent,
+    Verdict,
+    marks_of,
+    warnings_of,
+)
 from vivavoce.frontend.text.official import WHOLE_CHARS
 from vivavoce.frontend.text_threads import in_thread, read_in_loop, start_thread
 from vivavoce.frontend.voices.voice import Voice
@@ -58,6 +67,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         self.handle = _NOT_STARTED
         """The engine's request, after `start`."""
         self.policy = policy_for(front_end.config.generation, policy)
+        self._language: str | None = None
         self._chunks: Iterator[AudioChunk] | None = None
         self._chunks_async: AsyncIterator[AudioChunk] | None = None
 
@@ -69,7 +79,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         and checks each piece when it reads it. silent: as in `FrontEnd.plan`. Errors: Overloaded, RequestCancelled (the
         session was closed meanwhile), and those of `FrontEnd.plan`.
         """
-        progress = self._progress
+        progress, self._language = self._progress, options.language
         if isinstance(text, AsyncIterable) and progress.loop is not None:
             text, progress.end_source = read_in_loop(text, progress.loop)
             if progress.closed.is_set():
@@ -180,6 +190,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             segments_given=given,
             text_tokens=self._progress.text_tokens,
             speech_tokens=sum(map(len, self.handle.outcome.tokens)),
+            warnings=warnings_of(self._progress.text, self._language, self._front_end.card.languages),
         )
 
     def close(self) -> None:

@@ -162,6 +162,7 @@ class StreamedUtterance:
             sum(verdict.segments_given for verdict in self._verdicts),
             str(error) if error else None,
             error.code if error else None,
+            warnings=tuple(dict.fromkeys(one for verdict in self._verdicts for one in verdict.warnings)),
         )
 
     def _begin_passage(self, first_character: int) -> Passage:

@@ -257,4 +257,5 @@ def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
         "segments_spoken": verdict.segments_spoken,
         "segments_given": verdict.segments_given,
         "error": None if verdict.error is None else {"code": verdict.error_code, "message": verdict.error},
+        **({"warnings": list(verdict.warnings)} if verdict.warnings else {}),
     }
