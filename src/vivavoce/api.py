@@ -32,6 +32,7 @@ from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_te
 from vivavoce.frontend.session import RequestSession, Text
 from vivavoce.frontend.speech import Mode, SpeakOptions, check_seed
 from vivavoce.frontend.speech_result import PendingSpeech, Speech
+from vivavoce.frontend.text.intake import Reasoning
 from vivavoce.frontend.text.official import Code, Emojis, Normalization
 from vivavoce.frontend.text_threads import in_turn
 from vivavoce.frontend.voices.extract import AudioSource
@@ -54,6 +55,7 @@ class ReadingManner(TypedDict, total=False):
     lexicon: Mapping[str, str]
     emojis: Emojis
     code: Code
+    reasoning: Reasoning
 
 
 class Manner(ReadingManner, total=False):
@@ -197,12 +199,12 @@ class Vivavoce:
     def normalize(self, text: str, **manner: Unpack[ReadingManner]) -> str:
         """The text as it is spoken: "It is 11:42." becomes "It is eleven forty two."; "" for white space.
 
-        manner: language, reading, lexicon, emojis, code, as in `speak`. InvalidText: it is longer than 20,000
-        characters, or has characters that the model does not know.
+        manner: language, reading, lexicon, emojis, code, reasoning, as in `speak`. InvalidText: it is longer than
+        20,000 characters, or has characters that the model does not know.
         """
         _refuse_unknown(manner, ReadingManner.__annotations__)
         how = SpeakOptions(**manner)
-        return self.front_end.text.explain(text, how.language, how.reading, how.natural).spoken
+        return self.front_end.text.explain(text, how.language, how.reading, how.natural, how.reasoning).spoken
 
     def check(self, text: str) -> None:
         """Refuse a text of any length for characters that cannot be spoken: InvalidText names them."""
@@ -220,6 +222,8 @@ class Vivavoce:
         self, text: str, voice: AnyVoice = None, *, cancel: Event | None = None, **manner: Unpack[Manner]
     ) -> Speech:
         """Speak a text of up to 20,000 characters; the speech's `marks` say when each segment of it is heard.
+
+        A text with nothing to say, such as "👍", is 0.2 s of silence; an empty one is refused.
 
         Args:
             text: what to say; numbers, dates and units are read out.
@@ -332,7 +336,7 @@ class Vivavoce:
         find_voice, chosen = self._read(voice, manner)
         session = RequestSession(self.engine, self.front_end, policy)
         self.engine.check_load(streaming=True)
-        session.start(text, find_voice(), chosen)
+        session.start(text, find_voice(), chosen, silent=True)
         return session
 
     def astream(
@@ -347,7 +351,7 @@ class Vivavoce:
 
         def start(session: RequestSession) -> None:
             self.engine.check_load(streaming=True)
-            session.start(text, find_voice(), chosen)
+            session.start(text, find_voice(), chosen, silent=True)
 
         return RequestSession(self.engine, self.front_end, policy, start)
 
@@ -403,7 +407,7 @@ class Vivavoce:
             raise RequestCancelled("request: was cancelled")
         self.engine.check_load(streaming=False)
         voice, started = find_voice(), time.perf_counter()
-        planned = list(self.front_end.plan(text, voice, options, is_cancelled))
+        planned = list(self.front_end.plan(text, voice, options, is_cancelled, silent=True))
         if is_cancelled():
             raise RequestCancelled("request: was cancelled")
         return self._submit([one.request for one in planned], started, text, [(one.start, one.end) for one in planned])

@@ -20,7 +20,7 @@ from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, V
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_ray.engine import TextMailbox
-from vivavoce_textnorm import NormalizedText, check_text
+from vivavoce_textnorm import NormalizedText, check_length
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Stream:
             raise _lost()
 
     async def push(self, text: str) -> None:
-        check_text(text)
+        check_length(text)
         self._mailbox.put.remote(self._id, text)
 
     async def end(self) -> None:

@@ -33,9 +33,10 @@ def test_changes_are_shown_with_their_places_and_rules(run: Run) -> None:
     assert [line.split()[0] for line in lines[2:]] == ["2–4", "4–10", "14–16"]
 
 
-def test_marks_of_the_model_pass_and_control_characters_are_refused(run: Run) -> None:
+def test_marks_of_the_model_pass_and_control_characters_are_left_out(run: Run) -> None:
     assert run("normalize", "[sigh] 3").text == "[sigh] three\n"
-    assert run("normalize", "a\x07b").code == 2
+    assert run("normalize", "a\x07b <think>Hm.</think>").text == "ab\n"
+    assert run("normalize", "<think>Hm.</think> Yes.", "--reasoning", "read").text == "Hm. Yes.\n"
 
 
 def test_a_lexicon_respells_words(run: Run, tmp_path: Path) -> None:

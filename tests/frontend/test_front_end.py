@@ -15,7 +15,7 @@ from vivavoce.engine.request import InputMode, SamplingParams
 from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.frontend.front_end import load_front_end
 from vivavoce.frontend.modes import MODES, choose_mode, condition
-from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, Mark, Mode, SpeakOptions, marks_of
+from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, SILENCE_S, Mark, Mode, SpeakOptions, marks_of
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.frontend.voices.voice import Voice
@@ -260,7 +260,6 @@ def test_a_transcript_may_bring_its_system_prompt_and_the_text_s_takes_its_place
     [
         (OWN + "Hi.", {"instruct": "Slowly."}, "^instruct: the text brings a prompt of its own"),
         (OWN, {}, "^text: nothing in '' can be spoken"),
-        (f"bell\x07{OWN}Hi.", {}, r"control character U\+0007"),
         (5, {}, "^text: int is not a text"),
     ],
 )
@@ -275,6 +274,45 @@ def test_segments_cover_the_text_and_their_seeds_follow_one_another(front_end):
     assert [one.request.seed for one in plan] == list(range(5, 5 + len(plan)))
     assert {(one.request.speed, one.request.sampling.top_k) for one in plan} == {(1.5, 3)}
     assert "".join(TEXT[one.start : one.end] for one in plan) == TEXT
+
+
+@pytest.mark.parametrize("by", list(TextStream))
+def test_what_nothing_can_say_is_left_out_of_a_text(front_end, by):
+    text = "<think>Is it 3?</think>\x1b[1mGood\x1b[0m \ud83dday to\x00 you. It is 5 \ud83d\ude00 now."
+    arriving = replace(front_end, card=replace(front_end.card, text_stream=by))
+    (said,) = arriving.plan(text, FULL)
+    assert text[said.start : said.end] == text
+    assert said.request.text == front_end.text.encode("Good day to you. It is five now.")
+    for options in (SpeakOptions(), SpeakOptions(reading="official"), SpeakOptions(reading="off")):
+        for pieces in (text, [text]):
+            planned = list(arriving.plan_arriving(pieces, FULL, options))
+            words = front_end.text._tokenizer.decode(sum((one.request.text for one in planned), ()))
+            assert "Good day to you." in " ".join(words.split())
+            assert "3" not in words
+            assert planned[-1].end == len(text)
+    read = SpeakOptions(reasoning="read")
+    assert next(arriving.plan_arriving([text], FULL, read)).request.text[:3] == front_end.text.encode("Is it")[:3]
+
+
+@pytest.mark.parametrize("text", ["👍", "\n\n", "***", "<think>Hm.</think>", "\x07"])
+@pytest.mark.parametrize("by", list(TextStream))
+def test_a_text_with_nothing_to_say_is_silence_where_that_is_wanted(front_end, by, text):
+    arriving = replace(front_end, card=replace(front_end.card, text_stream=by))
+    for planned in (arriving.plan(text, FULL, silent=True), arriving.plan_arriving([text], FULL, silent=True)):
+        (one,) = planned
+        assert (one.start, one.end, one.request.text, one.request.pause_s) == (0, len(text), (), SILENCE_S)
+    with pytest.raises(InvalidText) as caught:
+        list(arriving.plan(text, FULL))
+    assert caught.value.nothing_to_say
+    with pytest.raises(InvalidText):
+        list(arriving.plan("", FULL, silent=True))
+    assert not list(arriving.plan_arriving(["", ""], FULL, silent=True))
+
+
+def test_a_sentence_that_is_silent_ends_no_stream(front_end):
+    arriving = replace(front_end, card=replace(front_end.card, text_stream=TextStream.SENTENCES))
+    planned = arriving.plan_arriving(["First this one.\n`code = 1`\nThen that one."], FULL, SpeakOptions(code="silent"))
+    assert len(list(planned)) == 2
 
 
 @pytest.mark.parametrize("by", list(TextStream))
@@ -330,7 +368,7 @@ def test_reading_ends_with_who_wants_it_also_where_text_arrives(front_end):
             next(planned)
 
 
-@pytest.mark.parametrize("piece", ["Привет", "bell\x07", 5])
+@pytest.mark.parametrize("piece", ["Привет", 5])
 def test_pieces_are_checked_as_text_is(front_end, piece):
     with pytest.raises(InvalidText):
         list(front_end.plan_arriving(["Hello", " there", piece], FULL))

@@ -159,7 +159,7 @@ def test_a_stream_ends_with_a_final_chunk_though_its_text_ends_later(by_sentence
 
 
 def test_what_cannot_be_spoken_is_refused_before_it_starts_or_when_it_comes(synthesizer, voice):
-    for text in ("   ", iter(["", ""]), iter(["Привет"]), 5, b"bytes"):
+    for text in ("", iter(["", ""]), iter(["Привет"]), 5, b"bytes"):
         with pytest.raises(InvalidText):
             synthesizer.stream(text, voice)
     with pytest.raises(InvalidText):
@@ -188,14 +188,14 @@ class FrontEndOf:
     def __init__(self, conditioning):
         self.conditioning = conditioning
 
-    def plan(self, text, voice, options, left):
+    def plan(self, text, voice, options, left, silent):
         for n in range(len(text)):
             if left():
                 raise RequestCancelled("given up")
             self.read = n + 1
             yield PlannedSegment(SegmentRequest(self.conditioning, (1, 2)), n, n + 1)
 
-    def plan_arriving(self, pieces, voice, options, left):
+    def plan_arriving(self, pieces, voice, options, left, silent):
         self.left = left
         for place, piece in enumerate(pieces):
             if isinstance(piece, Exception):
@@ -252,7 +252,7 @@ def test_a_listener_who_leaves_ends_the_reading(front, voice):
     """Before the engine has anything of the text, too."""
     engine, session = Engine(), None
 
-    def plan(text, voice, options, left):
+    def plan(text, voice, options, left, silent):
         assert not left()
         session.close()
         assert left()

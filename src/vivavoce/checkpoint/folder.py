@@ -58,7 +58,7 @@ class ModelCard:
     scripts: frozenset[str] | None = None
     """Unicode scripts the model was trained to read; None: no restriction."""
     languages: tuple[str, ...] = ("zh", "en", "ja", "ko")
-    """Spoken languages, as ISO 639 codes; the default is what the official models speak."""
+    """Spoken languages, as ISO 639 codes; the default is what official models of two generations speak."""
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
     """Trained to follow instructions; other models would speak them aloud."""
@@ -92,11 +92,14 @@ def speech_tokenizer_of(generation: Generation) -> str:
 
 
 def read_card(folder: Path) -> ModelCard:
-    path = folder / CARD
+    path, languages = folder / CARD, ModelCard.languages
+    if (folder / YAML_OF[Generation.V3]).is_file():
+        languages += ("de", "es", "fr", "it", "ru")
     if not path.is_file():
         here = folder.absolute()  # Hugging Face's cache keeps models--OWNER--NAME/snapshots/COMMIT
         _, cached, name = here.parent.parent.name.rpartition("--")
-        return ModelCard(name=name if cached and here.parent.name == "snapshots" else here.name)
+        name = name if cached and here.parent.name == "snapshots" else here.name
+        return ModelCard(name=name, languages=languages)
     data = read_json(path)
     scripts, stream = data.get("scripts"), data.get("text_stream", TextStream.INTERLEAVED)
     if stream not in (known := [one.value for one in TextStream]):
@@ -110,7 +113,7 @@ def read_card(folder: Path) -> ModelCard:
         trained=bool(data.get("trained", True)),
         demo=bool(data.get("demo", False)),
         scripts=frozenset(str(s) for s in scripts) if isinstance(scripts, list) else None,
-        languages=tuple(map(str, data.get("languages", ModelCard.languages))),
+        languages=tuple(map(str, data.get("languages", languages))),
         text_stream=TextStream(stream),
         instructions=bool(data.get("instructions", True)),
         voices={str(name): _speaker(told) for name, told in _mapping(data.get("voices")).items()},

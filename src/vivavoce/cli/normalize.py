@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vivavoce.cli.console import Reporter, print_table
 from vivavoce.cli.flags import REQUIRED, ModelOption, argument, flag
+from vivavoce.frontend.speech_options import REASONING
 
 EXAMPLES = (
     'vivavoce normalize "It costs $3.50." --explain',
@@ -19,6 +20,7 @@ def normalize(
     language: str | None = flag("Language of the text.  [default: detected]", "CODE"),
     emojis: str = flag("Emojis are silent or named, with natural rules.", "CHOICE", default="silent"),
     code: str = flag("Read or silent, with natural rules: code between backticks.", "CHOICE", default="read"),
+    reasoning: str = flag(REASONING.flag_help, "CHOICE", default=REASONING.default),
     lexicon: Path | None = flag("Pronunciations of words, with natural rules; see the manual.", "FILE"),
     explain: bool = flag("Also show each change; needs natural rules.", default=False),
     model: ModelOption = None,
@@ -36,11 +38,11 @@ def normalize(
         from vivavoce_textnorm import NO_WORDS, read_lexicon
 
         words = read_lexicon(lexicon) if lexicon else NO_WORDS
-        how = SpeakOptions(reading=reading, emojis=emojis, code=code, lexicon=words)  # type: ignore[arg-type]
+        how = SpeakOptions(reading=reading, emojis=emojis, code=code, reasoning=reasoning, lexicon=words)  # type: ignore[arg-type]
         folder = model_folder(model)
         scripts = read_card(folder).scripts if model or reading == "official" else None
         front_end = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE), scripts=scripts)
-        found = front_end.explain(text, language, how.reading, how.natural)
+        found = front_end.explain(text, language, how.reading, how.natural, how.reasoning)
     print(found.spoken)
     if explain and found.changes:
         rows = [

@@ -19,8 +19,7 @@ from vivavoce.cli.flags import REQUIRED, argument, flag
 from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.frontend.speech_options import CODE, EMOJIS, INSTRUCTIONS, LEXICON, MODE, READING, TOP_K, TOP_P
-from vivavoce_textnorm import check_characters
+from vivavoce.frontend.speech_options import CODE, EMOJIS, INSTRUCTIONS, LEXICON, MODE, READING, REASONING, TOP_K, TOP_P
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +71,7 @@ class SpeechManner:
     lexicon: Path | None = flag(LEXICON.flag_help, "FILE")
     emojis: str = flag(EMOJIS.flag_help, "CHOICE", default=EMOJIS.default)
     code: str = flag(CODE.flag_help, "CHOICE", default=CODE.default)
+    reasoning: str = flag(REASONING.flag_help, "CHOICE", default=REASONING.default)
     top_p: float | None = flag(TOP_P.flag_help, "NUMBER")
     top_k: int | None = flag(TOP_K.flag_help, "NUMBER")
 
@@ -89,6 +89,7 @@ class SpeechManner:
             "lexicon": read_lexicon(self.lexicon) if self.lexicon else NO_WORDS,
             "emojis": self.emojis,
             "code": self.code,
+            "reasoning": self.reasoning,
             "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }
         SpeakOptions(instruct=self.instructions, **{name: how[name] for name in how if name != "instructions"})
@@ -115,10 +116,17 @@ def speak(
     text = read_text(source.text, source.file)
     with reporter.working("starting …"):
         keywords = manner.keywords()
+        from vivavoce.frontend.speech import warnings_of
+        from vivavoce.frontend.text.intake import Intake
+
+        read = (text[at : at + PART_CHARS] for at in range(0, len(text), PART_CHARS))
+        text = "".join(Intake(keywords["reasoning"]).stream(read))
     tts, load_s = load_model(model, reporter, backends=backends)
     with reporter.working("listening …" if manner.transcript else "starting …"):
         tts.check(text)
         voice = tts.voice(manner.voice, manner.transcript)
+    for warning in warnings_of(text, None, tts.card.languages):
+        reporter.note(warning)
     parts = parts_of(text, natural=keywords.get("reading") == "natural")
     if source.stream or len(parts) > 1:
         speech = PartwiseSpeech(tts, parts, voice, keywords, source.stream)
@@ -179,7 +187,6 @@ def read_text(argument: str | None, file: str | None) -> str:
     text = argument if argument is not None else _read_file(file or STDIN)
     if not text.strip():
         raise InvalidText("text: is empty; write at least one word")
-    check_characters(text)
     return text
 
 

@@ -24,7 +24,7 @@ from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, Speec
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
-from vivavoce_textnorm import NormalizedText, check_text
+from vivavoce_textnorm import NormalizedText, check_length
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class RemoteStream:
             raise event
 
     async def push(self, text: str) -> None:
-        check_text(text)
+        check_length(text)
         if self.verdict is None:
             self._send(messages.MoreText(self._number, text))
 

@@ -120,7 +120,7 @@ class ModelService:
         voice = await self.voice(request.owner, request.voice) if known else None
         how = changed(request, lexicon=self.lexicon(request.owner, voice)).natural
         explain, text = self.front_end.text.explain, request.text or ""
-        return await self.read(text, lambda: explain(text, request.language, request.reading, how))
+        return await self.read(text, lambda: explain(text, request.language, request.reading, how, request.reasoning))
 
     def lexicon(self, owner: str, voice: Voice | None) -> Lexicon:
         return NO_WORDS if self._lexicons is None else self._lexicons.of(owner, "" if voice is None else voice.name)

@@ -24,7 +24,8 @@ from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, Conditioning, InputMod
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.frontend.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
-from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
+from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, SILENCE_S, Mode, SpeakOptions, without_instructions
+from vivavoce.frontend.text.intake import Intake
 from vivavoce.frontend.text.sentence_stream import sentence_stream
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
@@ -72,19 +73,30 @@ class FrontEnd:
         voice: Voice,
         options: SpeakOptions = SpeakOptions(),
         is_cancelled: CancelCheck = never_cancelled,
+        silent: bool = False,
     ) -> Iterator[PlannedSegment]:
         """The segments of a whole text: contiguous, in order, with seeds that follow one another.
 
         The text is normalised block by block, as its segments are asked for. All errors come before the first segment,
         except for characters that the vocabulary cannot write.
 
+        silent: a text with nothing to speak is `SILENCE_S` of silence; an empty one is refused all the same.
+
         Raises:
             InvalidText: there is nothing to speak, it is too long, or the model lacks characters of it.
             InvalidRequest: the voice does not fit the model, or lacks what the mode needs; the language is unknown.
             RequestCancelled: `is_cancelled` returned True.
         """
-        system, spoken = self.text.part(text)
-        yield from self._segments(spoken, self.conditioning(voice, options, system), options, is_cancelled, len(system))
+        intake = Intake(options.reasoning)
+        system, spoken = self.text.part(intake.add(text, is_last=True))
+        conditioning = self.conditioning(voice, options, system)
+        try:
+            for one in self._segments(spoken, conditioning, options, is_cancelled, len(system)):
+                yield replace(one, start=intake.original(one.start), end=intake.original(one.end))
+        except InvalidText as error:
+            if not (silent and text and error.nothing_to_say):
+                raise
+            yield PlannedSegment(SegmentRequest(conditioning, (), pause_s=SILENCE_S), 0, len(text))
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SegmentRequest]:
         return [segment.request for segment in self.plan(text, voice, options)]
@@ -101,6 +113,7 @@ class FrontEnd:
         voice: Voice,
         options: SpeakOptions = SpeakOptions(),
         is_cancelled: CancelCheck = never_cancelled,
+        silent: bool = False,
     ) -> Iterator[PlannedSegment]:
         """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
 
@@ -109,9 +122,19 @@ class FrontEnd:
         characters that have been read so far. A system prompt must come whole in the first piece. Errors as `plan`,
         when a piece is read.
         """
+        intake = Intake(options.reasoning)
+        one = None
+        for one in self._plan_arriving(intake.stream(pieces), voice, options, is_cancelled):
+            yield replace(one, start=intake.original(one.start), end=intake.original(one.end))
+        if silent and intake.taken and one is None:
+            request = SegmentRequest(self.conditioning(voice, options), (), pause_s=SILENCE_S)
+            yield PlannedSegment(request, 0, intake.taken)
+
+    def _plan_arriving(
+        self, pieces: Iterator[str], voice: Voice, options: SpeakOptions, is_cancelled: CancelCheck
+    ) -> Iterator[PlannedSegment]:
         conditioning, begin = self.conditioning(voice, options), 0
         if self._modes.system:
-            pieces = iter(pieces)
             system, first = self.text.part(next(pieces, ""))
             pieces, begin = chain((first,), _unmarked(pieces)), len(system)
             conditioning = self.conditioning(voice, options, system)
@@ -120,13 +143,18 @@ class FrontEnd:
             return
         index, paused_s, natural = 0, 0.0, options.reading == "natural"
         for sentence in sentence_stream(pieces, self.text.marks if natural else None):
-            if is_speakable(sentence.text):  # a line of dashes is not: the text around it is spoken
-                language = options.language or (sentence.language if self.card.scripts is None else None)
-                named, start = replace(options, language=language), begin + sentence.start
+            if not is_speakable(sentence.text):  # such as a line of dashes: the text around it is spoken
+                continue
+            language = options.language or (sentence.language if self.card.scripts is None else None)
+            named, start = replace(options, language=language), begin + sentence.start
+            try:
                 for segment in self._segments(sentence.text, conditioning, named, is_cancelled, start, index):
                     index += 1
                     check_paused(paused_s := paused_s + segment.request.pause_s)
                     yield segment
+            except InvalidText as error:  # such as code that is silent
+                if not error.nothing_to_say:
+                    raise
 
     @property
     def _modes(self) -> GenerationModes:

@@ -16,7 +16,16 @@ from vivavoce.engine.handle import ArrivingText, Handle, Outbox, RequestResult
 from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode
 from vivavoce.errors import InvalidText, RequestCancelled
 from vivavoce.frontend.front_end import FrontEnd, PlannedSegment
-from vivavoce.frontend.speech import FinishReason, Mark, SegmentText, SpeakOptions, SpeechEvent, Verdict, marks_of
+from vivavoce.frontend.speech import (
+    FinishReason,
+    Mark,
+    SegmentText,
+    SpeakOptions,
+    SpeechEvent,
+    Verdict,
+    marks_of,
+    warnings_of,
+)
 from vivavoce.frontend.text.official import WHOLE_CHARS
 from vivavoce.frontend.text_threads import in_thread, read_in_loop, start_thread
 from vivavoce.frontend.voices.voice import Voice
@@ -58,25 +67,26 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         self.handle = _NOT_STARTED
         """The engine's request, after `start`."""
         self.policy = policy_for(front_end.config.generation, policy)
+        self._language: str | None = None
         self._chunks: Iterator[AudioChunk] | None = None
         self._chunks_async: AsyncIterator[AudioChunk] | None = None
 
-    def start(self, text: Text, voice: Voice, options: SpeakOptions = SpeakOptions()) -> None:
+    def start(self, text: Text, voice: Voice, options: SpeakOptions = SpeakOptions(), silent: bool = False) -> None:
         """Plan the text's beginning and submit it to the engine.
 
         text: a text, or an iterable of pieces of it (from a language model, say). This call reads a block of a long
         text, or pieces until the first sentence or words are complete. A thread reads the rest while speech goes on,
-        and checks each piece when it reads it. Errors: Overloaded, RequestCancelled (the session was closed
-        meanwhile), and those of `FrontEnd.plan`.
+        and checks each piece when it reads it. silent: as in `FrontEnd.plan`. Errors: Overloaded, RequestCancelled (the
+        session was closed meanwhile), and those of `FrontEnd.plan`.
         """
-        progress = self._progress
+        progress, self._language = self._progress, options.language
         if isinstance(text, AsyncIterable) and progress.loop is not None:
             text, progress.end_source = read_in_loop(text, progress.loop)
             if progress.closed.is_set():
                 progress.end_source()
         if isinstance(text, str):
             progress.text = text
-            segments = self._front_end.plan(text, voice, options, progress.closed.is_set)
+            segments = self._front_end.plan(text, voice, options, progress.closed.is_set, silent)
             # A short text is read at once: the engine gets what is near, and learns whether there is more.
             is_short = len(text) <= WHOLE_CHARS
             near = list(islice(segments, AHEAD + 2 if is_short else 1))
@@ -87,10 +97,14 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             raise InvalidText(f"{problem}; give a string, an iterable of strings, or an async one to astream")
         else:
             arrival = progress.arrival = self._front_end.arrival
-            segments = self._front_end.plan_arriving(progress.reading(text), voice, options, progress.closed.is_set)
+            pieces, is_closed = progress.reading(text), progress.closed.is_set
+            segments = self._front_end.plan_arriving(pieces, voice, options, is_closed, silent)
             near = list(islice(segments, 1))
             if not near:
                 raise InvalidText("text: all pieces are empty; send some text", nothing_to_say=True)
+            if near[0].request.pause_s and arrival is InputMode.TOKENS:  # silence, and no words
+                arrival = progress.arrival = InputMode.WHOLE
+                progress.spans.clear()
         for one in near:
             progress.give(one)
         request = EngineRequest(tuple(one.request for one in near), self.policy, arrival)
@@ -181,6 +195,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             segments_given=given,
             text_tokens=self._progress.text_tokens,
             speech_tokens=sum(map(len, self.handle.outcome.tokens)),
+            warnings=warnings_of(self._progress.text, self._language, self._front_end.card.languages),
         )
 
     def close(self) -> None:

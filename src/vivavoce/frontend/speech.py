@@ -8,6 +8,8 @@ from enum import Enum
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
+import regex
+
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.speech_options import (
@@ -19,11 +21,13 @@ from vivavoce.frontend.speech_options import (
     MAX_SEED,
     MODE,
     READING,
+    REASONING,
     SEED,
     SPEED,
 )
-from vivavoce.frontend.text.official import Code, Emojis, Normalization, check_choices, parse_language, parse_reading
-from vivavoce_textnorm import NO_WORDS, Lexicon, Settings
+from vivavoce.frontend.text.intake import Reasoning, readable
+from vivavoce.frontend.text.official import Code, Emojis, Normalization, one_of, parse_language, parse_reading
+from vivavoce_textnorm import NO_WORDS, Lexicon, Settings, detect_language, excerpt, is_speakable
 
 Options = TypeVar("Options", bound="SpeakOptions")
 
@@ -69,6 +73,7 @@ class SpeakOptions:
     lexicon: Mapping[str, str] = NO_WORDS
     emojis: Emojis = EMOJIS.default
     code: Code = CODE.default
+    reasoning: Reasoning = REASONING.default
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -78,7 +83,8 @@ class SpeakOptions:
         if self.language is not None:
             object.__setattr__(self, "language", parse_language(self.language))
         parse_reading(self.reading)
-        check_choices(self.emojis, self.code)
+        for option in (EMOJIS, CODE, REASONING):
+            one_of(option.choices, option.name, getattr(self, option.name))
         if not isinstance(self.lexicon, Lexicon):
             object.__setattr__(self, "lexicon", Lexicon(self.lexicon))
 
@@ -89,6 +95,8 @@ class SpeakOptions:
         return Settings(self.emojis == "named", self.code == "silent", lexicon=self.lexicon)
 
 
+SILENCE_S = 0.2
+"""Seconds of silence in place of a text with nothing to say."""
 INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them; they were left out"
 
 
@@ -155,7 +163,8 @@ class Verdict:
 
     audio_s: seconds of audio that the listener took; segments_spoken: segments whose audio the listener took to the
     end; segments_given: all segments; error: one line, and error_code its stable code, both only with reason ERROR;
-    text_tokens, speech_tokens: tokens that the language model read and made, None where that is unknown.
+    text_tokens, speech_tokens: tokens that the language model read and made, None where that is unknown; warnings: what
+    may be wrong with the speech though it ended well, one line each.
     """
 
     reason: FinishReason
@@ -166,6 +175,37 @@ class Verdict:
     error_code: str | None = None
     text_tokens: int | None = None
     speech_tokens: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+_REPEATED = regex.compile(
+    r"\b(\p{L}[\p{L}\p{M}'’]*)(?:[\s,，、.!?。！？-]+\1\b){3}|([\p{Han}\p{Hiragana}\p{Katakana}])\2{3}"
+    r"|(\d)\3{4}|\d{7,}",
+    regex.IGNORECASE,
+)
+_THREE_ALIKE = regex.compile(r"(.)\1\1")
+
+
+def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
+    """What a model may do wrong with a text: repeats that it may lose, and a language that it does not speak.
+
+    language: of the text, None: told from it; languages: the model's codes.
+    """
+    warnings = []
+    repeated = next((one[0] for one in _REPEATED.finditer(text) if _THREE_ALIKE.search(one[0]) or one[1]), None)
+    if repeated:
+        warnings.append(
+            f"text: {excerpt(repeated)} repeats itself; models may lose or add repeats, and the words were not checked"
+        )
+    return (*warnings, *foreign_to(text, language, languages))
+
+
+def foreign_to(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
+    """A line, if the model does not speak a text's language; arguments as of `warnings_of`."""
+    told = language or (detect_language(text) if is_speakable(text) else None)
+    if told is None or told in languages:
+        return ()
+    return (f"text: its language seems to be {told}, and the model speaks {', '.join(languages)} only",)
 
 
 @dataclass(frozen=True)
@@ -195,6 +235,6 @@ def marks_of(
     """
     times = pairwise(end / sample_rate for end in accumulate(samples, initial=0))
     return tuple(
-        Mark(text[start:end], start, end, start_s, end_s, place < len(cut) and cut[place])
+        Mark(readable(text[start:end]), start, end, start_s, end_s, place < len(cut) and cut[place])
         for place, ((start, end), (start_s, end_s)) in enumerate(zip(spans, times, strict=False))
     )

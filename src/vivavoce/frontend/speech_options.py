@@ -84,6 +84,12 @@ EMOJIS = Option(
 CODE = Option(
     "code", "Code between backticks, with natural rules: read or silent.", default="read", choices=("read", "silent")
 )
+REASONING = Option(
+    "reasoning",
+    "Reasoning of a language model, such as <think>…</think>: silent or read.",
+    default="silent",
+    choices=("silent", "read"),
+)
 CHUNK_POLICY = Option(
     "chunk_policy",
     "How the stream is cut into chunks: low_latency, official, equal, exponential or time_based.",
@@ -91,7 +97,7 @@ CHUNK_POLICY = Option(
     default_help="low_latency; CosyVoice 1 has only official",
     field="policy",
 )
-READING_OPTIONS = (LANGUAGE, READING, EMOJIS, CODE)
+READING_OPTIONS = (LANGUAGE, READING, EMOJIS, CODE, REASONING)
 """Options that decide how a text is read; a lexicon belongs to a voice or a file."""
 SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, CHUNK_POLICY)
 

@@ -23,11 +23,13 @@ from vivavoce.errors import (
 )
 from vivavoce.frontend.speech import (
     INSTRUCTIONS_LEFT_OUT,
+    SILENCE_S,
     FinishReason,
     SegmentText,
     SpeechEvent,
     SpeechRequest,
     Verdict,
+    foreign_to,
     without_instructions,
 )
 from vivavoce.frontend.speech_backend import SpeechBackend, SpeechStream
@@ -37,9 +39,10 @@ from vivavoce.server.rate_limiter import Permit, Principal, RateLimiter
 from vivavoce.server.request_log import RequestLog, RequestRecord
 from vivavoce.server.settings import RequestsSection
 
+NOTED_CHARS = 500
+"""Characters of a text from which its language is told for a note."""
 NEAR_S = 0.25
 """A client that disconnects this close to its deadline is taken to have timed out."""
-SILENCE_S = 0.2
 
 
 class RequestDispatcher:
@@ -113,6 +116,9 @@ class RequestDispatcher:
                 if self.rules.instructions == "refuse":
                     raise InvalidRequest("instruct: the model that speaks cannot follow instructions; leave them out")
                 request = replace(without_instructions(request), notes=(*request.notes, INSTRUCTIONS_LEFT_OUT))
+            if request.text:
+                begin, languages = request.text[:NOTED_CHARS], self.backend.about.languages
+                request = replace(request, notes=request.notes + foreign_to(begin, request.language, languages))
             record.notes = request.notes
             stream: SpeechStream
             try:
@@ -315,7 +321,9 @@ class ActiveRequest:
     def _finish(self, reason: FinishReason, error: VivavoceError | None = None) -> None:
         record = self._record
         text, code = (None, None) if error is None else (str(error), error.code)
-        self._end(Verdict(reason, record.audio_s, record.segments_spoken, record.segments_given, text, code))
+        warnings = () if self._stream.verdict is None else self._stream.verdict.warnings
+        given = record.audio_s, record.segments_spoken, record.segments_given
+        self._end(Verdict(reason, *given, text, code, warnings=warnings))
 
     def _end(self, verdict: Verdict) -> None:
         if self.verdict is not None:

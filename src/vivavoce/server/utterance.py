@@ -97,7 +97,8 @@ class StreamedUtterance:
 
     @property
     def is_flushed(self) -> bool:
-        return not self._passage.is_open
+        """Whether all words that came are to be spoken."""
+        return not self._passage.is_open or (self._passage.is_blank and self._passage.length > 0)
 
     def push(self, text: str) -> None:
         """Add text. InvalidRequest: the text has ended or is too long; nothing is added."""
@@ -161,6 +162,7 @@ class StreamedUtterance:
             sum(verdict.segments_given for verdict in self._verdicts),
             str(error) if error else None,
             error.code if error else None,
+            warnings=tuple(dict.fromkeys(one for verdict in self._verdicts for one in verdict.warnings)),
         )
 
     def _begin_passage(self, first_character: int) -> Passage:

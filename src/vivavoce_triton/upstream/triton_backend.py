@@ -28,9 +28,10 @@ from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.audio.samples import Samples
 from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
+from vivavoce.frontend.text.intake import Intake, Reasoning
 from vivavoce.frontend.text.sentence_stream import Sentence, SentenceSplitter
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
-from vivavoce_textnorm import NormalizedText, check_text, is_speakable
+from vivavoce_textnorm import NormalizedText, is_speakable
 from vivavoce_triton.client.utterance import Manner, Utterance
 from vivavoce_triton.client.wire import (
     Connection,
@@ -87,11 +88,12 @@ class TritonStream:
         sample_rate: int,
         ask: Callable[[str, int], AsyncGenerator[Samples, None]],
         on_end: Callable[[TritonStream], None],
+        reasoning: Reasoning = "silent",
     ) -> None:
         self.sample_rate = sample_rate
         self.verdict: Verdict | None = None
         self._ask, self._on_end = ask, on_end
-        self._splitter = SentenceSplitter()
+        self._intake, self._splitter = Intake(reasoning), SentenceSplitter()
         self._sentences: asyncio.Queue[Sentence | None] = asyncio.Queue()
         self._calls: list[_Call] = []
         """The current one, and the next."""
@@ -111,10 +113,10 @@ class TritonStream:
         self._finish(replace(self._progress, reason=FinishReason.STOP))
 
     async def push(self, text: str) -> None:
-        check_text(text)
-        self._add(self._splitter.add(text))
+        self._add(self._splitter.add(self._intake.add(text)))
 
     async def end(self) -> None:
+        self._add(self._splitter.add(self._intake.add("", is_last=True)))
         self._add(self._splitter.end())
         self._sentences.put_nowait(None)
 
@@ -132,7 +134,8 @@ class TritonStream:
             ahead = None
             index = self._progress.segments_given
             self._progress = replace(self._progress, segments_given=index + 1)
-            yield SegmentText(index, call.sentence.start, call.sentence.end)
+            start, end = map(self._intake.original, (call.sentence.start, call.sentence.end))
+            yield SegmentText(index, start, end)
             while (samples := await call.chunks.get()) is not None:
                 ahead = ahead or asyncio.create_task(self._ask_next())
                 yield AudioChunk(samples, self.sample_rate, segment=index)
@@ -261,7 +264,7 @@ class TritonBackend:
             return _answer(self._speech, model, tensors(sentence, index), f"{identity}-{index}")
 
         tensors("?", 0)  # refuse now what the model does not take
-        stream = TritonStream(model.sample_rate, ask, self._on_end)
+        stream = TritonStream(model.sample_rate, ask, self._on_end, request.reasoning)
         if request.text is not None:
             await stream.push(request.text)
             await stream.end()

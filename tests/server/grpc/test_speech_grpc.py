@@ -118,6 +118,7 @@ async def test_every_field_of_a_start_is_what_is_ordered() -> None:
             instruct="Softly.",
             policy="equal",
             sampling=SamplingParams(**sampling),
+            notes=("text: its language seems to be fr, and the model speaks zh, en, ja, ko only",),
             **how,
         ),
         SpeechRequest(None, "anna"),

@@ -54,6 +54,13 @@ async def test_their_sequence_of_messages() -> None:
         assert (order.voice, order.speed, order.seed, order.language) == ("anna", 1.1, 4, "en")
 
 
+async def test_a_context_of_white_space_is_spoken_when_it_is_closed() -> None:
+    async with connected(path=MULTI + "?output_format=pcm_24000") as (client, _):
+        await send(client, {"text": "\n\n", "context_id": "a"}, {"context_id": "a", "flush": True})
+        await send(client, {"context_id": "a", "close_context": True})
+        assert audio_of(await until_final(client, "a"))
+
+
 async def test_a_flush_is_spoken_before_the_text_has_ended() -> None:
     async with connected(path=ANNA + "?output_format=pcm_24000") as (client, _):
         await send(client, {"text": " "}, {"text": "One.", "flush": True})

@@ -115,6 +115,13 @@ async def test_what_is_not_as_wished_is_told_at_the_start() -> None:
         assert (served.speaker.orders[0].instruct, served.speaker.orders[0].mode) == (None, None)
 
 
+async def test_a_character_may_come_in_halves_and_half_of_one_costs_no_words() -> None:
+    async with connected() as (client, _):
+        replies = await answered(client, text("Well \ud83d"), text("\ude00 done,\ud83d my friend."), END)
+        assert not errors_of(replies, "param")
+        assert len(audio_of(replies)) == len(pcm(len("Well ..done,. my friend.") + 1))
+
+
 async def test_a_flush_is_spoken_at_once_and_what_follows_counts_on() -> None:
     async with connected() as (client, _):
         first = await answered(client, start(text="One. "), FLUSH, until="flushed")

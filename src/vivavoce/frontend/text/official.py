@@ -97,16 +97,11 @@ def parse_language(name: str) -> Language | None:
 
 
 def parse_reading(name: str) -> Normalization:
-    reading: Normalization = _one_of(get_args(Normalization), "reading", name, "choose one")
+    reading: Normalization = one_of(get_args(Normalization), "reading", name)
     return reading
 
 
-def check_choices(emojis: str, code: str) -> None:
-    _one_of(get_args(Emojis), "emojis", emojis, "choose one")
-    _one_of(get_args(Code), "code", code, "choose one")
-
-
-def _one_of(names: tuple[Any, ...], field: str, name: str, remedy: str) -> Any:
+def one_of(names: tuple[Any, ...], field: str, name: str, remedy: str = "choose one") -> Any:
     if name not in names:
         raise InvalidRequest(f"{field}: {name!r} is not one of {', '.join(names)}; {remedy}")
     return name

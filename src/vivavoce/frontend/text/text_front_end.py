@@ -10,6 +10,7 @@ from typing import get_args
 import regex
 
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
+from vivavoce.frontend.text.intake import Intake, Reasoning
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
     LoadedOnUse,
@@ -227,6 +228,7 @@ class TextFrontEnd:
 
         By official rules, or by natural ones where the former are not installed.
         """
+        text = Intake("read").add(text, is_last=True)
         self._check(text)
         system, said = self.part(text)
         read_in = self._told(said, self._wanted(language))
@@ -235,12 +237,28 @@ class TextFrontEnd:
         return system + ("".join(self._words(pieces, [])) if said.strip() else "")
 
     def explain(
-        self, text: str, language: str | None = None, reading: Normalization = "natural", how: Settings = Settings()
+        self,
+        text: str,
+        language: str | None = None,
+        reading: Normalization = "natural",
+        how: Settings = Settings(),
+        reasoning: Reasoning = "silent",
     ) -> NormalizedText:
         """The words of a text, not split: by natural rules, piece by piece; by official ones as a single piece.
 
-        language: "yue", too, with natural rules; how: what a request chooses of these. Errors as `normalize`.
+        language: "yue", too, with natural rules; how: what a request chooses of these; reasoning: see `Intake`, the
+        rule of a piece with characters that are left out before all reading is "left out". Errors as `normalize`.
         """
+        intake = Intake(reasoning)
+        found = self._explain(intake.add(text, is_last=True), language, reading, how).pieces
+        ends = [0, *(intake.original(one.end) for one in found)]
+        pieces = (
+            Piece(start, end, one.spoken, one.rule or ("left out" if end - start > one.end - one.start else None))
+            for one, start, end in zip(found, ends, ends[1:], strict=False)
+        )
+        return NormalizedText(text, tuple(pieces))
+
+    def _explain(self, text: str, language: str | None, reading: Normalization, how: Settings) -> NormalizedText:
         self._check(text)
         normalizer = self._normalizer(reading, how=how)
         if not isinstance(normalizer, NaturalNormalizer):
@@ -280,11 +298,11 @@ class TextFrontEnd:
 
     def _check(self, text: str) -> None:
         check_length(text)
+        check_characters(text)
         self.check(text)
 
     def check(self, text: str) -> None:
-        """`InvalidText`: no text may hold a character, or the model does not know it. Texts may have any length."""
-        check_characters(text)
+        """`InvalidText`: the model does not know a character. Texts may have any length."""
         foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(text)))
         if foreign:
             raise InvalidText(

@@ -52,6 +52,7 @@ async def speak(call: Call) -> Metadata:
             "audio_seconds": ended.audio_s,
             "segments_spoken": ended.segments_spoken,
             "segments_given": ended.segments_given,
+            "warnings": ended.warnings,
         }
         await talk.send({"type": "done", **done})
     return ((FINISH_REASON, ended.reason.value),)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncGenerator, Callable, Set
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from pydantic import AliasChoices, BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import AliasChoices, BaseModel, ValidationError, WrapValidator
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.text.intake import readable
 from vivavoce.server.http.app_state import state_of
 from vivavoce.server.http.errors import invalid
 
@@ -28,24 +28,21 @@ MAX_SEPARATORS = 1 << 17
 """Most commas and brackets of a JSON text: twice the number of letters in the longest text, and more."""
 MAX_FORM_FIELDS = 40
 _MOST_NAMED = 10
-HALF = re.compile("[\ud800-\udfff]")
-"""Half of a UTF-16 pair, which JSON can hold as an escape."""
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 _MAX_FIELD_BYTES = 1 << 20
 """Most bytes of an encoded field in a urlencoded form; a text of a multipart form has the same limit."""
 
+
+def _any_half(text: Any, check: Callable[[str], str]) -> str:
+    check(readable(text) if isinstance(text, str) else text)
+    return text
+
+
+AnyText = Annotated[str, WrapValidator(_any_half)]
+"""A text that may hold halves of UTF-16 surrogate pairs, of which pieces of a text may begin and end with one."""
+
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=BaseModel)
-
-
-def _whole_characters(text: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Pydantic refuses halves of UTF-16 pairs, which a text cut into pieces may hold; the speech session joins them."""
-    if isinstance(text, str) and (plain := HALF.sub("\ufffd", text)) != text:
-        return text if check(plain) == plain else plain
-    return check(text)
-
-
-Words = Annotated[str, WrapValidator(_whole_characters)]
 
 
 @dataclass(frozen=True)

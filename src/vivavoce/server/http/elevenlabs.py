@@ -18,11 +18,12 @@ from starlette.responses import Response
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech_backend import ModelInfo
+from vivavoce.frontend.text.intake import readable
 from vivavoce.frontend.text.official import LANGUAGE_NAMES, parse_language
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
-from vivavoce.server.http.bodies import Words, json_schema, read_json, validated
+from vivavoce.server.http.bodies import AnyText, json_schema, read_json, validated
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, compact_json
@@ -51,7 +52,7 @@ class SpeechBody(BaseModel):
     """A request for speech; further fields of ElevenLabs' clients are ignored."""
 
     model_config = ConfigDict(extra="ignore")
-    text: Words = Field(min_length=1, max_length=MAX_TEXT_CHARS)
+    text: AnyText = Field(min_length=1, max_length=MAX_TEXT_CHARS)
     voice_settings: VoiceSettings | None = None
     language_code: str | None = None
     seed: int | None = None
@@ -61,7 +62,7 @@ class SocketMessage(BaseModel):
     """A WebSocket message of ElevenLabs' clients."""
 
     model_config = ConfigDict(extra="ignore")
-    text: Words | None = Field(None, max_length=MAX_TEXT_CHARS)
+    text: AnyText | None = Field(None, max_length=MAX_TEXT_CHARS)
     flush: bool | None = None
     voice_settings: VoiceSettings | None = None
     xi_api_key: str | None = Field(None, max_length=200, validation_alias=AliasChoices("xi_api_key", "xi-api-key"))
@@ -214,11 +215,11 @@ class Alignment:
     """Times of a text's characters, which share the time of their segment evenly."""
 
     def __init__(self, text: str = "") -> None:
-        self.text, self.last = text, " "
+        self.text, self.last = readable(text), " "
         self._timed = 0
 
     def add(self, text: str) -> None:
-        self.text, self.last = self.text + text, text[-1]
+        self.text, self.last = self.text + readable(text), text[-1]
 
     def take(self, mark: Mapping[str, Any]) -> tuple[list[str], list[float]]:
         """The characters of a complete segment, with white space around it, and [characters + 1] times in seconds."""

@@ -10,8 +10,9 @@ from starlette.requests import Request
 
 from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.frontend.speech_options import READING_OPTIONS
+from vivavoce.frontend.text.intake import readable
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
-from vivavoce.server.http.bodies import json_schema, read_json
+from vivavoce.server.http.bodies import AnyText, json_schema, read_json
 from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND
 from vivavoce.server.http.speech_fields import VoiceName, fields_of
 from vivavoce_textnorm import MAX_TEXT_CHARS
@@ -26,7 +27,7 @@ class NormalizeFields(_ReadingOptions):
     """A text, and the options that decide how it is read."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"input": "It costs $3.50."}]})
-    input: str = Field(min_length=1, max_length=MAX_TEXT_CHARS, description="The text.")
+    input: AnyText = Field(min_length=1, max_length=MAX_TEXT_CHARS, description="The text.")
     voice: VoiceName | None = Field(
         None, description="The voice whose lexicon is used. Default: the voice of speech without one."
     )
@@ -63,11 +64,12 @@ def router(state: AppState) -> APIRouter:
     async def normalize(request: Request, principal: KnownPrincipal) -> ReadingAnswer:
         with dispatcher.permitted(principal):
             asked = await read_json(request, NormalizeFields)
+            written = readable(asked.input)
             how = asked.model_dump(exclude={"input", "voice"})
             found = await dispatcher.backend.normalize(SpeechRequest(asked.input, asked.voice, principal.owner, **how))
         return ReadingAnswer(
             text=found.spoken,
-            changes=[ReadingChange(written=asked.input[one.start : one.end], **vars(one)) for one in found.changes],
+            changes=[ReadingChange(written=written[one.start : one.end], **vars(one)) for one in found.changes],
         )
 
     return routes

@@ -23,7 +23,7 @@ from vivavoce.server.http.bodies import (
     MAX_FORM_FIELDS,
     MULTIPART,
     URLENCODED,
-    Words,
+    AnyText,
     known_names,
     media_type,
     off_loop,
@@ -190,7 +190,7 @@ class SpeechFields(CommonFields):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "mini", "input": "Hello there.", "response_format": "wav"}]},
     )
-    input: Words = Field(
+    input: AnyText = Field(
         min_length=1, max_length=MAX_TEXT_CHARS, description="The text; numbers, dates and units are read out."
     )
     stream_format: Literal["audio", "sse"] = Field(

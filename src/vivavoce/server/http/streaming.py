@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
@@ -23,7 +24,6 @@ from vivavoce.frontend.speech import SegmentText, SpeechRequest, Verdict
 from vivavoce.logs import current_scope
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.http.app_state import ADMISSION_HEADER, SPEED_HEADER, WARNING_HEADER, state_of
-from vivavoce.server.http.bodies import HALF
 from vivavoce.server.http.errors import error_body, renamed
 from vivavoce.server.http.listener import drop_connection
 from vivavoce.server.rate_limiter import Principal
@@ -31,6 +31,8 @@ from vivavoce.server.segment_clock import SegmentClock
 
 log = logging.getLogger(__name__)
 
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a UTF-16 pair, which JSON can hold as an escape."""
 _HEADERS = {
     "cache-control": "no-store",
     "x-accel-buffering": "no",
@@ -251,7 +253,7 @@ async def _until_disconnected(receive: Receive) -> None:
 
 def compact_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    if text.isascii() or not HALF.search(text):
+    if text.isascii() or not _HALF.search(text):
         return text
     return json.dumps(value, separators=(",", ":"))  # UTF-8 cannot hold half of a pair, but its escape can
 
@@ -264,4 +266,5 @@ def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
         "segments_spoken": verdict.segments_spoken,
         "segments_given": verdict.segments_given,
         "error": None if verdict.error is None else {"code": verdict.error_code, "message": verdict.error},
+        **({"warnings": list(verdict.warnings)} if verdict.warnings else {}),
     }

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.frontend.audio.encode import OutputFormat, parse_format
-from vivavoce.server.http.bodies import Words, check_separators, validated
+from vivavoce.server.http.bodies import AnyText, check_separators, validated
 from vivavoce.server.http.errors import error_body
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import compact_json
@@ -29,7 +29,7 @@ class Start(CommonFields):
         "pcm", description="pcm: 16-bit little-endian mono samples."
     )
     audio: Literal["binary", "base64"] = Field("binary", description="base64: audio comes in JSON, for plain clients.")
-    text: Words = Field("", max_length=MAX_TEXT_CHARS, description="A first piece of the text.")
+    text: AnyText = Field("", max_length=MAX_TEXT_CHARS, description="A first piece of the text.")
     api_key: str | None = Field(None, max_length=200, description="For browsers, which cannot send headers.")
 
     def output(self) -> OutputFormat:
@@ -41,7 +41,7 @@ class Text(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text"] = "text"
-    text: Words = Field(max_length=MAX_TEXT_CHARS)
+    text: AnyText = Field(max_length=MAX_TEXT_CHARS)
 
 
 class Signal(BaseModel):
@@ -64,7 +64,7 @@ _TYPES: dict[str, type[ClientMessage]] = {
 def json_object(text: str) -> dict[str, Any]:
     check_separators(text, "message")
     try:
-        found = json.loads(text)
+        found = json.loads(text)  # which takes half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"message: is not JSON ({error}); send one object in each frame") from None
     if not isinstance(found, dict):

@@ -1,0 +1,92 @@
+"""Where a text comes in, whole or in pieces: what nothing can say is left out before the text is cut or read."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import regex
+
+from vivavoce_textnorm import check_length
+
+_SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # quick, for most have none
+_TAG = "(?:think(?:ing)?|reasoning)"
+_LEFT_OUT = regex.compile(
+    "(?P<pair>[\ud800-\udbff][\udc00-\udfff])"
+    r"|(?P<lost>\x1b\[[\d;?]*[@-~]|[[\p{Cc}\p{Cs}\uFFFD]--\s])"
+    rf"|(?<!`)<(?P<opened>{_TAG})(?:\s[^<>]{{0,200}})?>|</(?P<closed>{_TAG})\s{{0,20}}>",
+    regex.V1 | regex.IGNORECASE,
+)
+# The end of a piece that the next one may turn into something of these.
+_UNFINISHED = regex.compile(
+    "(?:[\ud800-\udbff]|"
+    rf"\x1b(?:\[[\d;?]{{0,20}})?|`|`?<(?:/?[a-z]{{0,9}}|{_TAG}\s[^<>]{{0,200}}|/{_TAG}\s{{0,20}}))\Z",
+    regex.IGNORECASE,
+)
+_MOST_HELD = 240
+
+Reasoning = Literal["silent", "read"]
+
+
+def readable(text: str) -> str:
+    """A text that UTF-8 can write: halves of surrogate pairs are joined, a lone one becomes U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class Intake:
+    """Takes in the pieces of one text, however they are torn.
+
+    The halves of a UTF-16 surrogate pair become one character. A lone half is dropped, and so are U+FFFD, which stands
+    for what was lost before, control characters other than white space, and a terminal's colours. The reasoning of a
+    language model, between `<think>`, `<thinking>` or `<reasoning>` and the tag that closes it, or the text's end,
+    becomes one space; if it is read, its tags do.
+    """
+
+    def __init__(self, reasoning: Reasoning = "silent") -> None:
+        self._is_read = reasoning == "read"
+        self._held = self._open = ""
+        self._moved = [(0, 0)]  # from this character on of what is kept, each stands that many further in the text
+        self._kept = 0
+        self.taken = 0
+        """Characters of the text that were looked at."""
+
+    def add(self, piece: str, is_last: bool = False) -> str:
+        """What is kept of the text so far and was not given yet. InvalidText: the piece is too long, or no text."""
+        check_length(piece)
+        if not (self._held or self._open or _SUSPECT.search(piece)):
+            self.taken, self._kept = self.taken + len(piece), self._kept + len(piece)
+            return piece
+        text, self._held = self._held + piece, ""
+        if not is_last and (unfinished := _UNFINISHED.search(text, max(0, len(text) - _MOST_HELD))):
+            text, self._held = text[: unfinished.start()], unfinished[0]
+        kept, at = "", 0
+        for found in _LEFT_OUT.finditer(text):
+            closes = (found["closed"] or "").lower() == self._open
+            if self._open and not closes:
+                continue
+            kept += "" if self._open else text[at : found.start()]
+            at, self._open = found.end(), ""
+            if found["opened"] and not self._is_read:
+                self._open = found["opened"].lower()
+            instead = readable(found[0]) if found["pair"] else ""
+            if found["opened"]:
+                instead = " "
+            kept += instead
+            self._moved.append((self._kept + len(kept), self.taken + at - self._kept - len(kept)))
+        kept += "" if self._open else text[at:]
+        self.taken, self._kept = self.taken + len(text), self._kept + len(kept)
+        return kept
+
+    def original(self, at: int) -> int:
+        """The character of the text that a character of what is kept stands for; of the end, the end."""
+        if at >= self._kept:
+            return self.taken
+        return at + self._moved[bisect_right(self._moved, at, key=lambda one: one[0]) - 1][1]
+
+    def stream(self, pieces: Iterable[str]) -> Iterator[str]:
+        """`add` for each piece."""
+        for piece in pieces:
+            yield self.add(piece)
+        yield self.add("", is_last=True)
