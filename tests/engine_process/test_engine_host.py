@@ -156,7 +156,7 @@ async def test_lexicons_are_those_of_owner_and_voice(loop: Loop, host: EngineCli
     assert [(one.spoken, one.rule) for one in official.changes] == [("Ng has three.", "official")]
     with pytest.raises(VoiceNotFound):
         await host.normalize(order("Ng", "nobody"))
-    assert (await host.normalize(order("N\0g <think>Hm.</think>"))).spoken == "Ng"
+    assert (await host.normalize(order("N\0g <think>Hm.</think>"))).spoken == "Anna Ng"
 
 
 async def test_it_speaks_lists_adds_and_removes(loop: Loop, host: EngineClient) -> None:
