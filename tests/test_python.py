@@ -4,6 +4,7 @@ import asyncio
 import base64
 import inspect
 import io
+import multiprocessing
 import re
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import torch
 
 import vivavoce
 from vivavoce.errors import (
+    EngineStopped,
     InvalidAudio,
     InvalidRequest,
     InvalidText,
@@ -35,6 +37,7 @@ RATE = 24_000
 SHORT = vivavoce.SamplingParams(max_ratio=2.0)
 LONG = "Hello there, how are you? " * 400
 LATE_S = 20.0
+FORK_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,70 @@ def test_public_names():
 def test_importing_the_package_is_light():
     code = "import sys, vivavoce; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+async def _first(stream):
+    return await anext(aiter(stream))
+
+
+def errors_in_a_fork(tts, reference):
+    """What each use of a model that was loaded before a fork comes to there, after which it is closed."""
+    uses = {
+        "speak": lambda: tts.speak("Hi."),
+        "speak_many": lambda: list(tts.speak_many(["Hi."])),
+        "stream": lambda: list(tts.stream("Hi.")),
+        "aspeak": lambda: asyncio.run(tts.aspeak("Hi.")),
+        "astream": lambda: asyncio.run(_first(tts.astream("Hi."))),
+        "voice": lambda: tts.voice(reference),
+        "extract_voice": lambda: tts.extract_voice(reference),
+        "embed": lambda: tts.embed(reference),
+        "convert": lambda: tts.convert(reference),
+        "warm_up": lambda: tts.warm_up(),
+        "statistics": lambda: tts.statistics,
+        "normalize": lambda: tts.normalize("Hi."),
+    }
+
+    def use_all(answers):
+        for name, use in uses.items():
+            try:
+                use()
+                answers.send((name, "nothing was raised"))
+            except EngineStopped as error:
+                answers.send((name, str(error)))
+        tts.close()
+        answers.send(("closed", ""))
+
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=use_all, args=(there,))
+    process.start()
+    there.close()
+    try:
+        answers = [here.recv() for _ in (*uses, "closed") if here.poll(FORK_S)]
+        process.join(FORK_S)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+    assert [name for name, _ in answers] == [*uses, "closed"]
+    return {said for _, said in answers[:-1]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork by themselves")
+def test_a_model_that_was_loaded_before_a_fork_says_so_there_and_goes_on_here(tts, reference):
+    tts.speak("Hi.", sampling=SHORT)
+    (said,) = errors_in_a_fork(tts, reference)
+    assert said.endswith("its threads stayed behind; load it in each worker")
+    assert tts.speak("Hi.", sampling=SHORT).samples.size
+
+
+def test_closed_models_leave_no_thread(babble, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # with one the engine has no helper
+    before, kept = set(threading.enumerate()), []
+    for _ in range(2):
+        with vivavoce.load(babble, device="cpu") as model:
+            model.speak("Hi.", sampling=SHORT)
+        kept.append(model)
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_other_generations_speak_in_every_way(other_babble, reference, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import CostSnapshot
 from vivavoce.engine.engine import Engine
+from vivavoce.engine.loop import forked
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
@@ -126,7 +128,7 @@ class Vivavoce:
     """
 
     def __init__(self, engine: Engine, front_end: FrontEnd, store: VoiceStore | None = None) -> None:
-        self.engine, self.front_end = engine, front_end
+        self._engine, self._front_end, self._process = engine, front_end, os.getpid()
         self.store = store or open_voice_store(None)
         """Voices kept by name."""
         self._registry = VoiceRegistry(
@@ -142,6 +144,22 @@ class Vivavoce:
         """Where the networks run: the first of several."""
         self.dtype: torch.dtype = engine.models.dtype
         """Precision of language model and flow."""
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the networks. EngineStopped: this process was forked after the model was loaded."""
+        self._check_process()
+        return self._engine
+
+    @property
+    def front_end(self) -> FrontEnd:
+        """What reads texts and recordings. EngineStopped: this process was forked after the model was loaded."""
+        self._check_process()
+        return self._front_end
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise forked()
 
     @property
     def statistics(self) -> StatisticsSnapshot:
@@ -169,8 +187,11 @@ class Vivavoce:
     def close(self) -> None:
         """Finish the open requests, and stop; nothing can be spoken after it.
 
-        If the device takes 300 s for one step, the open requests end with EngineStopped.
+        If the device takes 300 s for one step, the open requests end with EngineStopped. In a process that was forked
+        after the model was loaded nothing happens: the model is the other process's.
         """
+        if os.getpid() != self._process:
+            return
         self.engine.close()
         self.front_end.text.close()
 
@@ -194,6 +215,7 @@ class Vivavoce:
             InvalidRequest: a voice of another model, a transcript without a recording, or no built-in voice.
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
         """
+        self._check_process()
         return self._registry.resolve(voice, transcript or prompt_text)
 
     def normalize(self, text: str, **manner: Unpack[ReadingManner]) -> str:

@@ -7,20 +7,24 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
+import soundfile
 
+from tests.test_python import errors_in_a_fork
 from vivavoce.api import Vivavoce, load
 from vivavoce.engine.engine_group import EngineGroup, _Served
 from vivavoce.engine.handle import Outbox, RequestHandle, RequestResult
-from vivavoce.engine.request import AudioChunk, SamplingParams
-from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest
+from vivavoce.engine.request import AudioChunk, EngineRequest, SamplingParams
+from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest, StageFailed
 
 pytestmark = pytest.mark.process
 
@@ -107,6 +111,19 @@ async def test_a_request_that_ended_first_wants_no_text() -> None:
     assert sent == []
 
 
+async def test_a_request_that_breaks_the_engine_s_submit_is_answered() -> None:
+    def submit(_: object) -> None:
+        raise RuntimeError("out of threads")
+
+    here, there = os.pipe()
+    served = _Served(Connection(there, readable=False))
+    served._engine = SimpleNamespace(submit=submit)  # type: ignore[assignment]
+    await served._speak(7, cast(EngineRequest, None))
+    answer = pickle.loads(Connection(here, writable=False).recv_bytes())
+    assert (answer.number, type(answer.value)) == (7, StageFailed)
+    assert "out of threads" in str(answer.value)
+
+
 async def test_a_task_is_held_for_as_long_as_it_runs() -> None:
     served, over, count = _Served(cast(Connection, Sent())), asyncio.Event(), 10_001
 
@@ -133,6 +150,15 @@ def test_who_leaves_frees_its_place_and_bad_input_is_refused(both: Vivavoce) -> 
     assert both.statistics.requests.cancelled >= 1
     with pytest.raises(InvalidRequest, match="tau_r"):
         both.speak("Hello.", sampling=SamplingParams(tau_r=9.0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork by themselves")
+def test_a_fork_harms_no_engine(both: Vivavoce, tmp_path: Path) -> None:
+    path = tmp_path / "me.wav"
+    soundfile.write(path, np.zeros(24_000, np.float32), 24_000)
+    (said,) = errors_in_a_fork(both, path)
+    assert "load it in each worker" in said
+    assert both.speak("Hi.", sampling=SHORT).samples.size
 
 
 def test_devices_that_are_none_are_refused(babble: Path) -> None:

@@ -5,6 +5,7 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from types import SimpleNamespace
@@ -182,10 +183,12 @@ def test_a_failing_plan_ends_a_loop_that_drains(monkeypatch, caplog):
 
 
 def test_a_thread_that_cannot_be_prepared_ends_the_loop(caplog):
-    def enter():
+    @contextmanager
+    def threads():
         raise RuntimeError("no threads are left")
+        yield
 
-    bench = Bench(enter=enter)
+    bench = Bench(threads=threads())
     early = bench.submit(1)
     bench.loop.start()
     bench.loop.thread.join(PATIENCE_S)

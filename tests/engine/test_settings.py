@@ -13,6 +13,7 @@ from vivavoce.engine.settings import (
     LEAST_ROOM,
     MAX_POSITIONS,
     EngineSettings,
+    host_memory,
     plan_memory,
     uses_kernels,
 )
@@ -41,7 +42,7 @@ def test_settings_outside_their_limits_are_refused(settings, field):
     ("chosen", "slots", "state_bytes"), [({}, 32, 1 << 28), ({"slots": 3, "state_bytes": 0}, 3, 0)]
 )
 def test_a_host_has_its_own_measures_and_what_was_chosen_stands(models, monkeypatch, chosen, slots, state_bytes):
-    monkeypatch.setattr("vivavoce.engine.settings._host_memory", lambda: 1 << 30)
+    monkeypatch.setattr("vivavoce.engine.settings.host_memory", lambda: 1 << 30)
     plan = plan_memory(models, EngineSettings(**chosen))
     assert (plan.slots, plan.capacity, plan.state_bytes) == (slots, MAX_POSITIONS, state_bytes)
 
@@ -140,3 +141,34 @@ def test_too_little_memory_is_refused(on_a_gpu, monkeypatch, free, settings, mes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 139 << 30))
     with pytest.raises(InvalidRequest, match=message):
         plan_memory(on_a_gpu, EngineSettings(**settings))
+
+
+GROUPS_2 = {
+    "memory.max": "max",
+    "a/memory.max": "2147483648",
+    "a/b/memory.max": "max",
+    "a/b/c/memory.max": "3000000000",
+}
+GROUPS_1 = {"memory/memory.limit_in_bytes": "1000000000", "memory/a/memory.limit_in_bytes": "9223372036854771712"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/a/b/c", GROUPS_2, 2 << 30),
+        ("0::/", {"memory.max": "1000000000"}, 10**9),
+        ("4:memory:/a\n3:cpu:/b\n0::/", GROUPS_1, 10**9),
+        ("4:cpu,memory:/docker/of-the-host\n0::/", GROUPS_1, 10**9),
+        ("0::/a", {"a/memory.max": "max"}, None),
+        ("4:cpu:/a", GROUPS_1, None),
+    ],
+)
+def test_the_memory_of_a_process_is_what_its_control_groups_leave_it(tmp_path, groups, files, limit):
+    known, mounted = tmp_path / "cgroup", tmp_path / "mounted"
+    for name, content in files.items():
+        (mounted / name).parent.mkdir(parents=True, exist_ok=True)
+        (mounted / name).write_text(content + "\n")
+    machine = host_memory(known, mounted)
+    assert machine > 3 << 30
+    known.write_text(groups + "\n")
+    assert host_memory(known, mounted) == (limit or machine)

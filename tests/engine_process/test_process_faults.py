@@ -153,7 +153,7 @@ from vivavoce.frontend.speech_backend import ModelInfo
 class ModelService:
     about = ModelInfo("stand-in", "nothing", 24_000, demo=True)
     healthy, max_coming = False, 4
-    engine = SimpleNamespace(check_load=lambda streaming: None, settings=EngineSettings())
+    engine = SimpleNamespace(check_load=lambda streaming: None, settings=EngineSettings(), places=8)
     front_end = None
     async def voice(self, owner, voice):
         pass

@@ -178,16 +178,22 @@ class HostThreads:
     computes alone, and they meet some forty times in a sentence and not fifty thousand times. On more, each of the two
     has its share of torch's threads.
 
-    A `vivavoce.models.layers.Both`. count: threads of torch in all; None: as many as torch has in this thread.
+    A `vivavoce.models.layers.Both` within its context, whose end ends the helper.
+
+    count: threads of torch in all; None: as many as torch has in this thread.
     """
 
     def __init__(self, count: int | None = None) -> None:
         count = torch.get_num_threads() if count is None else count
         self._share = max(1, count // 2)
-        self._helper = ThreadPoolExecutor(1, "vivavoce-helper", self.enter) if count > 1 else None
+        self._helper = ThreadPoolExecutor(1, "vivavoce-helper", self.__enter__) if count > 1 else None
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         torch.set_num_threads(self._share)
+
+    def __exit__(self, *_: object) -> None:
+        if self._helper is not None:
+            self._helper.shutdown()
 
     def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         if self._helper is None:

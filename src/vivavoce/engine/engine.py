@@ -11,8 +11,8 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, overload
@@ -97,7 +97,7 @@ def assemble(
     kernels: bool,
     exclusive: bool,
     silent: tuple[int, ...] = (),
-    enter: Callable[[], None] | None = None,
+    threads: AbstractContextManager[object] = nullcontext(),
 ) -> tuple[Loop, AdmissionController, Statistics]:
     """Loop, admission and statistics over a device's stages, or over simulated ones.
 
@@ -114,7 +114,7 @@ def assemble(
         synthesis = SynthesisRunner(flow, vocoder, queues[1], costs, statistics, padded=padded, one_by_one=exclusive)
     runner = None if lm is None else LMRunner(lm, queues[0], costs, statistics, silent)
     scheduler = Scheduler(costs, limits, exclusive=exclusive, padded=padded, self_paced=own_pace)
-    loop = Loop(runner, synthesis, scheduler, admission, statistics, enter=enter, clock=queues[0].clock)
+    loop = Loop(runner, synthesis, scheduler, admission, statistics, threads, clock=queues[0].clock)
     return loop, admission, statistics
 
 
@@ -173,7 +173,7 @@ class Engine:
             kernels=kernels,
             exclusive=exclusive,
             silent=models.config.lm.vocabulary.silent,
-            enter=None if threads is None else threads.enter,
+            threads=threads or nullcontext(),
         )
         # The thread holds the loop, not the engine: an engine that is not used any more stops by itself.
         weakref.finalize(self, self._loop.abandon)

@@ -143,7 +143,7 @@ class RemoteEngine:
 
     def __init__(self, open_engine: Callable[[], Engine], name: str, variables: Mapping[str, str]) -> None:
         """open_engine: is pickled and called there; variables: of its environment, beside this process's."""
-        self._name, self._numbers = name, itertools.count(1)
+        self._name, self._numbers, self._home = name, itertools.count(1), os.getpid()
         self._state, self._gone = threading.Lock(), False
         self._sending, self._unsent = threading.Lock(), deque[bytes]()
         self._answers: dict[int, Future[Any]] = {_OPENING: Future()}
@@ -220,6 +220,8 @@ class RemoteEngine:
 
     def _send_bytes(self, message: bytes) -> None:
         """Never blocks for itself: garbage that is collected while it sends may have something to send, too."""
+        if os.getpid() != self._home:  # a fork: the connection is the other process's
+            return
         self._unsent.append(message)
         while self._unsent and self._sending.acquire(blocking=False):
             try:
@@ -397,15 +399,15 @@ class _Served:
         try:
             made = told = await asyncio.to_thread(work)
         except Exception as failure:
-            told = failure if isinstance(failure, VivavoceError) else StageFailed(f"engine: {failure!r}; ask again")
+            told = _public(failure)
         self._send(EngineAnswer(number, told if number != _OPENING or made is None else made.memory.slots))
         return made
 
     async def _speak(self, number: int, request: EngineRequest) -> None:
         try:
             handle = self._handles[number] = self._engine.submit(request)
-        except VivavoceError as refusal:
-            self._send(EngineAnswer(number, refusal))
+        except Exception as failure:
+            self._send(EngineAnswer(number, _public(failure)))
             return
         self._send(EngineAnswer(number, None))
         if request.arrival is InputMode.TOKENS:
@@ -433,6 +435,10 @@ class _Served:
                     self._run(self._tell_wanted(number, text))
         except VivavoceError as error:
             text.fail(error)
+
+
+def _public(failure: Exception) -> VivavoceError:
+    return failure if isinstance(failure, VivavoceError) else StageFailed(f"engine: {failure!r}; ask again")
 
 
 def main() -> None:

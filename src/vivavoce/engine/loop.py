@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
@@ -62,11 +63,11 @@ class Loop:
         scheduler: Scheduler,
         admission: AdmissionController,
         statistics: Statistics,
-        enter: Callable[[], None] | None = None,
+        threads: AbstractContextManager[object] = nullcontext(),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
-        self._lm, self._synthesis, self._enter = lm, synthesis, enter
+        self._lm, self._synthesis, self._threads = lm, synthesis, threads
         self._runners: list[LMRunner | SynthesisRunner] = [one for one in (lm, synthesis) if one is not None]
         for runner in self._runners:
             runner.fail = self.fail
@@ -81,6 +82,7 @@ class Loop:
         self._starting = threading.Lock()
         self.gc_freeze = GcFreeze()
         self.thread: threading.Thread | None = None
+        self._process = os.getpid()
         self.ended = False
         """It was stopped, or it failed: it takes nothing any more."""
         self.busy_since = inf
@@ -100,8 +102,10 @@ class Loop:
         """Begin to run in a thread; again: nothing happens.
 
         Raises:
-            EngineStopped: it was closed or has failed.
+            EngineStopped: it was closed or has failed, or this process was forked meanwhile.
         """
+        if os.getpid() != self._process:
+            raise forked()
         if self._closing or self.ended:
             raise stopped()
         with self._starting:
@@ -154,15 +158,14 @@ class Loop:
     def run(self) -> None:
         with torch.inference_mode():
             try:
-                if self._enter is not None:
-                    self._enter()
-                while self._drain is None or (self._drain and (self._requests or any(self._waiting))):
-                    if self.run_once() or self.wait_for_device():
-                        continue
-                    self.busy_since = inf
-                    message = self._inbox.get()
-                    self.busy_since = self._clock()
-                    message()
+                with self._threads:
+                    while self._drain is None or (self._drain and (self._requests or any(self._waiting))):
+                        if self.run_once() or self.wait_for_device():
+                            continue
+                        self.busy_since = inf
+                        message = self._inbox.get()
+                        self.busy_since = self._clock()
+                        message()
             except Exception:
                 log.exception("engine failed: the engine's loop has failed")
             finally:
@@ -421,10 +424,17 @@ def stopped() -> EngineStopped:
     return EngineStopped("engine: it has stopped; start it again")
 
 
+def forked() -> EngineStopped:
+    return EngineStopped(
+        "engine: the model was loaded before this process was forked, and its threads stayed behind; load it in each "
+        "worker"
+    )
+
+
 def _stop_at_exit(loop: weakref.ref[Loop]) -> None:
     """A thread that still computes while the interpreter goes away would crash it, whether its engine lives or not."""
     running = loop()
-    if running is not None and running.thread is not None:
+    if running is not None and running.thread is not None and running.thread.is_alive():
         running.post(partial(running.stop, drain=False))
         if not running.leaves_within(None):
             log.error("engine failed: the process ends, and its device did not answer within %g s", STUCK_S)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf, sqrt
+from pathlib import Path
 
 import torch
 
@@ -114,7 +116,7 @@ def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> Mem
     if models.device.type == "cuda":
         room = cuda_room(models.device, settings.memory_bytes)
         return divide(room, models, settings, uses_kernels(models, settings))
-    state_bytes = min(CPU_STATE_BYTES, _host_memory() // 4) if settings.state_bytes is None else settings.state_bytes
+    state_bytes = min(CPU_STATE_BYTES, host_memory() // 4) if settings.state_bytes is None else settings.state_bytes
     has_lm = settings.lm_backend != "torch" or has_language_model(models)
     slots = settings.slots or (CPU_SLOTS if has_lm else STREAMS)
     return MemoryPlan(slots, _capacity(models), state_bytes if isinstance(models, Models) else 0, None)
@@ -230,8 +232,26 @@ def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
     return free if memory_bytes is None else min(free, room_beside(torch.cuda.memory_reserved(device), memory_bytes))
 
 
-def _host_memory() -> int:
+def host_memory(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may have: the machine's, or fewer where a control group (a container, a unit of systemd)
+    limits it.
+    """
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):  # not every system tells
-        return 8 << 30
+        memory = 8 << 30
+    try:
+        lines = groups.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return memory
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        root, name = (mounted, "memory.max") if not controllers else (mounted / "memory", "memory.limit_in_bytes")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = root / path.strip("/")
+        # Each group above has its limit, too; in a container the path may be that of the host, and not be there.
+        for group in (folder, *folder.parents[: len(folder.parts) - len(root.parts)]):
+            with suppress(OSError, ValueError):  # "max" is no limit
+                memory = min(memory, int((group / name).read_text()))
+    return memory

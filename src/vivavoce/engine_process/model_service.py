@@ -12,7 +12,7 @@ import torch
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.loop import STUCK_S
-from vivavoce.engine.settings import EngineSettings
+from vivavoce.engine.settings import EngineSettings, host_memory
 from vivavoce.engine_process.bounded_executor import BoundedExecutor, Result
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
@@ -225,6 +225,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
 def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSettings:
     return EngineSettings(
         memory_bytes=None if model.memory_gb is None else int(model.memory_gb * 1e9),
+        state_bytes=None if model.state_gb is None else int(model.state_gb * 1e9),
         kernels=model.kernels,
         deterministic=model.deterministic,
         **{name: getattr(model, name) for name in BACKEND_SETTINGS},
@@ -233,14 +234,13 @@ def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSetting
 
 
 def _memory(device: torch.device) -> tuple[int, int]:
-    """Bytes in use and in total: of the GPU, or of this process and the machine."""
+    """Bytes in use and in total: of the GPU, or of this process and what it may have."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free, total
-    page = os.sysconf("SC_PAGE_SIZE")
     try:
         with open("/proc/self/statm") as file:
-            used = int(file.read().split()[1]) * page
+            used = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # not Linux
         used = 0
-    return used, page * os.sysconf("SC_PHYS_PAGES")
+    return used, host_memory()

@@ -232,6 +232,8 @@ class ModelSection(_Section):
         16.0, "--memory GB: Limit of GPU memory, including the weights.  [default: all]", gt=0, le=10_000
     )
     """Limit of GPU memory in GB, including the weights; unset: all."""
+    state_gb: float | None = _unset(0.5, ge=0, le=10_000)
+    """Memory in GB for kept states of voices; unset: what a GPU has left, or a quarter of a CPU's, 2.1 at most."""
     kernels: bool | None = _unset(True, "--kernels: Use vivavoce's own GPU kernels.  [default: where they are faster]")
     """Use vivavoce's own GPU kernels and CUDA graphs; unset: where they are faster."""
     deterministic: bool = _setting(False, "--deterministic: Make results independent of other requests; slower.")
