@@ -67,4 +67,4 @@ def test_marks_are_those_of_the_vocabulary():
     named = re.findall(r"\[[a-z_-]+\](?!\()|</?(?:strong|laughter)>", text)
     known = {token for token in SPECIAL_TOKENS if "|" not in token}
     assert set(named) - {"[pause]"} - {*PRONUNCIATION_TOKENS} == known
-    assert set(re.findall(r"\[\w+\](?!\()", text)) - {"[pause]"} - known <= {*PRONUNCIATION_TOKENS}
+    assert set(re.findall(r"\[[^\W\d]\w*\](?!\()", text)) - {"[pause]"} - known <= {*PRONUNCIATION_TOKENS}

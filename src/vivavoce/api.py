@@ -34,8 +34,8 @@ from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_te
 from vivavoce.frontend.session import RequestSession, Text
 from vivavoce.frontend.speech import Mode, SpeakOptions, check_seed
 from vivavoce.frontend.speech_result import PendingSpeech, Speech
-from vivavoce.frontend.text.intake import Reasoning
 from vivavoce.frontend.text.official import Code, Emojis, Normalization
+from vivavoce.frontend.text.text_filter import Reasoning
 from vivavoce.frontend.text_threads import in_turn
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.registry import VoiceRegistry
@@ -264,6 +264,7 @@ class Vivavoce:
             lexicon: words → how to say them; for natural rules, as the next two.
             emojis: silent or named.
             code: read or silent.
+            reasoning: that of a language model, between <think> and </think>: silent or read.
             prompt_text, instruct: former names of transcript and instructions.
             options: all but the transcript in one value; other keywords change it.
 

@@ -95,7 +95,7 @@ EARLY = [
     pytest.param("bench --plot missing/bench.png", "plot: folder", marks=DRAWING),
     ("bench --seed -1", "seed: -1"),
     ("bench -c 4 offline", "bench: --concurrency stands before offline; write it after offline"),
-    ("bench offline --backend onnx", "backend: 'onnx' is unknown; use one of torch, hf, vllm, trtllm"),
+    ("bench offline --backend onnx", "backend: 'onnx' is unknown; use one of torch, vllm, trtllm"),
     ("bench offline --batch-size 4,many", "batch_size: 'many' is not a number in 1 … 256"),
     ("bench offline --batch-size 0", "batch_size: '0' is not a number in 1 … 256"),
     ("bench offline --batch-size 4 -n 2", "batch_size: 4 is more than the 2 texts"),

@@ -184,6 +184,7 @@ class FrontEndOf:
 
     arrival = InputMode.SEGMENTS
     config = SimpleNamespace(rates=SimpleNamespace(sample_rate=RATE), generation=Generation.V2)
+    card = SimpleNamespace(languages=("en",))
 
     def __init__(self, conditioning):
         self.conditioning = conditioning

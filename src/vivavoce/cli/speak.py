@@ -117,10 +117,10 @@ def speak(
     with reporter.working("starting …"):
         keywords = manner.keywords()
         from vivavoce.frontend.speech import warnings_of
-        from vivavoce.frontend.text.intake import Intake
+        from vivavoce.frontend.text.text_filter import TextFilter
 
         read = (text[at : at + PART_CHARS] for at in range(0, len(text), PART_CHARS))
-        text = "".join(Intake(keywords["reasoning"]).stream(read))
+        text = "".join(TextFilter(keywords["reasoning"]).stream(read))
     tts, load_s = load_model(model, reporter, backends=backends)
     with reporter.working("listening …" if manner.transcript else "starting …"):
         tts.check(text)

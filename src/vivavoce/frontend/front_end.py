@@ -25,8 +25,8 @@ from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.frontend.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, SILENCE_S, Mode, SpeakOptions, without_instructions
-from vivavoce.frontend.text.intake import Intake
 from vivavoce.frontend.text.sentence_stream import sentence_stream
+from vivavoce.frontend.text.text_filter import TextFilter
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.frontend.voices.extract import AudioSource, VoiceExtractor
@@ -87,12 +87,12 @@ class FrontEnd:
             InvalidRequest: the voice does not fit the model, or lacks what the mode needs; the language is unknown.
             RequestCancelled: `is_cancelled` returned True.
         """
-        intake = Intake(options.reasoning)
-        system, spoken = self.text.part(intake.add(text, is_last=True))
+        text_filter = TextFilter(options.reasoning)
+        system, spoken = self.text.part(text_filter.add(text, is_last=True))
         conditioning = self.conditioning(voice, options, system)
         try:
             for one in self._segments(spoken, conditioning, options, is_cancelled, len(system)):
-                yield replace(one, start=intake.original(one.start), end=intake.original(one.end))
+                yield replace(one, start=text_filter.original(one.start), end=text_filter.original(one.end))
         except InvalidText as error:
             if not (silent and text and error.nothing_to_say):
                 raise
@@ -122,13 +122,13 @@ class FrontEnd:
         characters that have been read so far. A system prompt must come whole in the first piece. Errors as `plan`,
         when a piece is read.
         """
-        intake = Intake(options.reasoning)
+        text_filter = TextFilter(options.reasoning)
         one = None
-        for one in self._plan_arriving(intake.stream(pieces), voice, options, is_cancelled):
-            yield replace(one, start=intake.original(one.start), end=intake.original(one.end))
-        if silent and intake.taken and one is None:
+        for one in self._plan_arriving(text_filter.stream(pieces), voice, options, is_cancelled):
+            yield replace(one, start=text_filter.original(one.start), end=text_filter.original(one.end))
+        if silent and text_filter.taken and one is None:
             request = SegmentRequest(self.conditioning(voice, options), (), pause_s=SILENCE_S)
-            yield PlannedSegment(request, 0, intake.taken)
+            yield PlannedSegment(request, 0, text_filter.taken)
 
     def _plan_arriving(
         self, pieces: Iterator[str], voice: Voice, options: SpeakOptions, is_cancelled: CancelCheck

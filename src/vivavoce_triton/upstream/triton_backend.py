@@ -28,8 +28,8 @@ from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.audio.samples import Samples
 from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
-from vivavoce.frontend.text.intake import Intake, Reasoning
 from vivavoce.frontend.text.sentence_stream import Sentence, SentenceSplitter
+from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 from vivavoce_textnorm import NormalizedText, is_speakable
 from vivavoce_triton.client.utterance import Manner, Utterance
@@ -93,7 +93,7 @@ class TritonStream:
         self.sample_rate = sample_rate
         self.verdict: Verdict | None = None
         self._ask, self._on_end = ask, on_end
-        self._intake, self._splitter = Intake(reasoning), SentenceSplitter()
+        self._intake, self._splitter = TextFilter(reasoning), SentenceSplitter()
         self._sentences: asyncio.Queue[Sentence | None] = asyncio.Queue()
         self._calls: list[_Call] = []
         """The current one, and the next."""

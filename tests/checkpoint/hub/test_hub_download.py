@@ -31,7 +31,7 @@ from vivavoce.checkpoint.known_models import (
     write_record,
 )
 from vivavoce.errors import DownloadError, InvalidRequest, ModelNotFound, UnsupportedModel
-from vivavoce.frontend.voices.stores import copies_home, voices_home
+from vivavoce.frontend.voices.stores import voices_home
 
 
 @pytest.mark.parametrize("name", ["CosyVoice2-0.5B", "cosyvoice2-0.5b", "iic/cosyvoice2-0.5B"])
@@ -86,7 +86,7 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where the system knows no such user
-    for find in (models_home, voices_home, copies_home):
+    for find in (models_home, voices_home):
         with pytest.raises(InvalidRequest, match="no home directory; set VIVAVOCE_HOME to a folder"):
             find()
     with pytest.raises(ModelNotFound, match="'~nobody/model' is neither a folder nor"):

@@ -135,8 +135,8 @@ async def test_a_text_that_arrives_is_spoken_before_its_end() -> None:
         await stream.push(" this is the second one")
         await stream.end()
         assert await anext(events) == SegmentText(1, 33, 59)
-        with pytest.raises(InvalidText, match="U\\+0000"):
-            await stream.push("\0")
+        with pytest.raises(InvalidText, match="20000"):
+            await stream.push("a" * 20_001)
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -194,7 +194,6 @@ async def test_what_the_server_breaks_off_is_an_error_after_what_came(text: str,
         (SpeechRequest("Hello.", instruct="Gently."), "instruct_text"),
         (SpeechRequest("..."), "text"),
         (SpeechRequest("a" * 20_001), "text"),
-        (SpeechRequest("a\0"), "text"),
         (SpeechRequest("Hello.", voice=Recording(b"")), "reference audio"),
         (SpeechRequest("Hello.", voice=Recording(recording(0.1))), "reference audio"),
         (SpeechRequest("Hello.", voice="nobody"), "voice"),

@@ -10,7 +10,6 @@ from typing import get_args
 import regex
 
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
-from vivavoce.frontend.text.intake import Intake, Reasoning
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
     LoadedOnUse,
@@ -24,6 +23,7 @@ from vivavoce.frontend.text.official import (
 )
 from vivavoce.frontend.text.official_processes import ReadingProcesses
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
+from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce_textnorm import (
     AS_WRITTEN,
@@ -228,7 +228,7 @@ class TextFrontEnd:
 
         By official rules, or by natural ones where the former are not installed.
         """
-        text = Intake("read").add(text, is_last=True)
+        text = TextFilter("read").add(text, is_last=True)
         self._check(text)
         system, said = self.part(text)
         read_in = self._told(said, self._wanted(language))
@@ -246,12 +246,12 @@ class TextFrontEnd:
     ) -> NormalizedText:
         """The words of a text, not split: by natural rules, piece by piece; by official ones as a single piece.
 
-        language: "yue", too, with natural rules; how: what a request chooses of these; reasoning: see `Intake`, the
+        language: "yue", too, with natural rules; how: what a request chooses of these; reasoning: see `TextFilter`, the
         rule of a piece with characters that are left out before all reading is "left out". Errors as `normalize`.
         """
-        intake = Intake(reasoning)
-        found = self._explain(intake.add(text, is_last=True), language, reading, how).pieces
-        ends = [0, *(intake.original(one.end) for one in found)]
+        text_filter = TextFilter(reasoning)
+        found = self._explain(text_filter.add(text, is_last=True), language, reading, how).pieces
+        ends = [0, *(text_filter.original(one.end) for one in found)]
         pieces = (
             Piece(start, end, one.spoken, one.rule or ("left out" if end - start > one.end - one.start else None))
             for one, start, end in zip(found, ends, ends[1:], strict=False)

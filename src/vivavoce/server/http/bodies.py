@@ -17,7 +17,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from vivavoce.errors import InvalidRequest
-from vivavoce.frontend.text.intake import readable
+from vivavoce.frontend.text.text_filter import readable
 from vivavoce.server.http.app_state import state_of
 from vivavoce.server.http.errors import invalid
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.frontend.text.intake import Intake, readable
+from vivavoce.frontend.text.text_filter import TextFilter, readable
 
 LEFT_OUT = [
     ("Well done \ud83d\ude00 my friend.", "Well done 😀 my friend."),
@@ -26,7 +26,7 @@ LEFT_OUT = [
 
 
 def taken(pieces, reasoning="silent"):
-    intake = Intake(reasoning)
+    intake = TextFilter(reasoning)
     kept = "".join(intake.stream(pieces))
     return kept, [intake.original(at) for at in range(len(kept) + 1)]
 
@@ -55,7 +55,7 @@ def test_reasoning_that_is_read_loses_its_tags():
 
 
 def test_a_piece_is_held_no_longer_than_it_may_change():
-    intake = Intake()
+    intake = TextFilter()
     given = [intake.add(piece) for piece in ("One <", " two <th", "in> \ud83d", "three", " <think>four")]
     assert given == ["One ", "< two ", "<thin> ", "three", "  "]
 

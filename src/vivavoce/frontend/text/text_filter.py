@@ -35,7 +35,7 @@ def readable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-class Intake:
+class TextFilter:
     """Takes in the pieces of one text, however they are torn.
 
     The halves of a UTF-16 surrogate pair become one character. A lone half is dropped, and so are U+FFFD, which stands
