@@ -115,6 +115,13 @@ _NOT_PLAIN = r"(?![A-Za-zÀ-ÿ\u0400-\u04FFぁ-ヾ一-鿿가-힣])"
 """No part begins with such a letter, which is most of a text."""
 _ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]）】*_~]*\s*\Z")
 _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
+_WIDE = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
+_SHORT = 24
+"""Widths of letters, of which Chinese ones have two, in a line that stands alone."""
+_GOES_ON = compiled(
+    r"(?i)\b(?:an?|the|of|in|on|at|to|for|and|or|with|by|from|is|are|der|die|das|und|oder|von|mit|für|im|am|zu|el|la|los|"
+    r"las|de|del|y|o|en|con|le|les|des|du|et|ou|un|une|il|lo|gli|di|e|и|в|на|с|по|для)\Z"
+)
 
 
 @lru_cache(maxsize=64)
@@ -148,8 +155,8 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
         ):
             continue
         if kind == "break":
-            # Lines that end a heading or an item pause, and so does a blank line.
-            due = pausing or found[0].count("\n") > 1
+            # Lines that end a heading or an item pause, and so do a short line and a blank one.
+            due = pausing or found[0].count("\n") > 1 or _is_item(text, start, end)
             pausing = False
         else:
             due = kind == "html" and _PAUSING.fullmatch(found["name"] or "") is not None
@@ -262,6 +269,18 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             marked = found.string[found.end() : found.end() + 1] in ("", *".,!?;:。，！？；： ")
             return f" {_emoji_names(found[0])}{'' if marked else ' '}"
     return ""
+
+
+def _is_item(text: str, start: int, end: int) -> bool:
+    """Whether the line that ends at `start` stands alone, as in a list: it is short, and no sentence goes on behind it.
+
+    The lines of a wrapped paragraph are longer, or go on in lower case or behind a word such as "the".
+    """
+    line = text[max(text.rfind("\n", 0, start) + 1, start - 2 * _SHORT) : start].strip()
+    following = text[end : end + 1]
+    if not line or following.islower() or not (following.isalnum() or following in '¿¡"“«「'):
+        return False
+    return len(line) + len(_WIDE.findall(line)) <= _SHORT and not _GOES_ON.search(line)
 
 
 def line_end(before: list[Piece], last: bool) -> str:

@@ -184,3 +184,25 @@ def test_ids_are_those_of_the_whole_reading(front_end: TextFrontEnd) -> None:
 def test_what_is_no_text_is_refused() -> None:
     with pytest.raises(InvalidText, match="int"):
         list(natural_words([3], "en", _SETTINGS))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "spoken"),
+    [
+        ("Flour\nSugar\nTwo eggs", "en", "Flour. Sugar. Two eggs"),
+        ("You need:\nA pan\nA lid\nHeat both for an hour.", "en", "You need: A pan. A lid. Heat both for an hour."),
+        ("面粉\n糖\n两个鸡蛋", "zh", "面粉。糖。两个鸡蛋"),
+        ("Mehl\nZucker\nZwei Eier", "de", "Mehl. Zucker. Zwei Eier"),
+        ("밀가루\n설탕\n달걀", "ko", "밀가루. 설탕. 달걀"),
+        ("Мука\nСахар", "ru", "Мука. Сахар"),
+        ("The bus leaves for\nLondon", "en", "The bus leaves for London"),
+        ("A short line\nthat goes on", "en", "A short line that goes on"),
+        ("A paragraph that was wrapped at\nForty letters goes on.", "en", None),
+    ],
+)
+def test_short_lines_pause_as_items_of_a_list_do(text: str, language: str, spoken: str | None) -> None:
+    """A wrapped paragraph does not: its lines are longer, or go on in lower case or behind a word such as "for"."""
+    assert read(text, language, _SETTINGS).spoken == (spoken or text.replace("\n", " "))
+    for step in (1, 2, 5):
+        pieces = [text[at : at + step] for at in range(0, len(text), step)]
+        assert "".join(words for words, _ in _arrived(pieces, language)) == (spoken or text.replace("\n", " "))
