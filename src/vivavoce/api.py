@@ -147,13 +147,13 @@ class Vivavoce:
 
     @property
     def engine(self) -> Engine:
-        """What runs the networks. EngineStopped: this process was forked after the model was loaded."""
+        """The engine, which runs the networks. EngineStopped: this process was forked after the model was loaded."""
         self._check_process()
         return self._engine
 
     @property
     def front_end(self) -> FrontEnd:
-        """What reads texts and recordings. EngineStopped: this process was forked after the model was loaded."""
+        """The reader of texts and recordings. EngineStopped: this process was forked after the model was loaded."""
         self._check_process()
         return self._front_end
 

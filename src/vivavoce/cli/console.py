@@ -23,7 +23,7 @@ DEBUG_VARIABLE = "VIVAVOCE_DEBUG"
 _UNTRAINED_LOGGER = "vivavoce.untrained"
 _PIPE_WIDTH = 10_000
 TELL_EVERY_S = 10.0
-"""Between two lines of progress where stderr is no terminal."""
+"""Seconds between two lines of progress where stderr is a file or a pipe."""
 
 
 def debugging() -> bool:

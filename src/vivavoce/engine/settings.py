@@ -252,6 +252,6 @@ def host_memory(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("
         folder = root / path.strip("/")
         # Each group above has its limit, too; in a container the path may be that of the host, and not be there.
         for group in (folder, *folder.parents[: len(folder.parts) - len(root.parts)]):
-            with suppress(OSError, ValueError):  # "max" is no limit
+            with suppress(OSError, ValueError):  # "max" stands for none
                 memory = min(memory, int((group / name).read_text()))
     return memory

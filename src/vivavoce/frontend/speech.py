@@ -187,7 +187,7 @@ _THREE_ALIKE = regex.compile(r"(.)\1\1")
 
 
 def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
-    """What a model may do wrong with a text: repeats that it may lose, and a language that it does not speak.
+    """The faults that a text invites: repeats that the model may lose, and a language that it does not speak.
 
     language: of the text, None: told from it; languages: the model's codes.
     """

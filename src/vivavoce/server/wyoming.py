@@ -94,7 +94,7 @@ class _Connection:
         self._utterance: StreamedUtterance | None = None
         self._is_streamed = False
         self._characters = self._samples = 0
-        """Of the utterance: what came of its text, and what was sent of its audio."""
+        """Characters of the utterance that came, and samples of its audio that were sent."""
         writer.transport.set_write_buffer_limits(high=SEND_BYTES)
 
     async def serve(self) -> None:

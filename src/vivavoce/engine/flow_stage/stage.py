@@ -37,7 +37,7 @@ class FlowBatch:
     """Rows between `FlowStage.start` and their mel; it ends by `result`, by `abandon`, or by a step that fails."""
 
     end: Callable[[FlowBatch, bool], None]
-    """Of the stage: what follows for the streams, whether the batch has finished or not."""
+    """The stage's own function: it settles the streams; its second argument tells whether the batch has finished."""
     rows: Sequence[FlowRow]
     steps_left: int
     solvers: list[Solver] = field(default_factory=list)

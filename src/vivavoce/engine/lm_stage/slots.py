@@ -135,7 +135,7 @@ class StreamingPrompt:
     def next_run(self) -> DecodeRun | None:
         """The next rows to feed; None while a run is in progress, while text is awaited, and when done.
 
-        InvalidRequest: the text goes on, and there is no room for more speech tokens, or no position left in the slot.
+        InvalidRequest: the text goes on, but its speech tokens or its positions in the slot are used up.
         The tokens that were accepted before may still be spoken.
         """
         if self._run is not None or self.done:
@@ -243,7 +243,7 @@ class Slot:
         return cls(number, place, seed, chosen["top_p"], chosen["top_k"], window, repeats)
 
     def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
-        """What the device is told at the start of a run: a number for each `Field` in order (top_p as the bits
+        """The numbers that the device gets at the start of a run: one for each `Field` in order (top_p as the bits
         of a float64), then for each control id whether it is forbidden, then whether it is forbidden early.
         """
         controls = vocabulary.stop_ids

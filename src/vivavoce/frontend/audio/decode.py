@@ -249,7 +249,7 @@ def with_length(data: bytes) -> bytes:
 
 
 def _sample_bytes(data: bytes) -> tuple[int, int]:
-    """Place and size, by their chunk's header, of the samples of a WAV or AIFF file; the end and 0: there are none."""
+    """Place and size of a WAV or AIFF file's samples, by their chunk's header; without one, the file's end and 0."""
     if (data[:4], data[8:12]) == (b"RIFF", b"WAVE"):
         name, size_format = b"data", "<I"
     elif data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):

@@ -37,7 +37,7 @@ _FRAMES_PER_S = 100
 _LOUDEST_FRAMES = 50
 """The middle one of these tells the level of the speech, whatever part of the recording it is, and despite clicks."""
 _LARGEST_CREST_DB = 30.0
-"""A peak is no further above the level of speech; where it seems so, there is less than half a second of speech."""
+"""The most that a peak lies above the level of speech; where it seems more, less than half a second is speech."""
 _RUN_FRAMES = 5
 """Shorter sounds, such as the click of a mouse, are not speech."""
 _NOISE_DB, _NEAR_DB, _FAR_DB = 6.0, 20.0, 40.0

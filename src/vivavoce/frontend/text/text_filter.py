@@ -53,7 +53,7 @@ class TextFilter:
         """Characters of the text that were looked at."""
 
     def add(self, piece: str, is_last: bool = False) -> str:
-        """What is kept of the text so far and was not given yet. InvalidText: the piece is too long, or no text."""
+        """The text that is kept so far and was not given yet. InvalidText: the piece is too long, or not a text."""
         check_length(piece)
         if not (self._held or self._open or _SUSPECT.search(piece)):
             self.taken, self._kept = self.taken + len(piece), self._kept + len(piece)

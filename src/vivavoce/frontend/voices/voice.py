@@ -93,7 +93,7 @@ class Voice:
     """The reference as an audio file's bytes, for models that need it later; b"" if it is not kept."""
     language: str = ""
     sex: str = ""
-    """Of a built-in voice, by the model's card; not stored."""
+    """The language and sex of a built-in voice, by the model's card; not stored."""
     others: tuple[Voice, ...] = ()
     """Features for other models, the latest last; only tensors, text ids and fingerprint of each are used."""
 

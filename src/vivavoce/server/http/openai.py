@@ -30,6 +30,7 @@ from vivavoce.server.http.speech_fields import SpeechFields, check_model, read_s
 from vivavoce.server.http.streaming import AudioBody, EventBody, SpeechAnswer
 from vivavoce.server.http.voices import Label
 from vivavoce.server.rate_limiter import Principal
+from vivavoce.server.request_log import RequestRecord
 
 PROTOCOL = "openai"
 SPEECH_PATH = "/v1/audio/speech"
@@ -136,22 +137,25 @@ def router(state: AppState) -> APIRouter:
 
     @routes.get("/v1/audio/requests/{identity}", summary="The state of a request", responses=failures(401, 404))
     async def requested(identity: str, principal: KnownPrincipal) -> RequestEntry:
-        entry = dispatcher.request_log.get(identity, principal)
-        return RequestEntry(
-            id=entry.request_id,
-            status=entry.status,
-            door=entry.protocol,
-            created=int(entry.started),
-            finish_reason=None if entry.reason is None else entry.reason.value,
-            audio_seconds=round(entry.audio_s, 6),
-            segments_spoken=entry.segments_spoken,
-            segments_given=entry.segments_given,
-            first_audio_seconds=entry.first_audio_s,
-            total_seconds=entry.total_s,
-            error=None if entry.error is None else {"code": entry.error_code, "message": entry.error},
-        )
+        return _entry(dispatcher.request_log.get(identity, principal))
 
     return routes
+
+
+def _entry(entry: RequestRecord) -> RequestEntry:
+    return RequestEntry(
+        id=entry.request_id,
+        status=entry.status,
+        door=entry.protocol,
+        created=int(entry.started),
+        finish_reason=None if entry.reason is None else entry.reason.value,
+        audio_seconds=round(entry.audio_s, 6),
+        segments_spoken=entry.segments_spoken,
+        segments_given=entry.segments_given,
+        first_audio_seconds=entry.first_audio_s,
+        total_seconds=entry.total_s,
+        error=None if entry.error is None else {"code": entry.error_code, "message": entry.error},
+    )
 
 
 async def _spoken(
