@@ -59,7 +59,7 @@ SATELLITES = {
     }
     - {"compat"},
     "vivavoce_ray": {*HEIGHT, "vivavoce_textnorm"} - {"compat"},
-    "vivavoce_training": {*HEIGHT, "vivavoce_bench"} - {"server", "compat"},
+    "vivavoce_training": {*HEIGHT, "vivavoce_bench", "vivavoce_runtimes"} - {"server", "compat"},
 }
 """Packages beside the core, and the rooms and packages that each may import."""
 

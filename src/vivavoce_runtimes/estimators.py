@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.code_files import check_code
 from vivavoce.errors import CheckpointError, MissingDependency
 from vivavoce.models.encoders import available_providers, open_onnx
+from vivavoce_runtimes.code_files import check_code
 from vivavoce_runtimes.estimator import ENDS, OFFICIAL_INPUTS, EstimatorInputs, EstimatorRunner
 
 _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
