@@ -44,7 +44,7 @@ FORWARDERS = {"bench", "evaluate", "clients.triton", "entrypoints"}
 """Old places of documented names. No other module imports them."""
 
 SATELLITES = {
-    "vivavoce_textnorm": {"errors"},
+    "vivavoce_textnorm": {"errors", "child"},
     "vivavoce_export": {"models", "checkpoint", "rates", "errors", "files", "cli", "frontend", "vivavoce_runtimes"},
     "vivavoce_runtimes": {"engine", "models", "checkpoint", "rates", "errors", "files", "child"},
     "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_runtimes", "vivavoce_triton"}
