@@ -65,7 +65,7 @@ SATELLITES = {
 
 CORE_TO_SATELLITE = {
     "vivavoce_textnorm": {"frontend", "server", "engine_process", "cli"},
-    "vivavoce_export": {"frontend.merged_folder"},
+    "vivavoce_export": {"frontend.loading"},
     "vivavoce_runtimes": {"engine.engine"},
     "vivavoce_bench": {"frontend.model_choice"},
     "vivavoce_triton": {"cli.server"},
