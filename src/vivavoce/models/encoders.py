@@ -87,13 +87,6 @@ def open_onnx(
     return OnnxModel(path, session, remedy)
 
 
-def available_providers() -> list[str]:
-    import onnxruntime
-
-    providers: list[str] = onnxruntime.get_available_providers()
-    return providers
-
-
 def check_onnx(path: Path, remedy: str = OnnxModel.remedy) -> None:
     """Refuse, with CheckpointError, a file that is out of the bounds in which every ONNX file is read."""
     refuse_pointer(path)
