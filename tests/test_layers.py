@@ -44,7 +44,7 @@ FORWARDERS = {"bench", "evaluate", "clients.triton", "entrypoints"}
 """Old places of documented names. No other module imports them."""
 
 SATELLITES = {
-    "vivavoce_textnorm": {"errors"},
+    "vivavoce_textnorm": {"errors", "child"},
     "vivavoce_export": {"models", "checkpoint", "rates", "errors", "files", "cli", "frontend", "vivavoce_runtimes"},
     "vivavoce_runtimes": {"engine", "models", "checkpoint", "rates", "errors", "files", "child"},
     "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_runtimes", "vivavoce_triton"}
@@ -59,13 +59,13 @@ SATELLITES = {
     }
     - {"compat"},
     "vivavoce_ray": {*HEIGHT, "vivavoce_textnorm"} - {"compat"},
-    "vivavoce_training": {*HEIGHT, "vivavoce_bench"} - {"server", "compat"},
+    "vivavoce_training": {*HEIGHT, "vivavoce_bench", "vivavoce_runtimes"} - {"server", "compat"},
 }
 """Packages beside the core, and the rooms and packages that each may import."""
 
 CORE_TO_SATELLITE = {
     "vivavoce_textnorm": {"frontend", "server", "engine_process", "cli"},
-    "vivavoce_export": {"frontend.merged_folder"},
+    "vivavoce_export": {"frontend.loading"},
     "vivavoce_runtimes": {"engine.engine"},
     "vivavoce_bench": {"frontend.model_choice"},
     "vivavoce_triton": {"cli.server"},

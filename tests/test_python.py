@@ -31,7 +31,7 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
-from vivavoce.frontend.text.official_processes import ReadingProcesses
+from vivavoce_textnorm import ReadingProcesses
 
 RATE = 24_000
 SHORT = vivavoce.SamplingParams(max_ratio=2.0)

@@ -34,7 +34,7 @@ from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_te
 from vivavoce.frontend.session import RequestSession, Text
 from vivavoce.frontend.speech import Mode, SpeakOptions, check_seed
 from vivavoce.frontend.speech_result import PendingSpeech, Speech
-from vivavoce.frontend.text.official import Code, Emojis, Normalization
+from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization
 from vivavoce.frontend.text.text_filter import Reasoning
 from vivavoce.frontend.text_threads import in_turn
 from vivavoce.frontend.voices.extract import AudioSource

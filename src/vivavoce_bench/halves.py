@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.lm_stage import plain_run
@@ -39,6 +38,7 @@ from vivavoce_bench.batches import BatchFigures, BatchRig, Job, Samples, TokenBa
 from vivavoce_bench.chunked import ChunkedSpeech, Cut, TokenSpeech
 from vivavoce_bench.hardware import reset_peaks
 from vivavoce_bench.token_backends import OwnModel
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.client.utterance import Utterance
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,11 +28,12 @@ from vivavoce.engine.admission import (
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import PLAIN_GPU_PRIORS, BatchSize, Coefficients, CostModel, Priors, Stage
 from vivavoce.engine.flow_stage.planning import PagePool
-from vivavoce.engine.generations import ALONE_COSTS, MEASURED_COSTS
 from vivavoce.engine.scheduler import Limits
 from vivavoce.engine.settings import CUDA_BYTES, EngineSettings, MemoryPlan, divide, room_beside, suits_kernels
 from vivavoce.errors import InvalidRequest
-from vivavoce.models.build import Models, outline_models
+from vivavoce.models.build import Models
+from vivavoce.models.generations import NETWORKS
+from vivavoce_bench.costs import ALONE_COSTS, MEASURED_COSTS
 from vivavoce_bench.simulation import Machine
 
 
@@ -127,6 +128,15 @@ class EnginePlan:
             fixed += times * self.weights[network] * reading
             moved[stage] = Coefficients(fixed, row, frame * slower, pair * by_pair)
         return moved
+
+
+def outline_models(config: ModelConfig, dtype: torch.dtype) -> Models:
+    """The networks' shapes, without weights, on torch's meta device; dtype: as `build_models` takes it."""
+    networks: dict[str, Any] = {
+        name: part.outline(config).to(torch.float32 if part.float32 else dtype)
+        for name, part in NETWORKS[config.generation].items()
+    }
+    return Models(config=config, device=torch.device("meta"), dtype=dtype, **networks)
 
 
 def plan_engine(config: ModelConfig, dtype: torch.dtype, memory_bytes: int, settings: EngineSettings) -> EnginePlan:

@@ -7,8 +7,8 @@ import zlib
 import numpy as np
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.onnx_writer import FLOAT, INT32, Port, node, onnx_model
 from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, NUM_MEL_BINS
+from vivavoce_runtimes.onnx_writer import FLOAT, INT32, Port, node, onnx_model
 
 _WHISPER_BINS = 128
 _TOKEN_BASE = 3

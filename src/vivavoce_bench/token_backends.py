@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.backends import LM_BACKENDS
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import TokenRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency
-from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.models.build import LanguageConfig, LanguageModel
 from vivavoce_bench.batches import TokenBackend
 from vivavoce_export.hf_folder import CONFIG, SPEECH_START, added_ids, is_hugging_face
+from vivavoce_export.merged_folder import merged_folder
 from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_runtimes.streamed_lm import merged_ids
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import LMConfig
 from vivavoce.checkpoint.folder import read_json
-from vivavoce.checkpoint.merged_vocabulary import CONTROLS, EMBEDDING_BIAS, END, MergedVocabulary
 from vivavoce.checkpoint.settings import Section, lm_config
 from vivavoce.checkpoint.weights import LM_NAMES, NameTable, find_part, load_into
 from vivavoce.errors import CheckpointError, UnsupportedModel
@@ -54,6 +53,7 @@ from vivavoce_export.merged_lm import (
     official_tensors,
     open_merged_lm,
 )
+from vivavoce_runtimes.merged_vocabulary import CONTROLS, EMBEDDING_BIAS, END, MergedVocabulary
 
 CONFIG, GENERATION, SPEECH = "config.json", "generation_config.json", "speech_lm.json"
 WEIGHTS = "model.safetensors"

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.config import FileKey, LMConfig, Qwen2Config, qwen2_of
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import LM_NAMES, check_variant, find_part, load_into, read_tensors
 from vivavoce.errors import CheckpointError
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 from vivavoce_export.files import row_blocks
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.code_files import remember_code
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed, VivavoceError
 from vivavoce.models.encoders import OnnxModel, open_onnx
 from vivavoce_export.parts import EXAMPLE, PARTS, Part, ScriptedEncoder
+from vivavoce_runtimes.code_files import remember_code
 from vivavoce_runtimes.estimator import OPTIONAL_ENDS, EstimatorInputs, EstimatorRunner
 from vivavoce_runtimes.estimators import onnx_estimator, open_package, open_script, torch_estimator
 from vivavoce_runtimes.files import PRECISIONS, file_name

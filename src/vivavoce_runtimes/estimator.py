@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vivavoce.checkpoint.onnx_writer import optional_input
 from vivavoce.models.flow.unet import VelocityContext
+from vivavoce_runtimes.onnx_writer import optional_input
 
 
 class EstimatorInputs(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.code_files import check_code
 from vivavoce.errors import CheckpointError, MissingDependency
-from vivavoce.models.encoders import available_providers, open_onnx
+from vivavoce.models.encoders import open_onnx
+from vivavoce_runtimes.code_files import check_code
 from vivavoce_runtimes.estimator import ENDS, OFFICIAL_INPUTS, EstimatorInputs, EstimatorRunner
 
 _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
@@ -22,8 +22,10 @@ def onnx_estimator(path: Path, device: torch.device) -> EstimatorRunner:
     """On a CPU each row is computed alone, so its bits do not depend on other rows. CheckpointError: the file is not an
     estimator; MissingDependency: the package has no CUDA.
     """
+    import onnxruntime
+
     on_cuda = ["CUDAExecutionProvider"] if device.type == "cuda" else []
-    if not set(on_cuda) <= set(available_providers()):
+    if not set(on_cuda) <= set(onnxruntime.get_available_providers()):
         raise MissingDependency(
             "flow_backend: this onnxruntime knows no CUDA; pip install onnxruntime-gpu in its place, or use "
             "--device cpu"

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
 from vivavoce.engine.lm_stage.slots import SamplingState, repetition_aware
 from vivavoce.errors import CheckpointError
 from vivavoce.models.lm.sampling import SamplingRows
+from vivavoce_runtimes.merged_vocabulary import EMBEDDING_BIAS
 
 
 @dataclass(frozen=True)

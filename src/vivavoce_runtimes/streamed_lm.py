@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vivavoce.checkpoint.config import SamplingDefaults, Vocabulary
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Slot, check_positions
 from vivavoce.engine.request import SamplingParams
@@ -32,6 +31,7 @@ from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import EngineStopped, InvalidRequest, MissingDependency, StageFailed
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.lm.interleave import Row, RowKind
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_runtimes.sampling_rng import Draws, speech_bias
 
 log = logging.getLogger(__name__)

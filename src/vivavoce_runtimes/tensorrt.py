@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.code_files import check_code, remember_code
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
 from vivavoce.files import replace_file
 from vivavoce.models.encoders import check_onnx
+from vivavoce_runtimes.code_files import check_code, remember_code
 from vivavoce_runtimes.estimator import ENDS, OFFICIAL_INPUTS, OPTIONAL_ENDS, EstimatorRunner
 from vivavoce_runtimes.files import ESTIMATOR, file_name
 

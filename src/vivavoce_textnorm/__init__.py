@@ -33,16 +33,30 @@ from vivavoce_textnorm.types import NormalizedText, Piece, Say, Settings
 if TYPE_CHECKING:
     from vivavoce_textnorm.inline_tags import OPEN_BRACKET, check_paused
     from vivavoce_textnorm.natural import NaturalNormalizer, read_block
+    from vivavoce_textnorm.official import (
+        LoadedOnUse,
+        OfficialNormalizer,
+        as_trained_on,
+        check_official_rules,
+        has_official_rules,
+    )
+    from vivavoce_textnorm.reading_processes import ReadingProcesses
     from vivavoce_textnorm.ssml import find_runs, is_ssml
     from vivavoce_textnorm.word_stream import gather_ssml
 
-# Their modules compile hundreds of patterns, so they are imported when they are first used.
+# Their modules compile hundreds of patterns or need much of the standard library: the first use imports them.
 _IMPORTED_LATER = {
+    "LoadedOnUse": "official",
     "NaturalNormalizer": "natural",
     "OPEN_BRACKET": "inline_tags",
+    "OfficialNormalizer": "official",
+    "ReadingProcesses": "reading_processes",
+    "as_trained_on": "official",
+    "check_official_rules": "official",
     "check_paused": "inline_tags",
     "find_runs": "ssml",
     "gather_ssml": "word_stream",
+    "has_official_rules": "official",
     "is_ssml": "ssml",
     "read_block": "natural",
 }
@@ -58,16 +72,21 @@ __all__ = [
     "Language",
     "Lexicon",
     "Lexicons",
+    "LoadedOnUse",
     "NaturalNormalizer",
     "NormalizedText",
     "Normalizer",
+    "OfficialNormalizer",
     "Piece",
+    "ReadingProcesses",
     "Say",
     "Settings",
     "Stretch",
+    "as_trained_on",
     "blocks",
     "check_characters",
     "check_length",
+    "check_official_rules",
     "check_paused",
     "check_surrogates",
     "check_text",
@@ -77,6 +96,7 @@ __all__ = [
     "excerpt",
     "find_runs",
     "gather_ssml",
+    "has_official_rules",
     "is_speakable",
     "is_ssml",
     "name_some",

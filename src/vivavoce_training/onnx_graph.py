@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vivavoce.checkpoint.onnx_writer import FLOAT, Port, node, onnx_model
+from vivavoce_runtimes.onnx_writer import FLOAT, Port, node, onnx_model
 
 
 @torch.no_grad()

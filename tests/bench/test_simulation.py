@@ -14,9 +14,8 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.cost_model import BatchSize, Coefficients, Stage
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
-from vivavoce.models.build import outline_models
 from vivavoce_bench.measure import percentile
-from vivavoce_bench.planning import CARDS, H200, plan_engine
+from vivavoce_bench.planning import CARDS, H200, outline_models, plan_engine
 from vivavoce_bench.random_checkpoint import release_config
 from vivavoce_bench.simulation import BESIDE, PROMPT, READ_S, Device, Machine, SimulatedQueue, Simulation, Visit
 

@@ -12,10 +12,10 @@ import torch
 
 from vivavoce.engine_process import model_service, process
 from vivavoce.frontend.session import RequestSession
-from vivavoce.frontend.text.official import WHOLE_CHARS
 from vivavoce.frontend.voices.extract import VoiceExtractor
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.voice import Voice
+from vivavoce_textnorm import MAX_BLOCK_CHARS
 
 BUILT_IN = "calm"
 STORE_S = 1.0
@@ -45,7 +45,7 @@ def main() -> None:
         "long text",
         RequestSession,
         "start",
-        lambda session, text, *_: isinstance(text, str) and len(text) > WHOLE_CHARS,
+        lambda session, text, *_: isinstance(text, str) and len(text) > MAX_BLOCK_CHARS,
     )
     hanging("extraction", VoiceExtractor, "extract")
     process.main()

@@ -21,7 +21,6 @@ from torch.nn.functional import linear
 
 from benchmarks.plain.lm import LMPrompt, prompt_rows
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config, vocabulary_of
 from vivavoce.checkpoint.weights import LM_NAMES, load_into, read_tensors
 from vivavoce.engine.lm_stage import plain_run
@@ -39,6 +38,7 @@ from vivavoce_export.hf_folder import (
     speech_lm,
     tokenizer_config,
 )
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 FILES = {"config.json", "generation_config.json", "speech_lm.json", "model.safetensors", "embedding_bias.npy"}
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json"}

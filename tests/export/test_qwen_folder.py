@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from trtllm_goldens import DATA
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.merged_vocabulary import CONTROLS, MergedVocabulary
 from vivavoce.errors import CheckpointError, UnsupportedModel
 from vivavoce_export.hf_folder import check_features, open_hugging_face, read_vocabulary, rope_theta
 from vivavoce_export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, open_merged_lm
+from vivavoce_runtimes.merged_vocabulary import CONTROLS, MergedVocabulary
 
 PLAIN = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 DEFAULT = {"rope_type": "default", "rope_theta": 1e6}

@@ -14,7 +14,6 @@ from trtllm_goldens import DATA
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.frontend.model_choice import MINI
 from vivavoce.frontend.text.tokenizer import TextTokenizer
@@ -29,6 +28,7 @@ from vivavoce_export.trtllm.calibration import (
 )
 from vivavoce_export.trtllm.convert import convert
 from vivavoce_export.trtllm.options import ConvertOptions
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 MODEL = DATA / "a_h64"
 OUTPUTS = "model.layers.1.self_attn.q_proj.y"

@@ -27,10 +27,11 @@ from vivavoce.frontend.speech_options import (
     SPEED,
     Option,
 )
-from vivavoce.frontend.text.official import Code, Emojis, Language, Normalization
+from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization
 from vivavoce.protos import message
 from vivavoce.server.http.normalize import NormalizeFields
 from vivavoce.server.http.speech_fields import SamplingFields, SpeechFields
+from vivavoce_textnorm import Language
 
 NAMES = {option.name for option in SPEECH_OPTIONS}
 

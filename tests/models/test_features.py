@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from vivavoce.checkpoint.config import MelConfig
-from vivavoce.checkpoint.onnx_writer import FLOAT, INT64, Port, _field, node, onnx_model
 from vivavoce.errors import CheckpointError, InvalidAudio
 from vivavoce.models import encoders
 from vivavoce.models.encoders import OnnxModel, SpeakerEncoder, SpeechTokenizer, open_onnx
 from vivavoce.models.features import prompt_mel, slaney_filterbank, speaker_fbank, whisper_log_mel
+from vivavoce_runtimes.onnx_writer import FLOAT, INT64, Port, _field, node, onnx_model
 
 BOOL = 9  # TensorProto.DataType
 NAMES = pytest.mark.parametrize("name", ["speech_24k_float", "speech_22k_int16"])

@@ -9,12 +9,12 @@ from tests.parity.check import Check, Skip, guarded
 from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidText
-from vivavoce.frontend.text import official as rules
-from vivavoce.frontend.text.official import Languages, OfficialNormalizer, number_words
-from vivavoce.frontend.text.segmentation import split_paragraph
+from vivavoce.frontend.text.segmentation import is_only_punctuation, split_paragraph
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_textnorm import blocks, contains_chinese
+from vivavoce_textnorm import official as rules
+from vivavoce_textnorm.official import Languages, OfficialNormalizer, number_words
 
 UNBOUNDED = 10**9
 
@@ -63,7 +63,7 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
 
     return {
         "contains_chinese": contains_chinese,
-        "is_only_punctuation": rules.is_only_punctuation,
+        "is_only_punctuation": is_only_punctuation,
         "replace_blank": rules.replace_blank,
         "replace_corner_mark": rules.replace_corner_mark,
         "remove_bracket": rules.remove_bracket,

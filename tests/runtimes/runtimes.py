@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
-from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS, MergedVocabulary
 from vivavoce.models.build import Models
+from vivavoce_runtimes.merged_vocabulary import EMBEDDING_BIAS, MergedVocabulary
 from vivavoce_runtimes.sampling_rng import SpeechSampler
 from vivavoce_runtimes.streamed_lm import Ask, StreamedLM
 

@@ -29,7 +29,6 @@ from tests.engine.engine_helpers import (
 )
 from tests.engine.lm_stage.lm_talk import rows, start
 from tests.runtimes.runtimes import MergedNetwork, PlainRuntime, streamed
-from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.engine import build_stages
 from vivavoce.engine.lm_stage import DecodeRun
@@ -37,6 +36,7 @@ from vivavoce.engine.request import InputMode, TokenRequest
 from vivavoce.engine.settings import EngineSettings, plan_memory
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest, RequestCancelled, StageFailed
 from vivavoce.models.lm.interleave import Row, RowKind
+from vivavoce_runtimes.merged_vocabulary import EMBEDDING_BIAS
 from vivavoce_runtimes.sampling_rng import speech_bias
 from vivavoce_runtimes.streamed_lm import StreamedLM, open_runtime
 

@@ -24,10 +24,10 @@ import torch
 
 from tests.runtimes.backend_session import session
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import EngineStopped, MissingDependency, StageFailed
 from vivavoce_bench.random_checkpoint import TINY, make_babble_checkpoint
+from vivavoce_runtimes.merged_vocabulary import EMBEDDING_BIAS
 from vivavoce_runtimes.sampling_rng import Draws, SpeechSampler
 from vivavoce_runtimes.streamed_lm import Ask
 from vivavoce_runtimes.vllm import VllmRuntime

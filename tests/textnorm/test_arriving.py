@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import chain, pairwise
+from threading import Thread
 
 import pytest
 
@@ -18,7 +19,7 @@ from vivavoce_textnorm.normalizer import whole_words
 from vivavoce_textnorm.reader import read
 from vivavoce_textnorm.types import Settings
 from vivavoce_textnorm.verbalizer import VERBALIZERS
-from vivavoce_textnorm.word_stream import MOST_HELD, WordStream, natural_words
+from vivavoce_textnorm.word_stream import MOST_HELD, READING, WordStream, natural_words
 
 _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _TIGHT = ("zh", "yue", "ja")
@@ -206,3 +207,15 @@ def test_short_lines_pause_as_items_of_a_list_do(text: str, language: str, spoke
     for step in (1, 2, 5):
         pieces = [text[at : at + step] for at in range(0, len(text), step)]
         assert "".join(words for words, _ in _arrived(pieces, language)) == (spoken or text.replace("\n", " "))
+
+
+@pytest.mark.parametrize("pieces", [["It is ", "11:42 now."], ["<speak>It is 11:42.</speak>"]])
+def test_words_that_arrive_are_read_while_no_other_text_is(pieces):
+    said = []
+    reading = Thread(target=lambda: said.extend(natural_words(pieces, "en", Settings())))
+    with READING:
+        reading.start()
+        reading.join(0.2)
+        assert reading.is_alive()
+    reading.join()
+    assert "eleven forty two" in "".join(words for words, _ in said)

@@ -9,10 +9,10 @@ import pytest
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.errors import DownloadError, MissingDependency
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_export.hf_folder import export_hf
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.server import ServerInstallation, find_installation
 
 

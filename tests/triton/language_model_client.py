@@ -11,7 +11,7 @@ import numpy as np
 from fake_backend import FakeBackend, InferenceRequest, InferenceResponse, TritonError, output, refused
 
 from tests.engine.engine_helpers import voice
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.models.tensorrt_llm import TensorrtLLM
 
 BACKEND = FakeBackend()

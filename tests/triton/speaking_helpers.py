@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from fake_backend import PATIENCE_S, FakeBackend, InferenceRequest, InferenceResponse, Tensor, output
 
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 RATE = 16_000
 DTYPES = {"seed": np.int64, "reference_wav_len": np.int32}

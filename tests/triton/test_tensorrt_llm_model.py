@@ -14,7 +14,6 @@ from language_model_client import BACKEND, DEPLOYMENT, TYPES, VOICE, Client, ids
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
@@ -22,6 +21,7 @@ from vivavoce.errors import InvalidRequest, ModelNotFound
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.build import build_language_model
 from vivavoce_export.hf_folder import export_hf
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.language_model_inputs import REFUSED
 from vivavoce_triton.models.tensorrt_llm import EngineSource, TensorrtLLM

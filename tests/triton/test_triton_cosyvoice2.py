@@ -17,7 +17,6 @@ from speaking_helpers import RATE, ScriptedLanguageModel, Speaker, alike, ask, a
 from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE, detect_generation
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.errors import CheckpointError
@@ -27,6 +26,7 @@ from vivavoce.frontend.speech import Mode, SpeakOptions
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.voice import built_in_voices
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.cosyvoice2 import CosyVoice2Model
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P

@@ -12,9 +12,9 @@ from fake_backend import FakeBackend
 from speaking_helpers import ask, hum
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.errors import VivavoceError
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.models import backend
 from vivavoce_triton.models.backend import AsyncModel, Inputs
 from vivavoce_triton.models.inner_models import merged_prompt, output_length, spoken_tokens

@@ -7,7 +7,6 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -147,16 +146,10 @@ VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", 
 TranscriptOption = Annotated[
     str, shared("Words of the recording; they help to clone the manner as well.", "TEXT", "--transcript")
 ]
-TranscriptsOption = Annotated[
-    list[str] | None, shared("Words of a recording; one for each recording, in order.", "TEXT", "--transcript")
-]
 ModelOption = Annotated[str | None, shared(MODEL_HELP, "NAME|FOLDER", "--model", "-m", envvar=MODEL_VARIABLE)]
 VoicesOption = Annotated[str | None, shared(_VOICES, "FOLDER|URL", "--voices", envvar="VIVAVOCE_VOICES")]
 SpeedOption = Annotated[float, shared(SPEED.flag_help, "NUMBER", "--speed")]
 SeedOption = Annotated[int, shared(SEED.flag_help, "NUMBER", "--seed")]
-TokensOption = Annotated[
-    int | None, shared("Exact length of the speech in tokens (25 per second; CosyVoice 1: 50).", "NUMBER", "--tokens")
-]
 DeviceOption = Annotated[
     str, shared("auto (CUDA if available), cpu, cuda, cuda:N or mps (untested).", "NAME", "--device")
 ]
@@ -168,5 +161,3 @@ MemoryOption = Annotated[float | None, shared(_MEMORY, "GB", "--memory", parser=
 KernelsOption = Annotated[bool | None, shared(_KERNELS, None, "--kernels/--no-kernels")]
 QuietOption = Annotated[bool, shared("Print errors only.", None, "--quiet", "-q")]
 JsonOption = Annotated[bool, shared("Print JSON.", None, "--json")]
-JsonFileOption = Annotated[str | None, shared("Write the results as JSON; - is stdout.", "FILE|-", "--json")]
-PlotOption = Annotated[Path | None, shared("Draw a PNG file; needs vivavoce[eval].", "FILE", "--plot")]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-import unicodedata
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vivavoce.cli import flags
 from vivavoce.cli.console import Reporter
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from vivavoce.api import Vivavoce
     from vivavoce.checkpoint.folder import ModelCard
     from vivavoce.engine.settings import EngineSettings
-    from vivavoce.frontend.voices.voice import Voice
 
 
 @dataclass(frozen=True)
@@ -103,24 +100,6 @@ def load_model(
             settings=engine.settings(backends),
         )
         return tts, time.perf_counter() - started
-
-
-def named_voices(
-    names: Sequence[str], transcripts: Sequence[str], known: Sequence[str], resolve: Callable[[Any, str], Voice]
-) -> dict[str, Voice]:
-    """The voices for names and recordings, by these names.
-
-    transcripts: one for each of the recordings among them, in their order, or none; known: names of stored and
-    built-in voices; resolve: (name or recording, transcript) → voice.
-    """
-    recordings = [name for name in names if unicodedata.normalize("NFC", name) not in known]
-    if transcripts and len(transcripts) != len(recordings):
-        raise InvalidRequest(
-            f"transcript: {len(transcripts)} given for {len(recordings)} recordings among the voices; give one "
-            "for each recording, in their order, or none"
-        )
-    said = dict(zip(recordings, transcripts, strict=True)) if transcripts else {}
-    return {name: resolve(name, said.get(name, "")) for name in names}
 
 
 def note_if_no_real_model(card: ModelCard, reporter: Reporter) -> None:

@@ -29,14 +29,13 @@ from vivavoce.frontend.model_choice import (
 )
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
-from vivavoce.frontend.text.official import WHOLE_CHARS
 from vivavoce.frontend.voices.extract import kept_recording
 from vivavoce.frontend.voices.names import NameRules, VoiceSummary
 from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.frontend.voices.stores import Quota, open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices
 from vivavoce.server.settings import EngineSection, ModelSection
-from vivavoce_textnorm import NO_WORDS, Lexicon, Lexicons, NormalizedText
+from vivavoce_textnorm import MAX_BLOCK_CHARS, NO_WORDS, Lexicon, Lexicons, NormalizedText
 
 LARGEST_VOICE = 2 << 20
 """About the bytes of a stored voice of 30 s: its features for one model or two, and its recording."""
@@ -112,7 +111,7 @@ class ModelService:
 
     async def read(self, text: str, work: Callable[[], Result]) -> Result:
         """Run the reading of this text in a thread; Overloaded: too many wait, or it takes too long."""
-        return await (self._text if len(text) <= WHOLE_CHARS else self._long_text).run(work)
+        return await (self._text if len(text) <= MAX_BLOCK_CHARS else self._long_text).run(work)
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """Normalise the text of a request, without a voice if neither request nor model has one."""

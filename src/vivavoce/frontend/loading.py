@@ -16,7 +16,6 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.engine_group import DeviceInfo, EngineGroup
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.frontend.front_end import FrontEnd, load_front_end
-from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.frontend.model_choice import share_device
 from vivavoce.models.build import build_models
 
@@ -58,5 +57,7 @@ def open_engine(
     external = settings.lm_backend != "torch"
     models = build_models(folder, device, dtype, variant, language_model=not external)
     if external:
+        from vivavoce_export.merged_folder import merged_folder
+
         models = replace(models, merged=merged_folder(folder, dtype, variant))
     return Engine(models, settings)

@@ -26,9 +26,9 @@ from vivavoce.frontend.speech import (
     marks_of,
     warnings_of,
 )
-from vivavoce.frontend.text.official import WHOLE_CHARS
 from vivavoce.frontend.text_threads import in_thread, read_in_loop, start_thread
 from vivavoce.frontend.voices.voice import Voice
+from vivavoce_textnorm import MAX_BLOCK_CHARS
 
 Text = str | Iterable[str] | AsyncIterable[str]
 AHEAD = 4
@@ -88,7 +88,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             progress.text = text
             segments = self._front_end.plan(text, voice, options, progress.closed.is_set, silent)
             # A short text is read at once: the engine gets what is near, and learns whether there is more.
-            is_short = len(text) <= WHOLE_CHARS
+            is_short = len(text) <= MAX_BLOCK_CHARS
             near = list(islice(segments, AHEAD + 2 if is_short else 1))
             arrival = InputMode.WHOLE if is_short and len(near) < AHEAD + 2 else InputMode.SEGMENTS
             near, segments = near[: AHEAD + 1], chain(near[AHEAD + 1 :], segments)

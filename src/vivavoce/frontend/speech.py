@@ -25,7 +25,7 @@ from vivavoce.frontend.speech_options import (
     SEED,
     SPEED,
 )
-from vivavoce.frontend.text.official import Code, Emojis, Normalization, one_of, parse_language, parse_reading
+from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization, one_of, parse_language, parse_reading
 from vivavoce.frontend.text.text_filter import Reasoning, readable
 from vivavoce_textnorm import NO_WORDS, Lexicon, Settings, detect_language, excerpt, is_speakable
 

@@ -81,15 +81,6 @@ def build_models(
     return Models(config=config, device=device, dtype=dtype, folder=folder, **networks)
 
 
-def outline_models(config: ModelConfig, dtype: torch.dtype) -> Models:
-    """The networks' shapes, without weights, on torch's meta device; dtype: as `build_models` takes it."""
-    networks: dict[str, Any] = {
-        name: part.outline(config).to(torch.float32 if part.float32 else dtype)
-        for name, part in NETWORKS[config.generation].items()
-    }
-    return Models(config=config, device=torch.device("meta"), dtype=dtype, **networks)
-
-
 def build_network(
     part: NetworkPart,
     config: Any,

@@ -87,13 +87,6 @@ def open_onnx(
     return OnnxModel(path, session, remedy)
 
 
-def available_providers() -> list[str]:
-    import onnxruntime
-
-    providers: list[str] = onnxruntime.get_available_providers()
-    return providers
-
-
 def check_onnx(path: Path, remedy: str = OnnxModel.remedy) -> None:
     """Refuse, with CheckpointError, a file that is out of the bounds in which every ONNX file is read."""
     refuse_pointer(path)
@@ -112,7 +105,7 @@ def _reason(error: Exception) -> str:
 def _check_file(path: Path) -> None:
     """ValueError: the file names tensors outside of it, or has functions, which grow without end when they are nested.
     A tensor outside has an entry with the key "location": this word after its length, 8, which may have bytes too many,
-    the last of them 0. Functions are fields of the outermost message (see `checkpoint/onnx_writer.py`).
+    the last of them 0. Functions are fields of the outermost message (onnx/onnx.proto).
     """
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         at = num_fields = 0

@@ -22,13 +22,13 @@ from vivavoce.cli.model import (
     ModelChoice,
     Spread,
     load_model,
-    named_voices,
     note_if_no_real_model,
 )
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.evaluate import recogniser_jobs
 from vivavoce_bench.commands.figures import check_report_places, print_figures
+from vivavoce_bench.commands.options import JsonFileOption, PlotOption, TokensOption, TranscriptsOption, named_voices
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce
@@ -64,11 +64,11 @@ class BenchLoad:
     warmup: int | None = flag("Requests before that.  [default: one per user, or 4 with --rate]", "NUMBER", min=0)
     text_file: Path | None = flag("One text per line.  [default: 40 English sentences]", "FILE", "-f")
     words: str | None = flag("Take texts of that many words only.", "MIN-MAX")
-    tokens: flags.TokensOption = None
+    tokens: TokensOption = None
     voice: list[str] | None = flag(
         "May be repeated: they speak in turn.  [default: the model's first voice]", "NAME|RECORDING", "-v"
     )
-    transcript: flags.TranscriptsOption = None
+    transcript: TranscriptsOption = None
     offline: bool = flag("Ask for whole utterances instead of streams.", default=False)
     policy: str | None = flag(
         "Chunk policy of streams: official, low_latency (default), equal, exponential or time_based.", "NAME"
@@ -137,8 +137,8 @@ class BenchLoad:
 @dataclass(frozen=True)
 class BenchOutput:
     quality: bool = flag("Measure errors and similarity of the same audio; needs vivavoce[eval].", default=False)
-    json_file: flags.JsonFileOption = None
-    plot: flags.PlotOption = None
+    json_file: JsonFileOption = None
+    plot: PlotOption = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from vivavoce.cli.flags import flag
 from vivavoce.cli.model import EngineChoice, ModelChoice, note_if_no_real_model
 from vivavoce.errors import InvalidRequest, UnsupportedModel
 from vivavoce_bench.commands.figures import check_report_places, print_figures
+from vivavoce_bench.commands.options import JsonFileOption, PlotOption, TokensOption
 from vivavoce_triton.client.utterance import Utterance, check_utterances, read_dataset, read_manifest
 
 if TYPE_CHECKING:
@@ -101,10 +102,10 @@ class TextChoice:
 
 @dataclass(frozen=True)
 class StageRun:
-    tokens: flags.TokensOption = None
+    tokens: TokensOption = None
     seed: int = flag("Seed of the first text; the others follow.", "NUMBER", default=0)
     output_dir: Path | None = flag("Keep the audio as WAV files here.", "FOLDER")
-    json_file: flags.JsonFileOption = None
+    json_file: JsonFileOption = None
     kernels: flags.KernelsOption = None
 
     def check(self) -> None:
@@ -145,7 +146,7 @@ class Batches:
         "--llm-model-name-or-path",
     )
     engine_dir: Path | None = flag("An engine that trtllm-build made.", "FOLDER")
-    plot: flags.PlotOption = None
+    plot: PlotOption = None
 
     def backends(self) -> list[str]:
         """Raises InvalidRequest for an unknown runtime or an unused option, MissingDependency for a missing package."""

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.cli.console import Reporter
-from vivavoce.cli.flags import JsonOption, QuietOption, TranscriptsOption, flag
-from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, named_voices, note_if_no_real_model
+from vivavoce.cli.flags import JsonOption, QuietOption, flag
+from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.cli.output import STDOUT
 from vivavoce.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.version import __version__
 from vivavoce_bench.commands.figures import print_figures
+from vivavoce_bench.commands.options import TranscriptsOption, named_voices
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce

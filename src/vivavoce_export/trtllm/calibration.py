@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.checkpoint.weights import LM_NAMES, read_tensors
 from vivavoce.errors import CheckpointError, InvalidRequest
@@ -22,6 +21,7 @@ from vivavoce_export.files import cast
 from vivavoce_export.hf_folder import Source
 from vivavoce_export.merged_lm import EMBEDDING, FINAL_NORM, QwenSizes, TensorReader
 from vivavoce_export.trtllm.layers import LINEARS
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 Change = Callable[[Tensor], Tensor]
 """The rounding of an engine's whole numbers: the same shape, other values."""

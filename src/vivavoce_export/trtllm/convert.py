@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.files import fresh_folder
 from vivavoce_export.files import TensorFile, blank, cast, check_target, matches, naming
@@ -26,6 +25,7 @@ from vivavoce_export.merged_lm import EMBEDDING, FINAL_NORM, HEAD, QwenSizes
 from vivavoce_export.trtllm.calibration import Calibration, measure
 from vivavoce_export.trtllm.layers import LINEARS, convert_layer
 from vivavoce_export.trtllm.options import SIZES, ConvertOptions, checkpoint_config, chosen_dtype
+from vivavoce_runtimes.merged_vocabulary import EMBEDDING_BIAS
 
 RECORD = "conversion.json"
 """File with the options of the conversion. The next conversion and the comparison of logits read it."""

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import qwen2_of
 from vivavoce.checkpoint.folder import read_json
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import LM_NAMES
 from vivavoce.files import fresh_folder
@@ -52,6 +51,7 @@ from vivavoce_export.trtllm.layers import (
     round_trip,
 )
 from vivavoce_export.trtllm.options import BITS, read_checkpoint_config
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 WRITTEN_BACK = "written_back.json"
 """Marks a folder made by `write_back`; models from elsewhere may have the same weight files."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vivavoce.checkpoint.onnx_writer import FLOAT, Port
 from vivavoce.models.encoders import EMBEDDING_SIZE
 from vivavoce.models.features import NUM_BINS
+from vivavoce_runtimes.onnx_writer import FLOAT, Port
 from vivavoce_training.onnx_graph import Graph
 from vivavoce_training.speaker.model import SMALLEST_VARIANCE, GatedBlock, SpeakerNet
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from vivavoce.checkpoint.onnx_writer import FLOAT, INT32, Port
+from vivavoce_runtimes.onnx_writer import FLOAT, INT32, Port
 from vivavoce_training.onnx_graph import Graph
 from vivavoce_training.tokenizer.model import (
     FORBIDDEN,

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.checkpoint.folder import BACKBONE, fingerprint, read_card
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.errors import CheckpointError, Overloaded, StageFailed, VivavoceError
@@ -28,6 +27,7 @@ from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.extract import VoiceExtractor
 from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.models.backend import (
     InnerError,
     Inputs,

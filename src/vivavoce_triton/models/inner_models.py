@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.frontend.audio.decode import decode_audio
@@ -24,6 +23,7 @@ from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.features import PROMPT_MEL_RATE, SAMPLE_RATE, prompt_mel
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.models.backend import InnerError, ask_inner, checked, inner_request, output
 
 LANGUAGE_MODEL = "tensorrt_llm"

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.errors import InvalidRequest
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.models.backend import Inputs
 
 _TOLERANCE = 1e-6

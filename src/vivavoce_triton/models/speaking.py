@@ -12,7 +12,7 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.audio.samples import Audio, check_reference
 from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.text.official import Normalization, parse_reading
+from vivavoce.frontend.text.reading_options import Normalization, parse_reading
 from vivavoce.frontend.voices.registry import Extractor, VoiceRegistry
 from vivavoce.frontend.voices.stores import open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices

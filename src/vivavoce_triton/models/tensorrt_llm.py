@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import SamplingDefaults
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import TokenHandle
 from vivavoce.engine.request import SamplingParams, TokenRequest, speech_prompt
@@ -34,6 +33,7 @@ from vivavoce.errors import InvalidRequest, ModelNotFound, RequestCancelled
 from vivavoce.frontend.model_choice import choose_dtype
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.build import LanguageConfig, LanguageModel, build_language_model, prepare_device
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_runtimes.trtllm import LLMTokens, import_trtllm, open_llm
 from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answer
 from vivavoce_triton.models.language_model_inputs import (

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest, TokenRequest
 from vivavoce.engine.settings import EngineSettings, has_language_model
@@ -31,6 +30,7 @@ from vivavoce_bench.token_backends import (
     open_backend,
 )
 from vivavoce_runtimes import registry as table
+from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_runtimes.streamed_lm import merged_ids
 from vivavoce_triton.client.utterance import Utterance
 

@@ -11,9 +11,10 @@ from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.frontend.model_choice import model_folder
 from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.text.official import WHOLE_CHARS, Normalization
+from vivavoce.frontend.text.reading_options import Normalization
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce_textnorm import MAX_BLOCK_CHARS
 from vivavoce_textnorm.lexicon import Lexicon
 from vivavoce_textnorm.reader import read
 from vivavoce_textnorm.types import NormalizedText, Settings
@@ -111,7 +112,7 @@ def test_long_texts_are_read_block_by_block_and_wholly(front_end: TextFrontEnd, 
         "zh": "价格是$20，今天是2024年3月5日。",
         "de": "Das kostet 3,50 €. ",
     }[language]
-    text = sentence * (3 * WHOLE_CHARS // len(sentence))
+    text = sentence * (3 * MAX_BLOCK_CHARS // len(sentence))
     found = list(front_end.located(text, language, reading="natural"))
     assert [one.start for one in found] == [0, *(one.end for one in found[:-1])]
     assert found[-1].end == len(text)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.frontend.text.ranges import letters, spans
-from vivavoce.frontend.text.segmentation import cut_long, matches, split_paragraph
+from vivavoce.frontend.text.segmentation import cut_long, is_only_punctuation, matches, split_paragraph
 
 TEXT = st.text(alphabet='ab ，,。.!?！“”"\n你好', max_size=300)
 LANGUAGE = st.sampled_from(["zh", "en"])
@@ -22,6 +22,11 @@ def utf8(text):
 def pieces_of(text, length, lang, **options):
     """All of it at once."""
     return [piece for piece, _ in split_paragraph([text], length, lang, **options)]
+
+
+def test_only_punctuation():
+    cases = {"": True, "?!…": True, "😀": True, "❤️": False, "a!": False, "½": False}
+    assert {text: is_only_punctuation(text) for text in cases} == cases
 
 
 @pytest.mark.parametrize(

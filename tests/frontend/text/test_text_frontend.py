@@ -9,17 +9,7 @@ from hypothesis import strategies as st
 
 from tests.frontend.text.ranges import letters, spans
 from vivavoce.errors import CheckpointError, InvalidText, RequestCancelled
-from vivavoce.frontend.text.official import (
-    WHOLE_CHARS,
-    Languages,
-    OfficialNormalizer,
-    close_trailing_comma,
-    is_only_punctuation,
-    remove_bracket,
-    replace_blank,
-    replace_corner_mark,
-)
-from vivavoce.frontend.text.segmentation import cut_long, find_spans, split_paragraph
+from vivavoce.frontend.text.segmentation import cut_long, find_spans, is_only_punctuation, split_paragraph
 from vivavoce.frontend.text.text_front_end import (
     MAX_SEGMENT_TOKENS,
     MAX_SEGMENT_TOKENS_SMALL,
@@ -27,7 +17,15 @@ from vivavoce.frontend.text.text_front_end import (
     drop_symbols,
 )
 from vivavoce.frontend.text.tokenizer import TextTokenizer
-from vivavoce_textnorm import MAX_TEXT_CHARS, blocks, contains_chinese, is_speakable
+from vivavoce_textnorm import MAX_BLOCK_CHARS, MAX_TEXT_CHARS, blocks, contains_chinese, is_speakable
+from vivavoce_textnorm.official import (
+    Languages,
+    OfficialNormalizer,
+    close_trailing_comma,
+    remove_bracket,
+    replace_blank,
+    replace_corner_mark,
+)
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=80)  # surrogates and control characters included
 PUZZLING = st.text(alphabet="ab 1230.,:/$€%#&@\\\"'<>|[]{}-\n\t😀❤️é한好。²½", max_size=200)
@@ -368,7 +366,7 @@ def test_the_first_segment_of_a_long_text_comes_before_the_rest_is_read(unit, mo
     assert is_speakable(first.spoken)
     assert counting._official.languages.count <= most
     found = [first, *segments]
-    assert counting._official.languages.count >= MAX_TEXT_CHARS // WHOLE_CHARS
+    assert counting._official.languages.count >= MAX_TEXT_CHARS // MAX_BLOCK_CHARS
     assert found[-1].end == len(text)
     if most == 2:
         assert found == whole(counting, text)

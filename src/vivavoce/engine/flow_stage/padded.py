@@ -70,25 +70,9 @@ class PaddedSolver:
         encoder, flow, device = models.config.flow.encoder, models.flow, models.device
         up, size, keys = encoder.upsampling, max(row.end - row.past for row in rows), max(row.end for row in rows)
         self.rows, self._up = rows, up
-        tokens = np.zeros((len(rows), size + encoder.lookahead), dtype=np.int64)
-        for place, row in enumerate(rows):
-            tokens[place, : len(row.tokens)] = row.tokens
-        past = np.array([row.past for row in rows])
-        slots = [(row.before.slot if row.before else SINK, row.after.slot) for row in rows if row.after]
-        widths = (keys, keys * up, keys * up)
         # All numbers go to the device in one copy: these, and the places of state in the pages.
-        own = (
-            tokens,
-            np.array([len(row.tokens) for row in rows]),
-            past,
-            np.minimum(past[:, None] * up + np.arange(size * up), MAX_FRAMES - 1).ravel(),
-            _lookahead_ends(rows, size, encoder.lookahead),
-            _ends([row.span.tokens for row in rows], size, keys),
-            _ends([row.span.up_frames for row in rows], size * up, keys * up),
-            _ends([row.span.frames for row in rows], size * up, keys * up),
-            np.array(slots, dtype=np.int64).reshape(-1, 2).T,
-        )
-        buffers = pool.buffers if slots else ()
+        own, has_state = _batch_numbers(rows, encoder.lookahead, up, keys), any(row.after for row in rows)
+        buffers = pool.buffers if has_state else ()
         indices = [array for buffer in buffers for array in page_indices(buffer, rows)]
         sent = upload((*own, *indices), device)
         ids, lengths, pasts, places, lookahead_ends, *seen, self._slots = sent[: len(own)]
@@ -96,8 +80,9 @@ class PaddedSolver:
             BatchMemory(buffer, sent[first : first + 3], keys * buffer.per_token, self._slots[0])
             for buffer, first in zip(buffers, range(len(own), len(sent), 3), strict=True)
         ]
+        widths = (keys, keys * up, keys * up)
         both = context.both if size * up >= LEAST_SPLIT else None
-        self._steps = self._memories[2].halves() if slots and both else self._memories[2:]
+        self._steps = self._memories[2].halves() if has_state and both else self._memories[2:]
         masks = [keys_before(end, width) if end.numel() else None for end, width in zip(seen, widths, strict=True)]
         mu = context.encoder.encode(
             flow.token_embedding(ids),
@@ -106,7 +91,7 @@ class PaddedSolver:
             (masks[0], masks[1]),
             keys,
             pasts if len({row.past for row in rows}) > 1 else None,
-            (self._memories[0], self._memories[1]) if slots else None,
+            (self._memories[0], self._memories[1]) if has_state else None,
             lookahead_ends if lookahead_ends.numel() else None,
         )
         voices = [voice_features(row.stream, models) for row in rows]
@@ -237,6 +222,32 @@ def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, 
         (write + copies * buffer.positions).reshape(-1, time),
         read if any(past for past, _ in spans) else read[:0],
         tails if (lengths < time).any() else tails[:0],
+    )
+
+
+def _batch_numbers(rows: Sequence[FlowRow], lookahead: int, up: int, keys: int) -> tuple[Indices, ...]:
+    """A batch in numbers, as the networks take it; keys: the last token's end in any row.
+
+    →  ids: [rows, new tokens + lookahead]; lengths: [rows]; pasts: [rows] tokens; places: [rows · frames] in the noise;
+    ends of the lookahead (`_lookahead_ends`); ends of keys among the tokens, the encoder's upsampled frames and the
+    estimator's frames (`_ends`); slots: [2, rows with state] pages that hold a row's tails before and after this chunk
+    """
+    size = max(row.end - row.past for row in rows)
+    tokens = np.zeros((len(rows), size + lookahead), dtype=np.int64)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row.tokens)] = row.tokens
+    past = np.array([row.past for row in rows])
+    slots = [(row.before.slot if row.before else SINK, row.after.slot) for row in rows if row.after]
+    return (
+        tokens,
+        np.array([len(row.tokens) for row in rows]),
+        past,
+        np.minimum(past[:, None] * up + np.arange(size * up), MAX_FRAMES - 1).ravel(),
+        _lookahead_ends(rows, size, lookahead),
+        _ends([row.span.tokens for row in rows], size, keys),
+        _ends([row.span.up_frames for row in rows], size * up, keys * up),
+        _ends([row.span.frames for row in rows], size * up, keys * up),
+        np.array(slots, dtype=np.int64).reshape(-1, 2).T,
     )
 
 

@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import regex
 
-from vivavoce.frontend.text.official import Ruled
 from vivavoce.frontend.text.sentence_stream import GERMAN_CLOSING, LOOKAHEAD, MARK, MAX_HELD, ends_sentence
 from vivavoce_textnorm import Language, is_speakable
 
-_SENTENCE_MARKS: dict[Ruled, str] = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
+_SENTENCE_MARKS: dict[str, str] = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
 _COMMAS = "，,"
 _CLOSING_QUOTES = '"”'
 _FINAL_MARK: dict[Language, str] = {"zh": "。", "ja": "。"}
@@ -30,6 +29,7 @@ _ENDED = regex.compile(r"""[\p{Sentence_Terminal}…:：;；]["'*_\p{Pe}\p{Pf}�
 _LONGEST_SENTENCE = 2_000
 """Characters without a mark after which a sentence of a text that is still being read is cut."""
 
+_ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
 _AFTER_COMMA = regex.compile(r"[，、]|,(?=\s)")
 _SPACE = regex.compile(r"\s+")
 # what is not to be torn: a tag, or a character with its combining marks
@@ -50,6 +50,11 @@ _REACH = 300
 _CLOSERS = rf"{_MARKS}\p{{Pe}}\p{{Pf}}"
 _CLOSING = regex.compile(rf"""(?:[{_CLOSERS}]|["'*_]+(?=[{_CLOSERS}\s]|\Z)|{GERMAN_CLOSING})*+\s*""")
 _OPENING = regex.compile(r"""["'*_\p{Ps}\p{Pi}]+\Z""")
+
+
+def is_only_punctuation(text: str) -> bool:
+    """Whether every character is punctuation or a symbol (Unicode P or S); true for the empty text."""
+    return _ONLY_PUNCTUATION.fullmatch(text) is not None
 
 
 def split_paragraph(

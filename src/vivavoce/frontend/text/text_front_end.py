@@ -10,36 +10,32 @@ from typing import get_args
 import regex
 
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
-from vivavoce.frontend.text.official import (
-    WHOLE_CHARS,
-    LoadedOnUse,
-    Normalization,
-    OfficialNormalizer,
-    as_trained_on,
-    check_official_rules,
-    has_official_rules,
-    is_only_punctuation,
-    parse_language,
-)
-from vivavoce.frontend.text.official_processes import ReadingProcesses
-from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
+from vivavoce.frontend.text.reading_options import Normalization, parse_language
+from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, is_only_punctuation, split_paragraph
 from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce_textnorm import (
     AS_WRITTEN,
+    MAX_BLOCK_CHARS,
     CancelCheck,
     Language,
+    LoadedOnUse,
     NaturalNormalizer,
     NormalizedText,
     Normalizer,
+    OfficialNormalizer,
     Piece,
+    ReadingProcesses,
     Settings,
     Stretch,
+    as_trained_on,
     check_characters,
     check_length,
+    check_official_rules,
     contains_chinese,
     detect_language,
     excerpt,
+    has_official_rules,
     is_speakable,
     name_some,
     never_cancelled,
@@ -81,8 +77,8 @@ class TextFrontEnd:
 
     Wherever the official code returns a result, so does this, the same one, with these exceptions: text in which
     nothing can be spoken is refused; pieces longer than the bound on tokens are cut; text longer than 500 characters
-    is read block by block (see `reading`), the next block when its segments are asked for; text in other languages
-    than English and Chinese is spoken as it is written. Safe to use from several threads.
+    is read block by block, the next block when its segments are asked for; text in other languages than English and
+    Chinese is spoken as it is written. Safe to use from several threads.
 
     `scripts` names the scripts a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and
     symbols that remain after normalisation left out. `processes`: this many others read the texts, which holds the
@@ -166,7 +162,7 @@ class TextFrontEnd:
         self._check(text)
         wanted, begun = self._wanted(language), list[TextSegment]()
         # Signs are read as words in short texts: some are all that is to be said.
-        if len(text) <= WHOLE_CHARS or is_speakable(text):
+        if len(text) <= MAX_BLOCK_CHARS or is_speakable(text):
             found = self._segments(text, wanted, self._normalizer(reading, text, how), cancelled)
             for one in found:
                 begun.append(one)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech_backend import ModelInfo
-from vivavoce.frontend.text.official import LANGUAGE_NAMES, parse_language
+from vivavoce.frontend.text.reading_options import LANGUAGE_NAMES, parse_language
 from vivavoce.frontend.text.text_filter import readable
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher

@@ -12,6 +12,7 @@ from vivavoce.checkpoint.known_models import models_home
 from vivavoce.checkpoint.weights import find_part
 from vivavoce.files import locked
 from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce_export.hf_folder import export_hf
 
 
 def merged_folder(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Path:
@@ -19,8 +20,6 @@ def merged_folder(folder: Path, dtype: torch.dtype, variant: str | None = None) 
 
     The folder's name is a key of a cache: the path, size and change time of the weights' file, and the dtype.
     """
-    from vivavoce_export.hf_folder import export_hf
-
     weights = find_part(folder, "llm", variant).resolve()
     status, name = weights.stat(), str(dtype).removeprefix("torch.")
     mark = hashlib.sha256(f"{weights}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]

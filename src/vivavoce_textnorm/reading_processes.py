@@ -1,6 +1,6 @@
 """Texts read in processes of their own, so that an engine in this one keeps its turns.
 
-wetext holds the interpreter for up to 0.2 s a block (see `reading`), and the natural rules for a millisecond or more:
+wetext holds the interpreter for up to 0.2 s a block (see `official`), and the natural rules for a millisecond or more:
 with many texts at once the engine's thread would stand still. Processes are started as programs, not forked: the caller
 may use CUDA and threads, and its main module need not be importable. Each (`main`) answers a line of JSON (a block, and
 how it is read) with another one, and ends when its input does.
@@ -29,10 +29,11 @@ from typing import Any
 
 from vivavoce.child import ignore_signals, python_command
 from vivavoce.errors import RequestCancelled
-from vivavoce.frontend.text.official import WHOLE_CHARS, Rules, has_official_rules, load_languages
-from vivavoce_textnorm import CancelCheck, Say, Settings, check_wanted, never_cancelled
+from vivavoce_textnorm.normalizer import MAX_BLOCK_CHARS, CancelCheck, check_wanted, never_cancelled
+from vivavoce_textnorm.official import Rules, has_official_rules, load_languages
+from vivavoce_textnorm.types import Say, Settings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("vivavoce.reading_processes")  # the command line shows notes of the core's loggers alone
 
 TOO_LONG_S = 30.0
 """A process that works on one block for this long is replaced; the slowest block takes 0.3 s of processor time."""
@@ -79,7 +80,7 @@ class ReadingProcesses:
         asked = _natural(block, language, settings, said, inside)
         words = self._asked(asked, self._places(length), length, cancelled)
         if words is None:
-            from vivavoce_textnorm import read_block
+            from vivavoce_textnorm.natural import read_block
 
             return read_block(block, language, settings, said, inside)
         return words
@@ -95,7 +96,7 @@ class ReadingProcesses:
             list(threads.map(read, range(len(self._all))))
 
     def _places(self, length: int) -> range:
-        return range(0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1), len(self._all))
+        return range(0 if length <= MAX_BLOCK_CHARS else min(1, len(self._all) - 1), len(self._all))
 
     def _asked(
         self, asked: tuple[Any, ...], places: range, length: int = 0, cancelled: CancelCheck = never_cancelled
@@ -222,7 +223,7 @@ def _read_naturally(
     block: str, language: str, settings: str, said: Mapping[str, Sequence[str]], inside: tuple[bool, bool]
 ) -> str:
     # The patterns take most of a second to compile: a process for the official reading alone starts without them.
-    from vivavoce_textnorm import read_block
+    from vivavoce_textnorm.natural import read_block
 
     own = {sign: Say(*what) for sign, what in said.items()}
     before, after = inside

@@ -16,10 +16,10 @@ from vivavoce.checkpoint.known_models import HOME_VARIABLE
 from vivavoce.engine.settings import EngineSettings, has_language_model
 from vivavoce.errors import MissingDependency, UnsupportedModel
 from vivavoce.frontend.loading import load_model
-from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.voice import built_in_voices
+from vivavoce_export.merged_folder import merged_folder
 from vivavoce_runtimes import registry as table
 from vivavoce_runtimes.streamed_lm import open_runtime
 

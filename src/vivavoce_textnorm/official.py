@@ -7,50 +7,40 @@ wetext reads a text as one path through a large automaton. Two things follow, bo
 - It fails, as a whole, on ordinary English such as "costs 3€", "#1 fan", "[3]" or two spaces in a row. Such text is
   read in smaller and smaller parts, so that only the part at fault is cancelled as it was written.
 - It holds the interpreter lock, 0.1 s for 1,000 characters and 6 s for 20,000, with up to 1.2 GB of memory. Text of
-  more than `WHOLE_CHARS` characters is read in blocks of sentences: the first can be spoken before the rest is read,
-  and each takes a short time.
+  more than `MAX_BLOCK_CHARS` characters is read in blocks of sentences: the first can be spoken before the rest is
+  read, and each takes a short time.
 
-A text of up to `WHOLE_CHARS` characters that wetext can read is read exactly as wetext reads it.
+A text of up to `MAX_BLOCK_CHARS` characters that wetext can read is read exactly as wetext reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from itertools import groupby
 from threading import Lock
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import regex
 
-from vivavoce.errors import InvalidRequest, MissingDependency
-from vivavoce_textnorm import (
+from vivavoce.errors import MissingDependency
+from vivavoce_textnorm.language_id import is_speakable
+from vivavoce_textnorm.normalizer import (
     MAX_BLOCK_CHARS,
     AsWritten,
     CancelCheck,
-    Language,
-    Piece,
     Stretch,
     blocks,
     check_wanted,
-    is_speakable,
     never_cancelled,
 )
+from vivavoce_textnorm.types import Piece
 
 Ruled = Literal["zh", "en"]  # with rules for numbers, dates and signs; the others are spoken as they are written
 Rules = Literal["zh", "en", "digits"]
 
-Normalization = Literal["official", "natural", "off"]
-"""The rules that read a text: the official front end's, our own (natural), or none (off)."""
-
-Emojis = Literal["silent", "named"]
-"""Emojis by natural rules: silent, or named by their Unicode names, in English."""
-Code = Literal["read", "silent"]
-
-WHOLE_CHARS = MAX_BLOCK_CHARS
-"""Characters of a text up to which the official rules read it as one."""
 _MOST_HELD = 2_000
 """Spoken characters that wait at most for a place between two letters."""
 
@@ -58,7 +48,6 @@ _reading = Lock()
 """Held while a block is read: many threads at once would keep the interpreter from an engine's thread, and inflect's
 engine counts thousands on itself while it works."""
 
-_ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
 # a space that does not stand between two ASCII characters other than spaces
 _LOOSE_BLANK = regex.compile(r"(?<![\x00-\x1f\x21-\x7f]) | (?![\x00-\x1f\x21-\x7f])")
 _SUPERSCRIPTS = str.maketrans({"²": "平方", "³": "立方"})
@@ -72,44 +61,6 @@ _WORD_END = regex.compile(r"(\s+)")
 _DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
 # The last place at which no rule looks across: those below see neither spaces, digits, dashes nor symbols there.
 _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
-
-
-LANGUAGE_NAMES: Mapping[Language, str] = {
-    **{"zh": "Chinese", "en": "English", "ja": "Japanese", "ko": "Korean", "de": "German"},
-    **{"es": "Spanish", "fr": "French", "it": "Italian", "ru": "Russian"},
-}
-_LANGUAGES: Mapping[str, Language | None] = {
-    **{written: code for code, name in LANGUAGE_NAMES.items() for written in (code, name.lower())},
-    **{"auto": None, "mandarin": "zh", "cantonese": "zh", "yue": "zh", "cmn": "zh", "zho": "zh", "chi": "zh"},
-    **{"eng": "en", "jpn": "ja", "kor": "ko", "deu": "de", "ger": "de", "spa": "es", "fra": "fr", "fre": "fr"},
-    **{"ita": "it", "rus": "ru"},
-}
-
-
-def parse_language(name: str) -> Language | None:
-    """The language of a code (en, eng), a tag (en-US, zh_CN) or an English name; None for "auto"."""
-    known = str(name).strip().lower()
-    for written in (known, known.replace("_", "-").partition("-")[0]):
-        if written in _LANGUAGES:
-            return _LANGUAGES[written]
-    remedy = "choose one, or leave it out to have it told from the text"
-    raise InvalidRequest(f"language: {name!r} is not one of {', '.join(LANGUAGE_NAMES)}; {remedy}")
-
-
-def parse_reading(name: str) -> Normalization:
-    reading: Normalization = one_of(get_args(Normalization), "reading", name)
-    return reading
-
-
-def one_of(names: tuple[Any, ...], field: str, name: str, remedy: str = "choose one") -> Any:
-    if name not in names:
-        raise InvalidRequest(f"{field}: {name!r} is not one of {', '.join(names)}; {remedy}")
-    return name
-
-
-def is_only_punctuation(text: str) -> bool:
-    """Whether every character is punctuation or a symbol (Unicode P or S); true for the empty text."""
-    return _ONLY_PUNCTUATION.fullmatch(text) is not None
 
 
 def replace_blank(text: str) -> str:
@@ -200,7 +151,7 @@ class WetextNormalizer:
 def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -> Iterator[tuple[str, int]]:
     """How a text is spoken, by `read` block after block: pieces, each with the end of what of the text has been read.
 
-    Text of up to `WHOLE_CHARS` characters is one piece. Joined, the pieces are what the rules make of all blocks
+    Text of up to `MAX_BLOCK_CHARS` characters is one piece. Joined, the pieces are what the rules make of all blocks
     joined: they end where no rule looks across. Where `_MOST_HELD` characters have no such place, they end with their
     block. A block without letters and numbers, of a longer text, stays as it is written.
     """
@@ -209,7 +160,7 @@ def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -
     held = ""
     for block in blocks(text.strip(), language):
         end += len(block)
-        held += read(block, rules) if len(text) <= WHOLE_CHARS or is_speakable(block) else block
+        held += read(block, rules) if len(text) <= MAX_BLOCK_CHARS or is_speakable(block) else block
         seam = len(held)
         if end < last and (found := _SEAM.search(held)):
             seam = found.start()
