@@ -14,6 +14,7 @@ from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed
 from vivavoce.frontend.audio.encode import OutputFormat, encode
 from vivavoce.frontend.audio.encoders import Encoder
 from vivavoce.frontend.speech import FinishReason, SegmentText, Verdict
+from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.segment_clock import SegmentClock
 from vivavoce_textnorm import MAX_TEXT_CHARS
@@ -34,6 +35,8 @@ class Passage:
     """A part of the text that is spoken as one request; it grows until it is flushed or the text ends."""
 
     first_character: int
+    reasoning: TextFilter
+    """Takes in the same pieces, to know whether they end within reasoning."""
     texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
     """Its pieces; None at the end."""
     length: int = 0
@@ -46,6 +49,7 @@ class Passage:
         if text:  # the limit of length does not bound the number of empty pieces
             self.length += len(text)
             self.is_blank = self.is_blank and not text.strip()
+            self.reasoning.add(text)
             self.texts.put_nowait(text)
 
     def end(self) -> None:
@@ -58,7 +62,8 @@ class StreamedUtterance:
     """Speaks its passages one after another, each as a request: two at once would count as two streams.
 
     start_request: starts a request with this `request_id`; send: sends a reply, and raises `disconnected` if the client
-    has left; refuse: gets the error of a refused piece of text; None: the error ends the utterance.
+    has left; refuse: gets the error of a refused piece of text; None: the error ends the utterance; reasoning: see
+    `TextFilter`.
     """
 
     def __init__(
@@ -70,10 +75,11 @@ class StreamedUtterance:
         send: Callable[[Reply], Awaitable[None]],
         disconnected: type[Exception],
         refuse: Callable[[VivavoceError], Awaitable[None]] | None = None,
+        reasoning: Reasoning = "silent",
     ) -> None:
         self.request_id, self._output, self._sample_rate = request_id, output, sample_rate
         self._start_request, self._send = start_request, send
-        self._refuse, self._disconnected = refuse, disconnected
+        self._refuse, self._disconnected, self._reasoning = refuse, disconnected, reasoning
         self._characters = 0
         self._lead_in = ""
         """White space since the last flush; it belongs to the next passage."""
@@ -119,12 +125,16 @@ class StreamedUtterance:
         self._characters += len(text)
 
     async def flush(self) -> None:
-        """Speak the text so far, and confirm when it was sent. InvalidRequest: too many flushes wait."""
+        """Speak the text so far, and confirm when it was sent. InvalidRequest: too many flushes wait.
+
+        Within reasoning the passage goes on, since the tag that ends the reasoning is still to come.
+        """
         passage = self._passage
         if passage.is_open and not passage.is_blank:
             if self._unspoken >= MAX_WAITING:
                 raise InvalidRequest(f"flush: {MAX_WAITING} are waiting already; send more when some are confirmed")
-            passage.end()
+            if not passage.reasoning.is_within_reasoning:
+                passage.end()
             passage.flushes += 1
         elif not passage.is_open and self._unspoken:
             passage.flushes += 1
@@ -166,7 +176,7 @@ class StreamedUtterance:
         )
 
     def _begin_passage(self, first_character: int) -> Passage:
-        passage = Passage(first_character)
+        passage = Passage(first_character, TextFilter(self._reasoning))
         self._unspoken += 1
         self._waiting.put_nowait(passage)
         return passage

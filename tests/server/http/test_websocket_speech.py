@@ -133,6 +133,16 @@ async def test_a_flush_is_spoken_at_once_and_what_follows_counts_on() -> None:
         assert second[-1]["verdict"]["segments_given"] == 2
 
 
+async def test_a_flush_within_reasoning_keeps_what_follows_silent() -> None:
+    async with connected() as (client, served):
+        pieces = (text("<think>Well, "), FLUSH, text("perhaps.</think>Hello."), END)
+        replies = await answered(client, start(), *pieces)
+        assert len(served.speaker.orders) == 1  # one text, so that the reading sees where the reasoning ends
+        assert [reply["type"] for reply in replies if reply["type"] in ("flushed", "done")] == ["flushed", "done"]
+        await answered(client, start(reasoning="read"), *pieces)
+        assert len(served.speaker.orders) == 3
+
+
 async def test_passages_that_were_flushed_ahead_come_in_order_as_one_request_at_a_time() -> None:
     async with connected(keys=FakeKeys(concurrent=1)) as (client, _):
         await send(client, start(seed=3, api_key="secret"))

@@ -79,6 +79,11 @@ class TextFilter:
         self.taken, self._kept = self.taken + len(text), self._kept + len(kept)
         return kept
 
+    @property
+    def is_within_reasoning(self) -> bool:
+        """Whether the text so far ends within reasoning that is left out."""
+        return self._open != ""
+
     def original(self, at: int) -> int:
         """The character of the text that a character of what is kept stands for; of the end, the end."""
         if at >= self._kept:
