@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import shutil
@@ -176,6 +177,15 @@ def test_an_engine_that_cannot_be_loaded_is_an_error_and_leaves_no_process(babbl
     with pytest.raises(CheckpointError):
         load(broken, device=["cpu", "cpu"])
     assert children.read_text() == before
+
+
+def test_a_group_that_is_dropped_leaves_no_process(babble: Path, tmp_path: Path) -> None:
+    tts = load(babble, device=["cpu", "cpu"], voices=tmp_path)
+    processes = [one._process for one in cast(EngineGroup, tts.engine)._engines.values()]
+    assert [one.poll() for one in processes] == [None, None]
+    del tts
+    gc.collect()
+    assert None not in [one.poll() for one in processes]
 
 
 def test_an_engine_that_ends_takes_what_it_had_and_the_other_goes_on(both: Vivavoce) -> None:

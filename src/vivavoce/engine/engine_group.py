@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -305,10 +305,11 @@ class EngineGroup:
                     slots.append(self._engines[name].opened.result())
             slots += [one.opened.result() for one in list(self._engines.values())[1:]]
         except BaseException:
-            for one in self._engines.values():
-                one.close(finish=False)
+            _kill(self._engines.values())
             raise
         self.models, self.memory = device, replace(device, slots=sum(slots))
+        # Nothing else ends the processes of a group that is dropped without `close`.
+        weakref.finalize(self, _kill, tuple(self._engines.values())).atexit = False
 
     def submit(self, request: EngineRequest) -> Handle:
         voice = str(id(request.segments[0].conditioning)).encode() if request.segments else None
@@ -343,6 +344,11 @@ class EngineGroup:
     def _all(self, method: str, *arguments: object) -> list[Any]:
         running = [one for one in self._engines.values() if one.load.ready]
         return [answer.result() for answer in [one.call(method, *arguments) for one in running]]
+
+
+def _kill(engines: Iterable[RemoteEngine]) -> None:
+    for one in engines:
+        one.close(finish=False)
 
 
 class _Served:
