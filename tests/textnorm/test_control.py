@@ -190,11 +190,12 @@ def test_other_readings_know_nothing_of_it(front_end: TextFrontEnd, reading: str
     assert not one.pause_s
 
 
-def test_pauses_alone_are_nothing_to_speak(front_end: TextFrontEnd) -> None:
-    for text in ("[pause 1s] [pause 2s].", '<speak><break time="1s"/></speak>', "<speak/>"):
-        with pytest.raises(InvalidText, match="can be spoken") as refused:
-            list(front_end.located(text, reading="natural"))
-        assert refused.value.nothing_to_say
+def test_pauses_alone_are_silence(front_end: TextFrontEnd) -> None:
+    for text, seconds in [("[pause 1s] [pause 2s].", 3), ('<speak><break time="1s"/></speak>', 1)]:
+        assert sum(one.pause_s for one in front_end.located(text, reading="natural")) == seconds
+    with pytest.raises(InvalidText, match="can be spoken") as refused:
+        list(front_end.located("<speak/>", reading="natural"))
+    assert refused.value.nothing_to_say
 
 
 @pytest.mark.parametrize(

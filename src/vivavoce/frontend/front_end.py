@@ -218,9 +218,7 @@ class FrontEnd:
         index: int = 0,
     ) -> Iterator[PlannedSegment]:
         """start: the text's first character in the input; index: of its first segment."""
-        found = self.text.located(
-            text, options.language, is_cancelled, options.reading, options.natural, goes_on=index > 0
-        )
+        found = self.text.located(text, options.language, is_cancelled, options.reading, options.natural)
         for seed, one in enumerate(found, options.seed + index):
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
             request = SegmentRequest(conditioning, ids, None, options.sampling, seed, speed, one.pause_s)

@@ -150,14 +150,12 @@ class TextFrontEnd:
         cancelled: CancelCheck = never_cancelled,
         reading: Normalization = "official",
         how: Settings = Settings(),
-        *,
-        goes_on: bool = False,
     ) -> Iterator[TextSegment]:
         """`segments`, each with the characters of the text that it speaks: all of them, in order.
 
         A segment is given as soon as no later text can change it. The whole text is checked before any of it is read.
-        Natural rules read a text with `<|` and `|>`, too, but for what is between; how: what is chosen of them.
-        goes_on: other text was spoken before this, so that it may consist of pauses.
+        Natural rules read a text with `<|` and `|>`, too, but for what is between; how: what is chosen of them. A text
+        may consist of pauses.
         """
         self._check(text)
         wanted, begun = self._wanted(language), list[TextSegment]()
@@ -170,7 +168,7 @@ class TextFrontEnd:
                     yield from begun
                     yield from found
                     return
-            if goes_on and any(one.pause_s for one in begun):
+            if any(one.pause_s for one in begun):
                 yield from begun
                 return
         raise InvalidText(
