@@ -230,6 +230,11 @@ def test_recordings_of_every_form_are_the_same_voice(cosyvoice):
         return joined(cosyvoice.inference_cross_lingual("Hello.", prompt))
 
     samples = compat.load_wav(WAV, 16_000)
+    with pytest.raises(InvalidRequest, match="target_sr: 0 is not a rate"):
+        compat.load_wav(WAV, 0)
+    for nothing in (None, "", 5):
+        with pytest.raises(InvalidRequest, match=f"model_dir: {nothing!r} is not a folder"):
+            compat.CosyVoice2(nothing)
     assert (samples.shape, samples.dtype) == ((1, 19_200), torch.float32)
     with open(WAV, "rb") as file:
         assert np.array_equal(speech(file), speech(WAV))

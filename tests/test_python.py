@@ -547,9 +547,47 @@ def test_samples_as_a_voice(tts, reference):
     assert tts.convert((floats, rate), voice).duration_s > 1
     quiet_bytes = ((floats[:RATE] + 1) * 128).astype(np.uint8)
     assert torch.equal(tts.embed((quiet_bytes, RATE)), tts.embed((quiet_bytes / np.float32(128) - 1, RATE)))
-    for bad in ((RATE, floats), (floats,), (floats, "24000"), (floats, 24_000.5), (floats, 0), ([], RATE)):
-        with pytest.raises(InvalidAudio, match=r"^reference audio: \(.*\) is not a recording; give \(array of"):
-            tts.voice(bad)
+    for array, given, told in [
+        (RATE, floats, r"the array has the shape \[\]; give \[n\] or"),
+        ([], RATE, r"the array has the shape \[0\]"),
+        (floats > 0, RATE, "the array has the type bool; give floats"),
+        (integers.astype(np.int64), RATE, "the array has the type int64; give floats"),
+        *((floats, bad, "the rate .* is not a whole number of hertz") for bad in ("24000", 24_000.5, 0, float("nan"))),
+    ]:
+        with pytest.raises(InvalidAudio, match=f"^reference audio: {told}"):
+            tts.voice((array, given))
+    with pytest.raises(InvalidAudio, match=r"1 values are not a recording; give \(array, rate\)"):
+        tts.voice((floats,))
+
+
+def test_values_of_a_wrong_type_are_named(tts, reference):
+    speech, written = tts.speak("Hello there.", sampling=SHORT), io.BytesIO()
+    written.write(soundfile_bytes(speech.samples))
+    for call, told in [
+        (lambda: tts.speak("Hi.", sampling={"top_k": 5}), "sampling: .*type dict, not SamplingParams; such as"),
+        (lambda: tts.stream("Hi.", policy="fast"), "policy: 'fast' is of type str, not ChunkPolicy"),
+        (lambda: vivavoce.load(settings={"slots": 1}), "settings: .*type dict, not EngineSettings"),
+        (lambda: tts.speak("Hi.", cancel=True), "cancel: True is not an event"),
+        (lambda: tts.store.save("anna"), "voice: 'anna' is of type str, not Voice"),
+        (lambda: tts.normalize("Hi.", lexicon="words.txt"), "lexicon: 'words.txt' is of type str, not Mapping"),
+        (lambda: tts.speak("Hi.", speed="1"), "speed: '1' is not a number; choose one in 0.5"),
+        (lambda: tts.speak("Hi.", instructions="x" * 4_097), "instructions: 4097 characters exceed 4096"),
+        (lambda: tts.speak("Hi.", mode="instruct"), "mode: .*give one as instructions"),
+        (lambda: tts.speak("Hi.", reference, transcript=5), "transcript: 5 is of type int, not str"),
+        (lambda: tts.extract_voice(reference, 5), "transcript: 5 is of type int, not str"),
+        (lambda: tts.speak("Hi.", reference, transcript="A", prompt_text="B"), "prompt_text: it has two names"),
+        (lambda: tts.check(None), "text: None is of type NoneType, not str"),
+        (lambda: speech.to_bytes("mp3", 16_000.0), "sample_rate: 16000.0 Hz is not made here"),
+        (lambda: speech.to_bytes("wav", "8000"), "sample_rate: '8000' Hz is not made here"),
+        (lambda: tts.embed(written), r"is empty \(0 bytes\); it is read from its position, .*call seek\(0\)"),
+    ]:
+        with pytest.raises(InvalidRequest, match=told):
+            call()
+    with pytest.raises(ModelNotFound, match="model: the name is empty"):
+        vivavoce.load("")
+    with pytest.raises(TypeError):
+        speech + 5
+    assert len(tts.speak("Hi.", seed=np.int64(5), sampling=SHORT).samples)
 
 
 def test_speech_as_a_file_in_memory_and_in_a_notebook(tts):

@@ -27,7 +27,7 @@ from vivavoce.engine.loop import forked
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
-from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled, VivavoceError
+from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled, VivavoceError, check_kind
 from vivavoce.frontend.front_end import FrontEnd
 from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
@@ -107,6 +107,8 @@ def load(
     Raises:
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
     """
+    if settings is not None:
+        check_kind("settings", settings, EngineSettings, "such as vivavoce.EngineSettings(slots=1)")
     devices = tuple(choose_device(name) for name in ([device] if isinstance(device, str) else device))
     if not devices:
         raise InvalidRequest("device: the list is empty; name a device, or leave it out")
@@ -413,7 +415,10 @@ class Vivavoce:
     def _read(self, voice: AnyVoice, manner: Manner) -> tuple[Callable[[], Voice], SpeakOptions]:
         """A function that finds the voice, which may block, and the options."""
         _refuse_unknown(manner, Manner.__annotations__)
-        given: dict[str, Any] = {_INTERNAL.get(name, name): value for name, value in manner.items()}
+        given: dict[str, Any] = {}
+        for name, value in manner.items():
+            if given.setdefault(_INTERNAL.get(name, name), value) != value:
+                raise InvalidRequest(f"{name}: it has two names, and two values were given; leave one out")
         find_voice = functools.partial(self._registry.resolve, voice, given.pop("prompt_text", ""))
         if given.get("sampling") is None:
             given.pop("sampling", None)
@@ -425,6 +430,8 @@ class Vivavoce:
     def _begin(
         self, text: str, find_voice: Callable[[], Voice], options: SpeakOptions, cancel: Event | None
     ) -> PendingSpeech:
+        if cancel is not None and not hasattr(cancel, "is_set"):
+            raise InvalidRequest(f"cancel: {cancel!r} is not an event; give a threading.Event")
         is_cancelled = (cancel or Event()).is_set
         if is_cancelled():
             raise RequestCancelled("request: was cancelled")

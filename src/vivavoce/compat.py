@@ -214,7 +214,7 @@ class CosyVoice:
 
     def _named(self, spk_id: str) -> Voice:
         if spk_id not in self._voices:
-            raise unknown_voice(spk_id, self._voices)
+            raise unknown_voice(str(spk_id), self._voices)
         return self._voices[spk_id]
 
     def _voice(self, wav: Prompt, says: str = "", spk_id: str = "", text_frontend: bool = True) -> Voice:
@@ -289,6 +289,8 @@ def AutoModel(model_dir: Folder, **flags: Any) -> CosyVoice:  # noqa: N802 - the
 
 def load_wav(wav: str | Path | BinaryIO, target_sr: int, min_sr: int = 16_000) -> Tensor:
     """Mono samples [1, n] float32 of a file at target_sr. InvalidAudio: unreadable, or its rate is below min_sr."""
+    if not isinstance(target_sr, int) or target_sr < 1:
+        raise InvalidRequest(f"target_sr: {target_sr!r} is not a rate; give one in hertz, such as 16000")
     audio = decode_audio(wav, field="wav")
     if audio.sample_rate < min_sr and audio.sample_rate != target_sr:
         raise InvalidAudio(f"wav: has {audio.sample_rate} Hz, at least {min_sr} are needed; record it at a higher rate")
@@ -317,6 +319,8 @@ def _recording(wav: Prompt) -> AudioSource:
 
 def _find_folder(model_dir: Folder) -> Path:
     """The folder, or that of the published model that the end of the path names, downloaded if it is missing."""
+    if not model_dir or not isinstance(model_dir, (str, Path)):
+        raise InvalidRequest(f"model_dir: {model_dir!r} is not a folder; give one, or the name of a published model")
     try:
         return model_folder(model_dir)
     except (ModelNotFound, DownloadError):

@@ -34,6 +34,12 @@ class InvalidRequest(VivavoceError, http_status=400, grpc_status="INVALID_ARGUME
     """A field of the request is missing, malformed or out of its limits."""
 
 
+def check_kind(field: str, value: object, kind: type, remedy: str) -> None:
+    """Refuse a value of another type; remedy: ends the message of the InvalidRequest."""
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{field}: {value!r:.40} is of type {type(value).__name__}, not {kind.__name__}; {remedy}")
+
+
 class InvalidText(InvalidRequest):
     """The text cannot be spoken: it is empty, too long, or has letters that the model lacks.
 

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
-from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.errors import InvalidRequest, InvalidText, check_kind
 from vivavoce_textnorm.checks import check_characters
 
 MAX_WORDS = 10_000
@@ -23,6 +23,7 @@ class Lexicon(Mapping[str, str]):
     """
 
     def __init__(self, words: Mapping[str, str] = MappingProxyType({})) -> None:
+        check_kind("lexicon", words, Mapping, "give words and how to say them, such as {'Wien': 'Vienna'}")
         self._words = dict(words)
         for word, said in self._words.items():
             _check_entry(word, said)

@@ -39,9 +39,9 @@ def test_a_recording_of_any_name_is_converted(run: Run, recording: Path) -> None
 
 
 def test_usage_errors_name_the_command_that_was_meant(run: Run) -> None:
-    assert run("convert").err == "error: Missing argument 'RECORDING'.\ntry `vivavoce convert --help`\n"
+    assert run("convert").err == "error: Missing argument 'RECORDING'; try `vivavoce convert --help`\n"
     assert run("convert --nope").err.endswith("try `vivavoce convert --help`\n")
-    assert run("export hf").err == "error: Missing option '--out' / '-o'.\ntry `vivavoce export hf --help`\n"
+    assert run("export hf").err == "error: Missing option '--out' / '-o'; try `vivavoce export hf --help`\n"
     assert run("speak --voice").err.endswith("try `vivavoce speak --help`\n")
     assert run("voice add me --transcript").err.endswith("try `vivavoce voice add --help`\n")
 

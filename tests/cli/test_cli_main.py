@@ -124,18 +124,25 @@ def test_help_shows_defaults(run: Run) -> None:
         *("convert", "voice nope", "voice export"),
     ],
 )
-def test_usage_errors_are_two_lines(run: Run, line: str) -> None:
+def test_usage_errors_are_one_line(run: Run, line: str) -> None:
     result = run(line)
     assert result.code == 2
     assert result.out == b""
-    first, second = result.err.splitlines()
-    assert first.startswith("error: ")
-    assert second.startswith("try `vivavoce")
-    assert second.endswith("--help`")
+    (told,) = result.err.splitlines()
+    assert told.startswith("error: ")
+    assert "; try `vivavoce" in told
+    assert told.endswith("--help`")
+
+
+@pytest.mark.parametrize("text", ["-5 degrees", "- [ ] todo", "-- hm"])
+def test_a_text_that_begins_with_a_dash_is_recognised(run: Run, text: str) -> None:
+    result = run("normalize", text)
+    assert result.code == 2
+    assert "; put -- before a text that begins with a dash; try `vivavoce normalize --help`" in result.err
 
 
 def test_a_text_without_quotes_is_recognised(run: Run) -> None:
-    assert run("speak hi there").err.splitlines()[0].endswith("(there); put the text in quotes")
+    assert "(there); put the text in quotes; try `" in run("speak hi there").err
     assert "quotes" not in run("info hi there").err
 
 

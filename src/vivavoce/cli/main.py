@@ -182,11 +182,12 @@ def _explain_usage(error: Any, arguments: Sequence[str]) -> int:
             break
         words.append(word)
         command = getattr(command, "loaded", command)
-    message = error.format_message()
+    message = error.format_message().rstrip(".")
     if words == ["vivavoce", "speak"] and "extra argument" in message:
-        message = f"{message.rstrip('.')}; put the text in quotes"
-    print_error(f"error: {message}")
-    print_error(f"try `{' '.join(words)} --help`")
+        message += "; put the text in quotes"
+    if "No such option" in message and any(one.startswith("-") and not one[1:2].isalpha() for one in arguments):
+        message += "; put -- before a text that begins with a dash"
+    print_error(f"error: {message}; try `{' '.join(words)} --help`")
     return EXIT_USAGE
 
 

@@ -71,7 +71,9 @@ def add(
         extractor = dataclasses.replace(front_end.extractor, as_recorded=as_recorded)
         extracted = extractor.extract_to_keep(recording, transcript).named(name)
         store.save(dataclasses.replace(extracted, description=description, licence=licence), replace=replace)
-    reporter.report(f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {name}")
+    reporter.report(
+        f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {shlex.quote(name)}"
+    )
     note_if_no_real_model(front_end.card, reporter)
 
 
@@ -114,15 +116,16 @@ def show(
 ) -> None:
     """Show all fields of a stored voice, or of one that is built into a local model."""
     from vivavoce.cli.inspection import ModelNames
+    from vivavoce.frontend.voices.names import unknown_voice
 
-    folders = _folders(model)
+    folders, store = _folders(model), _store(voices)
     try:
-        voice, card = _store(voices).load(name), ""
-    except VoiceNotFound as error:
-        found = [one for folder in folders for one in _built_in(folder) if one[0].name == name]
-        if not found:
-            raise error from None
-        voice, card = found[0]
+        voice, card = store.load(name), ""
+    except VoiceNotFound:
+        built_in = {voice.name: (voice, card) for folder in folders for voice, card in _built_in(folder)}
+        if name not in built_in:
+            raise unknown_voice(name, [*store.names(), *built_in]) from None
+        voice, card = built_in[name]
     about = _described(voice, ModelNames(folders), card)
     if as_json:
         print_json(about)

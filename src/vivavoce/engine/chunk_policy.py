@@ -10,7 +10,7 @@ from enum import Enum
 from functools import cached_property
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, check_kind
 
 LOOKAHEAD = 3
 """Speech tokens after a chunk that CosyVoice2's flow was trained to see."""
@@ -203,6 +203,8 @@ def policy_for(generation: Generation, policy: ChunkPolicy | None) -> ChunkPolic
     Raises:
         InvalidRequest: a policy that this generation cannot follow.
     """
+    if policy is not None:
+        check_kind("policy", policy, ChunkPolicy, "such as ChunkPolicy.low_latency()")
     if generation is Generation.V1:
         if policy in (None, ChunkPolicy.official(), ChunkPolicy.overlapping()):
             return ChunkPolicy.overlapping()

@@ -265,8 +265,8 @@ def _empty_tensor(dtype: str, *shape: int) -> Tensor:
 
 def check_speed(speed: float) -> None:
     """Refuse a speed outside of 0.5 … 2.0."""
-    if speed is None:
-        raise InvalidRequest(f"speed: None is outside of {MIN_SPEED} … {MAX_SPEED}; choose a number inside")
+    if not isinstance(speed, Real):
+        raise InvalidRequest(f"speed: {speed!r} is not a number; choose one in {MIN_SPEED} … {MAX_SPEED}")
     _check("speed", speed, MIN_SPEED, MAX_SPEED)
 
 

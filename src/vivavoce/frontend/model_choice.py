@@ -11,7 +11,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import detect_generation
 from vivavoce.checkpoint.known_models import HOME_VARIABLE, find_model, models_home
 from vivavoce.checkpoint.weights import find_part
-from vivavoce.errors import CheckpointError, InvalidRequest
+from vivavoce.errors import CheckpointError, InvalidRequest, ModelNotFound
 
 MINI = Path(__file__).parents[1] / "data" / "mini"
 """The default: a small demo model inside the package; a folder of that name comes first, as for every model."""
@@ -29,6 +29,8 @@ def model_folder(model: str | Path | None) -> Path:
 
     CheckpointError: the program's own model is damaged, or cannot be made.
     """
+    if model == "":
+        raise ModelNotFound("model: the name is empty; name a model or a folder, or leave it out")
     if model is None or (str(model) == "mini" and not Path(model).is_dir()):
         return MINI
     if str(model) != UNTRAINED_MODEL or Path(model).is_dir():

@@ -84,7 +84,7 @@ def choose_mode(
     """The mode that was asked for, or the fullest one that the voice allows; InvalidRequest names what a mode lacks."""
     mode, modes = None if wanted is None else Mode(wanted), MODES[generation]
     if mode is Mode.INSTRUCT and not instruct:
-        raise InvalidRequest("mode: instruct needs an instruction; give one with instruct")
+        raise InvalidRequest("mode: instruct needs an instruction; give one as instructions")
     if instruct and mode not in (None, Mode.INSTRUCT):
         raise InvalidRequest(f"instruct: is not used in mode {mode.value}; leave the mode out")
     if mode in (Mode.ZERO_SHOT, Mode.CROSS_LINGUAL) and not voice.has_prompt:

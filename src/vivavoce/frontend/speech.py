@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate, pairwise
+from numbers import Integral
 from typing import TypeVar
 
 import regex
 
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.frontend.speech_options import (
     CHUNK_POLICY,
     CODE,
@@ -51,7 +52,7 @@ def parse_mode(name: str) -> Mode:
 
 def check_seed(seed: int) -> None:
     """Refuse a seed outside of 0 … 2⁵³."""
-    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+    if not isinstance(seed, Integral) or not 0 <= seed <= MAX_SEED:
         raise InvalidRequest(f"seed: {seed!r} is not a whole number in 0 … {MAX_SEED}; choose one")
 
 
@@ -80,6 +81,12 @@ class SpeakOptions:
             object.__setattr__(self, "mode", parse_mode(self.mode))
         check_speed(self.speed)
         check_seed(self.seed)
+        object.__setattr__(self, "seed", int(self.seed))  # such as NumPy's
+        check_kind("sampling", self.sampling, SamplingParams, "such as vivavoce.SamplingParams(top_k=5)")
+        if self.instruct is not None:
+            check_kind("instructions", self.instruct, str, "say in words how to speak")
+            if len(self.instruct) > (most := INSTRUCTIONS.max_chars or 0):
+                raise InvalidRequest(f"instructions: {len(self.instruct)} characters exceed {most}; shorten them")
         if self.language is not None:
             object.__setattr__(self, "language", parse_language(self.language))
         parse_reading(self.reading)

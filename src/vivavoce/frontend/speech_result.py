@@ -52,6 +52,8 @@ class Speech:
 
     def __add__(self, other: Speech) -> Speech:
         """This speech and then the other; marks point into the joined texts. InvalidRequest: rates differ."""
+        if not isinstance(other, Speech):
+            return NotImplemented
         if self.sample_rate != other.sample_rate:
             raise InvalidRequest(
                 f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz do not join; use one model"

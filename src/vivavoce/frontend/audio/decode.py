@@ -118,7 +118,10 @@ def read_source(source: str | Path | bytes | BinaryIO, field: str) -> tuple[byte
             "(array, rate)"
         )
     if not data:
-        raise InvalidAudio(f"{label} is empty (0 bytes); give a recording with sound in it")
+        advice = "give a recording with sound in it"
+        if hasattr(source, "tell") and source.tell():
+            advice = "it is read from its position, which is the end; call seek(0)"
+        raise InvalidAudio(f"{label} is empty (0 bytes); {advice}")
     if len(data) > MAX_FILE_BYTES:
         raise InvalidAudio(f"{label} is larger than {MAX_FILE_BYTES >> 20} MiB; cut it, or store it as FLAC")
     return data, label

@@ -75,9 +75,9 @@ class OutputFormat:
 
     def __post_init__(self) -> None:
         codec, rate, bitrate = self.codec.value, self.sample_rate, self.bitrate
-        if rate is not None and rate not in SAMPLE_RATES:
+        if rate is not None and not (isinstance(rate, int) and rate in SAMPLE_RATES):
             known = ", ".join(map(str, SAMPLE_RATES))
-            raise InvalidRequest(f"sample_rate: {rate} Hz is not made here; choose one of {known}")
+            raise InvalidRequest(f"sample_rate: {rate!r} Hz is not made here; choose one of {known}")
         if bitrate is None:
             return
         if _ENCODERS[self.codec].default_bitrate is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -66,16 +67,20 @@ class Audio:
 
 def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
     """Mono of (array, rate): [n], [channels, n] or [n, channels], floats or integers; else InvalidAudio."""
+    if len(pair) != 2:
+        raise InvalidAudio(f"{field}: {len(pair)} values are not a recording; give (array, rate)")
+    array, rate = pair
     try:
-        array, rate = pair
         array = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
-        if array.ndim not in (1, 2) or not array.size or array.dtype.kind not in "fiu" or rate != int(rate) or rate < 1:
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        given = ", ".join(type(one).__name__ for one in pair)
-        raise InvalidAudio(
-            f"{field}: ({given}) is not a recording; give (array of [n] or [channels, n], rate)"
-        ) from None
+    except ValueError:
+        raise InvalidAudio(f"{field}: the array is ragged; give [n] or [channels, n]") from None
+    if array.ndim not in (1, 2) or not array.size:
+        raise InvalidAudio(f"{field}: the array has the shape {list(array.shape)}; give [n] or [channels, n]")
+    if array.dtype.kind not in "fiu" or (array.dtype.itemsize > 4 and array.dtype.kind != "f"):
+        kinds = "floats in ±1, or integers of 8, 16 or 32 bits"
+        raise InvalidAudio(f"{field}: the array has the type {array.dtype}; give {kinds}, whose scale is known")
+    if not isinstance(rate, Real) or not 1 <= rate < np.inf or rate != int(rate):
+        raise InvalidAudio(f"{field}: the rate {rate!r} is not a whole number of hertz; give one, such as 24000")
     if array.dtype.kind in "iu":
         middle = 2.0 ** (8 * array.dtype.itemsize - 1)
         array = array / middle - (array.dtype.kind == "u")
@@ -138,9 +143,9 @@ def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
         )
     check_finite(audio.samples, field + ":")
     peak = float(np.abs(audio.samples).max())
-    if peak < MIN_REFERENCE_PEAK:
+    if (span := float(np.ptp(audio.samples))) < MIN_REFERENCE_PEAK:  # a constant is not heard
         raise InvalidAudio(
-            f"{field}: is silent (peak {peak:.2g}, at least {MIN_REFERENCE_PEAK:g} is needed); "
+            f"{field}: is silent (its samples span {span:.2g}, at least {MIN_REFERENCE_PEAK:g} is needed); "
             "check the microphone and record again"
         )
     if peak > MAX_REFERENCE_PEAK:

@@ -9,7 +9,7 @@ from typing import get_args
 
 import regex
 
-from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
+from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText, check_kind
 from vivavoce.frontend.text.reading_options import Normalization, parse_language
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, is_only_punctuation, split_paragraph
 from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
@@ -297,6 +297,7 @@ class TextFrontEnd:
 
     def check(self, text: str) -> None:
         """`InvalidText`: the model does not know a character. Texts may have any length."""
+        check_kind("text", text, str, "give a string")
         foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(text)))
         if foreign:
             raise InvalidText(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.errors import InvalidRequest, InvalidText, check_kind
 from vivavoce.frontend.audio.decode import decode_audio, read_source
 from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, audio_of, check_reference, improved
@@ -98,6 +98,7 @@ class VoiceExtractor:
 
     def extract_to_keep(self, source: AudioSource, transcript: str = "") -> Voice:
         """Extract a voice that keeps its recording, so that other models can use it, too. Errors: see `extract`."""
+        check_kind("transcript", transcript, str, "give the words of the recording")
         source, _ = take_recording(source)
         content = source.getvalue() if isinstance(source, io.BytesIO) else b""
         audio = self._read(source, "reference audio")

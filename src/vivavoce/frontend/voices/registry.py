@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, Protocol
 
-from vivavoce.errors import InvalidRequest, VivavoceError, VoiceNotFound, VoiceStoreError
+from vivavoce.errors import InvalidRequest, VivavoceError, VoiceNotFound, VoiceStoreError, check_kind
 from vivavoce.frontend.speech import Recording
 from vivavoce.frontend.voices.extract import AudioSource, take_recording
 from vivavoce.frontend.voices.names import (
@@ -101,6 +101,7 @@ class VoiceRegistry:
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
             VoiceStoreError: the stored voice is damaged, or its store cannot be read or reached.
         """
+        check_kind("transcript", prompt_text, str, "give the words of the recording")
         if isinstance(voice, str):
             voice = self._find(voice, PUBLIC) or self._path(voice)
         if voice is not None and not isinstance(voice, Voice):

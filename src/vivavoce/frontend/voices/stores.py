@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivavoce.checkpoint.known_models import user_folder
-from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound
+from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound, check_kind
 from vivavoce.frontend.voices.names import PUBLIC, VoiceSummary, check_voice_name, is_voice_name, unknown_voice
 from vivavoce.frontend.voices.voice import Voice, encode_voice
 
@@ -70,6 +70,7 @@ class VoiceStore(ABC):
             InvalidRequest: not a possible name, a voice out of the bounds in `voice.py`, a full quota.
             VoiceExists: the name is taken, or, even with `replace`, differs from a taken one in case only.
         """
+        check_kind("voice", voice, Voice, "give the voice that extract_voice gave")
         voice = voice.named(check_voice_name(voice.name))
         self._save(voice, encode_voice(voice), owner, replace, quota)
 
