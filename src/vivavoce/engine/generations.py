@@ -1,6 +1,6 @@
-"""Which stages run each generation of models: the one place of the engine that names them.
+"""Chooses the stages that run each generation of models.
 
-A stage implements its interface in `stages.py`; loop, scheduler, runners and entry points know nothing else of it.
+A stage implements its interface in `stages.py`; loop, scheduler, runners and entry points use only the interface.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vivavoce.engine.vocoder_stage import VocoderStage
 
 @dataclass(frozen=True)
 class StageBuilders:
-    """Make a generation's stages of its networks; arguments as those of `LMStage`, `FlowStage` and `VocoderStage`."""
+    """Functions that make a generation's stages; arguments as of `LMStage`, `FlowStage` and `VocoderStage`."""
 
     lm: Callable[..., LMInterface]
     flow: Callable[..., FlowInterface]
@@ -47,7 +47,7 @@ MEASURED_COSTS: Mapping[Generation, Priors] = {
         Stage.VOCODER: Coefficients(7.8e-4, 1.4e-5, 2.2e-6, 0.0),
     },
 }
-"""Seconds of batches under load on one H200, at the released models' sizes in float16 (benchmarks/results/gpu)."""
+"""Seconds of batches under load on one H200, with the released models' sizes in float16 (benchmarks/results/gpu)."""
 ALONE_COSTS: Mapping[Generation, Priors] = {
     Generation.V2: {
         Stage.PREFILL: Coefficients(9.8e-4, 7.1e-5, 8.5e-7, 3.1e-9),
@@ -62,4 +62,4 @@ ALONE_COSTS: Mapping[Generation, Priors] = {
         Stage.VOCODER: Coefficients(8.2e-4, 3.7e-5, 1.9e-6, 0.0),
     },
 }
-"""The same of batches that have the H200 for themselves: fitted to the stages of `h200.json` and `h200-v3.json`."""
+"""Seconds of batches that have the H200 for themselves: fitted to the stages of `h200.json` and `h200-v3.json`."""
