@@ -1,1 +1,1 @@
-"""Other runtimes in the place of a network: vLLM and TensorRT-LLM, and the flow from exported files."""
+"""Other runtimes that run networks: vLLM and TensorRT-LLM for the language model, exported files for the flow."""

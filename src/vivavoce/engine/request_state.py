@@ -101,7 +101,7 @@ class SequenceState:
     busy: bool = False
     """A chunk or the prompt is in the flow or the vocoder now."""
     finished: bool = False
-    """Its last chunk was cut."""
+    """The last chunk was cut."""
     read_at: float = 0.0
     """When its rows were read and it began to decode, on the engine's clock."""
     ready_at: float | None = None
