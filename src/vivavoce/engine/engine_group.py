@@ -73,8 +73,6 @@ class Forget:
 
 @dataclass(frozen=True)
 class SentText:
-    """More of the text of request `number`."""
-
     number: int
     more: More
 

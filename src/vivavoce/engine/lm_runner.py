@@ -41,7 +41,6 @@ class LMRunner:
         return self.stage.in_flight > 0 or self.queue.busy
 
     def prepare(self, slots: int | None) -> None:
-        """Prepare steps of up to this many slots; None: of all."""
         with self.queue.entered():
             self.stage.prepare(slots)
 

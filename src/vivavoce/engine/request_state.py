@@ -31,7 +31,6 @@ class Phase(Enum):
     READING = auto()
     """The sequence has a slot, and rows that must be prefilled before the next token."""
     DECODING = auto()
-    """Each decode step makes a token."""
     STARVED = auto()
     """The next text, or the next speech tokens, have not arrived yet."""
     DECODED = auto()
@@ -101,7 +100,6 @@ class SequenceState:
     busy: bool = False
     """A chunk or the prompt is in the flow or the vocoder now."""
     finished: bool = False
-    """The last chunk was cut."""
     read_at: float = 0.0
     """When its rows were read and it began to decode, on the engine's clock."""
     ready_at: float | None = None

@@ -103,8 +103,6 @@ class StreamStatistics:
 
 @dataclass
 class SlotStatistics:
-    """Slots taken now, the most at any time, and the total number."""
-
     used: int = 0
     peak: int = 0
     total: int = 0

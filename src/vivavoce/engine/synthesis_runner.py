@@ -93,7 +93,6 @@ class SynthesisRunner:
         return self._batches, in_flow < _MOST_BATCHES
 
     def prepare(self, frames: int | None) -> None:
-        """Prepare batches of up to this many mel frames; None: of any size."""
         with self.queue.entered():
             self.flow.prepare(frames)
             self.vocoder.prepare(frames)

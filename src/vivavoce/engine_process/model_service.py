@@ -74,7 +74,6 @@ class ModelService:
         self.engine, self.front_end = engine, front_end
         self.registry, self._lexicons = registry, lexicons
         self.max_coming = max(MIN_COMING, engine.memory.slots)
-        """The limit of requests on their way to the engine."""
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
         waiting, error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
         recording_error = partial(Overloaded, retry_after_s=5.0)

@@ -25,8 +25,6 @@ from vivavoce.models.layers import PairRunner
 
 
 class FlowStreamV1:
-    """One sequence's state in the stage, which alone changes it."""
-
     voice = known = None  # no state of a prompt is kept for other streams
 
     def __init__(self, conditioning: Conditioning) -> None:

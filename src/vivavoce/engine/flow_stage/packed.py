@@ -222,7 +222,6 @@ class EstimatorRun:
         self._replay = record(lambda: network.step(self._batch))
 
     def step(self, number: int, solver: PackedSolver) -> None:
-        """Take Euler step `number` of a batch."""
         batch, tails = self._batch, self._batch.tails
         if self._memory.holder is not solver:
             self._enter(solver)
@@ -301,7 +300,6 @@ class PackedPath:
         return PackedSolver(self._context, rows, self.encoding.encode(rows), run)
 
     def prepare(self, frames: int | None) -> None:
-        """Record the encoder and the steps of all common sizes for batches of up to this many frames."""
         self.encoding.prepare(None if frames is None else -(-frames // self._up))
         self.runs.prepare(frames)
 

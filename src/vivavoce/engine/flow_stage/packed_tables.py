@@ -48,8 +48,6 @@ class TableLayout:
 
 
 class EstimatorLayout(TableLayout):
-    """Layout of the estimator's `PackedTables`."""
-
     def __init__(self, bucket: Bucket, queries: int) -> None:
         frames, rows = (bucket.positions,), (bucket.rows,)
         tiles = _tile_shape(bucket.positions, bucket.rows, queries)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class Solver(Protocol):
-    """Some rows of a batch on their way from tokens to mel."""
-
     @property
     def rows(self) -> Sequence[FlowRow]: ...
 

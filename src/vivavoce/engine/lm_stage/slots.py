@@ -229,7 +229,6 @@ class Slot:
     launched: int = 0
     """Number of the run's ids that were requested; the run may end with fewer of them."""
     received: int = 0
-    """Number of the run's ids that have arrived."""
     closed: bool = False
     """The slot was freed: ids still on their way to it are dropped."""
 

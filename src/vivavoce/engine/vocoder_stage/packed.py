@@ -181,7 +181,6 @@ class PackedVocoding:
         self._no_mel = torch.zeros(1, self._bins, device=models.device)
 
     def prepare(self, frames: int | None) -> None:
-        """Compile and record all buckets for batches of up to this many frames."""
         sizes = in_order_of_recording(self._sizes, frames)
         with compiled_ahead() as compiling:
             for run in map(self._make_run, sizes if compiling else ()):

@@ -225,7 +225,6 @@ class PackedFrames(NamedTuple):
 
 
 def supports(vocoder: HiFT | CausalHiFT) -> bool:
-    """Whether the kernels can compute a vocoder with these sizes and this source."""
     config, known = vocoder.config, type(vocoder.source) in (HarmonicSource, SteppedSource)
     overlapping = config.n_fft % (2 * config.hop) == 0 and config.hop & (config.hop - 1) == 0
     upward = isinstance(config, CausalVocoderConfig) or all(
