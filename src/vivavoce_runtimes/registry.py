@@ -79,7 +79,6 @@ FLOW = {"onnx": _onnx, "jit": _jit, "aoti": partial(_from_torch, "aoti"), "tenso
 
 
 def lm_stage(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
-    """The language model's stage, for a `settings.lm_backend` other than torch."""
     if settings.lm_backend not in LM:
         raise InvalidRequest(f"lm_backend: {settings.lm_backend} cannot be used in this version; use torch")
     return LM[settings.lm_backend](models, settings, memory)

@@ -188,7 +188,6 @@ def _under(official: str, ours: str, rows: Rows) -> Rows:
 
 
 def _unet_level(official: str, ours: str, norm: int = 2, conv: str = "") -> Rows:
-    """norm: the number of the norm in a block."""
     resnet = (
         (".mlp.1", ".time_projection"),
         (".block1.block.0", ".conv1"),

@@ -168,7 +168,7 @@ class FlowStage:
         """
         streams = {row.stream for row in rows}
         if len({row.attention for row in rows}) != 1 or len(streams) != len(rows):
-            raise ValueError("the rows of a batch have one kind of attention, and different streams")
+            raise ValueError("a batch has one kind of attention, and each stream once")
         if any(stream.busy or stream.closed for stream in streams):
             raise ValueError("a stream of the batch is closed, or in a running batch")
         for row in rows:
