@@ -1,6 +1,6 @@
 """Targets of an export, and safetensors files of any size.
 
-The safetensors library's own writer wants all tensors of a file in memory at once. The format: the length of a JSON
+The safetensors library's own writer needs all tensors of a file in memory at once. The format: the length of a JSON
 header as 8 bytes, the header, then the tensors' bytes, little endian
 (https://github.com/huggingface/safetensors#format).
 """
@@ -67,7 +67,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def blank(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor without values, which specifies one in a `TensorFile`."""
+    """A tensor without values, which specifies a tensor in a `TensorFile`."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 

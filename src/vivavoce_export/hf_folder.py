@@ -1,9 +1,9 @@
 """The merged language model as a Hugging Face Qwen2 folder: written (`export_hf`), and read back (`read_merged`).
 
-A `Source` is what other exports are made of: such a folder, or the official one merged on the fly. Folders may have the
-layout in which CosyVoice2's language model is published for Triton (Hugging Face `yuekai/cosyvoice2_llm`): there the
-head's bias is `lm_head.bias` among the weights, or was lost on the way. The official deployment of CosyVoice3 makes
-folders without a bias, whose head has none.
+Other exports start from a `Source`: such a folder, or the official one merged at reading. Folders may have the layout
+in which CosyVoice2's language model is published for Triton (Hugging Face `yuekai/cosyvoice2_llm`): there the head's
+bias is `lm_head.bias` among the weights, or is missing. The official deployment of CosyVoice3 makes folders without a
+bias, because its head has none.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Source:
     """A merged model.
 
     reader: its tensors by Hugging Face's names, the head under its own name even if it is tied; dtype: the stored one;
-    files: the ones that it was read from; bias: [vocab] float32, added to the head's outputs; vocabulary: None for a
+    files: the files that it was read from; bias: [vocab] float32, added to the head's outputs; vocabulary: None for a
     model whose ids may not be CosyVoice's.
     """
 
@@ -107,7 +107,7 @@ def open_official(folder: Path, text_size: int, variant: str | None = None) -> S
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """The official layout keeps its config.json further down."""
+    """Whether config.json is in the folder itself; the official layout has it in a subfolder."""
     return (folder / CONFIG).is_file()
 
 
@@ -140,7 +140,7 @@ def open_hugging_face(folder: Path) -> Source:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The single file, else the shards in the index, else the shards by their names."""
+    """The single file, or the shards in the index, or the shards by their names."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / _INDEX).is_file():
@@ -177,7 +177,7 @@ def check_features(config: Mapping[str, Any]) -> None:
         ("model_type", config.get("model_type"), "qwen2"),
         ("hidden_act", config.get("hidden_act", "silu"), "silu"),
         ("use_sliding_window", bool(config.get("use_sliding_window")), False),
-        # Each by itself: a group that says "default" must not hide another that says otherwise.
+        # Each group is checked, because one that says "default" must not hide another with another value.
         *((f"{name}.rope_type", _rope_kind(name, config), "default") for name in _ROPE_GROUPS),
     ):
         if found != known:
@@ -294,9 +294,9 @@ def read_bias(folder: Path, rows: int | None = None, stored: Tensor | None = Non
     bias = stored
     if path.is_file():
         try:
-            mapped = np.lib.format.open_memmap(path, mode="r")  # refuses a header that names more than there is
+            mapped = np.lib.format.open_memmap(path, mode="r")  # refuses a header with more values than the file has
             bias = torch.from_numpy(np.array(mapped))
-        except Exception:  # numpy reads the header as Python's source, which can be wrong in many ways
+        except Exception:  # numpy parses the header as Python source, which can fail in many ways
             raise CheckpointError(f"{path.name}: cannot be read; {REMEDY}") from None
     if bias is not None and (bias.dim() != 1 or not bias.is_floating_point()):
         dtype = str(bias.dtype).removeprefix("torch.")
@@ -333,12 +333,12 @@ def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
 def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
     """The content of `tokenizer_config.json`; tokenizer: the merged one; max_length: the model's positions."""
     return {
-        # Read as it is written, whatever a library believes of Qwen2's tokenizers.
+        # Read the tokenizer's file as it is, without the library's special treatment of Qwen2.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
         "bos_token": None,
         "eos_token": END,
-        # Qwen2's token for it, where there is one.
+        # Qwen2's token for padding, if it exists.
         "pad_token": END if tokenizer.token_to_id(_PAD) is None else _PAD,
         "unk_token": None,
         "clean_up_tokenization_spaces": False,
@@ -433,7 +433,7 @@ def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, 
             "eos_token_id": ends,
             "pad_token_id": tokenizer.token_to_id(of_tokenizer["pad_token"]),
         },
-        # CosyVoice's own settings, by the names of its yaml.
+        # CosyVoice's own settings, with the names of its yaml.
         SPEECH: {"mix_ratio": [config.mix_text, config.mix_speech], "sampling": vars(config.sampling)},
     }
 
@@ -441,10 +441,10 @@ def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, 
 def read_merged(folder: Path) -> tuple[LMConfig, dict[str, Tensor]]:
     """Configuration and weights of `SpeechLM` from a merged folder: by our names, on the CPU in the file's dtype.
 
-    The text embedding has the rows that the tokenizer uses, without the official file's padding. Sampling is the
-    release's where the folder does not say; a folder without any bias of the head gives zeros, as plain Qwen2 runtimes
-    compute. CheckpointError: files are missing, corrupt or do not fit one another; UnsupportedModel: not a Qwen2, or
-    one with a feature that `SpeechLM` lacks.
+    The text embedding has the rows that the tokenizer uses, without the official file's padding. Missing sampling
+    settings are those of the release; a missing bias of the head is zeros, as plain Qwen2 runtimes compute.
+    CheckpointError: files are missing, corrupt or do not fit one another; UnsupportedModel: not a Qwen2, or one with a
+    feature that `SpeechLM` lacks.
     """
     vocabulary = read_vocabulary(folder)
     source, config = open_hugging_face(folder), read_lm_config(folder, vocabulary)

@@ -1,16 +1,16 @@
-"""One Qwen2 model of text and speech: its tensors by Hugging Face's names, each read when it is asked for.
+"""One Qwen2 model of text and speech: its tensors by Hugging Face's names, each read on demand.
 
 CosyVoice2's language model looks up text, speech and control ids in three tables and has a head for speech alone;
-CosyVoice3's control ids are among those of speech. Runtimes that know one table of ids and one head get them merged
+CosyVoice3's control ids are among its speech ids. Runtimes with one table of ids and one head get them merged
 (`MergedVocabulary`):
 
 - embeddings: the text rows that the tokenizer uses, the speech embedding, CosyVoice2's two control embeddings, then
   zeros;
 - head: the speech head's rows at the speech ids, zeros everywhere else;
-- head's bias: the speech head's (CosyVoice3's has none: zeros), and −∞ at every other id, so that no
-  text id is ever sampled.
+- head's bias: the speech head's (zeros for CosyVoice3, which has none), and −∞ at every other id, so that no text id is
+  ever sampled.
 
-Plain Qwen2 has no place for the bias: each export says what it does with it.
+Plain Qwen2 has no bias of the head: each export says where it puts the bias.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class TensorReader(Protocol):
 class MappedWeights:
     """The tensors of weight files, mapped into memory and copied on demand.
 
-    A mapping keeps everything that was read in the process's memory; it is reopened from time to time, so that files of
-    any size are read within a bound. same: names that stand for the tensor of another name.
+    Pages that were read count as this process's memory, so the mapping is reopened from time to time, and files of any
+    size are read within a bound. same: names that stand for the tensor of another name.
     """
 
     def __init__(self, *paths: Path, same: Mapping[str, str] | None = None) -> None:
@@ -103,7 +103,7 @@ class MappedWeights:
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
         """A copy of a tensor or of some rows of it; CheckpointError if no file has it."""
-        mapped = self._mapped  # a thread that opens it anew leaves this one to those who still read
+        mapped = self._mapped  # a thread that opens a new mapping does not close this one for other readers
         if name not in mapped:
             files = ", ".join(path.name for path in self._paths)
             raise CheckpointError(f"model: {name} is in none of {files}; make or download it again")

@@ -26,7 +26,7 @@ from vivavoce_runtimes.files import PRECISIONS, file_name
 
 OPSET = 20
 ONNX_BYTES = 2_000_000_000
-"""Limit of a file without external data: protobuf's, with room for the graph."""
+"""Limit of a file without external data: protobuf's limit, less room for the graph."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2}
 """Largest error relative to the largest value."""
 
@@ -34,10 +34,10 @@ Run = Callable[..., Any]
 
 
 def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
-    """Write a part's file into the model's folder, and remember it where it holds code.
+    """Write a part's file into the model's folder, and record its hash if it holds code.
 
     kind: onnx, jit, aoti, or tensorrt, made from the ONNX file there. Returns the path and the largest error against
-    PyTorch. CheckpointError: it differs too much; StageFailed: torch cannot export it. Nothing is left then.
+    PyTorch. CheckpointError: the error is too large; StageFailed: torch cannot export it. No file is left then.
     """
     if kind == "tensorrt":
         return _export_engine(part, folder)
@@ -46,7 +46,7 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{target.name}.") as workshop:
         path = Path(workshop) / target.name
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's exporters, about themselves
+            warnings.simplefilter("ignore")  # torch's exporters warn about themselves
             try:
                 _WRITERS[kind](part, path)
             except (VivavoceError, OSError):
@@ -134,10 +134,10 @@ def _write_onnx(part: Part, path: Path) -> None:
     if size > ONNX_BYTES:
         raise InvalidRequest(f"dtype: {size:,} bytes are more than the {ONNX_BYTES:,} of an ONNX file; use fp16")
     try:
-        import onnxscript  # noqa: F401 - torch's exporter wants it
+        import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError:
         raise MissingDependency("export: needs the package onnxscript; pip install 'vivavoce[onnx]'") from None
-    # It tells of packages that are not needed.
+    # It logs about missing packages that are not needed.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     program = torch.onnx.export(
         part.network.eval(),
@@ -157,7 +157,7 @@ def _write_onnx(part: Part, path: Path) -> None:
 
 
 def _write_script(part: Part, path: Path) -> None:
-    with torch.enable_grad():  # without, some layers read memory as it lies now
+    with torch.enable_grad():  # without gradients some layers read memory in its current layout
         script = torch.jit.trace(part.network.eval(), part.inputs(*EXAMPLE), check_trace=False)
     if part.official:
         script = torch.jit.script(ScriptedEncoder(script, *part.official).eval())
@@ -173,11 +173,11 @@ def _write_package(part: Part, path: Path) -> None:
         part.network.eval(),
         part.inputs(*EXAMPLE),
         dynamic_shapes=dict(part.dynamic),
-        # On CUDA some guards over lengths are always true, which torch cannot prove.
+        # On CUDA some guards over lengths are always true, but torch cannot prove it.
         prefer_deferred_runtime_asserts_over_guards=True,
     )
     aoti_compile_and_package(program, package_path=str(path))
-    # In a process of its own: what torch 2.11 made for CUDA ended the process that loaded it.
+    # In another process: a file that torch 2.11 made for CUDA crashed the process that loaded it.
     loading = "import sys, torch._inductor as inductor; inductor.aoti_load_package(sys.argv[1])"
     loaded = subprocess.run([sys.executable, "-c", loading, str(path)], capture_output=True, text=True, check=False)
     if loaded.returncode:

@@ -84,7 +84,6 @@ def _estimator(models: Models) -> Part:
     bins = models.config.flow.num_mel_bins
 
     def draw(rows: int, frames: int) -> tuple[Tensor, ...]:
-        """The last row is shorter than the others."""
         frame, lengths = torch.arange(frames), torch.full((2 * rows, 1), frames)
         lengths[rows - 1 :: rows] -= frames // 5 if rows > 1 else 0
         x, mu, cond = torch.randn(3, 2 * rows, bins, frames)

@@ -1,4 +1,4 @@
-"""Other runtimes in the place of a network, and the file formats that they share with exports.
+"""Other runtimes that run networks, and the file formats that they share with exports.
 
-vLLM and TensorRT-LLM speak for the language model; the flow comes from exported files.
+vLLM and TensorRT-LLM run the language model; the flow runs from exported files.
 """

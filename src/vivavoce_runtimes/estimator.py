@@ -1,4 +1,4 @@
-"""The flow's velocity estimator in another runtime, with the inputs that the official exports have."""
+"""The interface of the flow's velocity estimator in another runtime, with the inputs of the official exports."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vivavoce_runtimes.onnx_writer import optional_input
 
 
 class EstimatorInputs(NamedTuple):
-    """All rows with their conditions, then all without; names and order are the official exports'. x, mu, cond: [rows,
-    bins, frames]; mask: [rows, 1, frames], 1 where a frame is the row's own; spks: [rows, bins], all of one dtype; t:
-    [rows] float32 (in 16 bit its sinusoids would be off); attention_ends: [rows, frames] int32, how many frames each
-    frame sees, from the row's first on. Only our exports have this input.
+    """All rows with their conditions, then all without; names and order as in the official exports. x, mu, cond: [rows,
+    bins, frames]; mask: [rows, 1, frames], 1 within the row's own frames; spks: [rows, bins], all of one dtype; t:
+    [rows] float32 (16 bit would distort its sinusoids); attention_ends: [rows, frames] int32, number of the row's first
+    frames that each frame sees. Only our exports have this input.
     """
 
     x: Tensor
@@ -33,14 +33,14 @@ class EstimatorInputs(NamedTuple):
 OFFICIAL_INPUTS, ENDS = EstimatorInputs._fields[:-1], EstimatorInputs._fields[-1]
 OUTPUT = "estimator_out"
 OPTIONAL_ENDS = optional_input(ENDS, np.full((1, 1), 1 << 30, np.int32))
-"""The end of an ONNX file: a default for `attention_ends`, with which every frame sees all of its row. TensorRT would
-take this input for a constant, so it is cut off there."""
+"""Bytes to append to an ONNX file: a default for `attention_ends`, with which every frame sees its whole row. They are
+cut off for TensorRT, which would take this input for a constant."""
 
 
 @dataclass(eq=False)
 class EstimatorRunner:
-    """run: contiguous tensors by name → velocity, any shape of that size, any device and dtype; dtypes: of the inputs
-    that the file has, in its order; most_rows: of a batch, of which each is two of the inputs', None: any.
+    """run: contiguous tensors by name → velocity, in any shape of that size, on any device and in any dtype; dtypes: of
+    the file's inputs, in its order; most_rows: rows of a batch before guidance doubles them, None: any number.
     """
 
     run: Callable[[dict[str, Tensor]], Tensor]
@@ -48,14 +48,14 @@ class EstimatorRunner:
     most_rows: int | None = None
 
     def __call__(self, inputs: EstimatorInputs) -> Tensor:
-        """Velocity [rows, bins, frames], device and dtype as `x`; anything past a row's frames."""
+        """Velocity [rows, bins, frames], device and dtype of `x`; any values past a row's frames."""
         tensors, x = inputs._asdict(), inputs.x
         cast = {name: tensors[name].to(dtype).contiguous() for name, dtype in self.dtypes.items()}
         return self.run(cast).view(x.shape).to(x.device, x.dtype)
 
 
 class ExportedEstimator:
-    """Takes the place of `UNet` and `DiT` where rows have no past; out: the network's own last layer."""
+    """Replaces `UNet` or `DiT` for rows without a past; out: the network's own last layer."""
 
     def __init__(self, out: nn.Linear | nn.Conv1d, run: EstimatorRunner) -> None:
         self.out, self.run = out, run
@@ -65,11 +65,11 @@ class ExportedEstimator:
         return self.run.most_rows
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """The time itself, as the runtime embeds it. t: [steps]  →  [1, steps, 1, 1]."""
+        """The times themselves, because the runtime embeds them. t: [steps]  →  [1, steps, 1, 1]."""
         return t[None, :, None, None]
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """Whole rows, each frame sees its row's first keys; the mask is additive."""
+        """Velocity of whole rows, in which each frame sees its row's first keys; the mask is additive."""
         if context.memory is not None:
             raise ValueError("an exported estimator computes whole rows only")
         rows, frames = features.shape[:2]

@@ -1,4 +1,4 @@
-"""Exported estimators in ONNX Runtime, TorchScript and AOTInductor; `tensorrt.py` has the fourth runtime."""
+"""Exported estimators in ONNX Runtime, TorchScript and AOTInductor; `tensorrt.py` has those in TensorRT."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
 
 
 def onnx_estimator(path: Path, device: torch.device) -> EstimatorRunner:
-    """On a CPU each row is computed alone, so its bits do not depend on other rows. CheckpointError: the file is not an
-    estimator; MissingDependency: the package has no CUDA.
+    """An estimator in ONNX Runtime. On a CPU each row is computed alone, so its bits do not depend on other rows.
+    CheckpointError: the file is not an estimator; MissingDependency: the package lacks CUDA.
     """
     import onnxruntime
 
@@ -48,18 +48,18 @@ def onnx_estimator(path: Path, device: torch.device) -> EstimatorRunner:
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         return torch.from_numpy(model.run(*(arrays.pop(name) for name in OFFICIAL_INPUTS), **arrays))
 
-    # Official files have a batch of two.
+    # Official files take two rows at a time.
     return EstimatorRunner(run, dtypes, None if on_cuda and isinstance(inputs[0].shape[0], str) else 1)
 
 
 def torch_estimator(function: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> EstimatorRunner:
-    """A function of `EstimatorInputs` in this dtype, of `open_script` or `open_package`."""
+    """An estimator from a function of `EstimatorInputs` in this dtype, opened by `open_script` or `open_package`."""
     dtypes = dict.fromkeys(EstimatorInputs._fields, dtype) | {"t": torch.float32, ENDS: torch.int32}
     return EstimatorRunner(lambda given: function(*given.values()), dtypes, 1 if device.type == "cpu" else None)
 
 
 def open_script(path: Path, device: torch.device, *, trusted: bool) -> Any:
-    """A TorchScript file; CheckpointError: it cannot be loaded, or `check_code` refuses it."""
+    """Open a TorchScript file; CheckpointError: it cannot be loaded, or `check_code` refuses it."""
     return _opened(path, trusted, lambda: torch.jit.load(path, map_location=device).eval())
 
 
@@ -77,7 +77,7 @@ def _opened(path: Path, trusted: bool, load: Callable[[], Any]) -> Any:
     check_code(path, trusted)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's: the official files have no other form
+            warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript, as official files have it
             return load()
     except Exception as error:  # torch's errors have no common base class
         reason = " ".join(str(error).split())[:200]

@@ -1,4 +1,4 @@
-"""Backend by name → what takes part in the engine in the place of our own."""
+"""The stages and networks of other runtimes, by the backend's name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LM: dict[str, Callable[[Models | LanguageModel, EngineSettings, MemoryPlan], LMI
     "vllm": _vllm,
     "trtllm": _trtllm,
 }
-"""MissingDependency, from one of them: its package is not here."""
+"""Backends of the language model. MissingDependency: the backend's package is not installed."""
 
 
 def _onnx(models: Models, settings: EngineSettings) -> ExternalFlow:
@@ -75,18 +75,17 @@ def _tensorrt(models: Models, settings: EngineSettings) -> ExternalFlow:
 
 FLOW: dict[str, Callable[[Models, EngineSettings], ExternalFlow]]
 FLOW = {"onnx": _onnx, "jit": _jit, "aoti": partial(_from_torch, "aoti"), "tensorrt": _tensorrt}
-"""Errors as of `LM`; CheckpointError: the file is missing, cannot be used, or holds code that is not to be run."""
+"""Backends of the flow. Errors as for `LM`; CheckpointError: the file is missing, unusable, or untrusted code."""
 
 
 def lm_stage(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
-    """The language model's stage; `settings.lm_backend` is not torch."""
     if settings.lm_backend not in LM:
         raise InvalidRequest(f"lm_backend: {settings.lm_backend} cannot be used in this version; use torch")
     return LM[settings.lm_backend](models, settings, memory)
 
 
 def external_flow(models: Models, settings: EngineSettings) -> ExternalFlow | None:
-    """The network that takes part in the flow's stage; None: its own networks do it all."""
+    """The external network for the flow's stage; None: all networks are the stage's own."""
     if settings.flow_backend == "torch":
         return None
     if models.config.generation is Generation.V1:

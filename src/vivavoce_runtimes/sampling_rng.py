@@ -1,7 +1,7 @@
-"""How ids are drawn inside of another runtime: by our own rule and each request's own seed, in the runtime's process.
+"""Draws ids inside another runtime: by our own rule and each request's own seed, in the runtime's process.
 
-A runtime hands over its logits before it samples. An id is drawn from them here, exactly as our own stage draws it, and
-it is all that is left: whatever the runtime does then, it takes that one.
+The runtime passes its logits before it samples. An id is drawn here, with the same result as in our own stage, and all
+other logits are set to −∞, so that the runtime must sample this id.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from vivavoce_runtimes.merged_vocabulary import EMBEDDING_BIAS
 class Draws:
     """The sampling settings and state of one run, as plain numbers that can be sent to another process.
 
-    Ids are of the model's vocabulary. count: ids that the slot sampled before this run; history: the last of them,
-    newest last; forbidden: control ids that are never sampled; early: ids that are not sampled before the run has
-    `least` ids; top_p, top_k, window, max_repeats: see `SamplingRows`.
+    Ids are of the model's own vocabulary. count: number of ids that the slot sampled before this run; history: the last
+    of these, newest last; forbidden: control ids that are never sampled; early: ids that are not sampled before the run
+    has `least` ids; top_p, top_k, window, max_repeats: see `SamplingRows`.
     """
 
     seed: int
@@ -43,7 +43,7 @@ class Draws:
 
 
 def speech_bias(folder: Path) -> tuple[NDArray[np.float32], range]:
-    """A merged model's bias of the ids that are speech or end it, and where these are; CheckpointError: it has none."""
+    """A merged model's bias at the ids that are or end speech, and these ids; CheckpointError: it has no bias."""
     try:
         bias: NDArray[np.float32] = np.load(folder / EMBEDDING_BIAS, allow_pickle=False)
         speech = np.flatnonzero(np.isfinite(bias))
@@ -56,9 +56,9 @@ def speech_bias(folder: Path) -> tuple[NDArray[np.float32], range]:
 
 
 class SpeechSampler:
-    """Draws an id for each row of a runtime's logits, and leaves no other.
+    """Draws an id for each row of a runtime's logits, and masks all other ids.
 
-    folder: the merged model's; the finite part of its bias is where speech is.
+    folder: the merged model's; the finite part of its bias shows the ids of speech.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
@@ -70,9 +70,9 @@ class SpeechSampler:
     def leave_one(
         self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draws], said: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Change these rows of the logits, [any, ids of the runtime], in place; the own ids that are left: [n] int64.
+        """Draw own ids, [n] int64, for these rows of the logits, [any, ids of the runtime], and mask others in place.
 
-        said: the ids of each row's run so far, merged ones.
+        said: merged ids of each row's run so far.
         """
         places, counts = torch.tensor([rows, [len(ids) for ids in said]], device=self._device)
         scores = logits[places, self.first : self._end].float() + self._bias
@@ -97,7 +97,7 @@ class SpeechSampler:
         return torch.from_numpy(recent).to(self._device)
 
     def _forbid(self, scores: Tensor, draws: Sequence[Draws], counts: Tensor) -> None:
-        """Put −∞ where an id may not come next; only control ids are ever forbidden, and these are the last ones."""
+        """Set ids that may not come next to −∞; only control ids are ever forbidden, and these are the last ids."""
         lowest = min((control for one in draws for control in (*one.forbidden, *one.early)), default=scores.shape[1])
         masks = np.zeros((2, len(draws), scores.shape[1] - lowest), bool)
         for row, one in enumerate(draws):

@@ -1,4 +1,4 @@
-"""CosyVoice2's flow encoder in TorchScript, ours or an official one."""
+"""CosyVoice2's flow encoder in TorchScript, from our export or an official one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vivavoce_runtimes.estimators import open_script
 
 
 class ScriptEncoder:
-    """Takes the place of `TokenEncoder` where rows have no past, for one row at a time. dtype: of the file. An official
-    file attends to the whole row, or by the official grid of chunks. CheckpointError: it cannot be loaded or run here.
+    """Replaces `TokenEncoder` for rows without a past, one row at a time. dtype: of the file. An official file attends
+    to the whole row, or by the official grid of chunks. CheckpointError: it cannot be loaded or run here.
     """
 
     def __init__(self, path: Path, network: Any, dtype: torch.dtype, *, trusted: bool) -> None:
@@ -53,7 +53,7 @@ class ScriptEncoder:
             heard = lengths[:, None].expand(1, size) if lookahead_ends is None else lookahead_ends
             h = self._script.encode(x, lengths, ends.to(torch.int32), heard)
         else:
-            # Official files take the whole lookahead or none of it.
+            # Official files take the whole lookahead or none.
             context = x[:, size : size + ahead]
             more = (context,) if context.shape[1] == ahead and int(lengths[0]) == size + ahead else ()
             chunked = mask is not None and mask.shape[2] > 1

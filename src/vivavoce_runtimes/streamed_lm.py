@@ -1,7 +1,7 @@
-"""A language model in a runtime that streams ids: prompts are submitted, ids come by themselves, the rest is aborted.
+"""A language model in a runtime that streams ids: prompts are submitted, ids arrive by themselves, surplus is aborted.
 
-A slot is a request of the runtime, or one after another where text arrives: each submits all that was fed so far, which
-the runtime's prefix cache has. The runtime lives in an event loop of its own thread, so that the engine's never waits.
+A slot is one request of the runtime, or several in turn if text arrives: each submits all rows so far, which are in the
+runtime's prefix cache. The runtime has its own thread with an event loop, so that the engine's thread never waits.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from vivavoce_runtimes.sampling_rng import Draws, speech_bias
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
-"""Seconds that the engine's thread waits for ids at a time: it has messages to look after, and runtimes may hang."""
+"""The longest wait of the engine's thread, in seconds: it has messages to read, and runtimes may hang."""
 
 _STOP_S = 30.0
-"""Seconds that a runtime has to end; then its thread is left behind."""
+"""Seconds that a runtime has to end; then its thread is abandoned."""
 
 
 @dataclass(frozen=True)
@@ -57,25 +57,25 @@ class Ask:
 
 
 class TokenRuntime(Protocol):
-    """A runtime of language models; used in one event loop, in which it was made."""
+    """A runtime of a language model; used in the event loop in which it was made."""
 
     name: str
 
     @property
     def healthy(self) -> bool:
-        """It has not died, as far as is known; from any thread."""
+        """Whether the runtime is alive, as far as is known; from any thread."""
 
     def generate(self, ask: Ask) -> AsyncGenerator[Sequence[int], None]:
-        """Ids as they come, the one that ends them included; closing it, or cancelling who reads it, aborts.
+        """Ids as they arrive, including the id that ends them. Closing the generator, or cancelling its reader, aborts.
 
-        EngineStopped: the whole runtime has died; other errors are of this request alone.
+        EngineStopped: the whole runtime has died; other errors concern this request alone.
         """
 
     def close(self) -> None: ...
 
 
 def merged_ids(vocabulary: MergedVocabulary, rows: Iterable[Row]) -> list[int]:
-    """Rows of three tables → ids of the merged one; InvalidRequest: a text id that the tokenizer has not."""
+    """Convert rows of three tables to ids of the merged table; InvalidRequest: the tokenizer lacks a text id."""
 
     def merged(row: Row) -> int:
         if row.kind is RowKind.CONTROL:
@@ -89,7 +89,7 @@ def merged_ids(vocabulary: MergedVocabulary, rows: Iterable[Row]) -> list[int]:
 
 @dataclass(eq=False)
 class _Place:
-    """An open slot. fed: merged ids of all that the model has read; said: own ids of the run in progress."""
+    """An open slot. fed: merged ids that the model has read; said: own ids of the run in progress."""
 
     slot: Slot
     fed: list[int] = field(default_factory=list)
@@ -99,10 +99,10 @@ class _Place:
 
 
 class StreamedLM:
-    """`LMInterface` over a runtime that `start` makes in a thread of its own; raises what that raises.
+    """`LMInterface` over a runtime that `start` makes in its own thread; raises the errors of `start`.
 
-    vocabulary: of the merged model; defaults: how ids are drawn where a request leaves it open; slots: requests that
-    run at the same time; capacity: positions of each.
+    vocabulary: of the merged model; defaults: sampling settings that a request leaves open; slots: requests that run at
+    the same time; capacity: positions of each.
     """
 
     self_paced = True
@@ -133,12 +133,11 @@ class StreamedLM:
         except BaseException:
             _stop(self._loop, thread, None)
             raise
-        # The thread holds the loop, not the stage: one that is not used any more ends by itself.
+        # The thread has a reference to the loop only, so an unused stage is collected and ends.
         self._finish = weakref.finalize(self, _stop, self._loop, thread, self._runtime)
 
     @property
     def healthy(self) -> bool:
-        """The runtime has not died, as far as is known."""
         return self._death is None and self._runtime.healthy
 
     @property
@@ -153,7 +152,7 @@ class StreamedLM:
         self._finish()
 
     def prepare(self, slots: int | None = None) -> None:
-        """Nothing: the runtime is ready once it is made."""
+        """Do nothing: the runtime is ready once it is made."""
 
     def check(self, run: DecodeRun, slot: int | None = None) -> None:
         check_positions(run, 0 if slot is None else len(self._open[slot].fed), self.capacity)
@@ -166,7 +165,7 @@ class StreamedLM:
         return number
 
     def close(self, slot: int) -> None:
-        """Free a slot at once; its request is aborted, and ids that are still on their way to it are dropped."""
+        """Free a slot at once; its request is aborted, and ids still on their way to it are dropped."""
         place = self._open.pop(slot)
         place.slot.closed = True
         self._running -= place.slot.run is not None
@@ -192,7 +191,7 @@ class StreamedLM:
                 self._give(place, Sampled(place.slot.number, (run.forced,), True))
 
     def decode(self, steps: int = 1) -> None:
-        """Nothing: the runtime decodes by itself."""
+        """Do nothing: the runtime decodes by itself."""
 
     def collect(self, wait: bool) -> list[Sampled]:
         if wait:
@@ -230,7 +229,7 @@ class StreamedLM:
         return Ask(tuple(place.fed), run.forced_at, vocabulary.eos_ids, draws)
 
     async def _read(self, place: _Place, run: DecodeRun, ask: Ask) -> None:
-        """Give on what the runtime says, up to a control id: its own, or the one that ends the run by force."""
+        """Pass on the runtime's ids, up to a control id: its own, or the one that is forced at the run's limit."""
         number, said, ended, since = place.slot.number, 0, False, time.perf_counter()
         try:
             async with aclosing(self._runtime.generate(ask)) as pieces:
@@ -261,7 +260,7 @@ class StreamedLM:
 
 
 def _up_to_control(ids: Sequence[int], own: Vocabulary) -> list[int]:
-    """The ids up to the first control id; StageFailed: an id that neither is nor ends speech."""
+    """The ids up to the first control id; StageFailed: an id neither is nor ends speech."""
     wrong = next((one for one in ids if not 0 <= one < own.num_logits), None)
     if wrong is not None:
         raise StageFailed(
@@ -276,7 +275,7 @@ async def _made(start: Callable[[], TokenRuntime]) -> TokenRuntime:
 
 
 def import_runtime(package: str, oldest: tuple[int, int], before: tuple[int, int], install: str) -> Any:
-    """The package; MissingDependency: it cannot be imported, or is of another version."""
+    """Import the package; MissingDependency: that is impossible, or its version is not supported."""
     try:
         api = import_module(package)
     except ImportError as error:
@@ -295,9 +294,9 @@ def open_runtime(
     settings: EngineSettings,
     memory: MemoryPlan,
 ) -> StreamedLM:
-    """The stage over the runtime that `make` makes of a merged folder, the model's device and dtype, and the rest.
+    """The stage over a runtime; `make` gets the merged folder, the models, the settings and the memory plan.
 
-    Errors as its, and as of `MergedVocabulary` and `speech_bias`.
+    Errors of `make`, `MergedVocabulary` and `speech_bias`.
     """
     config, folder = models.config, models.merged
     if folder is None:
@@ -323,7 +322,7 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, runtime: To
 
     if not loop.is_closed():
         loop.call_soon_threadsafe(lambda: loop.create_task(end()))
-        if threading.current_thread() is not thread:  # the last one to hold the stage may be a request in that loop
+        if threading.current_thread() is not thread:  # a request in that loop may have the last reference to the stage
             thread.join(_STOP_S)
             if thread.is_alive():
                 log.error("engine failed: the language model's runtime did not end within %g s", _STOP_S)

@@ -1,7 +1,8 @@
-"""An estimator in an engine of TensorRT 10, ours or an official one.
+"""An estimator in an engine of TensorRT 10, from our export or an official one.
 
-An engine is bound to a GPU and a version of TensorRT. The name of ours has both, a hash of its ONNX file and the rows
-of its batches, so a stale engine is not found, and is built again. Names and signatures: TensorRT 10's Python API (https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api).
+An engine is bound to a GPU and a version of TensorRT. Our engine's name has both, a hash of its ONNX file and the rows
+of its batches, so a stale engine is not found, and is built again. API:
+https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ def import_tensorrt() -> Any:
 
 
 def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trusted: bool, anew: bool = False) -> Path:
-    """Ours, built if it is missing or `anew`, which takes minutes; without an ONNX file an official one."""
+    """Our engine, built if it is missing or `anew` (takes minutes); without an ONNX file an official one."""
     trt, precision = import_tensorrt(), "fp16" if dtype == torch.float16 else "fp32"
     source = folder / file_name(ESTIMATOR, "fp32", "onnx", device)
     official = folder / f"{ESTIMATOR}.{precision}.mygpu.plan"
     if not source.is_file():
         if not official.is_file():
             raise CheckpointError(
-                f"flow_backend: {source.name} is missing in {folder}, of which an engine is built; make it with "
+                f"flow_backend: {source.name}, the source of an engine, is missing in {folder}; make it with "
                 f"`vivavoce export onnx --model {folder}`"
             )
         check_code(official, trusted)
@@ -100,7 +101,7 @@ def _shape(name: str, rows: int, frames: int) -> tuple[int, ...]:
 
 
 class TensorRTEngine:
-    """A batch runs in pieces of the engine's rows, `contexts` of them at once, each in a stream of its own."""
+    """Runs a batch in pieces of the engine's rows, `contexts` of them at once, each in its own CUDA stream."""
 
     def __init__(self, path: Path, device: torch.device, contexts: int) -> None:
         trt = import_tensorrt()
@@ -120,7 +121,7 @@ class TensorRTEngine:
         self._output_dtype = self.dtypes.pop(self._output)
         shapes = [engine.get_tensor_profile_shape("x", index) for index in range(engine.num_optimization_profiles)]
         self._frames = int(shapes[0][0][2]), int(shapes[0][2][2])
-        self._engine = engine  # contexts need it alive
+        self._engine = engine  # contexts need a living engine
         self._lanes = {
             int(most[0]) // 2: [self._lane(profile) for _ in range(contexts)]
             for profile, (_, _, most) in enumerate(shapes)

@@ -1,7 +1,7 @@
 """TensorRT-LLM as the runtime of the language model, through its LLM API.
 
-Written against the interface that releases 1.0 to 1.2 describe, whose default is the PyTorch backend; never run, and
-tested against a stand-in only.
+Written for the documented interface of releases 1.0 to 1.2, whose default is the PyTorch backend; never run, and tested
+only against a stand-in.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def open_llm(api: Any, model: Path, slots: int, cache: Mapping[str, Any], **give
 
 
 class LLMTokens:
-    """Ids of one request, as they come. result: what `generate_async` gives; ends: ids that end speech.
+    """Ids of one request, as they arrive. result: returned by `generate_async`; ends: ids that end speech.
 
-    end: the one that did, known once all ids have come; None: their number did. Whether it stands among the ids is the
-    release's choice: here it does not.
+    end: the id that ended the request, known once all ids have arrived; None: the limit ended it. Releases differ in
+    whether it is among the ids: here it is not.
     """
 
     def __init__(self, result: Any, ends: Sequence[int]) -> None:
@@ -53,7 +53,7 @@ class LLMTokens:
         taken = 0
         try:
             async for output in self._result:
-                one = output.outputs[0]  # with all ids so far
+                one = output.outputs[0]  # has all ids so far
                 ids = [int(each) for each in one.token_ids]
                 place = next((place for place, each in enumerate(ids) if each in self._ends), len(ids))
                 if place < len(ids):
@@ -74,9 +74,9 @@ class LLMTokens:
 
 
 class LogitsOfOne:
-    """A `logits_processor` of one request, which travels to each process of the runtime: it leaves one id.
+    """A `logits_processor` of one request, which is sent to each process of the runtime: it masks all ids but one.
 
-    It keeps its own account of what was said: the runtime's may be an id behind when the next one's logits are there.
+    It counts the ids itself, because the runtime's own list may lack the newest one when the next logits are ready.
     """
 
     def __init__(self, folder: Path, draws: Draws) -> None:
@@ -105,7 +105,7 @@ class TrtllmRuntime:
         self, folder: Path, models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan
     ) -> None:
         self._api, self._folder, share = import_trtllm(), folder, None
-        if memory.slots_bytes:  # of what is free beside the weights
+        if memory.slots_bytes:  # share of the memory that is free beside the weights
             share = min(0.9, memory.slots_bytes / torch.cuda.mem_get_info(models.device)[0])
         self._llm = open_llm(
             self._api,
@@ -122,7 +122,7 @@ class TrtllmRuntime:
         first, *others = ask.ends
         params = self._api.SamplingParams(
             max_tokens=ask.most,
-            top_k=1,  # of the one that is left
+            top_k=1,  # the only id that is not masked
             end_id=first,
             pad_id=first,
             stop_token_ids=others,

@@ -1,6 +1,6 @@
 """vLLM as the runtime of the language model: its asynchronous engine over the merged folder, with our own sampling.
 
-Written against releases 0.32 and 0.33; 0.32.0 was run, on a CPU.
+Written for releases 0.32 and 0.33; 0.32.0 was run, on a CPU.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from vivavoce_runtimes.streamed_lm import Ask, import_runtime
 INSTALL = "pip install 'vllm>=0.32,<0.34' into an environment of its own, beside vivavoce"
 
 OWNER = "VIVAVOCE_VLLM_OWNER"
-"""The variable that tells vLLM's processes which one started them."""
+"""The environment variable that tells vLLM's processes which process started them."""
 _ENVIRONMENT = {
-    # Its processes would log to standard output, where audio and figures go.
+    # vLLM's processes would log to standard output, which is for audio and figures.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    # Its processes import our sampler when they begin, and with it what ends them with this one.
+    # vLLM's processes import our sampler when they begin, and its thread ends them with this process.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # The newer runner takes logits processors of another interface, which could not be run: it needs a GPU.
+    # The newer runner has another interface of logits processors, which could not be run: it needs a GPU.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
-    # On a CPU it would take half of the host's memory, and pin the threads of this process, too, to cores.
+    # On a CPU vLLM would take half of the host's memory, and pin threads to cores, also those of this process.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""Read when it is imported, unless the user says otherwise."""
+"""Variables that vLLM reads at import, unless the user has set them."""
 
 
 class VllmRuntime:
@@ -67,7 +67,7 @@ class VllmRuntime:
             tensor_parallel_size=settings.tp,
             pipeline_parallel_size=settings.pp,
             logits_processors=[import_module("vivavoce_runtimes.vllm_sampler").RepetitionAware],
-            # For a CPU it would compile code, which needs a C++ compiler.
+            # On a CPU vLLM would compile code, which needs a C++ compiler.
             enforce_eager=device.type == "cpu",
             **share,
         )
@@ -83,7 +83,7 @@ class VllmRuntime:
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Sequence[int], None]:
         params = self._params(
-            temperature=0.0,  # the sampler leaves one id
+            temperature=0.0,  # the sampler leaves only one id
             max_tokens=ask.most,
             stop_token_ids=list(ask.ends),
             detokenize=False,

@@ -15,12 +15,12 @@ from vivavoce_runtimes.sampling_rng import Draws, SpeechSampler
 from vivavoce_runtimes.vllm import OWNER
 
 if os.environ.get(OWNER, str(os.getpid())) != str(os.getpid()):
-    # One of vLLM's: they would outlive a process of ours that was killed, and keep all of their memory.
+    # End a process of vLLM when our process was killed; otherwise it would go on and keep its memory.
     end_with_parent()
 
 
 class RepetitionAware(LogitsProcessor):  # type: ignore[misc]
-    """Leaves one id in the row of each request that brings `draws` among its extra arguments."""
+    """Masks all ids but one in the row of each request that has `draws` among its extra arguments."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._sampler = SpeechSampler(Path(vllm_config.model_config.model), device)
@@ -43,5 +43,5 @@ class RepetitionAware(LogitsProcessor):  # type: ignore[misc]
 
 def _added(params: Any, prompt: object, said: list[int]) -> tuple[Draws, list[int]] | None:
     given = (params.extra_args or {}).get("draws")
-    # Tuples travel as lists, which are as good.
+    # Tuples arrive as lists, which work as well.
     return None if given is None else (Draws(**given), said)

@@ -50,7 +50,7 @@ EARLY = [
         "export trtllm --out made --calibration no.json",
         "calibration: nothing uses it; add --smoothquant, --int8-kv-cache or",
     ),
-    ("export trtllm --out made --check -q", "check: --quiet hides what it finds"),
+    ("export trtllm --out made --check -q", "check: --quiet hides its result"),
     ("export trtllm --out made --write-back made", "write-back: made and --out made lie within each other"),
     ("export trtllm --out made --write-back .", "write-back: . and --out made lie within each other"),
     ("export trtllm --out made --write-back made/back", "write-back: made/back and --out made lie within each other"),

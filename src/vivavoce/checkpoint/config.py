@@ -1,8 +1,8 @@
 """Sizes, special ids and constants of a checkpoint, as frozen dataclasses.
 
-Numbers come from the checkpoint's own files (`read_config` in `settings.py`); nothing here knows a default size. A
-field's `FileKey` says where the official file has it. Two numbers are in no file: `FlowConfig.num_steps`, which is the
-official inference's, and the mix of text and speech (`mix_text`, `mix_speech`) where the yaml leaves `mix_ratio` out.
+Numbers come from the checkpoint's own files (`read_config` in `settings.py`); this module has no default sizes. A
+field's `FileKey` gives its place in the official file. Two numbers are in no file: `FlowConfig.num_steps`, a constant
+of the official inference, and the mix of text and speech (`mix_text`, `mix_speech`) if the yaml lacks `mix_ratio`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class FileKey(NamedTuple):
 class Vocabulary:
     """Special ids of the speech language model, by meaning.
 
-    `num_speech_tokens` (V) ids are speech; ids from V on control the decode. `sos` and `task` index the control
-    embedding: one of its own, or (CosyVoice3) that of all ids. `masked_before_minimum` is the one logit forbidden until
-    the minimum length is reached. Of the speech ids `silent`, runs longer than `MAX_SILENCE` are cut to it.
+    `num_speech_tokens` (V) ids are speech; ids from V on control the decode. `sos` and `task` are rows of the control
+    embedding: a table of its own, or (CosyVoice3) the table of all ids. `masked_before_minimum` is the one logit
+    forbidden until the minimum length is reached. Runs of the speech ids `silent` are cut to `MAX_SILENCE`.
     """
 
     num_speech_tokens: int
@@ -111,7 +111,7 @@ class ConformerConfig:
 
 @dataclass(frozen=True)
 class ConformerLMConfig:
-    """CosyVoice 1's language model; max_positions: rows of a sequence, which no file limits."""
+    """CosyVoice 1's language model; max_positions: rows of a sequence, our own limit."""
 
     text_vocab_size: Annotated[int, FileKey("text_token_size")]
     speaker_size: Annotated[int, FileKey("spk_embed_dim")]
@@ -159,7 +159,7 @@ class TokenEncoderConfig:
 
 @dataclass(frozen=True)
 class LookaheadConfig:
-    """CosyVoice3's layer in the encoder's place; channels: those of its inner layer."""
+    """CosyVoice3's layer in place of an encoder; channels: of its inner layer."""
 
     input_size: Annotated[int, FileKey("pre_lookahead_layer.in_channels")]
     channels: Annotated[int, FileKey("pre_lookahead_layer.channels")]
@@ -220,7 +220,7 @@ class FlowConfig:
 class WholeFlowConfig(FlowConfig):
     """CosyVoice 1's flow; overlap: speech tokens at a chunk's end that the next chunk computes again."""
 
-    encoder: ConformerConfig  # type: ignore[assignment]  # the others' settings have no meaning here
+    encoder: ConformerConfig  # type: ignore[assignment]  # the other settings have no meaning here
     estimator: HourglassConfig  # type: ignore[assignment]
     overlap: int
 
@@ -262,7 +262,7 @@ class CausalVocoderConfig(VocoderConfig):
 
 
 def qwen2_of(lm: LMConfig | ConformerLMConfig) -> LMConfig:
-    """UnsupportedModel: it is CosyVoice 1's language model."""
+    """Return a Qwen2 configuration; UnsupportedModel: it is CosyVoice 1's language model."""
     if isinstance(lm, ConformerLMConfig):
         raise UnsupportedModel("model: the language model of CosyVoice 1 is not Qwen2; take a CosyVoice 2 or 3 folder")
     return lm

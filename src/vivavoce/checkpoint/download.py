@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """In bytes; done, total: of all files to transfer, resumed bytes included."""
+    """Bytes; done, total: of all files to transfer, resumed bytes included."""
 
     file: str
     file_size: int
@@ -196,9 +196,9 @@ def _client(base: str, token: str | None) -> httpx.Client:
 
 
 def open_client(base: str, **options: Any) -> httpx.Client:
-    """A client that asks `base` without a proxy if that is on this machine, else by the proxy of the environment.
+    """A client that connects to `base` directly if it is on this machine, otherwise by the proxy of the environment.
 
-    InvalidRequest names the variable of a proxy or a certificate that cannot be used, never its value.
+    InvalidRequest names the environment variable of an unusable proxy or certificate, never its value.
     """
     try:
         return httpx.Client(trust_env=not is_local(base), **options)
@@ -352,7 +352,7 @@ def _fetch_missing(
 
 
 def _put_in_place(folder: Path, record: DownloadRecord) -> None:
-    """The old record goes first: an interrupted move must count as incomplete."""
+    """Move the files; the old record is removed first, so that an interrupted move counts as incomplete."""
     before = read_record(folder)
     (folder / RECORD).unlink(missing_ok=True)
     for path in record.files:
@@ -364,7 +364,7 @@ def _put_in_place(folder: Path, record: DownloadRecord) -> None:
 
 
 def _present(folder: Path, file: RemoteFile, revision: str, record: DownloadRecord | None) -> str | None:
-    """The SHA-256 of `file` if the folder holds it already, else None."""
+    """The SHA-256 of `file` if the folder holds it already, otherwise None."""
     path = folder / file.path
     if size_of(path) != file.size:
         return None
@@ -387,7 +387,7 @@ def _part(folder: Path, path: str) -> Path:
 
 
 def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> str:
-    """Returns the SHA-256. A part is resumed only if a published checksum proves that it belongs to this file."""
+    """Returns the SHA-256. A part is resumed only if a published checksum can prove that it belongs to this file."""
     if file.checksum is None:
         part.unlink(missing_ok=True)
     found = ""

@@ -30,15 +30,15 @@ _IDENTITY_FILES = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.
 
 class TextStream(str, Enum):
     INTERLEAVED = "interleaved"
-    """Text and speech tokens in turn, in one sequence (`LMConfig.mix_text`, `mix_speech`): the official way."""
+    """Text and speech tokens alternate in one sequence (`LMConfig.mix_text`, `mix_speech`): the official way."""
     SENTENCES = "sentences"
     """Each sentence once it is complete: for models with little or no training on interleaved text."""
 
 
 @dataclass(frozen=True)
 class SpeakerCard:
-    """A built-in voice in the model's card: what it speaks (an ISO 639 code), its sex, how it sounds, and the words of
-    its reference recording; "" where unknown."""
+    """A built-in voice in the model's card: its language (an ISO 639 code), its sex, a description of its sound, and
+    the transcript of its reference recording; "" where unknown."""
 
     language: str = ""
     sex: str = ""
@@ -58,7 +58,7 @@ class ModelCard:
     scripts: frozenset[str] | None = None
     """Unicode scripts the model was trained to read; None: no restriction."""
     languages: tuple[str, ...] = ("zh", "en", "ja", "ko")
-    """Spoken languages, as ISO 639 codes; the default is what official models of two generations speak."""
+    """Spoken languages, as ISO 639 codes; the default is the list of the official models of two generations."""
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
     """Trained to follow instructions; other models would speak them aloud."""
@@ -69,7 +69,7 @@ class ModelCard:
 def detect_generation(folder: Path) -> Generation:
     """The generation whose yaml file the folder has; of several such files the one beside its own speech tokenizer.
 
-    ModelNotFound: `folder` is not a folder; CheckpointError: it has no such yaml file, or one too many.
+    ModelNotFound: `folder` is not a folder; CheckpointError: it has no such yaml file, or too many.
     """
     if not folder.is_dir():
         raise ModelNotFound(f"model: {str(folder)!r} is not a folder; give an official CosyVoice folder")
@@ -121,13 +121,13 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether git-lfs has left its pointer in the file's place."""
+    """Whether the file is a pointer of git-lfs."""
     with path.open("rb") as file:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
 def refuse_pointer(path: Path) -> None:
-    """CheckpointError: the file is one of git-lfs's pointers; a file that cannot be read is left to its reader."""
+    """CheckpointError: the file is a pointer of git-lfs. A file that cannot be read is left to its reader."""
     with suppress(OSError):
         if is_pointer(path):
             raise CheckpointError(
@@ -162,7 +162,7 @@ def read_json(path: Path, remedy: str = "download the file again") -> dict[str, 
 def fingerprint(folder: Path) -> str:
     """Hash of the two ONNX files and the yaml file, as 16 hexadecimal digits; reads 0.5 GB of a release.
 
-    Modification times would not do: a restored file would change a voice's identity.
+    Modification times are not used, because a restored file would change a voice's identity.
     """
     identity = hashlib.sha256()
     for pattern in _IDENTITY_FILES:
@@ -180,7 +180,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def sha256_of(path: Path, begun: Any = None) -> str:
-    """In hexadecimal; begun: a hash object to continue."""
+    """SHA-256 in hexadecimal; begun: a hash object to continue."""
     digest = begun or hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

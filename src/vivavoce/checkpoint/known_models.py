@@ -81,7 +81,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({model.name: model for
 
 
 def known_model(name: str) -> KnownModel:
-    """By name or by the id on either hub, in upper or lower case, and as ModelScope's cache spells it."""
+    """Find a model by its name or by its id on either hub, in any case, also in the spelling of ModelScope's cache."""
     wanted = name.casefold().replace(_DOT_IN_CACHE, ".")
     for model in KNOWN_MODELS.values():
         aliases = (model.name, model.hf_id, model.modelscope_id, model.hf_id.rpartition("/")[2])
@@ -102,7 +102,7 @@ def plain_name(name: str) -> str:
 
 
 def plain_names(name: str) -> set[str]:
-    """The plain names of the model of this name: all of its own, if it is a published one."""
+    """The plain names of the model with this name: all of its names, if it is a published model."""
     own = plain_name(name)
     published = ({plain_name(one) for one in (model.name, model.hf_id, model.modelscope_id)} for model in _PUBLISHED)
     return next((names for names in published if own in names), {own})
@@ -130,7 +130,7 @@ def check_path(path: str) -> None:
 
 
 def user_folder(kind: Literal["data", "cache"]) -> Path:
-    """`$VIVAVOCE_HOME`, else the user's own folder of that kind. InvalidRequest: the user has no home directory."""
+    """`$VIVAVOCE_HOME`, or the user's own folder of this kind. InvalidRequest: the user has no home directory."""
     import platformdirs
 
     find = platformdirs.user_data_path if kind == "data" else platformdirs.user_cache_path
@@ -171,7 +171,7 @@ def find_model(name_or_path: str | Path) -> Path:
 
 
 def _as_spelled(folder: Path) -> Path | None:
-    """The folder that is there: under its name, or as ModelScope's cache spells that, CosyVoice2-0___5B; else None."""
+    """The existing folder: under its name, or as ModelScope's cache spells it (CosyVoice2-0___5B); otherwise None."""
     spellings = (folder, folder.with_name(folder.name.replace(".", _DOT_IN_CACHE)) if folder.name else folder)
     return next((one for one in spellings if one.is_dir()), None)
 

@@ -1,7 +1,7 @@
 """Read an official `cosyvoice*.yaml` (HyperPyYAML syntax) as plain data.
 
-HyperPyYAML imports and calls what its tags name. Here nothing is imported or called: `!new:x.Y {a: 1}` becomes
-`{"!": "new:x.Y", "a": 1}`, and only `!ref <key>` with arithmetic on numbers is worked out.
+HyperPyYAML imports and calls the functions in its tags. Here nothing is imported or called: `!new:x.Y {a: 1}` becomes
+`{"!": "new:x.Y", "a": 1}`, and only `!ref <key>` with arithmetic on numbers is evaluated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 100_000
 MAX_NODES = 5_000
-"""Values of a document, and again of its expanded references; a release has 500."""
+"""Limit of the values of a document, and of its expanded references; a release has 500."""
 MAX_CHARS = 500
 MAX_NUMBER = 1e15
 TAG = "!"
@@ -37,7 +37,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class _Reference(str):
-    """A `!ref` expression, kept until the whole document is read: it may point downwards."""
+    """A `!ref` expression, kept until the whole document is read, because it may refer to a later key."""
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -94,7 +94,7 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         document = yaml.load(raw, Loader=_PlainLoader)  # _PlainLoader is a SafeLoader
-    except Exception as error:  # PyYAML also lets errors of Python through, for values that do not fit their tags
+    except Exception as error:  # PyYAML also raises errors of Python, for values that do not fit their tags
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1} ({getattr(error, 'problem', '')!s:.80})" if mark else ""
         raise CheckpointError(f"{path.name}: not valid YAML{where}; download the file again") from None

@@ -158,7 +158,7 @@ def vocabulary_of(generation: Generation, num_speech_tokens: int) -> Vocabulary:
         return Vocabulary(size, size + 1, sos=0, task=1, eos=size, fill=size, masked_before_minimum=size)
     if generation is Generation.V2:
         return Vocabulary(size, size + 3, sos=0, task=1, eos=size, fill=size + 2, masked_before_minimum=size)
-    # The official code forbids the first id before the minimum, which is the end in CosyVoice2 only.
+    # The official code forbids the first id before the minimum; only in CosyVoice2 is it the end.
     return Vocabulary(
         size, size + 200, sos=size, task=size + 2, eos=size + 1, fill=size + 3, masked_before_minimum=size,
         silent=(1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323),

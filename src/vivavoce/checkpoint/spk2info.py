@@ -1,4 +1,4 @@
-"""spk2info.pt: the speakers that a model folder brings along, read as tensors only, written in the official layout.
+"""spk2info.pt: the speakers of a model folder, read as tensors only, written in the official layout.
 
 The file is a dict by speaker name. A built-in speaker is `{"embedding": [1, 192]}`. A saved zero-shot speaker is the
 input of the original model: ten tensors with a leading batch dimension, and their lengths.
@@ -95,7 +95,7 @@ def _ids(where: str, fields: Mapping[str, Any], key: str) -> Tensor:
 
 
 def _tensor(where: str, fields: Mapping[str, Any], key: str, *shape: int) -> Tensor:
-    """The tensor `key` without its batch dimension; -1 in `shape`: the length that `key`_len repeats."""
+    """The tensor `key` without its batch dimension; -1 in `shape`: the length, which `key`_len must equal."""
     value = fields.get(key)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{where}: {key} is missing or no tensor; make the speaker again")

@@ -43,7 +43,7 @@ _TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "TUP
 
 
 def read_torch_file(path: Path) -> Any:
-    """CPU tensors, memory-mapped. CheckpointError: corrupt, older than torch 1.6, or other values than plain data."""
+    """CPU tensors, memory-mapped. CheckpointError: corrupt, older than torch 1.6, or more than plain data."""
     refuse_pointer(path)
     try:
         with _SmallReads(path) as file:
@@ -60,7 +60,7 @@ def read_torch_file(path: Path) -> Any:
 
 class _SmallReads(io.FileIO):
     def read(self, size: int | None = -1, /) -> bytes:
-        """`zipfile` reads a directory of any size at once."""
+        """Limit one read, because `zipfile` reads a directory of any size at once."""
         limit = MAX_BYTES + 1
         data = super().read(limit if size is None or size < 0 else min(size, limit)) or b""
         if len(data) == limit:

@@ -57,8 +57,8 @@ def check_variant(folder: Path, variant: str | None) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a file: those within a dict of one name, such as {"module": …}, and without "module." before
-    each name, as DeepSpeed and DistributedDataParallel write them.
+    """The named tensors of a file, also within a dict with one key, such as {"module": …}, and without the prefix
+    "module." that DeepSpeed and DistributedDataParallel write.
     """
     if path.suffix == ".safetensors":
         refuse_pointer(path)
@@ -112,7 +112,7 @@ def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
             "norm; download the file again"
         )
     inner = tuple(range(1, direction.dim()))
-    scale, direction = scale.float(), direction.float()  # a norm summed in 16 bit is off by what the weights can show
+    scale, direction = scale.float(), direction.float()  # a norm summed in 16 bit is too inexact for weights
     return scale * direction / torch.linalg.vector_norm(direction, dim=inner, keepdim=True)
 
 
@@ -142,7 +142,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
 
 
 def page_out(tensor: Tensor) -> None:
-    """Let the system page out a CPU tensor; else a mapped file counts as this process's memory beside its copy."""
+    """Let the system page out a CPU tensor; otherwise a mapped file counts as this process's memory beside its copy."""
     if sys.platform == "linux":
         start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -188,7 +188,6 @@ def _under(official: str, ours: str, rows: Rows) -> Rows:
 
 
 def _unet_level(official: str, ours: str, norm: int = 2, conv: str = "") -> Rows:
-    """norm: the number of the norm in a block."""
     resnet = (
         (".mlp.1", ".time_projection"),
         (".block1.block.0", ".conv1"),
@@ -275,7 +274,7 @@ def _conformer(official: str, ours: str) -> Rows:
 
 
 CONFORMER_LM = (
-    # Its blocks call the same two norms otherwise.
+    # The blocks have other names for the same two norms.
     ("llm.encoders.{n}.norm1", "backbone.blocks.{n}.attention_norm"),
     ("llm.encoders.{n}.norm2", "backbone.blocks.{n}.feed_forward_norm"),
     *_conformer("llm", "backbone"),

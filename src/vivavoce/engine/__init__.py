@@ -1,1 +1,1 @@
-"""Requests of ids and features in, audio out. The engine knows tensors and time; not HTTP, text or files."""
+"""Turns requests of ids and features into audio. The engine knows tensors and time; not HTTP, text or files."""

@@ -1,10 +1,10 @@
-"""Whether a request may start now, has to wait, or is refused at once.
+"""Decides whether a request may start now, has to wait, or is refused at once.
 
 A stream that starts late or runs dry is worse than one that is refused: its client could have gone elsewhere. So a
-stream is taken only if the measured costs say that all streams, it included, keep up with their listeners. The first
-one is always let in, on however slow a machine: no other suffers. A machine for a few listeners only is mostly one
-person's, who asks for the next sentence while one is spoken: there streams wait, unless they are refused on purpose.
-More load never turns a refusal into acceptance; a stream may start on every machine that is faster throughout.
+stream is taken only if, by the measured costs, all streams keep up with their listeners, the new one included. The
+first stream is always let in, on however slow a machine, because no other stream suffers. A machine for a few listeners
+mostly serves one person, who asks for the next sentence while one is spoken: there streams wait, unless they are
+refused on purpose. More load never turns a refusal into acceptance.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from vivavoce.errors import InvalidRequest, Overloaded
 from vivavoce.rates import Rates
 
 FIRST_CHUNK_SLACK = 2.0
-"""A stream is refused if its first chunk would take this many times what is aimed at."""
+"""A stream is refused if its first chunk would take more than this many times the target (`first_chunk_s`)."""
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
-"""The stream that is reckoned with: seconds of audio and of reference, text tokens with transcript."""
+"""The stream that estimates assume: seconds of audio and of reference, and text tokens with transcript."""
 MAX_ROWS = 32
-"""Chunks that the flow takes at once."""
+"""The largest number of chunks in one flow batch."""
 FEW_STREAMS, FEW_WAITING = 8, 8
-"""A machine that keeps up with fewer streams is a slow one, and how many requests may wait there."""
+"""A machine that keeps up with fewer than FEW_STREAMS streams is slow; FEW_WAITING requests may wait there."""
 RAMP_S = 4.2
 """Seconds of audio in a stream's first chunks, which grow: each has to be made while a shorter one is heard."""
 
 
 class AdmissionMode(str, Enum):
-    """The fate of a stream that may not start now: REFUSE, or QUEUE while there are places.
+    """Whether a stream that may not start now is refused (REFUSE), or waits while there are places (QUEUE).
 
-    AUTO: it waits where the machine is slow, with few places, and is refused elsewhere. ALL: it starts as long as there
-    is a slot, and listeners may hear gaps: for tests that ask for more than real time.
+    AUTO: streams wait on a slow machine, with few places, and are refused elsewhere. ALL: a stream starts as long as
+    there is a slot, and listeners may hear gaps: for tests that ask for more than real time.
     """
 
     AUTO = "auto"
@@ -48,10 +48,10 @@ class AdmissionMode(str, Enum):
 
 @dataclass(frozen=True)
 class Load:
-    """The engine's work at one moment, in sequences.
+    """The number of sequences that the engine works on, at one moment.
 
-    streams: admitted and unfinished; starting: those of them that do not sound yet; offline: running offline work;
-    waiting: accepted, but without a slot; slots_free: slots that a stream could take at once.
+    streams: admitted and unfinished streams; starting: streams among them that do not sound yet; offline: running
+    offline work; waiting: accepted requests without a slot; slots_free: slots that a stream could take at once.
     """
 
     streams: int
@@ -67,7 +67,7 @@ class AdmissionLimits:
     """The operator's limits.
 
     admission: whether streams that would make others run dry are refused or wait; max_waiting: requests that may wait;
-    max_wait_s: how long a server lets one wait with AUTO; first_chunk_s: the time to a first chunk that is aimed at;
+    max_wait_s: the longest wait on a server with AUTO; first_chunk_s: the target for the time to a first chunk;
     headroom: share of real time that streams may use.
     """
 
@@ -93,7 +93,7 @@ class AdmissionLimits:
 class AdmissionController:
     """Counts requests and decides about the next one; shared by all threads that submit.
 
-    policy: how streams are taken to be cut.
+    policy: the chunk policy that estimates assume for every stream.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class AdmissionController:
         self._running: set[RequestState] = set()
 
     def check(self, streaming: bool, request: RequestState | None = None) -> None:
-        """Raise Overloaded if it may not come in; a request that may, and is given, is counted from then on."""
+        """Raise Overloaded if the request may not come in. If it may, and `request` is given, count it from now on."""
         with self._lock:
             if request is None or request.asked:
                 load = self.load()
                 if streaming and not self.may_wait:
-                    # A stream that was told it may start at once runs already, though the loop has not seen it yet.
+                    # Streams that were admitted but that the loop has not seen yet count as running.
                     coming = sum(other.policy is not None for other in self._waiting)
                     streams, starting = load.streams + coming, load.starting + coming
                     load = replace(load, streams=streams, starting=starting, slots_free=load.slots_free - coming)
@@ -135,7 +135,7 @@ class AdmissionController:
         with self._lock:
             load = self.load()
             if request.policy is None:
-                # More of it than slots would only make every plan longer.
+                # More offline sequences than slots would only make every plan longer.
                 allowed = load.offline < self._slots
             else:
                 allowed = not request.asked or (self.admission_blocker(load) is None and self._can_spare_time(now))
@@ -145,9 +145,9 @@ class AdmissionController:
             return allowed
 
     def left(self, number: int) -> None:
-        """The listener of the request with this id has left: the next request finds its place free at once.
+        """Stop counting the request with this id, because its listener has left.
 
-        Its slots are free before any later request begins: the loop takes messages in their order.
+        The loop takes messages in order, so it frees the slots of this request before it begins any later one.
         """
         with self._lock:
             for counted in (self._waiting, self._running):
@@ -172,9 +172,9 @@ class AdmissionController:
             )
 
     def refusal(self, load: Load, streaming: bool) -> Overloaded | None:
-        """Why one more request is refused; None: it is taken, though it may have to wait for its start.
+        """The reason to refuse one more request; None: the request is taken, though it may have to wait for its start.
 
-        When to try again is an estimate of when a running sequence ends, or of when the starting ones sound.
+        `retry_after_s` estimates when a running sequence ends, or when the starting streams sound.
         """
         hindered = self.admission_blocker(load) if streaming else None
         if streaming and not self.may_wait:
@@ -188,13 +188,13 @@ class AdmissionController:
 
     @property
     def places(self) -> int:
-        """Streams that may wait, where they do not have to start at once."""
+        """The number of streams that may wait for their start."""
         few = self._limits.admission is AdmissionMode.AUTO and self._slow
         return min(FEW_WAITING, self._limits.max_waiting) if few else self._limits.max_waiting
 
     @property
     def may_wait(self) -> bool:
-        """Whether a stream that may not start now waits, rather than is refused."""
+        """Whether a stream that may not start now waits; otherwise it is refused."""
         mode = self._limits.admission
         return self._slow if mode is AdmissionMode.AUTO else mode is not AdmissionMode.REFUSE
 
@@ -203,10 +203,10 @@ class AdmissionController:
         return self.share_of_real_time(FEW_STREAMS) > self._limits.headroom
 
     def _can_spare_time(self, now: float) -> bool:
-        """Whether all listeners have enough in hand for the first chunks of one more stream.
+        """Whether all listeners have enough audio buffered for the first chunks of one more stream.
 
-        Shares of real time say that streams keep up once they run. A slow machine works for a new one alone until its
-        listener has something in hand, again for each that comes and goes; meanwhile the others play what they have.
+        The share of real time tells only that streams keep up once they run. A slow machine works for a new stream
+        alone until its listener has a buffer; meanwhile the other listeners play what they have.
         """
         if self._limits.admission in (AdmissionMode.ALL, AdmissionMode.REFUSE) or not self._slow:
             return True
@@ -216,7 +216,7 @@ class AdmissionController:
         return all(one.sounding_since is not None and one.dry_at >= until for one in running)
 
     def admission_blocker(self, load: Load) -> Overloaded | None:
-        """Why one more stream may not start at once, whatever the mode; None: it may."""
+        """The reason why one more stream may not start at once, in any mode; None: it may."""
         streams, headroom = load.streams + 1, self._limits.headroom
         if load.slots_free <= 0:
             return _overloaded(f"slots: all {load.slots_total} are taken", DURATION_S / (streams + load.offline))
@@ -234,15 +234,15 @@ class AdmissionController:
         return None
 
     def capacity(self) -> int:
-        """Equal streams that stay within the headroom and the slots; 1 at least, as the first is always let in."""
+        """Number of equal streams that fit the headroom and the slots; at least 1, as the first is always let in."""
         fitting = range(2, self._slots + 1)  # more streams never take a smaller share
         return 1 + bisect_right(fitting, self._limits.headroom, key=self.share_of_real_time)
 
     def share_of_real_time(self, streams: int) -> float:
         """Seconds of work per second of audio for `streams` equal streams that are batched together.
 
-        All of it adds up, also where the LM runs beside flow and vocoder: one thread launches the work of both queues,
-        and on a device its time is what both are short of.
+        The times of language model, flow and vocoder are added, although their queues overlap: one thread launches the
+        work of both queues, and its time is the bottleneck on a GPU.
         """
         if streams == 0:
             return 0.0
@@ -253,8 +253,8 @@ class AdmissionController:
     def first_chunk_s(self, streams: int, starting: int) -> float:
         """Seconds until `starting` of `streams` streams, accepted together, have their first chunk.
 
-        Prefills one by one, then decode steps that all streams share, then one pass of flow and vocoder. Chunks of
-        streams that sound already are left out: they can wait, their listeners have something to play.
+        Prefills run one by one, then all streams share decode steps, then flow and vocoder run once. Chunks of streams
+        that sound already are left out: their listeners have audio to play.
         """
         if starting == 0:
             return 0.0
@@ -268,9 +268,8 @@ class AdmissionController:
         return prefill_s, self._costs.predict(Stage.DECODE, BatchSize(slots, 0, slots * past))
 
     def _chunks_s(self, chunks: int, tokens: int) -> float:
-        """Seconds of flow and vocoder for one chunk of each of `chunks` streams."""
         frames, past = self._rates.frames_of(tokens), (PROMPT_S + DURATION_S / 2) * self._rates.frames_per_second
-        if self._overlaps:  # with its prompt, and nothing else of the past
+        if self._overlaps:  # the flow computes such a chunk with the prompt, but without the rest of its past
             frames, past = frames + int(PROMPT_S * self._rates.frames_per_second), 0.0
         full, rest = divmod(chunks, MAX_ROWS)
         seconds = 0.0
@@ -282,6 +281,6 @@ class AdmissionController:
 
 
 def _overloaded(figures: str, retry_after_s: float) -> Overloaded:
-    """The message says what a client can do; the figures are for the log."""
+    """Make the error; its message tells the client what to do, and the figures go to the log."""
     seconds = min(max(retry_after_s, MIN_RETRY_S), MAX_RETRY_S)
     return Overloaded(f"server: it is busy with other requests; try again in {seconds:.0f} s", seconds, figures)

@@ -1,6 +1,6 @@
-"""How a stream is cut into chunks, as an immutable value of the request.
+"""The chunk policy: how a stream is cut into chunks. It is an immutable value of the request.
 
-A chunk of h speech tokens, its hop, is made once h + lookahead tokens exist beyond what was spoken.
+A chunk of h speech tokens, its hop, is made once h + lookahead tokens exist beyond the spoken ones.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from vivavoce.errors import InvalidRequest, check_kind
 LOOKAHEAD = 3
 """Speech tokens after a chunk that CosyVoice2's flow was trained to see."""
 OVERLAP = 20
-"""Speech tokens at the end of a CosyVoice 1 chunk that the next chunk begins with."""
+"""The last speech tokens of a CosyVoice 1 chunk, with which the next chunk begins."""
 LEAST_HOP, GREATEST_HOP = 4, 1000
 """A hop of 4 tokens is 160 ms, one of 1000 is 40 s."""
 
 _LATER_HOP = 25
 _LAST_STEP = 10
-"""Steps of growth that lead from any hop past any `max_hop`, if a step at least doubles."""
+"""Any hop that at least doubles with each step passes any `max_hop` within this many steps."""
 
 
 class CrossfadeMode(str, Enum):
-    """How neighbouring chunks are computed and joined.
+    """The way in which neighbouring chunks are computed and joined.
 
-    OFFICIAL: as the official code does: the last chunk attends to everything, fades sum to 1.08, phases restart.
-    SEAMLESS: the last chunk is computed like the others, fades sum to 1, the source's phase runs on. A vocoder that
-    takes nothing back (`Reach`) has no fades, and joins in one way.
+    OFFICIAL: like the official code: the last chunk attends to everything, fades sum to 1.08, phases restart. SEAMLESS:
+    the last chunk is computed like the others, fades sum to 1, the source's phase runs on. A vocoder with a `Reach`
+    needs no fades, so both modes are the same for it.
     """
 
     OFFICIAL = "official"
@@ -37,23 +37,23 @@ class CrossfadeMode(str, Enum):
 
 
 class AttentionMode(Enum):
-    """The reach of a chunk's frames; positions are counted from the prompt's start. A batch is of one mode."""
+    """The keys that a chunk's frames attend to; positions are counted from the prompt's start. A batch has one mode."""
 
     FULL = "full"
-    """The whole row: whole utterances, and the last chunk of an official stream."""
+    """Frames attend to the whole row: whole utterances, and the last chunk of an official stream."""
     GRID = "grid"
-    """Everything up to the end of their chunk on a fixed grid: the other chunks of an official stream."""
+    """Frames attend to all up to the end of their chunk on a fixed grid: the other chunks of an official stream."""
     BLOCKS = "blocks"
-    """Everything up to the end of their block. What was computed does not change, so a chunk continues it."""
+    """Frames attend to all up to the end of their block. Earlier results do not change, so a chunk continues them."""
 
 
 class Schedule(str, Enum):
-    """The rule that gives each chunk its hop.
+    """The rule that gives each chunk its hop, in speech tokens.
 
     OFFICIAL: 25 and what makes prompt and hop whole hops, then 50, then 100. LOW_LATENCY: 15, 15, 25, then 50: sound
     comes early, and no chunk takes much longer than the one before it is heard. EQUAL: 25 each. EXPONENTIAL: 15, 25,
-    50, 100, … up to `max_hop`. TIME_BASED: multiples of 15 that grow while the listener's buffer is full; the only rule
-    that looks at the clock: the last bits of the audio may change from run to run.
+    50, 100, … up to `max_hop`. TIME_BASED: multiples of 15 that grow while the listener's buffer is full; it depends on
+    the clock, so the last bits of the audio may change from run to run.
     """
 
     OFFICIAL = "official"
@@ -68,7 +68,7 @@ _OVERLAPPING = (Schedule.OFFICIAL, 100, 1, 100, OVERLAP)
 
 @dataclass(frozen=True)
 class ChunkPolicy:
-    """A schedule with its numbers. Use the class methods: they know what each schedule takes."""
+    """A schedule with its numbers. Make it with the class methods, which take the numbers that each schedule uses."""
 
     schedule: Schedule
     first_hop: int
@@ -109,7 +109,7 @@ class ChunkPolicy:
 
     @classmethod
     def overlapping(cls) -> ChunkPolicy:
-        """The official schedule of CosyVoice 1: 100 tokens each, once the 20 after them are there."""
+        """The official schedule of CosyVoice 1: 100 tokens for each chunk, made once the 20 tokens after it exist."""
         return cls(*_OVERLAPPING)
 
     @classmethod
@@ -121,7 +121,7 @@ class ChunkPolicy:
 
     @classmethod
     def equal(cls, *, hop: int = 25, lookahead: int = LOOKAHEAD) -> ChunkPolicy:
-        """The same hop always."""
+        """Every chunk has the same hop."""
         return cls(Schedule.EQUAL, hop, 1, hop, lookahead)
 
     @classmethod
@@ -149,12 +149,12 @@ class ChunkPolicy:
 
     @cached_property
     def joins(self) -> CrossfadeMode:
-        """The official schedule's chunks are joined officially, all others without seams."""
+        """The join mode: OFFICIAL for the schedules of the official code, SEAMLESS for all others."""
         return CrossfadeMode.OFFICIAL if self.schedule is Schedule.OFFICIAL else CrossfadeMode.SEAMLESS
 
     @cached_property
     def overlaps(self) -> bool:
-        """The flow hears nothing of a chunk's past but its last tokens, and computes them again."""
+        """Whether the flow sees only the last tokens of a chunk's past, and computes them again."""
         return self.lookahead == OVERLAP
 
     def next_hop(
@@ -169,12 +169,12 @@ class ChunkPolicy:
         """Speech tokens of the next chunk: 1 … `max_hop`, and up to `first_hop` − 1 more in an official first chunk,
         which ends where prompt and chunk together are whole hops.
 
-        chunks: cut so far; spoken: tokens that they have; pending: tokens that are decoded and not spoken;
-        prompt_tokens: of the voice, in the flow; elapsed_s: since the request was accepted.
+        chunks: chunks cut so far; spoken: tokens in these chunks; pending: tokens that are decoded and not spoken;
+        prompt_tokens: the voice's speech tokens in the flow; elapsed_s: seconds since the request was accepted.
         """
         if self.schedule is Schedule.TIME_BASED:
-            # By how many chunks' mean cost the audio made is ahead of the clock, had it played from the request on:
-            # ahead_s / (elapsed_s / chunks) > m, without a division by a clock that has not moved.
+            # The lead of the made audio over the clock, measured in mean costs of a chunk, if it had played from the
+            # request on: ahead_s / (elapsed_s / chunks) > m, written without a division because elapsed_s may be 0.
             ahead, whole = (spoken / tokens_per_second - elapsed_s) * chunks, pending // self.first_hop
             if chunks < 2 or ahead <= 2 * elapsed_s:
                 whole = 1
@@ -185,7 +185,7 @@ class ChunkPolicy:
         if self.schedule is Schedule.OFFICIAL:
             alignment = -prompt_tokens % hop if steps == 0 and not self.overlaps else 0
         else:
-            # A longer second chunk would not be there before a low_latency stream's first one was heard.
+            # A longer second chunk would come after the first one of a low_latency stream was heard.
             later = 2 if self.schedule is Schedule.LOW_LATENCY else 1
             if steps < later or self.schedule is Schedule.EQUAL:
                 return hop
@@ -197,11 +197,11 @@ _OF_STREAMS = ChunkPolicy.low_latency()
 
 
 def policy_for(generation: Generation, policy: ChunkPolicy | None) -> ChunkPolicy:
-    """The policy of a model's stream; None: the generation's own choice. CosyVoice 1's flow knows its official chunks
-    only, which are others than those of the later generations.
+    """The policy of a model's stream; None: the generation's default. CosyVoice 1's flow works only with its own
+    official chunks, which differ from the official chunks of later generations.
 
     Raises:
-        InvalidRequest: a policy that this generation cannot follow.
+        InvalidRequest: this generation cannot follow the policy.
     """
     if policy is not None:
         check_kind("policy", policy, ChunkPolicy, "such as ChunkPolicy.low_latency()")

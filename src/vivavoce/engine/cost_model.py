@@ -1,10 +1,10 @@
-"""Seconds of a batch by stage and size, learnt while the engine runs.
+"""Predicts the seconds of a batch by stage and size; learns while the engine runs.
 
-A batch takes fixed + per_row · rows + per_frame · frames + per_pair · pairs seconds, none negative. Each stage
-is a Kalman filter over its coefficients, which drift slowly; its noise is a share of the time itself. The prior gives
-the shape, the first observations the scale. One observation moves the estimate by a few standard deviations at most,
-but those that keep missing on the same side are believed with double the force each time. Estimates are projected onto
-non-negative coefficients along their correlation, hence predictions grow with the batch.
+A batch takes fixed + per_row · rows + per_frame · frames + per_pair · pairs seconds, none negative. Each stage has a
+Kalman filter over its coefficients, which drift slowly; the noise is a share of the time itself. The prior gives the
+ratio of the terms, the first observations the scale. An observation's error is clipped at a few standard deviations,
+but the weight of errors on the same side doubles each time. Estimates are projected onto non-negative coefficients
+along their correlation, hence predictions grow with the batch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ TICK_S = 1e-7
 
 
 class Stage(str, Enum):
-    """The kinds of batches."""
-
     PREFILL = "prefill"
     DECODE = "decode"
     FLOW = "flow"
@@ -80,8 +78,6 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class CostSnapshot:
-    """Measured costs of every stage."""
-
     prefill: StageCosts
     decode: StageCosts
     flow: StageCosts
@@ -89,32 +85,32 @@ class CostSnapshot:
 
 
 Priors = dict[Stage, Coefficients]
-"""Each stage's assumed costs before its first batch; only the ratio of the terms stays."""
+"""Each stage's assumed costs before its first batch; only the ratio of the terms matters, the scale is learnt."""
 GPU_PRIORS: Priors = {
     Stage.PREFILL: Coefficients(2e-3, 5e-5, 1e-6, 2e-9),
     Stage.DECODE: Coefficients(1e-3, 6e-6, 0.0, 6e-9),
     Stage.FLOW: Coefficients(2.2e-2, 3e-4, 8e-6, 6e-9),
     Stage.VOCODER: Coefficients(9e-4, 3e-5, 2e-6, 0.0),
 }
-"""A data-centre GPU that runs the 0.5 B model on kernels of our own, as fitted under load on one H200."""
+"""A data-centre GPU that runs the 0.5 B model on our own kernels, as fitted under load on one H200."""
 PLAIN_GPU_PRIORS: Priors = {
     Stage.PREFILL: Coefficients(15e-3, 1e-4, 7e-6, 1e-9),
     Stage.DECODE: Coefficients(5e-3, 4e-5, 0.0, 3e-8),
     Stage.FLOW: Coefficients(2e-1, 1e-3, 3e-5, 1.4e-8),
     Stage.VOCODER: Coefficients(1.2e-2, 1e-4, 1e-5, 0.0),
 }
-"""The same without them: launches dominate small batches."""
+"""The same GPU without our own kernels: launches dominate small batches."""
 CPU_PRIORS: Priors = {
     Stage.PREFILL: Coefficients(2e-2, 5e-3, 7e-3, 1e-7),
     Stage.DECODE: Coefficients(7e-2, 1e-2, 0.0, 1e-7),
     Stage.FLOW: Coefficients(5e-2, 1e-2, 3e-2, 1e-5),
     Stage.VOCODER: Coefficients(1e-2, 1e-3, 6e-3, 0.0),
 }
-"""A laptop's CPU with the 0.5 B model: arithmetic dominates, batches save little but the reading of weights."""
+"""A laptop's CPU with the 0.5 B model: arithmetic dominates, and batching saves little beside reading weights once."""
 
 
 class CostModel:
-    """Predicts a batch's seconds from what batches took; one thread observes, any thread may read."""
+    """Predicts a batch's seconds from the times of earlier batches; one thread observes, any thread may read."""
 
     def __init__(self, priors: Priors) -> None:
         self._stages = {stage: _Filter(priors[stage]) for stage in Stage}
@@ -138,7 +134,7 @@ class CostModel:
         learnt.predictions = {}
 
     def predict(self, stage: Stage, size: BatchSize) -> float:
-        """Seconds that a batch of that size will take; ≥ 0, and no less for more or for longer rows."""
+        """Seconds that a batch of this size will take; ≥ 0, and never less for more rows or longer rows."""
         predictions = self._stages[stage].predictions
         seconds = predictions.get(size)
         if seconds is None:
@@ -162,7 +158,7 @@ class _Filter:
             raise ValueError(f"a prior is finite, not negative, and has a fixed part: {prior}")
         self.known = StageCosts(prior, 0.0, 0)
         self.predictions: dict[BatchSize, float] = {}
-        """Seconds by size, each computed once: a scheduler asks for the same ones at every turn."""
+        """Predicted seconds by size; cached because a scheduler asks for the same sizes at every turn."""
         self._prior, self.theta = prior, list(prior)
         self.first: list[tuple[tuple[float, ...], float]] = []
         self._widest: list[float] = []
@@ -170,8 +166,8 @@ class _Filter:
         self._streak = 0  # observations in a row that were far too slow (> 0) or far too fast (< 0)
 
     def begin(self) -> None:
-        # Anew with all observations so far. Their lower median sets the scale: first batches are slow, hardly ever too
-        # fast. A coefficient is doubted by as much as it could be at all: one term explaining a whole batch's time.
+        # Restart with all observations so far. Their lower median sets the scale: first batches are often slow, hardly
+        # ever too fast. A coefficient's first spread is the largest value that it can have.
         scale = median_low(seconds / sum(map(mul, self._prior, terms)) for terms, seconds in self.first)
         self._streak, self.theta, self._widest = 0, [scale * term for term in self._prior], []
         for i, prior in enumerate(self._prior):
@@ -196,11 +192,11 @@ class _Filter:
         for i, widest in enumerate(self._widest):
             theta[i] += spread[i] / variance * surprise
             row = covariance[i]
-            if self._streak == 0:  # what was not believed in full teaches nothing about how sure we are
+            if self._streak == 0:  # a clipped observation does not reduce the uncertainty
                 row[:] = [value - spread[i] * other / variance for value, other in zip(row, spread, strict=True)]
-            # Coefficients drift, but are never doubted more than at the start: rows of one size would wind it up.
+            # Drift never raises the uncertainty above that at the start, or rows of one size would inflate it.
             row[i] = max(row[i], min(row[i] + DRIFT**2 * max(theta[i] ** 2, DRIFT**2 * widest), widest))
-        for _ in range(4):  # a negative coefficient becomes 0, and moves the others as their correlation tells
+        for _ in range(4):  # set a negative coefficient to 0, and move the others along their correlation
             below = min(theta)
             if below >= 0:
                 return

@@ -1,6 +1,4 @@
-"""The engine's device and its process: queues of work, copies to the device, callers' threads,
-garbage collections.
-"""
+"""The engine's device and process: queues of work, copies to the device, threads on the host, garbage collection."""
 
 from __future__ import annotations
 
@@ -27,12 +25,12 @@ from vivavoce.models.layers import in_turn
 
 T = TypeVar("T")
 DEPTH = 2
-"""Pieces of work that wait for a CUDA device: more hide the host's time, fewer let urgent work in sooner."""
+"""Pieces of work queued for a CUDA device: more hide the host's time, fewer let urgent work in sooner."""
 
 
 @dataclass(eq=False)
 class QueueEvent:
-    """A point in a queue's order: reached once everything before it is done. On a host that is so at once.
+    """A point in a queue's order: reached once all work before it is done; on a host, immediately.
 
     at: when it was reached, on the host's clock.
     """
@@ -70,11 +68,11 @@ class CudaEvent(QueueEvent):
 
 
 class DeviceQueue:
-    """Work that is launched through a queue runs in its order; two queues of one CUDA device overlap.
+    """A queue of work that runs in the order of its launches; two queues of one CUDA device overlap.
 
     Args:
-        device: CUDA, where the queue is a stream of its own, or another, where a launch is done when it returns.
-        urgent: its work goes before that of other queues.
+        device: on CUDA the queue has its own stream; on another device a launch is done when it returns.
+        urgent: the device prefers this queue's work to that of other queues.
         clock: seconds of the host.
     """
 
@@ -90,29 +88,28 @@ class DeviceQueue:
         self._depth = DEPTH if self.on_cuda else 1
         self.clock = clock
         self._spans: deque[tuple[QueueEvent, QueueEvent, Callable[[float], None]]] = deque()
-        """Where each piece begins and ends, and what is told its seconds."""
+        """Start and end of each piece of work, and the callback that gets its seconds."""
         self._spare: list[torch.cuda.Event] = []
         self.open = True
-        """It takes another piece of work now."""
         self._usual_s = 0.0
-        """Seconds of the newest piece that is done."""
+        """Seconds of the newest finished piece."""
         self._oldest_at = 0.0
-        """Since when the oldest piece is taken to be on the device, on the host's clock."""
+        """When the device began the oldest piece, as estimated, on the host's clock."""
         self._last: QueueEvent | None = None
-        """End of the newest piece of work, unless something that is not timed was enqueued after it."""
+        """End of the newest piece of work; None if untimed work was enqueued after it."""
 
     @property
     def busy(self) -> bool:
-        """Something was launched whose end was not seen."""
+        """Whether work was launched whose end was not seen yet."""
         return bool(self._spans)
 
     @property
     def due_at(self) -> float:
-        """When the oldest piece will be done if it takes as long as the last one, on the host's clock; ∞: none is."""
+        """When the oldest piece ends if it takes as long as the last one, on the host's clock; ∞ without any piece."""
         return self._oldest_at + self._usual_s if self._spans else inf
 
     def entered(self) -> AbstractContextManager[object]:
-        """The context in which the queue's tensors are made and read; what is done in it is not timed."""
+        """The context in which the queue's tensors are made and read; work in it is not timed."""
         self._last = None
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
@@ -125,8 +122,8 @@ class DeviceQueue:
         return CudaEvent(event, self._spare)
 
     def launch(self, work: Callable[[], T], on_done: Callable[[float], None]) -> T:
-        """A piece of work; `on_done` gets its seconds once it is done (`settle`), unless it raises."""
-        # It begins behind a piece that still runs at that one's end.
+        """Launch a piece of work; once it is done, `settle` calls `on_done` with its seconds."""
+        # A piece that is launched while another runs starts where the other ends.
         start = self.mark() if self._last is None or self._last.reached() else self._last
         with self.entered():
             made = work()
@@ -138,7 +135,7 @@ class DeviceQueue:
         return made
 
     def settle(self, wait: bool = False) -> None:
-        """Report the seconds of what is done; `wait`: block until the oldest piece is."""
+        """Report the seconds of finished pieces; `wait`: block until the oldest piece is finished."""
         while self._spans and self._spans[0][1].reached(wait):
             wait = False
             start, end, on_done = self._spans.popleft()
@@ -149,16 +146,15 @@ class DeviceQueue:
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """A copy that a CUDA device makes in its own time: from pinned memory, so that the host goes on."""
+    """Copy to the device; for CUDA from pinned memory, asynchronously."""
     if device.type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 
 
 def upload(arrays: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dtype = torch.int64) -> list[Tensor]:
-    """The arrays on the device, integers of this width, in one copy that the host does not wait for."""
+    """Copy the arrays to the device in one asynchronous copy, as integers of this width."""
     sizes = [array.size for array in arrays]
-    # Only from pinned memory is a copy asynchronous.
     staged = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
     np.concatenate([array.ravel() for array in arrays], out=staged.numpy(), casting="same_kind")
     whole = staged.to(device, non_blocking=True)
@@ -166,21 +162,21 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dt
 
 
 def copy_into(target: Tensor, values: Tensor) -> None:
-    """Overwrite a tensor that stays where it is; as `to_device`, the host goes on."""
+    """Overwrite a tensor in place; like `to_device`, without waiting for the device."""
     target.copy_(values.pin_memory() if target.device.type == "cuda" else values, non_blocking=True)
 
 
 class HostThreads:
     """The threads that compute on a host without a GPU: the engine's own, and one helper that shares its work.
 
-    torch's own threads wait for one another at every operation, and busily. Beside other busy processes each wait lasts
-    until the processor is given back: a short sentence took 15 s and more there. So on two processors each thread
-    computes alone, and they meet some forty times in a sentence and not fifty thousand times. On more, each of the two
-    has its share of torch's threads.
+    torch's own threads wait for one another in a busy loop at every operation. Beside other busy processes each wait
+    lasts until the processor is free again: a short sentence took 15 s and more. So on two processors each thread
+    computes alone, and the two meet some forty times in a sentence instead of fifty thousand times. With more
+    processors each of the two threads has half of torch's threads.
 
-    A `vivavoce.models.layers.Both` within its context, whose end ends the helper.
+    Within its context it is a `vivavoce.models.layers.Both`; leaving the context ends the helper.
 
-    count: threads of torch in all; None: as many as torch has in this thread.
+    count: threads of torch in all; None: torch's number in this thread.
     """
 
     def __init__(self, count: int | None = None) -> None:
@@ -206,27 +202,27 @@ class HostThreads:
 
 
 _freezing = RLock()
-"""Reentrant: a collection may end an engine that is not used any more, and so withdraw its wish."""
+"""Reentrant, because a collection may finalize an unused engine, whose finalizer calls `GcFreeze.end`."""
 _frozen_by: set[int] = set()
 
 
 class GcFreeze:
-    """One engine's wish that garbage collections pass over what lives now; it holds until no engine wishes it any more.
+    """Keeps garbage collections from visiting long-lived objects, until every engine that asked for it has ended.
 
-    A full collection visits every object of the process while no Python runs: 0.2 s for the 320,000 that torch and an
-    engine bring, again and again, and every stream waits. What lives once an engine is warm stays for as long as it
-    serves, so it is frozen; collections then see what requests have left, and take next to no time.
+    A full collection visits every object of the process while no Python runs: 0.2 s for the 320,000 objects of torch
+    and an engine, again and again, and every stream waits. A warm engine's objects live as long as it serves, so they
+    are frozen; collections then visit only what requests have left, and take next to no time.
     """
 
     def begin(self) -> None:
-        """Collect once more, and freeze what is left; again: what has come since, too."""
+        """Collect once more and freeze the rest; a second call freezes newer objects, too."""
         with _freezing:
             gc.collect()
             gc.freeze()
             _frozen_by.add(id(self))
 
     def end(self) -> None:
-        """Nothing happens where it never began, or has ended."""
+        """Unfreeze, unless another engine still wants it; a second call does nothing."""
         with _freezing:
             if id(self) in _frozen_by:
                 _frozen_by.remove(id(self))
@@ -239,12 +235,12 @@ _SOFT = 1
 
 
 def release_idle_team() -> None:
-    """Free the calling thread's OpenMP threads; nothing happens where torch brings no GNU OpenMP.
+    """Free the calling thread's OpenMP threads; without GNU OpenMP do nothing.
 
     torch's CPU operations run in teams of OpenMP threads, and every Python thread that ever ran one keeps its team.
-    GNU's library counts them all: once there are more than processors, none of them waits actively any more, and each
-    of the thousand short operations of a decode step pays for going to sleep. An engine beside one idle caller was half
-    as fast. So callers give their teams back when they submit work; the next operation of theirs makes a new one.
+    GNU's library counts all of them: with more threads than processors none waits actively, and each of the thousand
+    short operations of a decode step then pays for sleeping. An engine beside one idle caller was half as fast. So
+    callers free their teams when they submit work; their next operation makes a new team.
     """
     pause = _omp_pause()
     if pause is not None:

@@ -1,4 +1,4 @@
-"""Where several engines are to be, as an operator says it; needs no torch."""
+"""Chooses the devices of several engines from the operator's options; needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vivavoce.errors import InvalidRequest
 def devices_of(gpus: str | None, engines: int, device: str) -> list[str]:
     """The device of each engine: one on each of `gpus` ("all", or numbers such as "0,1"), or `engines` on one device.
 
-    InvalidRequest: a GPU is not there, as CUDA's driver counts them, or is named twice; or both are given.
+    InvalidRequest: CUDA's driver does not know a GPU, a GPU is named twice, or both options are given.
     """
     if gpus is None:
         return [device] * engines
@@ -28,9 +28,9 @@ def devices_of(gpus: str | None, engines: int, device: str) -> list[str]:
 
 
 def seen_alone(device: str) -> tuple[str, dict[str, str]]:
-    """The device's name inside a process that sees no other GPU, and the environment variables of that process.
+    """The device's name inside a process that sees only this GPU, and the environment variables of that process.
 
-    CUDA gives every thread device 0 until it asks for another, and takes memory of each device that was asked for.
+    CUDA gives every thread device 0 by default, and takes memory of each device that was used.
     """
     if not device.startswith("cuda:"):
         return device, {}

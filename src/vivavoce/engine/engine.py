@@ -1,8 +1,8 @@
-"""The engine: submit a request, get a handle. One thread, one loop, batched stages.
+"""The engine: submit a request, get a handle. One thread runs one loop over batched stages.
 
-Its models decide what it can do. All three networks: text or speech tokens → audio (`EngineRequest`). A language
-model alone: a prompt → speech tokens (`TokenRequest`). Flow and vocoder alone: speech tokens → audio (`EngineRequest`
-whose segments bring speech tokens, or whose speech tokens arrive).
+The models decide the work. All three networks: text or speech tokens → audio (`EngineRequest`). A language model alone:
+a prompt → speech tokens (`TokenRequest`). Flow and vocoder alone: speech tokens → audio (`EngineRequest` whose segments
+bring speech tokens, or whose speech tokens arrive).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def build_stages(
     """The stages of the models that have weights; arguments as for `Engine`; both: as for `FlowStage`.
 
     Raises:
-        InvalidRequest: the device's kernels do not take networks of these sizes, or a backend cannot run them.
-        MissingDependency: a backend's package is not here.
+        InvalidRequest: our kernels or a backend cannot run networks of these sizes.
+        MissingDependency: a backend's package is not installed.
     """
     kernels, frames, builders = uses_kernels(models, settings), memory.batch_frames, STAGES[models.config.generation]
     ways = {"kernels": kernels, "deterministic": settings.deterministic}
@@ -101,13 +101,13 @@ def assemble(
 ) -> tuple[Loop, AdmissionController, Statistics]:
     """Loop, admission and statistics over a device's stages, or over simulated ones.
 
-    policy: the chunks that streams are taken to have; queues: the language model's, and that of flow and vocoder; the
+    policy: the chunk policy that admission assumes; queues: one of the language model, one of flow and vocoder; the
     others are as for `Engine`, `LMRunner` and `Loop`.
     """
     statistics, limits = Statistics(), settings.limits.within(memory.batch_frames)
     admission = AdmissionController(costs, settings, rates, memory.slots, policy)
     lm, flow, vocoder = stages.lm, stages.flow, stages.vocoder
-    if flow is None:  # no stream could want the slots that are spared for them
+    if flow is None:  # no slots need to be spared for streams
         limits = replace(limits, spare_slots=0.0)
     synthesis, padded, own_pace = None, not kernels, lm is not None and lm.self_paced
     if flow is not None and vocoder is not None:
@@ -122,15 +122,15 @@ class Engine:
     """Speaks for any number of users at once; safe to use from any thread.
 
     Args:
-        models: networks on one device; what there is decides what the engine can do.
+        models: networks on one device; the engine takes the requests that they can serve.
         settings: slots, memory, admission.
         official: end the decode by the official rules; for parity, together with the `official` chunk policy.
-        chooser: stands in for repetition-aware sampling.
+        chooser: replaces repetition-aware sampling.
         source_noise: whether the vocoder's source has its noise; without it audio is a function of the tokens.
-        costs: what batches are expected to take; None: a model that learns it.
-        stages: stand in for those of the models.
-        exclusive: all stages take turns on one processor, a row at a time where that is as fast; None: on other devices
-            than CUDA.
+        costs: the expected seconds of batches; None: a model that learns them.
+        stages: replace the stages of the models.
+        exclusive: all stages take turns on one processor, a row at a time where that is as fast; None: True except on
+            CUDA.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Engine:
             models, settings, memory, chooser=chooser, source_noise=source_noise, both=threads
         )
         if device.type == "cuda":
-            # Weights and state were laid out on this thread's stream, which the queues' streams do not wait for.
+            # Weights and state were written on this thread's stream, which the queues' streams do not wait for.
             torch.cuda.synchronize(device)
         self._on_host = device.type != "cuda"
         exclusive = self._on_host if exclusive is None else exclusive
@@ -175,24 +175,24 @@ class Engine:
             silent=models.config.lm.vocabulary.silent,
             threads=threads or nullcontext(),
         )
-        # The thread holds the loop, not the engine: an engine that is not used any more stops by itself.
+        # The thread has a reference to the loop only, so an unused engine is collected and stops.
         weakref.finalize(self, self._loop.abandon)
 
     @property
     def healthy(self) -> bool:
-        """It takes requests."""
+        """Whether the engine takes requests."""
         lm = self.stages.lm
         return self._loop.healthy and (lm is None or lm.healthy)
 
     @property
     def idle(self) -> bool:
-        """No request is there, and nothing is left to do for those that were."""
+        """Whether the engine has no request and no work left."""
         load = self._admission.load()
         return self._loop.idle and not (load.waiting or load.streams or load.offline)
 
     @property
     def stuck_s(self) -> float:
-        """Seconds that it has been at one step: fractions of one, unless its device does not answer; 0: it waits."""
+        """Seconds of the current step: less than one, unless the device does not answer; 0 while it waits for work."""
         return max(0.0, time.perf_counter() - self._loop.busy_since)
 
     @property
@@ -207,12 +207,12 @@ class Engine:
 
     @property
     def capacity(self) -> int:
-        """Streams that it keeps up with, as far as batches were measured so far."""
+        """Number of streams that the engine keeps up with, by the costs measured so far."""
         return self._admission.capacity()
 
     @property
     def places(self) -> int:
-        """Streams that may wait for their start, where they do not have to start at once."""
+        """The number of streams that may wait for their start."""
         return self._admission.places
 
     @overload
@@ -222,20 +222,20 @@ class Engine:
     def submit(self, request: TokenRequest) -> TokenHandle: ...
 
     def submit(self, request: EngineRequest | TokenRequest) -> Handle | TokenHandle:
-        """Take a request in; returns at once.
+        """Accept a request; returns at once.
 
         Raises:
-            InvalidRequest: it does not fit the model, or what the engine has of it.
-            Overloaded: running streams would run dry, or too many requests wait; says when to come again.
+            InvalidRequest: the request does not fit the model, or needs a network that the engine lacks.
+            Overloaded: running streams would run dry, or too many requests wait; the error has the time to retry.
             EngineStopped: the engine was closed or has failed.
         """
         self._loop.start()
         return self._enqueue(request)
 
     def check_load(self, streaming: bool, request: RequestState | None = None) -> None:
-        """Refuse at once what would be refused anyway (Overloaded): text and voices cost time that streams need.
+        """Raise Overloaded at once for a request that would be refused anyway, before its text and voice cost time.
 
-        request: it is counted from then on.
+        request: counted from then on.
         """
         counts = self._statistics.now.requests
         try:
@@ -250,10 +250,10 @@ class Engine:
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
         """Record the stages' launches, then speak nonsense until the costs are known: one stream, then 2, 4, 8 … at
-        once, for about that many seconds. What the process holds by then is set aside from garbage collection, whose
-        pauses streams would hear, until the engine is closed. A language model alone is not measured.
+        once, for about that many seconds. Until the engine is closed, garbage collection then skips the objects that
+        exist, because its pauses would interrupt streams. A language model alone is not measured.
 
-        streams: record what this many low_latency ones at once need, and the rest when it is first met; None: all.
+        streams: record only the launches for this many low_latency streams, others at first use; None: all.
 
         Raises:
             InvalidRequest: streams is below 1.
@@ -272,15 +272,15 @@ class Engine:
                     handle.result()
                 count *= 2
         except OutOfMemory:
-            pass  # what smaller batches have taught is enough
+            pass  # the smaller batches have measured enough
         self._loop.gc_freeze.begin()
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Stop: accepted requests are finished (`drain`, for `timeout_s` at most), or end with EngineStopped.
 
-        A device that does not answer does not hold it: without `timeout_s` a drain ends when one step takes 300 s. The
-        step under way then has 10 s more, and without a drain `timeout_s` or 10 s. After that an error is logged, and
-        all that waits ends with EngineStopped.
+        A device that does not answer cannot block it: without `timeout_s` a drain ends when one step takes 300 s. The
+        current step then has 10 s more, or without a drain `timeout_s` or 10 s. After that an error is logged, and all
+        requests left end with EngineStopped.
         """
         self._loop.close(drain=drain, timeout_s=timeout_s)
         if self.stages.lm is not None:
@@ -310,7 +310,7 @@ class Engine:
         loop, number = self._loop, state.id
         loop.post(partial(loop.accept, state))
 
-        # A handle may be kept for long: it knows the number, not the state with its tensors.
+        # A handle may be kept for long, so it refers to the request's number and not to the state with its tensors.
         def push(more: More) -> None:
             loop.post(partial(loop.take, number, self._intake.more(more, arrival)))
 

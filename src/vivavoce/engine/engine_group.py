@@ -1,7 +1,7 @@
-"""Several engines as one, each in a process of its own; texts and voices stay in the process that asks.
+"""Several engines as one, each in a process of its own; texts and voices stay in the calling process.
 
-The interpreter runs one thread at a time, and launching one fast GPU's batches takes most of it: two in one process
-would wait for each other. `main` is such a process, with the number of its socket's file descriptor as its argument.
+Python runs one thread at a time, and launching one fast GPU's batches takes most of it: two engines in one process
+would wait for each other. `main` runs an engine's process; its argument is its socket's file descriptor.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from vivavoce.engine.statistics import StatisticsSnapshot, summed
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
 
 _OPENING = 0
-"""The number of an engine's answer when it is loaded: its slots, or why it cannot be."""
-_GONE = "engine: its process has ended, and what it had to speak is lost; ask again: another one speaks then"
+"""The number of an engine's first answer: its slots once it is loaded, or the error of loading it."""
+_GONE = "engine: its process has ended, and its requests are lost; ask again, another engine then speaks"
 
 
 @dataclass(frozen=True)
 class EngineCall:
-    """Ask for a method with these arguments, or for a property; `EngineAnswer` brings the result."""
+    """Call a method with these arguments, or read a property; `EngineAnswer` brings the result."""
 
     number: int
     name: str
@@ -58,7 +58,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class SentVoice:
-    """Requests from now on name this voice by its number."""
+    """Defines a voice; later requests refer to it by its number."""
 
     number: int
     voice: Conditioning
@@ -73,8 +73,6 @@ class Forget:
 
 @dataclass(frozen=True)
 class SentText:
-    """More of the text of request `number`."""
-
     number: int
     more: More
 
@@ -91,7 +89,7 @@ class Leave:
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """The result of an `EngineCall`, a `Submit` or the opening; an exception: it failed."""
+    """The result of an `EngineCall`, a `Submit` or of loading; an exception means that it failed."""
 
     number: int
     value: Any
@@ -105,7 +103,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Speech of request `number` waits for more text."""
+    """The speech of request `number` waits for more text."""
 
     number: int
 
@@ -115,11 +113,11 @@ class Ended:
     number: int
     result: RequestResult
     capacity: int
-    """Streams that the engine keeps up with by now."""
+    """Number of streams that the engine now keeps up with."""
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles messages; voices, which are large, by their numbers."""
+    """Pickles messages with a number for each voice, because voices are large."""
 
     def __init__(self, file: io.BytesIO, number_of: Callable[[Conditioning], int]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -139,10 +137,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class RemoteEngine:
-    """The end of one engine's process, for any thread. What it has to speak ends with it, by EngineStopped."""
+    """An engine in another process, for any thread. If the process ends, its requests end with EngineStopped."""
 
     def __init__(self, open_engine: Callable[[], Engine], name: str, variables: Mapping[str, str]) -> None:
-        """open_engine: is pickled and called there; variables: of its environment, beside this process's."""
+        """open_engine: is pickled and called in the process; variables: added to the environment of the process."""
         self._name, self._numbers, self._home = name, itertools.count(1), os.getpid()
         self._state, self._gone = threading.Lock(), False
         self._sending, self._unsent = threading.Lock(), deque[bytes]()
@@ -166,7 +164,7 @@ class RemoteEngine:
         return EngineLoad(self._name, not self._gone, len(self._outboxes), self._capacity)
 
     def call(self, name: str, *arguments: Any) -> Future[Any]:
-        """The result of a method, or the value of a property. EngineStopped: it has ended."""
+        """The result of a method, or the value of a property. EngineStopped: the process has ended."""
         return self._ask(EngineCall(next(self._numbers), name, arguments))
 
     def _ask(self, message: EngineCall | Submit) -> Future[Any]:
@@ -187,7 +185,7 @@ class RemoteEngine:
             raise
 
         def push(more: More) -> None:
-            outbox.want_text(False)  # until it says so again
+            outbox.want_text(False)  # until the engine's process asks for text again
             self._send(SentText(number, more))
             outbox.text_sent(-1)
 
@@ -200,12 +198,12 @@ class RemoteEngine:
         self._send(Leave()) if finish else self._process.kill()
         try:
             self._process.wait(LEAVE_S)
-        except subprocess.TimeoutExpired:  # a device that does not answer may hold it
+        except subprocess.TimeoutExpired:  # a device that does not answer may block the process
             self._process.kill()
         self._connection.close()
 
     def _number_of(self, voice: Conditioning) -> int:
-        """A voice's number; it is sent once for as long as it is in use."""
+        """The voice's number. The voice is sent only when it is not in use yet."""
         with self._state:
             if (number := self._voices.get(voice)) is None:
                 number = self._voices[voice] = next(self._numbers)
@@ -219,8 +217,8 @@ class RemoteEngine:
         self._send_bytes(written.getvalue())
 
     def _send_bytes(self, message: bytes) -> None:
-        """Never blocks for itself: garbage that is collected while it sends may have something to send, too."""
-        if os.getpid() != self._home:  # a fork: the connection is the other process's
+        """Send without waiting for another sender in this thread: garbage collection while it sends may send, too."""
+        if os.getpid() != self._home:  # in a forked process the connection belongs to the parent
             return
         self._unsent.append(message)
         while self._unsent and self._sending.acquire(blocking=False):
@@ -228,7 +226,7 @@ class RemoteEngine:
                 while self._unsent:
                     self._connection.send_bytes(self._unsent.popleft())
             except OSError:
-                pass  # it has ended, which `_read` sees
+                pass  # the process has ended; `_read` notices
             finally:
                 self._sending.release()
 
@@ -260,7 +258,7 @@ class RemoteEngine:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """An engine's device: as much of its `models` and `memory` as speaking asks for."""
+    """The device of an engine: the parts of `models` and `memory` that speaking needs."""
 
     device: torch.device
     dtype: torch.dtype
@@ -268,7 +266,7 @@ class DeviceInfo:
 
 
 class EngineInterface(Protocol):
-    """The part of `Engine` that speaking needs; `EngineGroup` has it, too."""
+    """The part of `Engine` that speaking needs; `EngineGroup` implements it, too."""
 
     def submit(self, request: EngineRequest) -> Handle: ...
 
@@ -286,13 +284,13 @@ class EngineInterface(Protocol):
 
 
 class EngineGroup:
-    """Several engines as one `EngineInterface`; a request is spoken by the engine that `routing` chooses.
+    """Several engines as one `EngineInterface`; `routing` chooses the engine of each request.
 
-    An engine that ends is not started again: the others go on.
+    An engine that has ended is not restarted: the others go on.
     """
 
     def __init__(self, engines: Mapping[str, tuple[Callable[[], Engine], dict[str, str]]], device: DeviceInfo) -> None:
-        """Load the first one, then all others at once: they find what it has compiled. Errors as the first of them.
+        """Load the first engine, then all others at once, which use its compiled kernels. Raises the first error.
 
         engines: by name, the function that opens each, and the environment variables of its process.
         """
@@ -324,7 +322,7 @@ class EngineGroup:
         raise shortest_wait(refusals or [EngineStopped("engine: all processes have ended; load the model again")])
 
     def check_load(self, streaming: bool) -> None:
-        """Nothing: only the engines know, and refuse by themselves."""
+        """Do nothing: each engine refuses requests by itself."""
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
         self._all("warm_up", seconds, streams)
@@ -352,7 +350,7 @@ def _kill(engines: Iterable[RemoteEngine]) -> None:
 
 
 class _Served:
-    """The engine of this process, and what the other end has given it."""
+    """The engine of this process, and the voices and texts that the calling process has sent."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -360,10 +358,10 @@ class _Served:
         self._handles: dict[int, Handle] = {}
         self._voices: dict[int, Conditioning] = {}
         self._running: set[asyncio.Future[Any]] = set()
-        """An event loop holds its tasks weakly: they may be collected while they run."""
+        """References to the running tasks: the event loop holds them weakly, so they could be collected."""
 
     async def serve(self) -> None:
-        """Load the engine of the first message, then do what the others say until the other end has gone."""
+        """Load the engine of the first message, then handle messages until the calling process has gone."""
         opened = await self._answer(_OPENING, await self._receive())
         if opened is None:
             return
@@ -418,7 +416,7 @@ class _Served:
         self._send(EngineAnswer(number, None))
         if request.arrival is InputMode.TOKENS:
             self._run(self._tell_wanted(number, handle.text))
-        with suppress(VivavoceError):  # the result has it
+        with suppress(VivavoceError):  # the result brings the error
             async for chunk in handle:
                 self._send(Made(number, chunk))
         self._send(Ended(number, handle.outcome, self._engine.capacity))
@@ -448,7 +446,7 @@ def _public(failure: Exception) -> VivavoceError:
 
 
 def main() -> None:
-    """The process; it ends when the one that asks has gone, or could not be given an engine."""
+    """Run an engine's process; it ends when the calling process has gone, or if the engine cannot be loaded."""
     ignore_signals()
     with suppress(EOFError, OSError):
         asyncio.run(_Served(Connection(int(sys.argv[1]))).serve())

@@ -1,6 +1,6 @@
-"""Which stages run each generation of models: the one place of the engine that names them.
+"""Chooses the stages that run each generation of models.
 
-A stage implements its interface in `stages.py`; loop, scheduler, runners and entry points know nothing else of it.
+A stage implements its interface in `stages.py`; loop, scheduler, runners and entry points use only the interface.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vivavoce.engine.vocoder_stage import VocoderStage
 
 @dataclass(frozen=True)
 class StageBuilders:
-    """Make a generation's stages of its networks; arguments as those of `LMStage`, `FlowStage` and `VocoderStage`."""
+    """Functions that make a generation's stages; arguments as of `LMStage`, `FlowStage` and `VocoderStage`."""
 
     lm: Callable[..., LMInterface]
     flow: Callable[..., FlowInterface]

@@ -1,4 +1,4 @@
-"""Work that is recorded once and then launched as a whole (CUDA graphs), and the sizes that recordings come in."""
+"""CUDA graphs: work that is recorded once and then launched as a whole, and the sizes of recordings."""
 
 from __future__ import annotations
 
@@ -8,45 +8,44 @@ from dataclasses import dataclass
 import torch
 
 Launch = Callable[[], None]
-"""Reads and writes tensors that stay where they are; waits for nothing; makes the same launches each time."""
+"""Work to be recorded: uses tensors with fixed addresses, waits for nothing, makes the same launches each time."""
 
 MOST_ROWS, LEAST_ROWS = 256, 8
-"""Rows of a common batch."""
+"""Limits for the rows of a common batch."""
 BLOCK = 64
-"""A batch past the largest common size has a multiple of this many positions."""
+"""The positions of a batch beyond the largest common size are a multiple of this."""
 
 
 def fitting(sizes: Sequence[int], count: int) -> int | None:
-    """The smallest of ascending sizes that holds this many; None: none does."""
+    """The smallest of ascending sizes that is not below `count`; None: all are below."""
     return next((size for size in sizes if size >= count), None)
 
 
 def rounded(size: int, to: int) -> int:
-    """The smallest multiple of `to` that is not below `size`."""
     return -(-size // to) * to
 
 
 def sizes_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The graph sizes, of an ascending list, up to `most`; at least the smallest one. None: all sizes."""
+    """The sizes, of an ascending list, up to `most`; at least the smallest one. None: all sizes."""
     return tuple(size for size in sizes if most is None or size <= max(most, sizes[0]))
 
 
 def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The graph sizes, of an ascending list, that work of 1 to `most` needs. None: all sizes."""
+    """The sizes, of an ascending list, that work of 1 to `most` needs. None: all sizes."""
     smaller = (0, *sizes)
     return tuple(size for size, before in zip(sizes, smaller, strict=False) if most is None or before < most)
 
 
 def in_order_of_recording(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """`sizes_for`, descending, and before them the largest, needed or not: the intermediate tensors of the others,
-    whenever they are recorded, then fit into the memory of its recording.
+    """The largest size, then `sizes_for` in descending order. With the largest recorded first, the intermediate tensors
+    of all others fit into its memory, whenever they are recorded.
     """
     return tuple(dict.fromkeys((sizes[-1], *reversed(sizes_for(sizes, most)))))
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A size of batch: packed positions, rows, and whether rows have pages."""
+    """The size of a batch: packed positions, rows, and whether rows have pages."""
 
     positions: int
     rows: int
@@ -55,20 +54,20 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Positions of the common batches, ascending, each with a row for every `per_row` of them as far as `MOST_ROWS`."""
+    """Positions of the common batches, ascending; a batch has positions / `per_row` rows, at most `MOST_ROWS`."""
 
     positions: tuple[int, ...]
     per_row: int
 
     def within(self, most: int | None) -> BatchSizes:
-        """The sizes up to `most` positions, and the smallest in any case; None: all."""
+        """The sizes up to `most` positions, at least the smallest; None: all."""
         return BatchSizes(sizes_within(self.positions, most), self.per_row)
 
     def common(self, positions: int, paged: bool) -> Bucket:
         return Bucket(positions, min(max(positions // self.per_row, LEAST_ROWS), MOST_ROWS), paged)
 
     def bucket(self, positions: int, rows: int, paged: bool) -> Bucket:
-        """The smallest common batch with room for this many; past the largest, one of its own."""
+        """The smallest common batch that has room for these; beyond the largest, a size that is rounded up."""
         for size in self.positions:
             common = self.common(size, paged)
             if positions <= size and rows <= common.rows:
@@ -76,7 +75,7 @@ class BatchSizes:
         return Bucket(rounded(positions, BLOCK), rounded(rows, LEAST_ROWS), paged)
 
     def is_common(self, bucket: Bucket) -> bool:
-        """Whether other batches will need it, too."""
+        """Whether this size is one of the common sizes, which other batches need, too."""
         return bucket.positions in self.positions and bucket == self.common(bucket.positions, bucket.paged)
 
 
@@ -91,27 +90,26 @@ FRAME_SIZES = BatchSizes(
 class Graphs:
     """CUDA graphs of one queue. They share the memory of their intermediate tensors, so they must run one at a time.
 
-    On other devices than CUDA nothing is recorded: what is given is what runs.
+    On devices other than CUDA nothing is recorded, and the work itself runs.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.captured = 0
-        """Recordings made so far."""
 
     def capture(self, work: Launch) -> Launch:
-        """Something that does the same as `work` in one launch.
+        """Record `work`, and return a function that does the same in one launch.
 
-        The work runs once before it is recorded, so that libraries have chosen and compilers are done; its results
-        must not depend on how often it runs. Call it on the queue's own stream.
+        The work runs once before it is recorded, so that libraries have chosen and compilers are done; its results must
+        not depend on the number of runs. Call it on the queue's own stream.
         """
         self.captured += 1
         if self._device.type != "cuda":
             return work
         stream = torch.cuda.current_stream(self._device)
         work()
-        # A recording may not begin while the stream still works on what the library set up for it.
+        # The recording must begin after the stream has finished the set-up of libraries.
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as one that loads a voice, may use the device meanwhile.

@@ -1,4 +1,4 @@
-"""A listener's end of a request: what is made, as it is made; cancelling; text that is still arriving."""
+"""The handle of a request: its listener takes audio or tokens as they are made, cancels, or sends more text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from vivavoce.engine.request import AudioChunk, SegmentRequest, SpeechTokens
 from vivavoce.errors import InvalidRequest, RequestCancelled
 
 T = TypeVar("T")
-"""`AudioChunk`, or a list of speech tokens."""
+"""The type of the pieces: `AudioChunk`, or a list of speech tokens."""
 
 
 @dataclass
 class RequestTimings:
-    """Seconds of one request; what did not happen is None.
+    """Seconds of one request; None for an event that did not happen.
 
-    started_s, first_token_s, first_chunk_s, finished_s: after it was accepted; lm_s, flow_s, vocoder_s: its share of
-    the stages' work (a batch's time divided by its rows); underruns: chunks that came after their listener had played
-    everything before.
+    started_s, first_token_s, first_chunk_s, finished_s: after the request was accepted; lm_s, flow_s, vocoder_s: its
+    share of the stages' work (a batch's time divided by its rows); underruns: chunks that came after their listener had
+    played everything before.
     """
 
     started_s: float | None = None
@@ -42,13 +42,13 @@ class RequestTimings:
 
 @dataclass(frozen=True, eq=False)
 class RequestResult:
-    """How a request ended, and its audio.
+    """The end of a request, and its audio.
 
     error: None if all of it was made; tokens: speech tokens of each segment; cut: for each segment in `tokens`, whether
-    the language model was ended at the most speech tokens that it may have rather than by itself (False where the
-    number of tokens was asked for, where they were given, and where text arrives token by token, which ends with an
-    error instead); samples: all of them, [n] float32, only in `RequestHandle.result`; segment_samples: how many of them
-    speak each segment, in order.
+    the language model was ended at its limit of speech tokens rather than by itself (False where the number of tokens
+    was asked for, where they were given, and where text arrives token by token, which ends with an error instead);
+    samples: all samples, [n] float32, only in `RequestHandle.result`; segment_samples: number of samples of each
+    segment, in order.
     """
 
     error: Exception | None = None
@@ -64,17 +64,17 @@ class Outbox(Generic[T]):
 
     def __init__(self) -> None:
         self.outcome: RequestResult | None = None
-        """How it ended; None while it goes on."""
+        """The result; None while the request goes on."""
         self.begun = False
         self._changed = threading.Condition()
         self._made: deque[T] = deque()
         self._wakers: list[Callable[[], object]] = []
         self._text_wanted = False
         self._texts_sent = 0
-        """Texts that were pushed and that the loop has not read yet."""
+        """Number of pushed texts that the loop has not read yet."""
 
     def put(self, made: T) -> None:
-        """More was made. Lists that a listener has not taken yet become one."""
+        """Add a piece. Token lists that the listener has not taken yet are joined to one."""
         with self._changed:
             if self._made and isinstance(made, list) and isinstance(self._made[-1], list):
                 self._made[-1].extend(made)
@@ -88,21 +88,21 @@ class Outbox(Generic[T]):
             self._wake()
 
     def end(self, outcome: RequestResult) -> None:
-        """No more will come; the first outcome stands."""
+        """Record the end; only the first outcome counts."""
         with self._changed:
             if self.outcome is None:
                 self.outcome = outcome
                 self._wake()
 
     def want_text(self, wanted: bool) -> None:
-        """Speech waits for more of its text, or does not any more."""
+        """Note whether speech waits for more of its text."""
         with self._changed:
             if wanted != self._text_wanted:
                 self._text_wanted = wanted
                 self._wake()
 
     def text_sent(self, count: int) -> None:
-        """More text is on its way (1), or was read or refused (−1): until then, whether speech waits is not known."""
+        """Count text that was sent (1), or was read or refused (−1); in between it is unknown whether speech waits."""
         with self._changed:
             self._texts_sent += count
             self._wake()
@@ -111,7 +111,7 @@ class Outbox(Generic[T]):
         return (self._text_wanted and not self._texts_sent) or self.outcome is not None
 
     def wait(self, happened: Callable[[], bool]) -> None:
-        """Block until this is so."""
+        """Block until `happened` returns True."""
         with self._changed:
             self._changed.wait_for(happened)
 
@@ -132,7 +132,7 @@ class Outbox(Generic[T]):
         return self.get()
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        """Wait in an event loop until this is so."""
+        """Wait in an event loop until `happened` returns True."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         while True:
             with self._changed:
@@ -151,7 +151,7 @@ class Outbox(Generic[T]):
 
 
 More = SegmentRequest | SpeechTokens | tuple[int, ...] | Exception | None
-"""A segment, speech tokens, text ids, None for the end, or the error that keeps the rest from coming."""
+"""A segment, speech tokens, text ids, None for the end, or the error that prevents the rest from coming."""
 
 
 class ArrivingText:
@@ -166,7 +166,7 @@ class ArrivingText:
         self._push, self._closed = push, False
 
     def wait_until_wanted(self) -> bool:
-        """Block until speech waits for more text; False: the request has ended and wants none."""
+        """Block until speech waits for more text; False: the request has ended."""
         self._outbox.wait(self._outbox.text_wanted_or_ended)
         return self._outbox.outcome is None
 
@@ -176,23 +176,23 @@ class ArrivingText:
         return self._outbox.outcome is None
 
     def push(self, more: Sequence[int] | SegmentRequest | SpeechTokens) -> None:
-        """More: text ids, a whole segment, or speech tokens, as the request's `InputMode` says.
+        """Send more: text ids, a whole segment, or speech tokens, as the request's `InputMode` says.
 
         Raises:
-            InvalidRequest: it does not fit the model, is not what the request takes, or comes after the end; what was
-                pushed before goes on.
+            InvalidRequest: it does not fit the model or the request's `InputMode`, or comes after the end; text that
+                was pushed before goes on.
         """
         if self._closed:
             raise InvalidRequest("text: its end was announced; send more in a new request")
         self._send(more if isinstance(more, SegmentRequest | SpeechTokens) else tuple(more))
 
     def close(self) -> None:
-        """All of it has arrived."""
+        """Announce that all text has arrived."""
         self._closed = True
         self._send(None)
 
     def fail(self, error: Exception) -> None:
-        """No more can come. What has come is spoken, then the listener gets the error."""
+        """Announce that no more text can come. The text so far is spoken, then the listener gets the error."""
         self._closed = True
         self._send(error)
 
@@ -206,9 +206,9 @@ class ArrivingText:
 
 
 class RequestHandle(Generic[T]):
-    """One submitted request. Iterate it, in a thread or an event loop, for what is made; one listener at a time.
+    """One submitted request. Iterate it, in a thread or an event loop, for its pieces; one listener at a time.
 
-    Leaving the iteration early, or letting go of the handle, cancels the request.
+    Leaving the iteration early, or dropping the handle, cancels the request.
     """
 
     def __init__(self, outbox: Outbox[T], cancel: Callable[[], None], push: Callable[[More], None]) -> None:
@@ -218,7 +218,7 @@ class RequestHandle(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Nothing more is made for it."""
+        """Whether the request has ended."""
         return self._outbox.outcome is not None
 
     @property
@@ -227,7 +227,7 @@ class RequestHandle(Generic[T]):
         return self._outbox.outcome or RequestResult()
 
     def __iter__(self) -> Generator[T, None, None]:
-        """Each piece in order, as soon as it is there; raises the request's error."""
+        """Each piece in order, as soon as it exists; raises the request's error."""
         try:
             while (made := self._outbox.get()) is not None:
                 yield made
@@ -242,7 +242,7 @@ class RequestHandle(Generic[T]):
             self.cancel()
 
     async def begun_async(self) -> None:
-        """Wait in an event loop until others no longer keep it from its start; or it has ended."""
+        """Wait in an event loop until the request has started, or has ended."""
         await self._outbox.until(lambda: self._outbox.begun or self.done)
 
     def result(self) -> RequestResult:
@@ -254,7 +254,7 @@ class RequestHandle(Generic[T]):
         return self._result([made async for made in self])
 
     def cancel(self) -> None:
-        """Give it up: its slot and state are freed within a step. After the end: nothing happens."""
+        """Cancel the request: its slot and state are freed within a step. Does nothing after its end."""
         if self._outbox.outcome is None:
             self._outbox.end(RequestResult(RequestCancelled("request: was cancelled")))
             self._cancel()
@@ -273,4 +273,4 @@ class RequestHandle(Generic[T]):
 
 Handle = RequestHandle[AudioChunk]
 TokenHandle = RequestHandle[list[int]]
-"""A listener gets in one list all speech tokens that came since the last one."""
+"""The listener gets lists of the speech tokens that are new since the last list."""

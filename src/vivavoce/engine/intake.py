@@ -48,7 +48,7 @@ class Intake:
         return more
 
     def segment(self, segment: SegmentRequest, arrival: InputMode) -> SequenceState:
-        """A segment with the language model's work for it; safe to call from any thread."""
+        """Make a sequence of a segment, with its rows for the language model; safe to call from any thread."""
         self._check_ids(segment)
         config, voice, lm = self._models.config.lm, segment.conditioning, self._lm
         room = self._rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
@@ -123,7 +123,7 @@ class Intake:
         return SequenceState(request, prompt_rows=len(rows), run=run, most_tokens=run.forced_at, finished=True)
 
     def _check_ids(self, segment: SegmentRequest) -> None:
-        """Refuse ids that the tables lack: on a device they would end the engine for everyone."""
+        """Refuse ids beyond the embedding tables: on a device they would end the engine for all requests."""
         voice = segment.conditioning
         if not isinstance(self._models, Models):
             raise InvalidRequest("request: this engine has no flow and no vocoder; ask for speech tokens")
@@ -136,13 +136,12 @@ class Intake:
             return
         _check_range("text", voice.lm_text, text)
         _check_range("speech tokens", voice.lm_prompt_tokens, speech)
-        # Ids below zero stand for the first one there.
+        # The flow treats ids below zero as the first id.
         _check_range("speech tokens", [max(0, one) for one in voice.flow_prompt], config.flow.num_tokens)
         voice.fits.add(sizes)
 
 
 def _check_range(field: str, ids: Sequence[int], end: int) -> None:
-    # Every request passes here, and hardly any fails.
     if ids and not (min(ids) >= 0 and max(ids) < end):
         wrong = next(one for one in ids if not 0 <= one < end)
         raise InvalidRequest(f"{field}: id {wrong} is outside of 0 … {end - 1}; it is of another model")

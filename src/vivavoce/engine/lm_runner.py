@@ -1,4 +1,4 @@
-"""The language model's work: the loop says for which sequences, the stage does it, ids arrive late."""
+"""Runs the language model: the loop chooses the sequences, the stage computes, and ids arrive late."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vivavoce.errors import EngineStopped, InvalidRequest
 
 
 class LMRunner:
-    """Prefills and decode steps on a queue of their own; `fail` is the loop's.
+    """Runs prefills and decode steps on a queue of their own; `fail` is the loop's.
 
-    silent: speech tokens of which the model says too many in a row; it goes on as if all of them were spoken.
+    silent: ids of silent speech tokens. The model makes too many in a row; the surplus is left out of the audio.
     """
 
     fail: Fail
@@ -33,7 +33,7 @@ class LMRunner:
         self.stage, self._costs, self._statistics, self._silent = stage, costs, statistics, silent
         self.queue = queue
         self._sequences: dict[int, SequenceState] = {}
-        """By the slot that they hold."""
+        """Sequences by the slot that they hold."""
 
     @property
     def busy(self) -> bool:
@@ -41,7 +41,6 @@ class LMRunner:
         return self.stage.in_flight > 0 or self.queue.busy
 
     def prepare(self, slots: int | None) -> None:
-        """Get ready for steps of up to this many slots; None: of all."""
         with self.queue.entered():
             self.stage.prepare(slots)
 
@@ -61,13 +60,13 @@ class LMRunner:
             assert sequence.run is not None
             try:
                 self.stage.check(sequence.run, sequence.slot)
-            except InvalidRequest as error:  # all that was made of the text before is still handed out
+            except InvalidRequest as error:  # the audio of the text before is still handed out
                 request.error = error
                 self._decoded(sequence)
                 continue
             sequence.phase, sequence.read_at = Phase.DECODING, now
             begun.append(sequence)
-        # If it fails for several at once, each is tried alone: one of them may be to blame, or memory.
+        # If a batch fails, each sequence is tried alone: one of them, or too little memory, may be the cause.
         batches = [begun] if begun else []
         while batches:
             batch, decoding = batches.pop(0), self.stage.decoding
@@ -85,7 +84,7 @@ class LMRunner:
         self._count_slots()
 
     def decode(self, steps: int) -> bool:
-        """Steps of all slots that decode; False: all ids of their runs were asked for and are on their way."""
+        """Launch decode steps for all slots that decode; False: no slot needs a step."""
         if not self.stage.decoding:
             return False
         decoding = [one for one in self._sequences.values() if one.phase is Phase.DECODING]
@@ -94,23 +93,23 @@ class LMRunner:
         try:
             self._launch(Stage.DECODE, size, decoding, partial(self.stage.decode, steps), (), steps)
         except Exception as error:
-            # A step is everybody's: whose ids were drawn and whose were not is not known any more.
+            # All sequences share the step, so it is unknown which of them have their ids.
             self.fail(decoding, error)
         return True
 
     def wait(self) -> None:
         if self.queue.busy:
             self.queue.settle(wait=True)
-        else:  # ids of a launch that failed behind them
+        else:  # a launch failed, and earlier ids are still on their way
             self.stage.wait()
 
     def collect(self) -> list[SequenceState]:
-        """Give the ids that have arrived to their sequences; returns those that have more tokens, or all of them."""
+        """Give the ids that have arrived to their sequences; returns the sequences with more tokens or at their end."""
         changed = []
         try:
             arrived = self.stage.collect(wait=False)
         except Exception as error:
-            # The device reports late: whose step it was is not known any more.
+            # The device reports errors late, so it is unknown which sequences are affected.
             self.fail(list(self._sequences.values()), error)
             if isinstance(error, EngineStopped):
                 raise
@@ -143,7 +142,7 @@ class LMRunner:
                 if text is not None and ended:
                     self.ask_for_text(sequence)
                 elif ended or (text is None and sequence.sampled >= sequence.most_tokens):
-                    # The id that a run is ended with by force need not be waited for.
+                    # The runner need not wait for the control id that is forced at the limit.
                     self._decoded(sequence)
             except Exception as error:
                 self.fail([sequence], error)
@@ -161,7 +160,7 @@ class LMRunner:
         assert sequence.text is not None
         try:
             sequence.run = sequence.text.next_run()
-        except InvalidRequest as error:  # too long: all that was made of what came before is still handed out
+        except InvalidRequest as error:  # the text is too long; the audio of the text before is still handed out
             sequence.request.error = error
             self._decoded(sequence)
             return
@@ -174,7 +173,7 @@ class LMRunner:
             sequence.prompt_rows = len(sequence.run.rows)
 
     def _learn(self, arrived: Sequence[Sampled]) -> None:
-        """Count the seconds of first ids and of later ones in a stage that decodes by itself: the mean of each."""
+        """Learn the mean seconds of first ids and of later ids from a stage that decodes by itself."""
         decoding = [one for one in self._sequences.values() if one.phase is Phase.DECODING]
         first: list[tuple[float, int]] = []
         later: list[tuple[float, int]] = []
@@ -201,10 +200,10 @@ class LMRunner:
         queued: Sequence[float],
         batches: int = 1,
     ) -> None:
-        """Have work done in this many equal batches, of which each is of that size."""
+        """Launch work of `batches` equal batches, each of this size."""
 
         def on_done(seconds: float) -> None:
-            if self.stage.self_paced:  # it was asked, and has not begun
+            if self.stage.self_paced:  # the work was only requested, it has not begun
                 self._statistics.batch(stage, size.rows, 0.0, queued, 0)
                 return
             share_s = seconds / len(sequences)

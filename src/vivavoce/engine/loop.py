@@ -39,22 +39,22 @@ from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 log = logging.getLogger(__name__)
 
 _STREAM_FRAMES, _LEAST_FRAMES = 160, 1_024
-"""Mel frames of a low_latency stream's largest chunk, with room; those of a batch that even one listener may need."""
+"""Mel frames of a low_latency stream's largest chunk, rounded up, and of the smallest batch size to prepare for."""
 
 STUCK_S = 300.0
-"""A loop that is at one turn for so long waits for a device that does not answer; compiling a kernel takes less."""
+"""A turn that takes this long waits for a device that does not answer; compiling a kernel takes less."""
 LEAVE_S = 10.0
-"""Seconds that the turn under way has to end after the loop was told to stop at once."""
+"""Seconds that the current turn has to end after the loop was told to stop at once."""
 LOOK_S = 0.1
 """Interval in seconds at which `close` checks that the loop makes progress."""
 
 
 Message = Callable[[], None]
-"""Something that another thread has the loop do: one of the methods of `Loop` that its thread alone may call."""
+"""Work that another thread has posted to the loop: usually a method that only the loop's thread may call."""
 
 
 class Loop:
-    """All accepted requests, and the runners that work for them; either may be missing."""
+    """All accepted requests, and the runners that work for them; either runner may be missing."""
 
     def __init__(
         self,
@@ -74,17 +74,17 @@ class Loop:
         self._scheduler, self._admission, self._statistics = scheduler, admission, statistics
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._waiting: tuple[deque[RequestState], deque[RequestState]] = (deque(), deque())
-        """Accepted, and not begun: streams, and offline work."""
+        """Accepted requests that have not started: streams, and offline work."""
         self._requests: dict[int, RequestState] = {}
         self._drain: bool | None = None
-        """None: it goes on; True: it stops after pending work; False: it stops now."""
+        """None: the loop goes on; True: it stops after pending work; False: it stops now."""
         self._closing = False
         self._starting = threading.Lock()
         self.gc_freeze = GcFreeze()
         self.thread: threading.Thread | None = None
         self._process = os.getpid()
         self.ended = False
-        """It was stopped, or it failed: it takes nothing any more."""
+        """Whether the loop was stopped or has failed; it takes no more requests then."""
         self.busy_since = inf
         """Start of the current turn, on the engine's clock; ∞ while it waits for messages."""
 
@@ -94,15 +94,14 @@ class Loop:
 
     @property
     def idle(self) -> bool:
-        """No request is there, and nothing is left of those that were."""
         busy = any(runner.busy for runner in self._runners)
         return not (busy or self._requests or self._waiting[0] or self._waiting[1])
 
     def start(self) -> None:
-        """Begin to run in a thread; again: nothing happens.
+        """Run the loop in a thread, unless it runs already.
 
         Raises:
-            EngineStopped: it was closed or has failed, or this process was forked meanwhile.
+            EngineStopped: the loop was closed or has failed, or this process was forked meanwhile.
         """
         if os.getpid() != self._process:
             raise forked()
@@ -115,10 +114,10 @@ class Loop:
                 atexit.register(_stop_at_exit, weakref.ref(self))
 
     def close(self, *, drain: bool, timeout_s: float | None) -> None:
-        """Stop: what was accepted is finished (`drain`) or ends with EngineStopped.
+        """Stop: accepted requests are finished (`drain`) or end with EngineStopped.
 
-        A drain lasts `timeout_s` at most; None: as long as no turn takes STUCK_S. Then, or without a drain, the turn
-        under way has LEAVE_S to end (without a drain `timeout_s`, if given). A device that takes longer is given up.
+        A drain lasts `timeout_s` at most; None: as long as no turn takes STUCK_S. Then, or without a drain, the current
+        turn has LEAVE_S to end (without a drain `timeout_s`, if given). A device that takes longer is given up.
         """
         self._closing = True
         self.post(partial(self.stop, drain))
@@ -132,7 +131,7 @@ class Loop:
         self.gc_freeze.end()
 
     def leaves_within(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the loop's thread, None: until one turn takes STUCK_S; False: it still runs."""
+        """Wait until the loop's thread ends, None: or one turn takes STUCK_S; False: the thread still runs."""
         assert self.thread is not None
         if timeout_s is not None:
             self.thread.join(timeout_s)
@@ -141,14 +140,14 @@ class Loop:
         return not self.thread.is_alive()
 
     def abandon(self) -> None:
-        """Stop: the engine is not used any more, and was not closed."""
+        """Stop an engine that is not used any more, and was not closed."""
         self.post(partial(self.stop, drain=False))
         self.gc_freeze.end()
 
     def post(self, message: Message) -> None:
-        """Leave a message for the loop; from any thread. After the loop's end it is refused in that thread."""
+        """Post a message to the loop, from any thread. After the loop's end this thread refuses it."""
         self._inbox.put(message)
-        if self.ended:  # it may have ended before it could see this
+        if self.ended:  # the loop may have ended before it could read the message
             self._refuse_messages()
 
     def leave(self, number: int) -> None:
@@ -172,12 +171,12 @@ class Loop:
                 self._end_all()
 
     def run_once(self) -> bool:
-        """One turn: take messages, hand out what is done, begin the most urgent work; False: there was nothing."""
+        """One turn: take messages, hand out results, launch the most urgent work; False: there was nothing to do."""
         self.busy_since = self._clock()
         moved = not self._inbox.empty()
         while not self._inbox.empty():
             self._inbox.get()()
-        for queue in self._waiting:  # in the order in which they came
+        for queue in self._waiting:
             while queue and self._admission.may_start(queue[0], self._clock()):
                 request = queue.popleft()
                 self._requests[request.id] = request
@@ -206,20 +205,20 @@ class Loop:
         return moved or bool(plan.prefill or plan.advance or plan.start)
 
     def accept(self, request: RequestState) -> None:
-        """In the loop's thread: a request was admitted."""
+        """In the loop's thread: queue a request that was admitted."""
         if self.ended:
             self._announce_end(request, stopped())
         else:
             self._waiting[request.policy is None].append(request)
 
     def cancel(self, number: int) -> None:
-        """In the loop's thread: the listener of the request with this number has left."""
+        """In the loop's thread: end the request with this number, because its listener has left."""
         request = self._find(number)
         if request is not None:
             self._end(request, RequestCancelled("request: was cancelled"))
 
     def stop(self, drain: bool) -> None:
-        """In the loop's thread: stop after pending work (`drain`) or now; now overrides an earlier or later drain."""
+        """In the loop's thread: stop after pending work (`drain`) or now; stopping now overrides any drain."""
         self._drain = drain and self._drain is not False
         for request in list(self._requests.values()) if drain else ():
             self._go_on(request)
@@ -228,7 +227,7 @@ class Loop:
         self._fail({sequence.request.id: sequence.request for sequence in sequences}.values(), error)
 
     def take(self, number: int, more: Taken) -> None:
-        """In the loop's thread: more of the request with this number has come, see `RequestState.take`."""
+        """In the loop's thread: pass more of the request with this number to `RequestState.take`."""
         request = self._find(number)
         if request is None:
             return  # it has ended meanwhile
@@ -241,7 +240,7 @@ class Loop:
         request.outbox.text_sent(-1)
 
     def prepare(self, streams: int | None, done: Future[None]) -> None:
-        """In the loop's thread: get the stages ready for this many streams, None: any work; `done` gets the outcome."""
+        """In the loop's thread: prepare for this many streams, None: for any work; `done` gets the outcome."""
         try:
             if self.ended:
                 raise stopped()
@@ -249,24 +248,24 @@ class Loop:
                 self._lm.prepare(streams)
             if self._synthesis is not None:
                 self._synthesis.prepare(streams and max(_LEAST_FRAMES, streams * _STREAM_FRAMES))
-        except Exception as error:  # too little memory, say: the caller decides what to do without
+        except Exception as error:  # such as too little memory: the caller decides whether to go on without
             done.set_exception(error)
         else:
             done.set_result(None)
 
     def _give_up(self) -> None:
-        """End everything from another thread, because the device holds the loop's; that one leaves if it comes back."""
+        """End all requests from another thread, because the loop's thread is blocked by the device."""
         self._drain = False
         self._end_all()
-        self._inbox.put(partial(self.stop, drain=False))  # wakes it, should it wait for a message by now
+        self._inbox.put(partial(self.stop, drain=False))  # wakes the loop if it waits for a message by now
 
     def _end_all(self) -> None:
-        """Take nothing any more, and end all that is there; the stages are left as they are: they may have failed."""
+        """Refuse messages from now on, and end all requests; leave the stages alone, as they may have failed."""
         left = (*self._requests.values(), *self._waiting[0], *self._waiting[1])
         self._requests, self._waiting = {}, (deque(), deque())
         self.ended = True
         for request in left:
-            if request.closed:  # the device holds the thread that was about to end it
+            if request.closed:  # this request was about to end when the device blocked the thread
                 request.outbox.end(RequestResult(stopped()))
             else:
                 request.closed = True
@@ -292,14 +291,14 @@ class Loop:
         try:
             ended = request.arrival is InputMode.SPEECH and request.complete
             if self._drain is not None and request.arrival is not InputMode.WHOLE and not ended:
-                # A drain does not wait for text that may never come: what has come is spoken.
+                # A drain does not wait for text that may never come: the text so far is spoken.
                 request.take(None, self._clock())
             while request.arrived:
                 sequence = request.arrived.popleft()
                 request.add(sequence)
                 if not sequence.finished and self._synthesis is not None:
                     self._synthesis.open(sequence)
-        except Exception as error:  # a voice's tensors, say, are not what they should be: its neighbours go on
+        except Exception as error:  # such as malformed tensors of a voice: other requests go on
             self._fail((request,), error)  # it may have no sequence yet
             return
         for sequence in request.sequences:
@@ -308,7 +307,7 @@ class Loop:
         self._settle(request)
 
     def _hand_out(self) -> bool:
-        """Give their listeners the tokens and samples that have arrived; False: nothing has."""
+        """Give the listeners the tokens and samples that have arrived; False: none have."""
         decoded = self._lm.collect() if self._lm is not None else []
         now = self._clock()
         for sequence in decoded:
@@ -335,15 +334,13 @@ class Loop:
         return bool(decoded or voiced)
 
     def _settle(self, request: RequestState) -> None:
-        """Send the samples that are there, in the sequences' order; end the request after the last one, or ask for its
-        text.
-        """
+        """Send the available samples in the sequences' order; then end the request, or ask for its text."""
         sequences = request.sequences
         while request.current < len(sequences):
             sequence = sequences[request.current]
             ready = request.held.pop(request.current, None)
             if ready is None and sequence.phase is Phase.DECODED and not sequence.produced:
-                pause_s = getattr(sequence.segment, "pause_s", 0.0)  # of prompts for tokens: none
+                pause_s = getattr(sequence.segment, "pause_s", 0.0)  # a prompt for tokens has no pause
                 ready = True, np.zeros(round(pause_s * request.rates.sample_rate), np.float32)
             if ready is None:
                 break
@@ -357,7 +354,7 @@ class Loop:
             request.current += 1
         if request.complete and request.current == len(sequences):
             if request.error is None and not request.final_sent:
-                # The chunk before was sent when more could still come: more text, or a sequence that had no tokens.
+                # The last chunk was not sent as final, because more text or tokens could still come.
                 empty = np.zeros(0, np.float32)
                 place = max(0, len(sequences) - 1)
                 request.outbox.put(AudioChunk(empty, request.rates.sample_rate, request.chunks, True, place))
@@ -392,12 +389,12 @@ class Loop:
         if self._requests.pop(request.id, None) is None:
             self._waiting[request.policy is None].remove(request)
         self._announce_end(request, error)
-        # Sequences hold tensors, and know their request: without this they would wait for the garbage collector.
+        # Sequences hold tensors and refer to their request; clearing breaks the cycle, so that memory is freed at once.
         request.sequences.clear()
         request.held.clear()
 
     def _announce_end(self, request: RequestState, error: Exception | None) -> None:
-        """Count the request as ended everywhere, then end its outbox."""
+        """Report the end of the request to admission and statistics, then end its outbox."""
         self._admission.ended(request)
         if request.asked:
             cancelled = isinstance(error, RequestCancelled)
@@ -412,10 +409,10 @@ class Loop:
         request.outbox.end(RequestResult(error, tokens, request.timings, cut))
 
     def wait_for_device(self) -> bool:
-        """Block until something that was launched is done; False: nothing is under way."""
+        """Block until a piece of launched work is done; False: none is under way."""
         busy = [runner for runner in self._runners if runner.busy]
         if busy:
-            # The queue that is done first must not run dry while the host waits for the other.
+            # The queue that will be done first must not run dry while the host waits for the other.
             min(busy, key=lambda runner: runner.queue.due_at).wait()
         return bool(busy)
 
@@ -432,7 +429,7 @@ def forked() -> EngineStopped:
 
 
 def _stop_at_exit(loop: weakref.ref[Loop]) -> None:
-    """A thread that still computes while the interpreter goes away would crash it, whether its engine lives or not."""
+    """Stop the loop at the interpreter's exit: a thread that still computes would crash it."""
     running = loop()
     if running is not None and running.thread is not None and running.thread.is_alive():
         running.post(partial(running.stop, drain=False))

@@ -1,4 +1,4 @@
-"""The engine's requests and its audio: immutable values."""
+"""The engine's requests and its audio, as immutable values."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:  # a server's process makes requests without torch
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 SEEDS = (-(2**63), 2**63 - 1)
-"""One table holds the numbers of all runs that are read together: one outside of int64 would spoil the others."""
+"""Limits of a seed: seeds are stored as int64."""
 MAX_PAUSE_S = 10.0
 MAX_TOKENS = 100_000
-"""Longer than any slot; a text that does not fit its slot is refused with the slot's own numbers."""
+"""More than any slot holds; a text that does not fit its slot is refused with the slot's own limit."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How speech tokens are drawn. `None` means: as the checkpoint's yaml sets it.
+    """The way in which speech tokens are drawn. `None` means: as the checkpoint's yaml sets it.
 
-    An id is drawn from the nucleus (top_p, top_k); if it stands in the last `win_size` tokens `win_size · tau_r`
-    times or more, another is drawn from all ids. Speech lasts at least `min_ratio` and at most `max_ratio` tokens
-    per text token.
+    An id is drawn from the nucleus (top_p, top_k); if it occurs in the last `win_size` tokens `win_size · tau_r` times
+    or more, another is drawn from all ids. Speech lasts at least `min_ratio` and at most `max_ratio` tokens per text
+    token.
     """
 
     top_p: float | None = None
@@ -59,15 +59,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, eq=False)
 class Conditioning:
-    """Which features of a voice reach which stage (`frontend/front_end.py` fills this in).
+    """The features of a voice for each stage (`frontend/front_end.py` makes them).
 
-    Make it once for all requests of a voice: the engine then works out once what follows from it. Its tensors must not
+    Make it once for all requests of a voice: the engine caches the results that depend on it. Its tensors must not
     change.
 
     lm_prompt_text: text ids of the reference's transcript, or of an instruction; lm_prompt_tokens: its speech tokens;
     lm_system_text: text ids that come before all these, whose last one ends the system prompt; flow_tokens: [n] int64;
-    flow_mel: [frames, bins] float32; embedding: [speaker size] float32, of the flow; lm_embedding: the same for a
-    language model that hears the speaker (CosyVoice 1's), None: it does not.
+    flow_mel: [frames, bins] float32; embedding: [speaker size] float32, for the flow; lm_embedding: the same for
+    CosyVoice 1's language model, None for later ones.
     """
 
     embedding: Tensor
@@ -85,17 +85,17 @@ class Conditioning:
 
     @cached_property
     def flow_prompt(self) -> tuple[int, ...]:
-        """`flow_tokens` as numbers."""
+        """`flow_tokens` as a tuple of ints."""
         return tuple(self.flow_tokens.tolist())
 
     @cached_property
     def fits(self) -> set[tuple[int, ...]]:
-        """Sizes of tables that have all of its ids: engines look them through once."""
+        """The table sizes for which the ids were checked already."""
         return set()
 
     @cached_property
     def flow_key(self) -> bytes:
-        """A key that two voices share only if the flow hears the same of both."""
+        """A key that is equal for two voices only if the flow gets equal features of both."""
         digest = hashlib.blake2b(digest_size=16)
         for tensor in (self.flow_tokens, self.flow_mel, self.embedding):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -105,9 +105,9 @@ class Conditioning:
 
 @dataclass(frozen=True, eq=False)
 class SegmentRequest:
-    """One sequence to be spoken: text ids, or speech tokens as they are (voice conversion).
+    """One sequence to be spoken: text ids, or given speech tokens (voice conversion).
 
-    pause_s: seconds of silence instead of speech, of a segment that has neither text nor tokens.
+    pause_s: seconds of silence instead of speech, in a segment that has neither text nor tokens.
     """
 
     conditioning: Conditioning
@@ -137,8 +137,8 @@ class SegmentRequest:
 
 @dataclass(frozen=True, eq=False)
 class SpeechTokens:
-    """Speech tokens that arrive. The next `hop` that were not spoken become one chunk; what comes after them is only
-    looked ahead at. final: no more will come, and the chunk is the last one.
+    """Speech tokens that arrive. The next `hop` unspoken tokens become one chunk; later tokens are only its lookahead.
+    final: no more tokens will come, and the chunk is the last one.
     """
 
     tokens: tuple[int, ...]
@@ -147,23 +147,23 @@ class SpeechTokens:
 
 
 class InputMode(Enum):
-    """How the text of a request comes."""
+    """The way in which the text of a request comes."""
 
     WHOLE = "whole"
-    """It is all there."""
+    """The request has all of its text."""
     TOKENS = "tokens"
-    """The one segment's text is only its beginning; more is pushed through the handle while speech is made of it."""
+    """The only segment has the beginning of the text; more text ids are pushed through the handle during synthesis."""
     SEGMENTS = "segments"
     """More segments are pushed through the handle; the request may begin without any."""
     SPEECH = "speech"
-    """The one segment has no text and no speech tokens yet: `SpeechTokens` are pushed, and each push gives a chunk."""
+    """The only segment has no text and no speech tokens; `SpeechTokens` are pushed, and each push makes a chunk."""
 
 
 @dataclass(frozen=True, eq=False)
 class EngineRequest:
     """A request for audio: segments that are heard one after the other.
 
-    `policy`: the audio is wanted in chunks, each before its listener has played the ones before; None: offline, one
+    `policy`: cut the audio into chunks, each made before its listener has played the ones before; None: offline, one
     chunk for each whole segment.
     """
 
@@ -220,9 +220,9 @@ class TokenRequest:
 def speech_prompt(
     vocabulary: Vocabulary, text: Sequence[int], speech: Sequence[int] = (), *, speaker: bool = False
 ) -> tuple[Row, ...]:
-    """[sos, speaker, text, task, speech]: the rows of a text that is all there, with the speech that comes before.
+    """The rows of a complete text and of the speech before it: [sos, speaker, text, task, speech].
 
-    text: text ids, those of a reference's transcript first; speech: the reference's speech tokens; speaker: whether
+    text: text ids, first those of a reference's transcript; speech: the reference's speech tokens; speaker: whether
     there is a row of the speaker.
     """
     return (
@@ -236,10 +236,10 @@ def speech_prompt(
 
 @dataclass(frozen=True, eq=False)
 class AudioChunk:
-    """A piece of audio, in order; samples: [n] float32 in [−1, 1].
+    """A piece of audio; samples: [n] float32 in [−1, 1].
 
-    index: its place among the chunks; segment: the place, in the request, of the one segment that it speaks. The last
-    chunk (`final`) may be empty; then it has the last segment's place.
+    index: its place among the request's chunks; segment: the place of its segment in the request. The last chunk
+    (`final`) may be empty; then it has the last segment's place.
     """
 
     samples: NDArray[np.float32]
@@ -264,7 +264,7 @@ def _empty_tensor(dtype: str, *shape: int) -> Tensor:
 
 
 def check_speed(speed: float) -> None:
-    """Refuse a speed outside of 0.5 … 2.0."""
+    """Raise InvalidRequest for a speed outside of 0.5 … 2.0."""
     if not isinstance(speed, Real):
         raise InvalidRequest(f"speed: {speed!r} is not a number; choose one in {MIN_SPEED} … {MAX_SPEED}")
     _check("speed", speed, MIN_SPEED, MAX_SPEED)

@@ -1,7 +1,7 @@
-"""A request inside the engine: how far each of its sequences is, and until when its listener has something to hear.
+"""A request inside the engine: the progress of its sequences, and the time until which its listener has audio to play.
 
-Decisions about these numbers need no tensors: what a sequence holds in the stages is carried along, and not looked at.
-The loop and its runners write, the scheduler reads.
+Decisions about these numbers need no tensors, and the sequence's objects of the stages are opaque here. The loop and
+its runners write, the scheduler reads.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """Where a sequence's language-model work stands."""
+    """The progress of a sequence's language-model work."""
 
     WAITING = auto()
-    """It has no slot yet."""
+    """The sequence has no slot yet."""
     READING = auto()
-    """It has a slot, and rows that must be prefilled before the next token."""
+    """The sequence has a slot, and rows that must be prefilled before the next token."""
     DECODING = auto()
-    """Each decode step brings a token."""
     STARVED = auto()
-    """Its text, or its speech tokens, have not arrived yet."""
+    """The next text, or the next speech tokens, have not arrived yet."""
     DECODED = auto()
-    """All its tokens are there."""
+    """All tokens exist."""
 
 
 class ChunkPlan(NamedTuple):
     """Work that flow and vocoder can do now for a sequence: its next chunk, or (hop 0) its voice's prompt.
 
-    hop: speech tokens of the chunk, after those already spoken; seen: speech tokens, from the first one on, that the
-    flow sees; frames: mel frames that the flow computes; past: mel frames that it looks back on.
+    hop: speech tokens of the chunk, after those already spoken; seen: number of speech tokens, from the first one on,
+    that the flow gets; frames: mel frames that the flow computes; past: mel frames before them that it attends to.
     """
 
     sequence: SequenceState
@@ -58,10 +57,10 @@ class ChunkPlan(NamedTuple):
 class SequenceState:
     """One sequence of the language model and the audio made of it; owned by the loop.
 
-    prompt_rows: rows to prefill before the first token; prompt_tokens: speech tokens of the voice that the flow sees;
-    tokens: speech tokens so far; pushed: hop, final and seen (`ChunkPlan`) of each chunk whose tokens have arrived, in
-    a request whose speech tokens arrive; run: rows that wait for their prefill; text: the prompt of a text that arrives
-    token by token; flow, wave: its places in the stages.
+    prompt_rows: rows to prefill before the first token; prompt_tokens: speech tokens of the voice for the flow; tokens:
+    speech tokens so far; pushed: hop, final and seen (`ChunkPlan`) of each chunk whose tokens have arrived, in a
+    request whose speech tokens arrive; run: rows that wait for their prefill; text: the prompt of a text that arrives
+    token by token; flow, wave: its streams in the stages.
     """
 
     segment: SegmentRequest | TokenRequest
@@ -69,54 +68,53 @@ class SequenceState:
     prompt_tokens: int = 0
     phase: Phase = Phase.WAITING
     produced: int = 0
-    """Speech tokens that are there."""
+    """Number of speech tokens so far."""
     sampled: int = 0
-    """Speech tokens from the language model, with those left out as too long a silence."""
+    """Number of speech tokens from the language model, including those that were left out as too long a silence."""
     silence: int = 0
-    """Silent ones among them, in a row, at the end."""
+    """Number of silent tokens in a row at the end."""
     tokens: list[int] = field(default_factory=list)
     pushed: deque[tuple[int, bool, int]] | None = None
     run: DecodeRun | None = None
     text: StreamingPrompt | None = None
     request: RequestState = field(init=False)
     place: int = 0
-    """Among the request's sequences."""
+    """Index in the request's sequences."""
     spoken: int = 0
-    """Tokens turned into mel; those of a chunk that is being made are not counted yet. Handed out, of tokens only."""
+    """Tokens turned into mel, without those of the current chunk; in a request for tokens: tokens handed out."""
     chunks: int = 0
     """Chunks cut so far."""
     asked: int = 0
     """Tokens that were to become audio so far, where speech tokens arrive."""
     slot: int | None = None
     most_tokens: int = 0
-    """The language model is ended at this many, whatever it says."""
+    """The language model is ended at this many tokens, whatever it says."""
     limited: bool = True
-    """Not just this many were asked for."""
+    """False if exactly `most_tokens` were asked for."""
     cut: bool = False
-    """It was limited, and ended there."""
+    """Whether the language model was ended at `most_tokens`, and `limited` is true."""
     flow: Any = None
     wave: Any = None
     lacks_prompt: bool = False
-    """The flow has no state of the voice's prompt yet and wants it."""
+    """Whether the flow should compute the state of the voice's prompt first."""
     busy: bool = False
     """A chunk or the prompt is in the flow or the vocoder now."""
     finished: bool = False
-    """Its last chunk was cut."""
     read_at: float = 0.0
     """When its rows were read and it began to decode, on the engine's clock."""
     ready_at: float | None = None
-    """Since when its next chunk could have been begun."""
+    """When its next chunk could have begun; None: it cannot begin yet."""
     _known: tuple[int, int, int, int] = (-1, -1, 0, 0)
-    """`spoken` and `chunks`, and what is wanted for these."""
+    """Cached result of `_wanted` (hop, tokens), after the `spoken` and `chunks` that it is for."""
 
     def lacking(self, now: float) -> int:
-        """Speech tokens still to come before the next chunk can be made; 1 where that is not known."""
+        """Number of speech tokens that the next chunk still needs; 1 where that is not known."""
         if self.phase is Phase.DECODED or self.pushed:
             return 0
         policy, known = self.request.policy, self._known
         if policy is None or self.pushed is not None:
             return 1
-        # This is asked many times a second, and the answer changes once a chunk.
+        # This is called many times a second, and the answer changes once a chunk.
         need = known[3] if known[:2] == (self.spoken, self.chunks) else self._wanted(now, policy)[1]
         return max(0, self.spoken + need - self.produced)
 
@@ -151,13 +149,13 @@ class SequenceState:
         return ChunkPlan(self, hop, final, attention, seen, frames, past)
 
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
-        """Hop of the next chunk, and the unspoken tokens with which it can be made before the last one has come."""
+        """Hop of the next chunk, and the number of unspoken tokens that it needs before all tokens exist."""
         pending, elapsed_s = self.produced - self.spoken, now - self.request.accepted_at
         rate = self.request.rates.tokens_per_second
         hop = policy.next_hop(self.chunks, self.spoken, pending, self.prompt_tokens, elapsed_s, rate)
-        # One token at least stays for the last chunk, which carries the fade-out of the one before it.
+        # At least one token stays for the last chunk, which carries the fade-out of the chunk before it.
         need = hop + max(1, policy.lookahead)
-        if policy.schedule is not Schedule.TIME_BASED:  # whose hops change with the clock
+        if policy.schedule is not Schedule.TIME_BASED:  # time-based hops change with the clock
             self._known = (self.spoken, self.chunks, hop, need)
         return hop, need
 
@@ -166,9 +164,9 @@ class SequenceState:
 class RequestState:
     """One accepted request; owned by the loop.
 
-    policy: how its audio is cut into chunks, None: offline work; outbox: where its listener takes it; tokens_only:
-    speech tokens are wanted, no audio; arrived: sequences that are not opened yet; complete: no more of them, or of its
-    speech tokens, will be pushed; asked: a client wants it, otherwise the engine measures itself.
+    policy: the chunk policy, None: offline work; outbox: where its listener takes the results; tokens_only: speech
+    tokens are wanted, no audio; arrived: sequences that are not opened yet; complete: no more sequences or speech
+    tokens will be pushed; asked: from a client, otherwise from the engine's warm-up.
     """
 
     id: int
@@ -183,37 +181,36 @@ class RequestState:
     asked: bool = True
     sequences: list[SequenceState] = field(default_factory=list)
     held: dict[int, tuple[bool, Any]] = field(default_factory=dict)
-    """Samples that wait for the sequences in front of theirs, by place; whether they are the sequence's last ones."""
+    """Samples that wait for earlier sequences, by place, and whether they are the sequence's last ones."""
     current: int = 0
     """Place of the sequence whose audio comes next."""
     decoded: int = 0
-    """Sequences at its front that are known to be decoded."""
+    """Number of sequences at the front that are known to be decoded."""
     closed: bool = False
-    """Cancelled, failed or done: nothing more is to be made for it."""
+    """The request was cancelled, failed or is done: no more work is done for it."""
     chunks: int = 0
-    """Chunks handed out."""
     final_sent: bool = False
-    """The last one of them was marked as final."""
+    """Whether the last handed-out chunk was marked as final."""
     error: Exception | None = None
-    """The error that it ends with, once the audio that could be made is handed out."""
+    """The error that the request ends with, once the audio that could be made is handed out."""
     sounding_since: float | None = None
-    """When the first chunk was handed out, on the engine's clock in seconds: from then on its listener plays."""
+    """When the first chunk was handed out, on the engine's clock in seconds: the listener plays from then on."""
     dry_at: float = 0.0
-    """When the listener will have played all that was handed out; only of a request that sounds."""
+    """When the listener will have played all chunks so far; only valid once a chunk was handed out."""
     excused: bool = False
-    """The listener ran dry because text came too late."""
+    """Whether the listener ran dry because text came too late."""
     timings: RequestTimings = field(default_factory=RequestTimings)
 
     @property
     def starved(self) -> bool:
-        """Nothing can be made until more of its text, or of its speech tokens, arrives."""
+        """Whether no more tokens can be made until more of its text, or of its speech tokens, arrives."""
         for sequence in self.sequences:
             if sequence.phase is not Phase.DECODED:
                 return sequence.phase is Phase.STARVED and not sequence.pushed
         return not self.complete
 
     def awaits_more(self, now: float) -> bool:
-        """It is starved, and no chunk can be made of what has come."""
+        """Whether the request is starved, and the tokens so far make no chunk."""
         return self.starved and not any(one.busy or one.may_cut(now) for one in self.sequences)
 
     def add(self, sequence: SequenceState) -> None:
@@ -221,12 +218,12 @@ class RequestState:
         self.sequences.append(sequence)
 
     def take(self, more: Taken, now: float) -> None:
-        """More of it has come; None: all of it; an error: all that will come.
+        """Take more of the request; None: that was all; an error: no more can come.
 
         Raises:
             InvalidRequest: more speech tokens are to be spoken than have come.
         """
-        # A listener that ran dry meanwhile did not do so through the engine's fault.
+        # If the listener ran dry while text was awaited, the engine is not at fault.
         self.excused = self.excused or (self.starved and self.sounding_since is not None and now > self.dry_at)
         if isinstance(more, Exception):
             self.error, more = more, None
@@ -260,7 +257,7 @@ class RequestState:
             self.complete, sequence.phase = True, Phase.DECODED
 
     def hand_out(self, duration_s: float, now: float) -> float:
-        """A chunk goes to the listener; returns the seconds that it came too late, through the engine's fault."""
+        """Count a chunk that goes to the listener; returns the seconds that it was late through the engine's fault."""
         late_s = 0.0
         if self.sounding_since is None:
             self.sounding_since = self.dry_at = now
@@ -268,7 +265,7 @@ class RequestState:
         elif self.policy is not None and now > self.dry_at:
             late_s = 0.0 if self.excused else now - self.dry_at
             self.timings.underruns += late_s > 0
-            self.dry_at = now  # the silence moves all that is heard after it
+            self.dry_at = now  # the silence delays all later audio
         self.excused = False
         self.dry_at += duration_s
         return late_s
@@ -276,7 +273,7 @@ class RequestState:
     def decodable(self) -> Sequence[SequenceState]:
         """Sequences whose language-model work may go on now.
 
-        A stream's next sequence starts when the one before it is decoded: its tokens are there by the time they are
+        A stream's next sequence starts when the one before it is decoded: its tokens then exist by the time they are
         heard, and one slot is enough.
         """
         sequences = self.sequences

@@ -1,15 +1,15 @@
-"""The plan of the loop's next work. Pure decisions over plain numbers: no tensors, no clock of its own.
+"""Plans the loop's next work. Pure decisions over plain numbers: no tensors, no clock of its own.
 
 Two queues are planned: the language model (prefill, decode) and synthesis (flow and vocoder). Where both share one
 processor (`exclusive`, the CPU) only the more urgent of the two is planned, otherwise one of each.
 
-Urgency decides everything, smallest first (`Urgency`):
+The most urgent work goes first; ranks are (`Urgency`):
 
 0. streams about to run dry: their listener would hear a gap;
 1. streams that have not sounded yet, the oldest first;
 2. streams that are ahead, the one with the least slack first, and offline work that has waited too long; where flow and
    language model have queues of their own, the flow takes the oldest first;
-3. offline work, the oldest first: it fills what is left.
+3. offline work, the oldest first: it fills the time that is left.
 
 Slack is the time until the listener runs dry, less the time that the next chunk still needs (`CostModel`).
 """
@@ -25,18 +25,18 @@ from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 
 _PAST_STEP = 64
-"""The cost of a chunk is predicted for its past rounded down to a multiple of this many frames."""
+"""To predict the cost of a chunk, its past is rounded down to a multiple of this many frames."""
 _ROW_FRAMES = 100
 """Mel frames of a stream's usual chunk."""
 _GUARD_BATCHES = 3
-"""A stream is about to run dry when what its listener has to hear lasts no longer than this many batches: the running
-one, its own, and one for other work of the device."""
+"""A stream is about to run dry when its listener's buffer lasts no longer than this many batches: the running one, its
+own, and one for other work of the device."""
 _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
 """With at least `_SHARED_SLOTS` decoding sequences, a new one may wait for others, to decode its first tokens together
 with theirs: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
 _WORTH_JOINING = 0.8
-"""A chunk joins a batch only if the batch then takes longer by at most this share of what the chunk takes alone.
-Otherwise joining saves next to nothing, and makes all the others wait."""
+"""A chunk joins a batch only if that lengthens the batch by at most this share of the chunk's time alone. Otherwise
+joining saves next to nothing, and delays all other chunks."""
 
 
 class Urgency(NamedTuple):
@@ -48,21 +48,21 @@ class Urgency(NamedTuple):
 
 DRY, FIRST, AHEAD, OFFLINE = range(4)
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
-"""Urgency of work that has no rival, where computing the true one would be of no use."""
+"""Urgency of work without a rival, whose true urgency need not be computed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of single steps and of patience.
+    """Bounds of single steps and of waiting times.
 
-    prefill_rows: rows of one prefill, so that running streams do not stall (a longer prompt goes alone);
-    batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: of one whose first chunk is of a
-    stream that is about to run dry or has not sounded; offline_batch_frames: of one of offline work alone, where rows
-    are not padded; spare_slots: share of the slots that offline work leaves to streams; guard_s: a stream with less
-    slack is about to run dry (`_GUARD_BATCHES` makes it shorter on fast devices); calm_s: a prefill goes before decode
-    steps whose sequences all have more slack than this; patience_s: offline work older than this competes with streams
-    that are ahead; shared_steps: from this many decoding sequences on, this many decode steps are launched at once:
-    what the host does for a launch grows with them, and soon takes longer than the device's step.
+    prefill_rows: rows of one prefill, so that running streams do not stall (a longer prompt goes alone); batch_frames:
+    mel frames of a flow batch, padding included; urgent_batch_frames: the same if the batch's first chunk is of a
+    stream that is about to run dry or has not sounded; offline_batch_frames: the same for offline work alone, without
+    padding; spare_slots: share of the slots that offline work leaves to streams; guard_s: a stream with less slack is
+    about to run dry (`_GUARD_BATCHES` makes it shorter on fast devices); calm_s: a prefill goes before decode steps
+    whose sequences all have more slack than this; patience_s: offline work older than this competes with streams that
+    are ahead; shared_steps: from this many decoding sequences on, this many decode steps are launched at once, because
+    the host's time for a launch grows with the sequences, and soon exceeds the device's step.
     """
 
     prefill_rows: int = 1024
@@ -76,7 +76,7 @@ class Limits:
     shared_steps: tuple[tuple[int, int], ...] = ((32, 4), (8, 2))
 
     def within(self, frames: int | None) -> Limits:
-        """These, with batches of at most this many mel frames; None: as they are."""
+        """These limits, with batches of at most this many mel frames; None: unchanged."""
         if frames is None:
             return self
         return replace(
@@ -89,7 +89,7 @@ class Limits:
 
 @dataclass(eq=False)
 class RunningBatch:
-    """A batch that was begun and has steps left: Euler steps of the flow, or the vocoder's one."""
+    """A batch with steps left: Euler steps of the flow, or the vocoder's only one."""
 
     chunks: Sequence[ChunkPlan]
     seconds_left: float
@@ -113,7 +113,7 @@ class SchedulerState(NamedTuple):
 
     lm_open, synthesis_open: the queue takes more work now; slots_free, slots_total: language-model slots;
     steps_in_flight: decode steps whose tokens are still to come; running: flow batches; batches_open: another flow
-    batch may be begun beside them.
+    batch may begin beside them.
     """
 
     now: float
@@ -127,10 +127,10 @@ class SchedulerState(NamedTuple):
 
 
 class Scheduler:
-    """Plans the next steps from the requests' progress and the measured costs; each plan is made anew.
+    """Plans the next steps from the requests' progress and the measured costs; each plan starts afresh.
 
     `exclusive`: both queues share one processor; `padded`: the rows of a flow batch cost as much as its longest one;
-    `self_paced`: the language model decodes by itself what was prefilled.
+    `self_paced`: after a prefill the language model decodes by itself.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class Scheduler:
         self._costs, self._limits, self._exclusive, self._padded = costs, limits, exclusive, padded
         self._self_paced = self_paced
         self._chunks_s: dict[tuple[int, int], float] = {}
-        """Seconds by frames and past, for one plan: hundreds of streams have chunks of a few sizes."""
+        """Seconds by frames and past, cached for one plan: hundreds of streams have chunks of a few sizes."""
         self._guard_s = limits.guard_s
 
     def plan(self, requests: Collection[RequestState], at: SchedulerState) -> Plan:
-        """The most urgent work of each open queue; of the more urgent queue only, where both share a processor."""
+        """The most urgent work of each open queue; where both share a processor, of the more urgent queue only."""
         self._chunks_s.clear()
         frames = self._limits.urgent_batch_frames
         rows = -(-frames // _ROW_FRAMES)
@@ -158,7 +158,7 @@ class Scheduler:
         return Plan(lm[1].prefill, lm[1].decode, synthesis[1].start, synthesis[1].advance)
 
     def urgency(self, sequence: SequenceState, now: float, work_s: float) -> Urgency:
-        """How urgent a sequence is; work_s: seconds that its next chunk still needs."""
+        """The urgency of a sequence; work_s: seconds that its next chunk still needs."""
         request = sequence.request
         if request.policy is None:
             slack = request.accepted_at + self._limits.patience_s - now
@@ -166,12 +166,12 @@ class Scheduler:
         if request.sounding_since is None:
             return Urgency(FIRST, request.accepted_at - now)
         slack = request.dry_at - now - work_s
-        if sequence.place > request.current:  # decoded ahead: it is not awaited yet
+        if sequence.place > request.current:  # decoded ahead: the listener does not wait for it yet
             return Urgency(AHEAD, slack + 1.0)
         return Urgency(DRY if slack < self._guard_s else AHEAD, slack)
 
     def _language_model(self, requests: Collection[RequestState], at: SchedulerState) -> tuple[Urgency, Plan] | None:
-        """The language model's next work, a prefill or decode steps, and how urgent it is; None: it has none now."""
+        """The language model's next work, a prefill or decode steps, and its urgency; None: no work."""
         waiting: list[SequenceState] = []
         decoding: list[SequenceState] = []
         spared = int(at.slots_total * self._limits.spare_slots)
@@ -209,10 +209,10 @@ class Scheduler:
         gives_way = bool(decoding) and not self._exclusive and self._gives_way(decoding, at)
         least = min(map(urgency_of, decoding), default=None)
         if prefill:
-            # Not always the most urgent one's: that may have found no slot.
+            # The most urgent sequence may have found no slot, so its urgency may not be the plan's.
             reading = next(urgency for urgency, one in by_urgency if one is prefill[0])
-            # A sequence that is read now takes part in all later steps: reading goes first, unless decode steps are of
-            # a more urgent rank and cannot wait.
+            # A sequence that is read now takes part in all later steps, so the prefill goes first, unless decode steps
+            # are of a more urgent rank and cannot wait.
             calm = least is None or least > Urgency(AHEAD, self._limits.calm_s)
             if calm or gives_way or (least is not None and reading.rank <= least.rank):
                 return reading, Plan(prefill=prefill)
@@ -221,11 +221,11 @@ class Scheduler:
         return least, Plan(decode=1 if self._exclusive else self._steps(decoding, at))
 
     def _gives_way(self, decoding: Sequence[SequenceState], at: SchedulerState) -> bool:
-        """Whether decode steps wait while a stream's flow batch runs, which they would slow down on the same device.
+        """Whether decode steps wait for a running flow batch of streams, which they would slow down on the same device.
 
-        They never wait if a sequence among them is pressed for time (`_presses`). Where few sequences decode, they
-        wait only for batches that are urgent themselves. Where many do, they wait for any: sequences that wait are then
-        decoded together, in fewer steps, and more of the device is left to the flow.
+        They never wait if a sequence among them is pressed for time (`_presses`). If few sequences decode, they wait
+        only for urgent batches. If many do, they wait for any batch: waiting sequences are then decoded together, in
+        fewer steps, and more of the device is left to the flow.
         """
         many = len(decoding) >= _SHARED_SLOTS
         most = AHEAD if many else FIRST
@@ -241,13 +241,13 @@ class Scheduler:
         return not any(self._presses(one, at.now, step_s, pause_s) for one in decoding)
 
     def _presses(self, sequence: SequenceState, now: float, step_s: float, pause_s: float) -> bool:
-        """Whether a listener will soon miss tokens of a sequence, or its work has waited for too long.
+        """Whether a listener will soon run dry without tokens of this sequence, or it has waited for too long.
 
-        pause_s: how long first tokens may wait from when their sequence was read; 0: few sequences share a step.
+        pause_s: the longest wait for first tokens after their sequence was read; 0: few sequences share a step.
         """
         request = sequence.request
         if request.policy is None:
-            # Where many decode, its tokens come with those of the streams that press.
+            # Where many decode, offline work gets its tokens in the steps of streams that press.
             return pause_s == 0 and now - request.accepted_at > self._limits.patience_s
         lacking = sequence.lacking(now)
         if not lacking:
@@ -257,24 +257,24 @@ class Scheduler:
         tokens_per_second = request.rates.tokens_per_second
         before = sum(one.produced - one.spoken for one in request.sequences[request.current : sequence.place])
         slack = request.dry_at + before / tokens_per_second - now - lacking * step_s
-        # Twice the guard: a stream that had come within the guard itself would keep new prompts from being read.
+        # Twice the guard, because a stream within the guard itself would keep new prompts from being read.
         return slack - self._chunk_s(tokens_per_second, 0) < 2 * self._guard_s
 
     def _steps(self, decoding: Sequence[SequenceState], at: SchedulerState) -> int:
-        """Decode steps to launch at once: the fewer sequences share them, the sooner each token is wanted."""
+        """Decode steps to launch at once: one if few sequences share them, because each token is then wanted sooner."""
         steps = next((steps for least, steps in self._limits.shared_steps if len(decoding) >= least), 1)
         if steps > 1:
             requests = ((one, one.request) for one in decoding)
             silent = (one for one, its in requests if its.sounding_since is None and its.policy is not None)
             lacking = (one.lacking(at.now) - at.steps_in_flight for one in silent)
-            # A first chunk does not wait for tokens that it does not need; those on their way may be all that it lacks.
+            # Launch no more steps than a first chunk needs beyond the steps in flight.
             steps = min((one for one in lacking if 0 < one < steps), default=steps)
         return steps
 
     def _token_urgency(self, sequence: SequenceState, now: float, step_s: float, making: int = 0) -> Urgency:
-        """Urgency of a sequence's tokens; a sequence whose next chunk needs no more of them waits for the flow.
+        """Urgency of a sequence's tokens; lower if its next chunk has all its tokens and only waits for the flow.
 
-        making: tokens of its chunk that is in the flow or the vocoder, whose audio will be heard before theirs.
+        making: tokens of its chunk that is in the flow or the vocoder now, whose audio will be heard first.
         """
         lacking, tokens_per_second = sequence.lacking(now), sequence.request.rates.tokens_per_second
         work_s = lacking * step_s + self._chunk_s(tokens_per_second, 0)
@@ -298,23 +298,23 @@ class Scheduler:
         return tuple(chosen)
 
     def _synthesis(self, requests: Collection[RequestState], at: SchedulerState) -> tuple[Urgency, Plan] | None:
-        """The next work of flow and vocoder, a batch to begin or to advance, and how urgent it is; None: none now."""
+        """The next work of flow and vocoder, a batch to begin or to advance, and its urgency; None: no work."""
         if not at.running:
             return self._start(requests, at.now)
         urgency, batch = min(((self._batch_urgency(one, at.now), one) for one in at.running), key=itemgetter(0))
-        # A batch that has begun is finished first, unless what waits is of a more urgent kind.
+        # A running batch is finished first, unless a waiting chunk has a more urgent rank.
         if at.batches_open and urgency.rank > DRY and self._overtaken(requests, urgency.rank, at.now):
             return self._start(requests, at.now)
         if self._exclusive and not at.batches_open:
-            # More urgent chunks wait for its end, and lend it their urgency.
+            # More urgent chunks wait for this batch to end, so it takes over their urgency.
             ready = self._ready(requests, at.now)
             urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.policy)])
         return urgency, Plan(advance=batch)
 
     def _overtaken(self, requests: Collection[RequestState], rank: int, now: float) -> bool:
-        """Whether a stream's chunk could be begun that is more urgent than a batch of this rank.
+        """Whether a stream has a chunk that could begin and is more urgent than this rank.
 
-        Offline work waits for any batch. This is asked at every step: hardly any chunk has to be priced.
+        Offline work waits for any batch. This runs at every step, so costs are predicted for few chunks only.
         """
         sounding: list[tuple[float, SequenceState]] = []
         longest = 0
@@ -332,14 +332,14 @@ class Scheduler:
                 longest = max(longest, sequence.prompt_tokens + sequence.produced)
         if not sounding:
             return False
-        rates = sounding[0][1].request.rates  # one model's requests have the same
+        rates = sounding[0][1].request.rates  # all requests of a model have the same rates
         frames = max(rates.tokens_per_second, rates.frames_of(longest))
         until = now + self._guard_s + self._chunk_s(frames, frames)
         near = (one.next_chunk(now) for dry_at, one in sounding if dry_at < until)
         return any(self._urgency_of(chunk, now).rank < rank for chunk in near if chunk is not None)
 
     def _start(self, requests: Collection[RequestState], now: float) -> tuple[Urgency, Plan] | None:
-        """A batch: the most urgent chunk, and those that may go with it without making it late."""
+        """A new batch: the most urgent chunk, and chunks that may go with it without making it late."""
         ready = self._ready(requests, now)
         if not ready:
             return None
@@ -372,7 +372,7 @@ class Scheduler:
         return urgency, Plan(start=tuple(batch))
 
     def _ready(self, requests: Collection[RequestState], now: float) -> list[tuple[Urgency, ChunkPlan]]:
-        """Chunks that the flow could begin: of a stream only the current sequence's next one."""
+        """Chunks that the flow could begin; a stream has only the next one of its current sequence."""
         ready: list[tuple[Urgency, ChunkPlan]] = []
         for request in requests:
             if request.closed:
@@ -392,7 +392,7 @@ class Scheduler:
         return min((self.urgency(one, now, batch.seconds_left) for one in awaited), default=_UNRIVALLED)
 
     def _chunk_s(self, frames: int, past: int) -> float:
-        """Seconds of flow and vocoder for this many frames after this many others; no less for more of either."""
+        """Seconds of flow and vocoder for new frames after past frames; never less for more of either."""
         past = past // _PAST_STEP * _PAST_STEP
         seconds = self._chunks_s.get((frames, past))
         if seconds is None:
@@ -403,10 +403,10 @@ class Scheduler:
 
 
 def _oldest_first(ready: tuple[Urgency, ChunkPlan]) -> tuple[int, float]:
-    """Order of chunks that could be begun: streams that are ahead are finished one after the other.
+    """Sorting key of chunks that could begin: streams that are ahead are finished one after the other.
 
-    Each that has begun holds the state of its past. By slack, all would go on side by side until memory is full, and
-    then most of the work would be to compute pasts again.
+    Each started stream holds the state of its past. In the order of slack all would go on side by side until memory is
+    full, and then most of the work would be to compute pasts again.
     """
     (rank, slack), chunk = ready
     return rank, chunk.sequence.request.accepted_at if rank == AHEAD else slack

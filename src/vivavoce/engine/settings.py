@@ -1,4 +1,4 @@
-"""How an engine is set up, and what of the device's memory each part may take."""
+"""The settings of an engine, and the division of the device's memory."""
 
 from __future__ import annotations
 
@@ -24,42 +24,41 @@ MAX_POSITIONS = 5_120
 """Positions of a slot: 200 text tokens at 20 speech tokens each, and 30 s of reference with its transcript."""
 CPU_SLOTS = 32
 CUDA_SLOTS = 256
-"""From there on a decode step takes longer by as much as it does more."""
+"""With more slots than this, the time of a decode step grows in proportion to them."""
 CPU_STATE_BYTES = 2 << 30
 SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.25
-"""Shares of a CUDA device's memory beside the weights: the most that slots take where that is enough for the fewest,
-and what is left to recordings, batches' own tensors and weights in the form that kernels read; all else is for the
-flow's state."""
+"""Shares of a CUDA device's memory beside the weights: the largest share of the slots (unless FEWEST_SLOTS need more),
+and the share of recordings, batches' tensors and weights in the kernels' layout; the rest is for the flow's state."""
 CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
-"""Beside all that torch allocates: CUDA's context, and the code of kernels and libraries; and what of that comes only
-after memory was divided."""
+"""Memory beside torch's allocations: CUDA's context and the code of kernels and libraries; LATER_BYTES of it are taken
+after the division of memory."""
 FEWEST_FRAMES = 2_048
-"""Mel frames of the largest batch that is recorded: fewer would cost time."""
+"""The least mel frames of the largest recorded batch: a smaller limit would cost time."""
 FEWEST_BYTES, ROOT_BYTES = 15 << 27, 72 << 20
-"""With kernels: what recordings up to that size take with their batches, and by how much that grows with the square
-root of the size: fitted to what engines of CosyVoice 2 and 3 took of an H200 (benchmarks/results/gpu)."""
+"""With kernels: bytes of recordings and batches up to FEWEST_FRAMES, and their growth with the square root of the
+frames; fitted to engines of CosyVoice 2 and 3 on an H200 (benchmarks/results/gpu)."""
 FEWEST_SLOTS = 8
 LONE_SLOTS_SHARE = 0.5
-"""`SLOTS_SHARE` of a language model alone."""
+"""`SLOTS_SHARE` if the engine has only a language model."""
 STREAMS = 4_096
-"""Requests that run at once where no language model limits them by its slots."""
+"""Number of concurrent requests if no language model limits them by its slots."""
 LEAST_ROOM = 1 << 30
-"""Bytes beside the weights with which an engine can work."""
+"""The least bytes beside the weights with which an engine can work."""
 
 
 @dataclass(frozen=True)
 class EngineSettings(AdmissionLimits):
     """The operator's choices, admission's limits included; None: as the device's memory allows.
 
-    slots: sequences that the language model decodes at once; slots_share: of a CUDA device's memory beside the weights,
-    that slots take at most where their number is not given, None: a quarter, or half where the language model is alone;
-    state_bytes: memory for the flow's state of the past; memory_bytes: all that may be taken of a CUDA device's memory,
-    the weights included; kernels: whether our own kernels and recorded launches are used, None: where they are faster,
-    on CUDA devices in 16 bit; deterministic: the same request gives the same bits whatever shares its batches, which
-    costs speed; lm_backend, flow_backend: what runs the language model and the flow's velocity estimator, see
-    docs/backends.md; trt_concurrent: execution contexts of TensorRT; tp, pp: GPUs that share each layer of the language
-    model, and among which its layers are divided; trust_model_code: run files of the model's folder that hold code,
-    though they were not made on this machine.
+    slots: sequences that the language model decodes at once; slots_share: the largest share of a CUDA device's memory,
+    beside the weights, for slots if their number is not given, None: a quarter, or half if there is only a language
+    model; state_bytes: memory for the flow's state of the past; memory_bytes: the most memory that may be taken of a
+    CUDA device, the weights included; kernels: whether our own kernels and recorded launches are used, None: where they
+    are faster, on CUDA devices in 16 bit; deterministic: slower, but the same request gives the same bits whatever
+    shares its batches; lm_backend, flow_backend: runtimes of the language model and of the flow's velocity estimator,
+    see docs/backends.md; trt_concurrent: execution contexts of TensorRT; tp: GPUs that share each layer of the language
+    model; pp: GPUs among which its layers are divided; trust_model_code: run files of the model's folder that hold
+    code, though they were not made on this machine.
     """
 
     slots: int | None = None
@@ -93,9 +92,9 @@ class EngineSettings(AdmissionLimits):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Slots and positions of the key-value cache, bytes for the flow's state, and mel frames of the largest batch that
-    is recorded; None: nothing is. Of a CUDA device also the bytes of all slots (of another runtime: with weights), and
-    what batches are taken to need.
+    """Slots and positions of the key-value cache, bytes for the flow's state, and mel frames of the largest recorded
+    batch (None: batches are not recorded). On CUDA also the bytes of all slots (of another runtime: with weights), and
+    the estimated bytes of batches.
     """
 
     slots: int
@@ -112,7 +111,7 @@ class MemoryPlan:
 
 
 def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> MemoryPlan:
-    """Divide what the device has free, once the weights are there; InvalidRequest: it is too little."""
+    """Divide the device's free memory, after the weights are loaded; InvalidRequest: it is too little."""
     if models.device.type == "cuda":
         room = cuda_room(models.device, settings.memory_bytes)
         return divide(room, models, settings, uses_kernels(models, settings))
@@ -123,13 +122,13 @@ def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> Mem
 
 
 def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, kernels: bool) -> MemoryPlan:
-    """Divide a CUDA device's memory: nothing but sizes is read, so networks may be outlines and no device be there.
+    """Divide a CUDA device's memory. Only sizes are read, so it works without a device and on models without weights.
 
     room: bytes beside the weights; kernels: whether they are used. InvalidRequest: it is too little.
     """
     has_flow, capacity = isinstance(models, Models), _capacity(models)
     keeps_state = has_flow and models.config.generation is not Generation.V1
-    # Without weights, and on no outline of all of them, the language model takes no slots.
+    # A language model without weights takes no slots, unless all models are outlines on the meta device.
     apart = settings.lm_backend != "torch"
     has_lm = apart or has_language_model(models) or models.device.type == "meta"
     per_slot = slot_bytes(models, capacity) if has_lm else 0
@@ -143,9 +142,9 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
             fitting = [size for size in FRAME_SIZES.positions if _batches_bytes(size) <= batches]
             batch_frames = max((FEWEST_FRAMES, *fitting))
             batches = _batches_bytes(batch_frames)
-            # A device that is too small for it may do with less: not every recording is needed at once.
+            # A device too small for all recordings may do with less: not every recording is needed at once.
             spared = min(batches, room // 2)
-    # One slot more takes what only pads.
+    # One additional slot is for padding.
     slots_bytes = int(room * share) if apart else (slots + 1) * per_slot
     state_bytes = room - spared - slots_bytes
     if state_bytes < 0:
@@ -159,7 +158,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
 
 
 def _batches_bytes(frames: int) -> int:
-    """Bytes of batches and recordings where the largest recorded ones have this many mel frames."""
+    """Bytes of batches and recordings, if the largest recorded batches have this many mel frames."""
     return FEWEST_BYTES + int(ROOT_BYTES * (sqrt(frames) - sqrt(FEWEST_FRAMES)))
 
 
@@ -168,18 +167,18 @@ def _capacity(models: Models | LanguageModel) -> int:
 
 
 def has_language_model(models: Models | LanguageModel) -> bool:
-    """Whether the language model has weights: without them it is an outline on torch's meta device."""
+    """Whether the language model has weights; without weights it is on torch's meta device."""
     return not next(models.lm.parameters()).is_meta
 
 
 def slot_bytes(model: Models | LanguageModel, capacity: int) -> int:
-    """Keys and values of this many positions in all layers."""
+    """Bytes of keys and values for this many positions in all layers."""
     lm = model.config.lm
     return 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * model.dtype.itemsize
 
 
 def suits_kernels(generation: Generation, dtype: torch.dtype) -> bool:
-    """Whether our own kernels are the faster ones on a CUDA device; CosyVoice 1 has no kernels."""
+    """Whether our own kernels are faster on a CUDA device; CosyVoice 1 has no kernels."""
     return generation is not Generation.V1 and dtype != torch.float32
 
 
@@ -187,7 +186,7 @@ def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bo
     """Whether the stages run on our own kernels.
 
     Raises:
-        InvalidRequest: they were asked for, and cannot run here.
+        InvalidRequest: kernels were asked for, and cannot run here.
     """
     can = usable(models.device)
     wanted = settings.kernels
@@ -204,7 +203,7 @@ def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bo
 
 
 def room_beside(weights: int, memory_bytes: int) -> int:
-    """Bytes beside the weights, of all that may be taken; InvalidRequest: it leaves too little."""
+    """Bytes of `memory_bytes` that remain beside the weights; InvalidRequest: too few remain."""
     room = memory_bytes - weights - CUDA_BYTES
     if room < LEAST_ROOM:
         raise InvalidRequest(
@@ -220,7 +219,7 @@ def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
     Raises:
         InvalidRequest: too little is free, or `memory_bytes` leaves too little.
     """
-    # Torch keeps memory of engines that were closed.
+    # Free the memory that torch keeps from closed engines.
     gc.collect()
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0] - LATER_BYTES
@@ -233,12 +232,12 @@ def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
 
 
 def host_memory(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may have: the machine's, or fewer where a control group (a container, a unit of systemd)
-    limits it.
+    """Bytes that this process may use: the machine's memory, or less if a control group (a container, a unit of
+    systemd) limits it.
     """
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not every system tells
+    except (ValueError, OSError, AttributeError):  # not every system has these values
         memory = 8 << 30
     try:
         lines = groups.read_text(encoding="utf-8").splitlines()
@@ -250,7 +249,7 @@ def host_memory(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("
         if controllers and "memory" not in controllers.split(","):
             continue
         folder = root / path.strip("/")
-        # Each group above has its limit, too; in a container the path may be that of the host, and not be there.
+        # Parent groups have limits, too. In a container the path may be one of the host, which does not exist here.
         for group in (folder, *folder.parents[: len(folder.parts) - len(root.parts)]):
             with suppress(OSError, ValueError):  # "max" stands for none
                 memory = min(memory, int((group / name).read_text()))

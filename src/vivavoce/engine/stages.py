@@ -1,8 +1,8 @@
 """The interfaces of the stages, and the errors that their failures become.
 
-Another generation of models, or another runtime (vLLM, TensorRT), takes part by implementing these three interfaces:
-loop, scheduler and entry points know nothing else of a stage. One thread uses them, under `torch.inference_mode()`, and
-on CUDA each of the two queues (`device.DeviceQueue`) on a stream of its own.
+Another generation of models, or another runtime (vLLM, TensorRT), implements these three interfaces: loop, scheduler
+and entry points use only them. One thread calls them, under `torch.inference_mode()`, and on CUDA each of the two
+queues (`device.DeviceQueue`) has a stream of its own.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class LMInterface(Protocol):
     capacity: int
     """Number of positions in each slot."""
     self_paced: bool
-    """After `prefill` the runtime decodes by itself to the run's end. Then `decode` does nothing, `collect` reports the
-    time for the ids (`Sampled.seconds`), and `wait` may return before there are new ids."""
+    """After `prefill` the runtime decodes by itself to the run's end. Then `decode` does nothing, `collect` gives the
+    seconds of the ids (`Sampled.seconds`), and `wait` may return before there are new ids."""
 
     @property
     def healthy(self) -> bool:
@@ -54,16 +54,16 @@ class LMInterface(Protocol):
         """Number of decode steps whose ids were not collected yet."""
 
     def prepare(self, slots: int | None = None) -> None:
-        """Do ahead what the first work of this many slots would wait for; None: of all."""
+        """Make recordings before the first work of this many slots needs them; None: of all slots."""
 
     def check(self, run: DecodeRun, slot: int | None = None) -> None:
-        """Refuse with InvalidRequest a run that needs more positions than the slot has left; None: than any has."""
+        """Raise InvalidRequest for a run that needs more positions than the slot has left; None: than any slot has."""
 
     def open(self, params: SamplingParams, seed: int) -> int:
-        """Take a free slot; its number."""
+        """Take a free slot; returns its number."""
 
     def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
-        """Begin a run in each of these slots: read its rows, in one forward, and sample its first id."""
+        """Begin a run in each of these slots: read its rows, in one forward pass, and sample its first id."""
 
     def decode(self, steps: int = 1) -> None:
         """Sample `steps` more ids, or all up to its end, for every slot whose run is in progress."""
@@ -71,7 +71,7 @@ class LMInterface(Protocol):
     def collect(self, wait: bool) -> list[Sampled]:
         """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished.
 
-        EngineStopped: nothing will ever come again; other errors: whose launch it was is not known.
+        EngineStopped: no more ids will come; after any other error it is unknown which launch failed.
         """
 
     def wait(self) -> None:
@@ -81,7 +81,7 @@ class LMInterface(Protocol):
         """Free a slot at once; ids that are still on their way to it are dropped."""
 
     def shutdown(self) -> None:
-        """End what it has beside memory: processes, threads. Nothing is asked of it afterwards."""
+        """End processes and threads of the runtime. The stage is not used afterwards."""
 
 
 class FlowJobInterface(Protocol):
@@ -89,52 +89,52 @@ class FlowJobInterface(Protocol):
 
     @property
     def steps_left(self) -> int:
-        """Calls of `step` until it is done."""
+        """Number of calls of `step` until the batch is done."""
 
     def step(self) -> None:
-        """One of its steps; does not wait for the device."""
+        """Take one step; does not wait for the device."""
 
     def result(self) -> Sequence[Tensor | None]:
-        """Mels [frames, bins] of a done job's rows, in order; None where only a prompt's state was asked for."""
+        """Mels [frames, bins] of a done job's rows, in order; None for rows that compute a prompt's state."""
 
     def abandon(self) -> None:
-        """Free what it holds; nothing of it stands."""
+        """Give the batch up; its streams stay as they were."""
 
 
 class FlowInterface(Protocol):
-    """Speech tokens → mel, by chunks. State is a cache: a past that is not found is computed again, to the same result.
+    """Speech tokens → mel, by chunks. State is a cache: a missing past is computed again, with the same result.
 
-    A place (`open`) has `voice`, a key of the voice's prompt or None where it has no state of its own, and `known`, the
-    state that the next chunk goes on from or None.
+    A stream (`open`) has `voice`, the key of the voice's prompt or None without a state of its own, and `known`, the
+    state that the next chunk continues or None.
     """
 
     def prepare(self, frames: int | None = None) -> None:
-        """Do ahead what the first batches of up to this many mel frames would wait for; None: of any size."""
+        """Make recordings before the first batches of up to this many mel frames need them; None: of any size."""
 
     def open(self, conditioning: Conditioning) -> Any:
         """Open a stream for one sequence."""
 
     def close(self, stream: Any) -> None:
-        """Free what a sequence holds; may be called again."""
+        """Free the state of a sequence; may be called again."""
 
     def lacks_prompt(self, stream: Any) -> bool:
         """Whether to compute the state of the sequence's voice before its next chunk."""
 
     def start(self, rows: Sequence[FlowRow]) -> FlowJobInterface:
-        """Begin one batch, all of one attention; sets the rows' frames. If it raises, nothing was begun."""
+        """Begin one batch of rows with the same attention; sets their frames. If it raises, nothing was begun."""
 
 
 class VocoderInterface(Protocol):
-    """Mel → samples, by pieces. A place (`open`) has `frames_of`, see `VocoderStream`."""
+    """Mel → samples, by pieces. A stream (`open`) has `frames_of`, see `VocoderStream`."""
 
     def prepare(self, frames: int | None = None) -> None:
-        """Do ahead what the first batches of up to this many mel frames would wait for; None: of any size."""
+        """Make recordings before the first batches of up to this many mel frames need them; None: of any size."""
 
     def open(self, seed: int, speed: float, joins: CrossfadeMode) -> Any:
         """Open a stream for one sequence."""
 
     def close(self, stream: Any) -> None:
-        """Free what a sequence holds; may be called again."""
+        """Free the state of a sequence; may be called again."""
 
     def run(self, rows: Sequence[VocoderRow]) -> list[Tensor]:
         """Samples [n] float32 of each row, on the device. If it raises, nothing is changed."""
@@ -150,11 +150,11 @@ class Stages:
 
 
 Fail = Callable[[Sequence[SequenceState], Exception], None]
-"""Ends the requests of these sequences with the error; their neighbours go on."""
+"""Ends the requests of these sequences with the error; other requests go on."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """The device or the host had no memory for a batch's tensors: a smaller batch may fit."""
+    """Whether the device or the host had too little memory for a batch's tensors: a smaller batch may fit."""
     # On the CPU torch raises a plain RuntimeError from its allocator.
     return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
@@ -162,10 +162,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def not_finite() -> StageFailed:
-    """The error of a request whose samples are not finite. No network makes such of finite ones, but overflow does."""
+    """The error of a request whose samples are not finite: an overflow, or bad weights or features."""
     return StageFailed(
-        "engine: samples of this request came out as no numbers; with --dtype float32 nothing overflows, and if it is "
-        "the same there, the voice or the model's weights are at fault"
+        "engine: samples of this request are not finite; use --dtype float32, which does not overflow; if that does "
+        "not help, the voice or the model's weights are at fault"
     )
 
 

@@ -1,4 +1,4 @@
-"""Counters and bounded histograms of the engine's work since it started; nothing here decides anything."""
+"""Counters and bounded histograms of the engine's work since its start; they influence no decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivavoce.engine.cost_model import Stage
 
 
 def log_bounds(low: float, high: float, per_decade: int) -> tuple[float, ...]:
-    """Upper bounds of buckets from `low` until `high` is reached, `per_decade` for each factor of ten."""
+    """Upper bounds of buckets from `low` up to at least `high`, `per_decade` for each factor of ten."""
     bounds = [low]
     while bounds[-1] < high * (1 - 1e-9):
         bounds.append(low * 10 ** (len(bounds) / per_decade))
@@ -22,14 +22,14 @@ def log_bounds(low: float, high: float, per_decade: int) -> tuple[float, ...]:
 
 
 SECONDS = log_bounds(1e-5, 1e3, per_decade=5)
-"""10 µs … 1000 s; a bucket is 1.58 times as wide as the one before."""
+"""10 µs … 1000 s; each bound is 1.58 times the bound before."""
 SIZES = tuple(float(2**power) for power in range(13))
 """1, 2, 4 … 4096."""
 
 
 @dataclass
 class Histogram:
-    """Values ≥ 0, counted by bucket: `bounds` are inclusive upper ones, `counts` has one more for what lies above."""
+    """Values ≥ 0, counted by bucket: `bounds` are inclusive upper bounds, `counts` has one more for larger values."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ class StageStatistics:
 
 @dataclass
 class RequestStatistics:
-    """Requests by what happened to them: each is either refused, or accepted and later one of the rest."""
+    """Requests by outcome: each is either refused, or accepted and later finished, cancelled or failed."""
 
     refused: int = 0
     accepted: int = 0
@@ -85,13 +85,12 @@ class RequestStatistics:
 
     @property
     def unfinished(self) -> int:
-        """Accepted and not at their end."""
         return self.accepted - self.finished - self.cancelled - self.failed
 
 
 @dataclass
 class StreamStatistics:
-    """Seconds to first chunks, delivered chunks, and how late chunks came whose listener had played all before."""
+    """Seconds to first chunks, number of chunks, and the lateness of chunks after an underrun."""
 
     first_chunk_s: Histogram = field(default_factory=_seconds)
     chunks: int = 0
@@ -104,8 +103,6 @@ class StreamStatistics:
 
 @dataclass
 class SlotStatistics:
-    """Slots taken now, the most at any time, and all there are."""
-
     used: int = 0
     peak: int = 0
     total: int = 0
@@ -113,7 +110,7 @@ class SlotStatistics:
 
 @dataclass
 class StatisticsSnapshot:
-    """Everything at one moment; waiting: accepted requests that have not begun, prompt_cache_*: looked-up voices."""
+    """Everything at one moment; waiting: accepted requests that have not started, prompt_cache_*: lookups of voices."""
 
     stages: tuple[StageStatistics, ...] = field(default_factory=lambda: tuple(map(StageStatistics, Stage)))
     requests: RequestStatistics = field(default_factory=RequestStatistics)
@@ -132,12 +129,12 @@ class Statistics:
     """The counters (`now`): any thread writes or copies them, always under `lock`, held for microseconds."""
 
     def __init__(self) -> None:
-        # Reentrant: while a thread counts, garbage collection may drop a handle, whose request ends and is counted too.
+        # Reentrant: while a thread counts, garbage collection may end a request, which is counted, too.
         self.lock, self.now = RLock(), StatisticsSnapshot()
         self._stages = {entry.stage: entry for entry in self.now.stages}
 
     def batch(self, stage: Stage, rows: int, busy_s: float, queued_s: Iterable[float] = (), batches: int = 1) -> None:
-        """Count batches of `rows` rows that took `busy_s` each; queued_s: what rows waited that queued for them."""
+        """Count batches of `rows` rows that took `busy_s` each; queued_s: waiting times of queued rows."""
         with self.lock:
             counted = self._stages[stage]
             counted.batch_size.observe(rows, batches)
@@ -146,7 +143,7 @@ class Statistics:
                 counted.queued_s.observe(seconds)
 
     def snapshot(self, waiting: int = 0) -> StatisticsSnapshot:
-        """Everything so far, as of one moment, at which this many accepted requests have not begun."""
+        """A copy of all counters; waiting: accepted requests that have not started."""
         with self.lock:
             copy = deepcopy(self.now)
         copy.waiting = waiting
@@ -154,7 +151,7 @@ class Statistics:
 
 
 def summed(snapshots: Sequence[StatisticsSnapshot]) -> StatisticsSnapshot:
-    """Statistics of several engines together: the sums of all counts, peaks of slots too; the largest maximum."""
+    """Statistics of several engines together: sums of all counts and of peaks of slots; the largest maximum."""
 
     def added(one: Any, other: Any, name: str = "") -> Any:
         if is_dataclass(one) and not isinstance(one, type):

@@ -1,4 +1,4 @@
-"""Flow and vocoder: batches of chunks, one Euler step at a time, then samples on their way to the host."""
+"""Runs flow and vocoder: batches of chunks, one Euler step at a time, then samples on their way to the host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_BATCHES = 2
 
 @dataclass(eq=False)
 class _Batch(RunningBatch):
-    """Chunks in the flow (`job`), or with mels that the vocoder has still to turn into samples."""
+    """Chunks in the flow (`job`), or with mels that wait for the vocoder."""
 
     size: BatchSize
     job: FlowJobInterface | None
@@ -39,14 +39,14 @@ class _Batch(RunningBatch):
     mels: Sequence[Tensor] = ()
     steps: int = 1
     done: int = 0
-    """Steps whose seconds are known."""
+    """Number of steps whose seconds are known."""
     spent_s: float = 0.0
     last: bool = False
-    """It is the last attempt."""
+    """Whether this is the last attempt."""
 
 
 class SynthesisRunner:
-    """Runs flow batches, vocodes their mels, and hands samples out in the order in which batches end.
+    """Runs flow batches, vocodes their mels, and gives samples in the order in which batches end.
 
     Args:
         padded: the rows of a batch cost as much as its longest one.
@@ -73,17 +73,17 @@ class SynthesisRunner:
         self._padded, self._one_by_one = padded, one_by_one
         self._batches: list[_Batch] = []
         self.failed: deque[tuple[Sequence[ChunkPlan], bool]] = deque()
-        """Chunks of batches that failed, to be tried in smaller ones; whether it is for the last time."""
+        """Chunks of failed batches, to be tried in smaller ones, and whether it is the last attempt."""
         self._leaving: deque[tuple[Sequence[ChunkPlan], Sequence[Tensor], QueueEvent]] = deque()
         """Samples that are being copied to the host."""
 
     @property
     def busy(self) -> bool:
-        """Batches are running, samples are on their way, or the device has work left, such as a prompt's."""
+        """Whether batches are running, samples are on their way, or the device has work left, such as a prompt's."""
         return bool(self._batches or self._leaving or self.failed) or self.queue.busy
 
     def running(self) -> tuple[Sequence[RunningBatch], bool]:
-        """The batches with steps left, of which the vocoder's is one, and whether another may be begun beside them."""
+        """The batches with steps left (the vocoder's has one), and whether another batch may begin beside them."""
         in_flow = 0
         for batch in self._batches:
             batch.seconds_left = self._costs.predict(Stage.FLOW if batch.job else Stage.VOCODER, batch.size)
@@ -93,7 +93,6 @@ class SynthesisRunner:
         return self._batches, in_flow < _MOST_BATCHES
 
     def prepare(self, frames: int | None) -> None:
-        """Get ready for batches of up to this many mel frames; None: of any size."""
         with self.queue.entered():
             self.flow.prepare(frames)
             self.vocoder.prepare(frames)
@@ -106,14 +105,14 @@ class SynthesisRunner:
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
         if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
-            # Its chunks go on from a state of the voice's prompt that other streams may have left.
+            # The chunks continue a state of the voice's prompt that an earlier stream may have left.
             if request.asked and sequence.flow.voice is not None:
                 with self._statistics.lock:
                     self._statistics.now.prompt_cache_hits += sequence.flow.known is not None
                     self._statistics.now.prompt_cache_misses += sequence.flow.known is None
 
     def release(self, sequence: SequenceState) -> None:
-        """Free what a sequence holds; its part of a running batch when that has ended."""
+        """Free the streams of a sequence; its part of a running batch is freed when that batch has ended."""
         if sequence.flow is not None:
             self.flow.close(sequence.flow)
             self.vocoder.close(sequence.wave)
@@ -126,17 +125,17 @@ class SynthesisRunner:
             self._begin(chunks, (), last)
 
     def begin(self, chunks: Sequence[ChunkPlan]) -> None:
-        """Begin a flow batch; marks what its chunks take of their sequences."""
+        """Begin a flow batch, and update the sequences of its chunks."""
         now = self.queue.clock()
         begun, queued = [], []
         for chunk in chunks:
             sequence = chunk.sequence
             if sequence.request.closed:
-                continue  # the language model failed it a moment ago
+                continue  # the language model's failure has just ended the request
             if not chunk.hop:
                 sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
                 if not sequence.lacks_prompt:
-                    continue  # another stream of the voice has brought it meanwhile
+                    continue  # another stream of the voice has computed the state meanwhile
             else:
                 sequence.chunks += 1
                 sequence.finished = chunk.final
@@ -149,9 +148,7 @@ class SynthesisRunner:
             self._begin(begun, queued)
 
     def advance(self, running: RunningBatch) -> None:
-        """One step of a running batch: an Euler step of the flow, whose mels go to the vocoder after the last, or the
-        vocoder.
-        """
+        """Launch one step of a running batch: an Euler step of the flow, or the vocoder after the last of these."""
         assert isinstance(running, _Batch)
         job = running.job
         if job is None:
@@ -181,7 +178,7 @@ class SynthesisRunner:
             with self.queue.entered():
                 mels = job.result()
         except Exception as error:
-            # Some rows may have left their state: to compute them again from it would be wrong.
+            # Some rows may have stored their new state: computing them again from it would be wrong.
             job.abandon()
             self._give_up(running.chunks, error)
             return
@@ -215,7 +212,7 @@ class SynthesisRunner:
             chunks, copies, _ = self._leaving.popleft()
             for chunk, copy in zip(chunks, copies, strict=True):
                 chunk.sequence.busy = False
-                # A copy of its own: listeners keep chunks, and page-locked memory is dear.
+                # Copy, because listeners keep chunks, and page-locked memory is scarce.
                 samples = copy.numpy().copy() if copy.is_pinned() else copy.numpy()
                 if np.isfinite(samples).all():
                     arrived.append((chunk, samples))
@@ -236,7 +233,7 @@ class SynthesisRunner:
         except Exception as error:
             self._recover(chunks, error, last)
             return
-        # The frames that the flow really computes: without its state a chunk's past comes on top.
+        # The frames that the flow really computes, including a past whose state is missing.
         size = self._size([row.frames for row in rows], sum(row.past_frames for row in rows))
         self._batches.append(_Batch(chunks, 0.0, size, job, queued, steps=job.steps_left, last=last))
 
@@ -263,7 +260,7 @@ class SynthesisRunner:
             waves = self.vocoder.run(rows)
             if not self.queue.on_cuda:
                 return waves, self.queue.mark()
-            samples = torch.cat(waves)  # all of a batch in one copy
+            samples = torch.cat(waves)  # one copy for the whole batch
             copy = torch.empty(samples.shape, dtype=samples.dtype, pin_memory=True)
             copy.copy_(samples, non_blocking=True)
             return copy.split([len(one) for one in waves]), self.queue.mark()
@@ -271,22 +268,22 @@ class SynthesisRunner:
         try:
             copies, mark = self.queue.launch(work, on_done)
         except Exception as error:
-            # Vocoded chunks cannot be vocoded once more: their streams remember them as spoken.
+            # Vocoded chunks cannot be vocoded again: their streams have their tails already.
             if waves is not None or len(chunks) == 1:
                 self._give_up(chunks, error)
                 return
         else:
             self._leaving.append((chunks, copies, mark))
             return
-        # Not in the handler: there the error would keep the batch's tensors alive.
+        # Outside of the handler, where the exception would keep the batch's tensors alive.
         self._make_room()
         half = len(chunks) // 2
         self._vocode(chunks[:half], mels[:half])
         self._vocode(chunks[half:], mels[half:])
 
     def _recover(self, chunks: Sequence[ChunkPlan], error: Exception, last: bool = False) -> None:
-        """Try again in two halves: a chunk that cannot be computed harms no other. After out-of-memory one that is
-        alone is tried once more, with room made.
+        """Try again in two halves, so that a chunk that cannot be computed fails alone. A single chunk that ran out of
+        memory is tried once more, after freeing cached memory.
         """
         half = len(chunks) // 2
         if half:
@@ -299,7 +296,7 @@ class SynthesisRunner:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Give back what torch's allocator keeps in pieces that are too small."""
+        """Free the cached memory of torch's allocator, whose pieces may be too small."""
         if self.queue.on_cuda:
             torch.cuda.empty_cache()
 

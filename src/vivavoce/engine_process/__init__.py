@@ -1,1 +1,1 @@
-"""The engine in a process of its own, and what the doors of a server ask of it."""
+"""The engine in a process of its own, and its interface for a server."""

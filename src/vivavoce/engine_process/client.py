@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 PROCESS_MODULE = "vivavoce.engine_process.process"
 PAUSES_S = (0.0, 1.0, 5.0, 15.0, 30.0)
-"""Seconds before the process is started: at first, after one failed start, after two in a row …
-A process that got ready counts for one less, so that after a single crash the next one starts at once."""
+"""Seconds to wait before a start: the first one, the one after one failed start, after two in a row … A process that
+was ready once counts as one failure less, so that after a single crash the next one starts at once."""
 STEADY_S = 60.0
 """A process that got ready and lived this long ends the row of failures."""
 PULSE_S, LATE_S, STUCK_S = 1.0, 3.0, 20.0
-"""Seconds between health checks; without an answer before the process gets no requests until it answers; and without
-an answer before it is killed."""
+"""Seconds between health checks; seconds without an answer until the process gets no requests; and until it is
+killed."""
 RESTART_S, RESTART_FACTOR = 600.0, 4.0
 """Time that a restarted process has to get ready: seconds, or a multiple of the first start, whichever is longer. The
 first start has no limit: it may download a model, and an operator watches it."""
@@ -74,7 +74,7 @@ class RemoteStream:
     def cancel(self) -> None:
         if self.verdict is None:
             self._send(messages.Cancel(self._number))
-            while not self._events.empty():  # the listener has left
+            while not self._events.empty():  # nothing is left for the listener, who has left
                 self._events.get_nowait()
             self.on_end(Verdict(FinishReason.CANCELLED))
 
@@ -291,7 +291,7 @@ class EngineClient:
         """The answer to a health check; TimeoutError: none."""
         asking = asyncio.ensure_future(self._ask(messages.Ping(next(self._numbers))))
         try:
-            # In steps: if this process itself was suspended, the first step finds the answer.
+            # In steps: if this process was suspended, the answer is there after the first step.
             for step in range(round(STUCK_S / PULSE_S)):
                 await asyncio.wait((asking,), timeout=PULSE_S)
                 if asking.done():
@@ -347,7 +347,7 @@ class EngineClient:
             case messages.Answer(number, value):
                 self._answer(number, value)
             case messages.Event(number, event):
-                if number in self._streams:  # else it was cancelled meanwhile
+                if number in self._streams:  # otherwise it was cancelled meanwhile
                     self._streams[number].on_event(event)
             case messages.End(number, outcome):
                 if number in self._streams:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Submit = Callable[[SpeechRequest, set[str], tuple[VivavoceError, ...]], Awaitable[SpeechStream]]
 """Gives a request to an engine that is not in the set, and adds that engine to it; raises the refusal with the shortest
-wait, those of the tuple included."""
+wait, including the refusals in the tuple."""
 MOST_LOST = 2
 """Engines that may end under one request: a request that crashes engines must not end a whole fleet."""
 
@@ -189,7 +189,7 @@ class EngineFleet:
         await self._ask(lambda engine: engine.remove_voice(owner, name), None, _is_full)
 
     async def statistics(self) -> BackendStatistics | None:
-        """None: each engine has its own."""
+        """None: the fleet has no statistics of its own, each engine has."""
         return None
 
     async def close(self) -> None:
@@ -234,5 +234,5 @@ class EngineFleet:
 
 
 def _is_full(refusal: VivavoceError) -> bool:
-    """Not after `EngineStopped`: the engine may have made the change before it ended."""
+    """Whether to try another engine. Not after `EngineStopped`: the engine may have made the change before it ended."""
     return isinstance(refusal, Overloaded)

@@ -64,7 +64,7 @@ class Cancel:
 class MethodCall:
     number: int
     method: str
-    """Its name in `ModelService`."""
+    """The name of the method in `ModelService`."""
     arguments: tuple[Any, ...]
 
 

@@ -1,4 +1,4 @@
-"""The content of the engine's process: the model with its engine and front end, and the voices."""
+"""The model with its engine, front end and voices, in the engine's process."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from vivavoce.server.settings import EngineSection, ModelSection
 from vivavoce_textnorm import MAX_BLOCK_CHARS, NO_WORDS, Lexicon, Lexicons, NormalizedText
 
 LARGEST_VOICE = 2 << 20
-"""About the bytes of a stored voice of 30 s: its features for one model or two, and its recording."""
+"""About the bytes of a stored voice of 30 s: its features for one or two models, and its recording."""
 MIN_COMING = 64
-"""Least limit of the requests on their way to the engine, for engines with few slots."""
+"""The lower limit of `max_coming`, for engines with few slots."""
 TEXT_THREADS, TEXT_S = 4, 20.0
-"""Short texts that are read at once, each in tenths of a second; and the time of any text until the engine has its
-first segment."""
+"""Number of short texts that are read at once, each in tenths of a second; and seconds for any text until the engine
+has its first segment."""
 STORE_THREADS, STORE_S = 4, 5.0
 """Operations of the voice store at once, and the time for each."""
 CHECK_S = 1.5
 """Time for the store's health check."""
 EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S = 2, 8, 30.0
-"""Recordings that are extracted at once, that may wait, and the seconds for each, on a slow processor."""
+"""Recordings that are extracted at once, recordings that may wait, and the seconds for each, on a slow processor."""
 NICENESS = 5
 """The niceness of extraction: it gets a third of the processor time of other threads. With much less, an extracting
 thread that holds the interpreter's lock would block all others."""
@@ -73,7 +73,6 @@ class ModelService:
         self.engine, self.front_end = engine, front_end
         self.registry, self._lexicons = registry, lexicons
         self.max_coming = max(MIN_COMING, engine.memory.slots)
-        """The limit of requests on their way to the engine."""
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
         waiting, error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
         recording_error = partial(Overloaded, retry_after_s=5.0)
@@ -125,7 +124,7 @@ class ModelService:
         return NO_WORDS if self._lexicons is None else self._lexicons.of(owner, "" if voice is None else voice.name)
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
-        """Errors as `VoiceRegistry.requested`; while the store hangs, built-in voices are found by their names."""
+        """Errors as `VoiceRegistry.requested`. While the store hangs, built-in voices are still found."""
         if isinstance(voice, Recording):
             return await self._extracted(voice)
         if voice is None and self.registry.rules.default is None:
@@ -233,7 +232,7 @@ def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSetting
 
 
 def _memory(device: torch.device) -> tuple[int, int]:
-    """Bytes in use and in total: of the GPU, or of this process and what it may have."""
+    """Bytes in use and in total: of the GPU, or of this process and its limit."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return total - free, total

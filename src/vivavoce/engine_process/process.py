@@ -38,11 +38,11 @@ OWNER_SHARE, WAITING_SHARE = 4, 2
 """One owner may have these fractions of the requests on their way to the engine (1/4), and of its places to wait (1/2).
 """
 POLL_S = 0.05
-"""Between two looks at threads that are all busy."""
+"""Interval in seconds for checking threads that are all busy."""
 ENGINE_FAILED = 3
 DEFECT = 1
 CLOSING_S = 10.0
-"""Time to close model and voices; with a stuck device that would never end."""
+"""Seconds to close model and voices, because closing would never end with a stuck device."""
 
 
 class EngineServer:

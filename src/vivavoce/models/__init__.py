@@ -1,1 +1,1 @@
-"""The networks: tensors in, tensors out. They know nothing of requests, files or text."""
+"""The networks: tensors in, tensors out. They do not depend on requests, files or text."""

@@ -1,4 +1,4 @@
-"""A model folder → networks with weights."""
+"""Builds the networks of a model folder, with their weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Models:
     device: torch.device
     dtype: torch.dtype
     folder: Path = Path()  # empty without weights
-    merged: Path | None = None  # of `vivavoce export hf`, where another runtime runs the language model
+    merged: Path | None = None  # the folder of `vivavoce export hf`, if another runtime runs the language model
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ def build_models(
     *,
     language_model: bool = True,
 ) -> Models:
-    """Load a folder. CheckpointError: files missing, corrupt, or not fitting their configuration. dtype: of the
-    language model and the flow. variant: take `part.variant.pt` where the folder has one. language_model: False: it
-    stays an outline without weights (on torch's meta device), for speech tokens → audio.
+    """Load a folder. CheckpointError: files are missing, corrupt, or do not fit their configuration. dtype: of the
+    language model and the flow. variant: take `part.variant.pt` where the folder has one. language_model: False: leave
+    the language model without weights (on torch's meta device), for speech tokens → audio.
     """
     generation = detect_generation(folder)
     check_variant(folder, variant)
@@ -109,6 +109,6 @@ def build_language_model(
 
 def prepare_device(device: torch.device) -> None:
     if device.type == "cuda":
-        # cuDNN's attention plans anew for every length that it meets, some 50 ms each time, and a decode meets a new
-        # one at every token. The switch belongs to the process: torch has none that a model could keep to itself.
+        # cuDNN's attention makes a plan for each new length, which takes some 50 ms, and each token of a decode has a
+        # new length. The switch is global for the process, because torch has none per model.
         torch.backends.cuda.enable_cudnn_sdp(False)

@@ -15,7 +15,7 @@ ATTENTION_NORM_EPS = 1e-12
 
 
 class Embed(nn.Module):
-    """Linear and LayerNorm, scaled by sqrt(size) as positions are (the table itself is added in attention)."""
+    """Linear and LayerNorm, scaled by sqrt(size) like the position table (which is added in attention)."""
 
     def __init__(self, input_size: int, size: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ConformerBlock(nn.Module):
 
 
 class Conformer(nn.Module):
-    """CosyVoice 1's stack of blocks; activation: of their feed-forwards; embedded: of the embedding, None: none."""
+    """CosyVoice 1's stack of blocks; activation: in the feed-forwards; embedded: after the embedding, None: none."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Conformer(nn.Module):
         self._embedded = embedded
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [batch, time, input]; mask: [batch, 1, 1 or time, time] bool, None: all is seen  →  [.., size]."""
+        """x: [batch, time, input]; mask: [batch, 1, 1 or time, time] bool, None: attend to all  →  [.., size]."""
         x = self.embed(x) if self._embedded is None else self._embedded(self.embed(x))
         span = RelativeSpan.of(x, x.shape[1], mask)
         for block in self.blocks:

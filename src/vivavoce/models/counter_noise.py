@@ -1,8 +1,8 @@
 """Random numbers as a pure function of (seed, stream, counter).
 
-A request's noise must not depend on who shares its batch, on how its audio is cut into chunks, or on the device.
-A generator with state cannot promise that; a hash of the position can (counter-based generators: Salmon et al.,
-SC 2011). The hash is SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA 2014), in wrapping 64-bit integers.
+A request's noise must not depend on its batch, on the cutting of its audio into chunks, or on the device. A generator
+with state cannot guarantee this; a hash of the position can (counter-based generators: Salmon et al., SC 2011). The
+hash is SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA 2014), in wrapping 64-bit integers.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from vivavoce.checkpoint.folder import refuse_pointer
 from vivavoce.errors import CheckpointError, InvalidAudio
 from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
 
-MAX_RUN_S = 60.0  # of 30 s of speech at most
-MAX_FIELDS = 10_000  # beside a file's graph; a release has about ten
+MAX_RUN_S = 60.0  # recordings have at most 30 s of speech
+MAX_FIELDS = 10_000  # fields outside of a file's graph; a release has about ten
 _ERRORS_ONLY = 3
 _FUNCTIONS = 25
 
@@ -33,8 +33,8 @@ class OnnxModel:
     remedy: str = "download it again"
 
     def run(self, *inputs: NDArray[Any], **more: NDArray[Any]) -> NDArray[Any]:
-        """Feed `inputs` by position, as names differ between releases; the first output, flattened. CheckpointError: it
-        fails, or takes more than MAX_RUN_S.
+        """Feed `inputs` by position, because names differ between releases; returns the first output, flattened.
+        CheckpointError: the model fails, or takes more than MAX_RUN_S.
         """
         import onnxruntime
 
@@ -60,8 +60,8 @@ def open_onnx(
     threads: int = 1,
     remedy: str = OnnxModel.remedy,
 ) -> OnnxModel:
-    """With one thread a run's sums are always taken in the same order. providers: ONNX Runtime's, best first; remedy:
-    ends errors. CheckpointError: missing, not an ONNX model, or one of another kind.
+    """Open an ONNX file. One thread always adds sums in the same order. providers: ONNX Runtime's, best first; remedy:
+    the end of error messages. CheckpointError: the file is missing, not an ONNX model, or has other inputs.
     """
     import onnxruntime
 
@@ -69,7 +69,7 @@ def open_onnx(
     if not path.is_file():
         raise CheckpointError(f"{path.name} is missing in {path.parent}; {remedy}")
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # A thread that waits busily takes the time of those that it waits for.
+    # A thread in a busy wait takes processor time from the threads that it waits for.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _ERRORS_ONLY
     check_onnx(path, remedy)
@@ -88,11 +88,11 @@ def open_onnx(
 
 
 def check_onnx(path: Path, remedy: str = OnnxModel.remedy) -> None:
-    """Refuse, with CheckpointError, a file that is out of the bounds in which every ONNX file is read."""
+    """Raise CheckpointError for a file beyond the limits for ONNX files."""
     refuse_pointer(path)
     try:
         _check_file(path)
-    except Exception as error:  # of a file cut short, too
+    except Exception as error:  # also of a file that is cut short
         raise CheckpointError(
             f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); {remedy}"
         ) from error
@@ -103,9 +103,9 @@ def _reason(error: Exception) -> str:
 
 
 def _check_file(path: Path) -> None:
-    """ValueError: the file names tensors outside of it, or has functions, which grow without end when they are nested.
-    A tensor outside has an entry with the key "location": this word after its length, 8, which may have bytes too many,
-    the last of them 0. Functions are fields of the outermost message (onnx/onnx.proto).
+    """ValueError: the file has tensors in other files, or functions, which grow without limit when nested. A tensor in
+    another file has an entry with the key "location": the word after its length, 8, a varint that may have redundant
+    bytes, the last one 0. Functions are fields of the outermost message (onnx/onnx.proto).
     """
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         at = num_fields = 0
@@ -122,7 +122,7 @@ def _check_file(path: Path) -> None:
 
 
 def _varint(data: mmap, at: int) -> tuple[int, int]:
-    """The number at `at`, 7 bits per byte, and where it ends."""
+    """The varint at `at` (7 bits per byte), and the index after it."""
     number = shift = 0
     while data[at] > 0x7F and shift < 63:
         number, at, shift = number | (data[at] & 0x7F) << shift, at + 1, shift + 7
@@ -162,7 +162,7 @@ class SpeakerEncoder(OnnxEncoder):
         return torch.from_numpy(embedding)
 
 
-MAX_SECONDS = 30  # longest speech that the tokenizer was trained on; the official code refuses more
+MAX_SECONDS = 30  # the longest speech in the tokenizer's training; the official code refuses more
 
 
 class SpeechTokenizer(OnnxEncoder):

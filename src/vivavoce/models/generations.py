@@ -37,8 +37,8 @@ __all__ = ["MAX_FRAMES", "NETWORKS", "NetworkPart"]
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """part: the weights' file without its suffix; build: from a `ModelConfig`; names: ours → the file's; state: what is
-    made of the file's tensors before they are loaded; float32: it stays so whatever the others are.
+    """part: the name of the weights' file without its suffix; build: makes the network from a `ModelConfig`; names:
+    ours → the file's; state: transforms the file's tensors before they are loaded; float32: keep this dtype always.
     """
 
     part: str
@@ -53,7 +53,7 @@ class NetworkPart:
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Skips the random initial values. To draw them on the meta device, torch would import its compiler (140 MB)."""
+    """Skips random initial values: to draw them on the meta device, torch would import its compiler (140 MB)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

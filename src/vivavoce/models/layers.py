@@ -16,7 +16,7 @@ from vivavoce.models.packed_linear import Linear
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """sites: attentions; key_channels: of one position's key and value together; tail: positions that precede a
+    """sites: number of attentions; key_channels: of one position's key and value together; tail: positions before a
     convolution's first one; tail_channels: inputs of all convolutions, side by side.
     """
 
@@ -27,23 +27,23 @@ class MemoryShape:
 
 
 class Memory(Protocol):
-    """The past of a batch's rows for one pass, which stores what the next chunk needs and asks each site once."""
+    """The past of a batch's rows for one pass; it also stores the state for the next chunk. Used once per site."""
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """Put before a convolution's input what preceded it: x: [batch, time, channels]  →  [batch, tail + time,
+        """Put the past inputs before a convolution's input: x: [batch, time, channels]  →  [batch, tail + time,
         channels]; first: the convolution's first channel among all tails.
         """
         ...
 
     def recall(self, site: int, keys: Tensor) -> Tensor:
-        """keys: [batch, time, key channels]  →  [batch, keys, key channels], the whole row's; what lies past a row's
-        end is finite.
+        """keys: [batch, time, key channels]  →  [batch, keys, key channels], of the whole row; values past a row's end
+        are finite.
         """
         ...
 
 
 class PairRunner(Protocol):
-    """Does two pieces of work that do not depend on one another, in turn or at the same time."""
+    """Computes two independent tensors, in turn or at the same time."""
 
     def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]: ...
 
@@ -58,26 +58,26 @@ def valid_positions(lengths: Tensor, size: int) -> Tensor:
 
 
 def visible_keys(lengths: Tensor, size: int, chunk: int | None) -> Tensor:
-    """True where the query may look. With `chunk`, key j is visible to query i if j < (i // chunk + 1) · chunk: all of
-    the query's own chunk and of the past. lengths: [batch] int  →  [batch, 1, size or 1 queries, size keys] bool.
+    """True where the query may attend. With `chunk`, key j is visible to query i if j < (i // chunk + 1) · chunk: the
+    query's own chunk and all before it. lengths: [batch] int  →  [batch, 1, size or 1 queries, size keys] bool.
     """
     keys = valid_positions(lengths, size)[:, None, None, :]
     if chunk is None:
         return keys
     position = torch.arange(size, device=lengths.device)
     chunk_end = (position // chunk + 1) * chunk
-    # Padded queries see the keys of their row too: attention without any key gives NaN.
+    # Queries of padding see the keys of their row, too: attention without any key gives NaN.
     return keys & (position[None, :] < chunk_end[:, None])
 
 
 def keys_before(ends: Tensor, size: int) -> Tensor:
-    """True where the query may look; ends: [batch, queries] int  →  [batch, 1, queries, size keys] bool."""
+    """True where the query may attend; ends: [batch, queries] int  →  [batch, 1, queries, size keys] bool."""
     return (torch.arange(size, device=ends.device) < ends[..., None])[:, None]
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a query may look, −inf elsewhere; mask: [batch, 1, queries, keys] bool  →  the same shape, its rows a
-    multiple of 16 values apart, as fused kernels want.
+    """0 where a query may attend, −inf elsewhere; mask: [batch, 1, queries, keys] bool  →  the same shape, with a row
+    stride that is a multiple of 16 values, as fused kernels need.
     """
     *shape, keys = mask.shape
     bias = torch.zeros(*shape, keys + -keys % 16, dtype=dtype, device=mask.device)[..., :keys]
@@ -85,14 +85,14 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def zero_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zeros beyond each row's length, None: all are full; x: [batch, channels, time]; lengths: [batch] int."""
+    """Zeros beyond each row's length, None: all rows are full; x: [batch, channels, time]; lengths: [batch] int."""
     if lengths is None:
         return x
     return x.masked_fill(~valid_positions(lengths, x.shape[-1])[:, None, :], 0)
 
 
 def laid_together(weights: Sequence[Tensor]) -> Tensor | None:
-    """Weights of one width as one, one below the other: a view of them if they lie so in memory, else None."""
+    """Weights of one width as one tensor, one below the other: a view if they lie so in memory, else None."""
     first, at = weights[0], weights[0].storage_offset()
     memory = first.untyped_storage().data_ptr()
     for weight in weights:
@@ -103,7 +103,7 @@ def laid_together(weights: Sequence[Tensor]) -> Tensor | None:
 
 
 def lay_together(weights: Sequence[Tensor]) -> Tensor:
-    """Move weights of one width into one tensor, unless they lie so already, and give it; they become views of it."""
+    """Move weights of one width into one tensor, unless they lie so already, and return it; they become its views."""
     # The views must be inference tensors exactly if the weights were.
     with torch.inference_mode(weights[0].is_inference()), torch.no_grad():
         whole = laid_together(weights)
@@ -126,7 +126,7 @@ class FeedForward(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight over the last dimension; the mean is taken in float32 whatever x is."""
+    """x / rms(x) · weight over the last dimension; the mean is taken in float32, whatever x's dtype is."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -155,8 +155,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def relative_positions(queries: int, keys: int, channels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Sinusoids of the positions keys − 1 … −(queries − 1): [keys + queries − 1, channels]; sine in even, cosine in odd
-    ones.
+    """Sinusoids of the positions keys − 1 … −(queries − 1): [keys + queries − 1, channels]; sine in even channels,
+    cosine in odd ones.
     """
     position = torch.arange(keys - 1, -queries, -1, device=device, dtype=torch.float32)
     rate = torch.exp(torch.arange(0, channels, 2, device=device, dtype=torch.float32) * -(math.log(10000.0) / channels))
@@ -166,9 +166,9 @@ def relative_positions(queries: int, keys: int, channels: int, device: torch.dev
 
 @dataclass(frozen=True, eq=False)
 class RelativeSpan:
-    """mask: [batch, 1, 1 or queries, keys] bool, True where a query may look, None if that is everywhere; table: of
+    """mask: [batch, 1, 1 or queries, keys] bool, True where a query may attend, None: everywhere; table: from
     `relative_positions`; columns: [batch, 1, queries, keys] int64, the table's row for each pair, None if the last
-    query stands at the last key in every row.
+    query is at the last key in every row.
     """
 
     mask: Tensor | None
@@ -178,21 +178,21 @@ class RelativeSpan:
 
     @classmethod
     def of(cls, x: Tensor, keys: int, mask: Tensor | None, past: Tensor | None = None) -> RelativeSpan:
-        """For queries x: [batch, queries, size]; past: [batch] int64, of each row, None: keys − queries for all."""
+        """For queries x: [batch, queries, size]; past: [batch] int64 of each row, None: keys − queries for all."""
         queries = x.shape[1]
         table = relative_positions(queries, keys, x.shape[2], x.device, x.dtype)
         if past is None:
             return cls(mask, keys, table)
         query, key = (torch.arange(size, device=x.device) for size in (queries, keys))
         columns = key - query[:, None] + (keys - 1 - past)[:, None, None, None]
-        # Positions of padding may lie further apart than the table reaches; nothing depends on what they see.
+        # Positions of padding may be further apart than the table reaches; their results are not used.
         return cls(mask, keys, table, columns.clamp_(0, len(table) - 1))
 
     def by_key(self, scores: Tensor) -> Tensor:
         """scores: [batch, heads, queries, keys + queries − 1]  →  [batch, heads, queries, keys]."""
         if self.columns is not None:
             return scores.gather(3, self.columns.expand(-1, scores.shape[1], -1, -1))
-        # Query i finds key j in column queries − 1 − i + j: rows that are read one column further each.
+        # Query i finds key j in column queries − 1 − i + j, so each row is read one column further than the next one.
         batch, heads, queries, width = scores.shape
         padded = pad(scores, (1, 0)).view(batch, heads, width + 1, queries)
         return padded[:, :, 1:].reshape(batch, heads, queries, width)[..., : self.keys]

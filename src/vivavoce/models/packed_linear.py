@@ -1,4 +1,4 @@
-"""Products with constant weights, which are packed ahead where the library is faster with packed ones."""
+"""Products with constant weights, which are packed ahead where the library is faster with packed weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from torch.nn.functional import linear
 Product = Callable[[Tensor], Tensor]
 """x: [..., in]  →  [..., out]."""
 
-PACKED_FOR_ROWS = 8  # that oneDNN lays packed weights out for by default; other numbers work, and with the same bits
-MANY_ROWS = 256  # the same number for networks that read many positions at once
+PACKED_FOR_ROWS = 8  # oneDNN's default number of rows for packed weights; other numbers work, too, with the same bits
+MANY_ROWS = 256  # the same for networks that read many positions at once
 
 
 class Linear(nn.Linear):
-    """Multiplies by packed weights once `pack` was called, wherever no gradient is asked for; the weights must not
-    change then.
-    """
+    """Multiplies by packed weights after `pack`, except where gradients are recorded; the weights must not change
+    then."""
 
     product: Product | None = None
 
@@ -34,17 +33,15 @@ class Linear(nn.Linear):
 
 
 def packs(weight: Tensor) -> bool:
-    """On a CPU torch gives float32 products to a library that reaches less than half of oneDNN's speed on some
-    processors.
-    """
+    """Whether to pack: on some CPUs torch gives float32 products to a library with less than half of oneDNN's speed."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and _packing_works()
 
 
 def packed(weight: Tensor, bias: Tensor | None, rows: int = PACKED_FOR_ROWS) -> Product:
-    """The layout that oneDNN reads is a copy. weight: [out, in]; bias: [out]; rows: how many there will be, about."""
+    """A product with a packed copy of the weight. weight: [out, in]; bias: [out]; rows: expected number of rows."""
     layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
     bias = None if bias is None else bias.detach()
-    # A closure: a deep copy of a module shares it, and the packed layout, which cannot be copied.
+    # A closure, because deep copies of a module share it, and the packed layout cannot be copied.
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, layout, bias, "none", [], "")
 
 

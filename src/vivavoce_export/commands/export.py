@@ -1,4 +1,4 @@
-"""`vivavoce export`: a model's networks in the form of another runtime."""
+"""`vivavoce export`: a model's networks in the format of another runtime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def hf(
     model: flags.ModelOption = None,
     dtype: str = flag("auto (the model's own), float32, float16 or bfloat16.", "NAME", default="auto"),
     variant: flags.VariantOption = None,
-    force: bool = flag("Take the place of an earlier export.", default=False),
+    force: bool = flag("Replace an earlier export.", default=False),
     quiet: flags.QuietOption = False,
 ) -> None:
     """Write the language model for transformers, vLLM and the like.

@@ -25,7 +25,7 @@ class ExportFlags:
     parts: str = flag("Some of estimator, encoder, vocoder and lm; see docs.", "A,B", default="estimator")
     dtype: str = flag("fp32 or fp16.", "NAME", default="fp32")
     device: flags.DeviceOption = "auto"
-    out: Path | None = flag("Another folder than the model's, which is there.", "FOLDER", "--out", "--into", "-o")
+    out: Path | None = flag("An existing folder, in place of the model's.", "FOLDER", "--out", "--into", "-o")
     quiet: flags.QuietOption = False
 
 
@@ -33,7 +33,7 @@ def exporter(kind: str, what: str) -> Callable[[ExportFlags], None]:
     def export(wanted: ExportFlags) -> None:
         _export(kind, wanted)
 
-    export.__doc__ = f"{what}\n\nEach is compared with PyTorch first: what differs is not kept."
+    export.__doc__ = f"{what}\n\nEach file is compared with PyTorch first, and is not kept if it differs."
     return export
 
 
@@ -41,7 +41,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "onnx": exporter("onnx", "Write networks as ONNX, for ONNX Runtime and TensorRT; needs vivavoce[onnx]."),
     "jit": exporter("jit", "Write networks as TorchScript, for the device that they will run on."),
     "aoti": exporter("aoti", "Compile networks for a device by AOTInductor; needs a C++ compiler."),
-    "tensorrt": exporter("tensorrt", "Build the estimator's engine of TensorRT 10 for this GPU, of its ONNX file."),
+    "tensorrt": exporter("tensorrt", "Build the estimator's engine of TensorRT 10 for this GPU, from its ONNX file."),
 }
 
 

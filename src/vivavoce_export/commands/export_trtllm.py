@@ -66,7 +66,7 @@ class TrtllmFlags:
     write_back: Path | None = flag(
         "Also make a model folder that speaks with the checkpoint's weights, for `speak` and `eval`.", "FOLDER"
     )
-    force: bool = flag("Take the place of an earlier conversion.", default=False)
+    force: bool = flag("Replace an earlier conversion.", default=False)
 
     def chosen(self) -> ConvertOptions:
         """Raises InvalidRequest for options that contradict one another."""
@@ -105,10 +105,10 @@ class TrtllmFlags:
 
 
 def trtllm(flags: TrtllmFlags, quiet: QuietOption = False) -> None:
-    """Write the language model as a TensorRT-LLM checkpoint, of which trtllm-build makes an engine.
+    """Write the language model as a TensorRT-LLM checkpoint, from which trtllm-build makes an engine.
 
-    For TensorRT-LLM up to 1.2; later releases take the folder that `export hf` writes. Nothing of TensorRT-LLM is
-    needed here.
+    For TensorRT-LLM up to 1.2; later releases take the folder that `export hf` writes. TensorRT-LLM itself is
+    not needed here.
     """
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
@@ -118,7 +118,7 @@ def trtllm(flags: TrtllmFlags, quiet: QuietOption = False) -> None:
 
         chosen = flags.chosen()
         if flags.check and quiet:
-            raise InvalidRequest("check: --quiet hides what it finds; leave one of the two out")
+            raise InvalidRequest("check: --quiet hides its result; leave one of the two out")
     with reporter.working("opening the model …"):
         source, folder = flags.open()
         chosen.check_fits(source.sizes)

@@ -24,10 +24,10 @@ from vivavoce_export.trtllm.layers import LINEARS
 from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 Change = Callable[[Tensor], Tensor]
-"""The rounding of an engine's whole numbers: the same shape, other values."""
+"""The rounding to an engine's whole numbers: the same shape, other values."""
 LayerEffects = tuple[Mapping[str, Change], Change | None]
-"""An engine's rounding in a layer beside the weights: inputs [..., inputs] by a matrix's Hugging Face name within the
-layer; keys and values [..., head_dim]."""
+"""An engine's rounding in a layer beside the weights: of inputs [..., inputs], by a matrix's Hugging Face name within
+the layer; and of keys and values [..., head_dim]."""
 _TEXT, _SPEECH, _IDS = "text_ids", "speech_ids", "ids"
 _RANDOM_PROMPTS, _RANDOM_LENGTH = 4, 64
 _WITHOUT_ROUNDING = "calibration computes in it, so give recorded ranges, or leave out what calibrates"
@@ -43,7 +43,7 @@ class Prompt:
 
 
 def _check_ids(field: str, ids: Sequence[int], limit: int) -> None:
-    """Ids beyond the limit would stand for something else in the merged vocabulary."""
+    """Refuse ids beyond the limit, which would have another meaning in the merged vocabulary."""
     strange = [one for one in (min(ids, default=0), max(ids, default=0)) if not 0 <= one < limit]
     if strange:
         raise InvalidRequest(
@@ -94,7 +94,7 @@ def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
 
 
 def random_prompts(source: Source) -> tuple[Prompt, ...]:
-    """Random ids, the same ones every time: they show that two models are the same, not how good one is."""
+    """Random ids, the same ones every time: they show whether two models are equal, not the quality of one."""
     generator, vocabulary = torch.Generator().manual_seed(0), source.vocabulary
 
     def draw(below: int) -> list[int]:
@@ -143,8 +143,8 @@ def hidden_states(
 ) -> list[Tensor]:
     """The head's inputs: [time, hidden] float32 for each prompt, each run on its own, layer by layer.
 
-    rounded_to: weights are rounded to it, products are float32; effects: of each layer's engine; observe: is given all
-    inputs and outputs of matrices, [1, time, …], by the names of `measure`.
+    rounded_to: dtype to which weights are rounded, products are float32; effects: of each layer's engine; observe: is
+    given all inputs and outputs of matrices, [1, time, …], by the names of `measure`.
     """
 
     def wide(tensor: Tensor, name: str) -> Tensor:
@@ -161,7 +161,7 @@ def hidden_states(
         prefix = f"model.layers.{index}."
         with torch.device("meta"):
             layer = Layer(sizes).requires_grad_(False)
-        for name in sizes.layer_shapes:  # each is let go before the next one is read
+        for name in sizes.layer_shapes:  # each tensor is freed before the next one is read
             state = {_own_name(name): wide(reader.read(prefix + name), prefix + name)}
             layer.load_state_dict(state, strict=False, assign=True)
         changes, cached = effects(index)
@@ -211,7 +211,7 @@ class Calibration:
         mark = hashlib.sha256(json.dumps([prompt.ids for prompt in self.prompts]).encode())
         for name, tensor in sorted((self.recorded or {}).items()):
             mark.update(name.encode())
-            # numpy has no bfloat16.
+            # numpy lacks bfloat16
             mark.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return mark.hexdigest()
 

@@ -109,7 +109,7 @@ def convert_layer(
 
     def put(name: str, pieces: Sequence[Tensor]) -> None:
         for tensors, piece in zip(tensors_by_rank, pieces, strict=True):
-            tensors.setdefault(name, piece)  # `mlp.gate` reads what `mlp.fc` reads, and has no input scale of its own
+            tensors.setdefault(name, piece)  # `mlp.gate` has the inputs of `mlp.fc`, and has no input scale of its own
 
     smoothing: dict[str, Tensor] = {}
     if alpha is not None:
@@ -286,10 +286,10 @@ def to_int8(matrix: Tensor, parts: Sequence[int], *, per_channel: bool) -> tuple
 def static_scales(inputs: Tensor, output: Tensor, to_int: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The three scales of a product whose inputs' scale is fixed; inputs: the largest ones; output: the largest one.
 
-    Returns [1] or [outputs], what turns the sum of whole numbers into a number of the outputs' int8 range; one number,
-    the outputs' scale; one number, what inputs are multiplied by. All float32.
+    Returns the factor from the sum of whole numbers to the outputs' int8 range, [1] or [outputs]; the outputs' scale,
+    one number; the factor for inputs, one number. All float32.
     """
-    # A number divided by a tensor is torch's reciprocal and product: two roundings, which the reference has as well.
+    # torch divides a number by a tensor by reciprocal and product: two roundings, the same as in the reference.
     of_inputs = inputs.max().reciprocal() * INT8_LIMIT
     of_output = output.reciprocal() * INT8_LIMIT
     accumulated = of_output / (of_inputs * to_int[0] if len(to_int) == 1 else of_inputs * to_int)
@@ -297,7 +297,7 @@ def static_scales(inputs: Tensor, output: Tensor, to_int: Tensor) -> tuple[Tenso
 
 
 def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
-    """largest: float16  →  127 over it and that one's reciprocal, float32."""
+    """largest: float16  →  127 / largest and its reciprocal, float32."""
     half = largest.reciprocal() * INT8_LIMIT
     # Below 0.002 the scale is beyond float16.
     wide = INT8_LIMIT / largest.float().clamp(min=_LEAST_HALF)

@@ -120,7 +120,7 @@ class Reread:
         return whole.split(self.sizes.qkv_rows)[parts.index(module)] if len(parts) > 1 else whole
 
     def _matrix(self, layer: int, name: str) -> Tensor:
-        """[outputs, inputs] as the engine multiplies by it, on inputs that no smoother has divided."""
+        """[outputs, inputs] as the engine uses it, for inputs that no smoother has divided."""
         options, weights = self.plan.options, self._all(layer, f"{name}.weight")
         if options.weight_only is not None:
             bits = BITS[options.weight_only]
@@ -139,7 +139,7 @@ class Reread:
     def _smoothed(self, layer: int, name: str, weights: Sequence[Tensor]) -> list[Tensor]:
         scales, matrix = self._all(layer, f"{name}.per_channel_scale"), MATRICES[name]
         if not self.plan.options.per_token:
-            # The sums' scale is relative to the outputs' and holds the inputs'.
+            # The scale of the sums is relative to the outputs' scale and includes the inputs'.
             of_output, of_input = self._all(layer, f"{name}.act_scale")[0], self._all(layer, matrix.input_scale)[0]
             scales = [scale * of_output * of_input for scale in scales]
         wide = [weight.float() * scale.reshape(-1, 1) for weight, scale in zip(weights, scales, strict=True)]
@@ -156,7 +156,7 @@ class Reread:
             return lambda given: _int8(given / smoother, to_int) * smoother
 
         def by_row(given: Tensor) -> Tensor:
-            # Each GPU finds the scale of the inputs that it has.
+            # Each GPU scales only its own share of the inputs.
             parts = (given / smoother).chunk(options.tp if by_columns else 1, dim=-1)
             return torch.cat([_int8(part, _row_scale(part)) for part in parts], dim=-1) * smoother
 
@@ -177,7 +177,7 @@ def _row_scale(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LogitsCheck:
-    """Over all positions that choose speech and all ids that can be chosen.
+    """Differences over all positions that choose speech and all ids that can be chosen.
 
     relative_error: the difference's size over that of the model's logits (Euclidean); top1_agreement: share of the
     positions at which both prefer the same id.

@@ -1,8 +1,8 @@
-"""The flow stage: batches of chunks from speech tokens to mel, each chunk continuing what was computed before it.
+"""The flow stage: batches of chunks from speech tokens to mel; each chunk continues the chunks before it.
 
 `stage.py` owns streams and batches; `planning.py` says what each row computes and sees, and finds its state in pages.
-`padded.py` computes padded rows by the network as it is; `packed.py` computes rows end to end by kernels, recorded over
-tensors that stay where they are, from the numbers that `packed_tables.py` works out.
+`padded.py` runs the network on padded rows. `packed.py` computes rows end to end with kernels, which are recorded over
+fixed tensors; `packed_tables.py` works out the numbers for these.
 """
 
 from vivavoce.engine.chunk_policy import AttentionMode

@@ -1,7 +1,7 @@
 """CosyVoice 1's flow stage: each chunk is one call of the network, with its prompt and the tokens that it shares.
 
-A stream keeps the noise and the mu of its prompt and of the frames that its next chunk makes again, and its own
-version of these frames, which fades into the next one.
+A stream keeps the noise and the mu of its prompt and of the frames that its next chunk computes again. It also keeps
+its version of these frames' mel, which fades into the next one.
 """
 
 from __future__ import annotations
@@ -25,25 +25,23 @@ from vivavoce.models.layers import PairRunner
 
 
 class FlowStreamV1:
-    """One sequence's state in the stage, which alone changes it."""
-
     voice = known = None  # no state of a prompt is kept for other streams
 
     def __init__(self, conditioning: Conditioning) -> None:
         self.prompt, self.embedding = conditioning.flow_tokens, conditioning.embedding
         self.prompt_mel = conditioning.flow_mel
         self.on_device: tuple[Tensor, Tensor, Tensor] | None = None
-        """Prompt, its mel and the speaker, once they were asked for."""
+        """Prompt, its mel and the speaker; None until the first call."""
         self.spoken = 0
-        """Speech tokens whose mel was given out."""
+        """Number of speech tokens whose mel was returned."""
         self.kept: Tensor | None = None
         self.held: Tensor | None = None
-        """[frames, bins] mel of the tokens that the next chunk makes again."""
+        """[frames, bins] mel of the tokens that the next chunk computes again."""
         self.busy = self.closed = False
 
 
 class SolverV1:
-    """Rows on their way from tokens to mel, one call of the network for all."""
+    """Rows on their way from tokens to mel; the network computes all of them in one call."""
 
     def __init__(self, stage: FlowStageV1, rows: Sequence[FlowRow], calls: Sequence[WholeInput]) -> None:
         self.rows, self._calls, self._stage = rows, calls, stage
@@ -53,14 +51,14 @@ class SolverV1:
         self._path.step(number)
 
     def finish(self) -> list[Tensor | None]:
-        """Fade the frames that two chunks share, and leave to the streams what their next chunks will need."""
+        """Fade the frames that two chunks share, and keep in the streams what their next chunks need."""
         flow, window, mels = self._stage.flow, self._stage.window, list[Tensor | None]()
         for row, call, kept, whole in zip(self.rows, self._calls, self._kept, self._path.x, strict=True):
             stream: FlowStreamV1 = row.stream
             mel = whole[len(call.prompt_mel) : flow.frames_of(call)].clone()
             if stream.held is not None:
                 mel[: len(stream.held)].mul_(window[: len(stream.held)]).add_(stream.held * window[len(stream.held) :])
-            # Frames at the call's end that the next chunk makes again; 0: the chunk is the last one.
+            # Frames at the end that the next chunk computes again; 0: this chunk is the last one.
             shared = flow.rates.frames_of(len(call.tokens) - row.hop)
             end = len(mel) - shared
             mels.append(mel[:end])
@@ -71,9 +69,9 @@ class SolverV1:
 class FlowStageV1:
     """Batches of chunks from speech tokens to mel. One thread uses it; rows never affect one another.
 
-    On a CPU each row is computed by itself, and so is the same to the bit beside any other; elsewhere rows are padded,
-    and padding takes no part in norms and attention. The arguments are those of `FlowStage`; there are no kernels, and
-    streams hold what they need.
+    On a CPU each row is computed by itself, so its bits do not depend on other rows; elsewhere rows are padded, and
+    padding takes no part in norms and attention. The arguments are those of `FlowStage`; there are no kernels, and each
+    stream holds its own state.
     """
 
     def __init__(
@@ -87,7 +85,7 @@ class FlowStageV1:
         both: PairRunner | None = None,
     ) -> None:
         if kernels or deterministic:
-            raise ValueError("CosyVoice 1 has none of its own; run without kernels")
+            raise ValueError("our kernels cannot run CosyVoice 1; run without kernels")
         self.flow, config, self._device = cast(FlowV1, models.flow), models.config.flow, models.device
         self.schedule = EulerSchedule.of(self.flow.estimator, config.num_steps)
         self.noise = fixed_noise(config.num_mel_bins).to(models.device)
@@ -97,20 +95,19 @@ class FlowStageV1:
         self._one_by_one, self._num_steps = models.device.type == "cpu", config.num_steps
 
     def prepare(self, frames: int | None = None) -> None:
-        """Nothing is recorded ahead."""
+        """Do nothing: this stage records nothing."""
 
     def open(self, conditioning: Conditioning) -> FlowStreamV1:
         return FlowStreamV1(conditioning)
 
     def close(self, stream: FlowStreamV1) -> None:
-        """Free what the stream holds; may be called again."""
         stream.closed, stream.kept, stream.held = True, None, None
 
     def lacks_prompt(self, stream: FlowStreamV1) -> bool:
         return False
 
     def start(self, rows: Sequence[FlowRow]) -> FlowBatch:
-        """Begin one batch. InvalidRequest: a row has more frames than the flow has noise for. Nothing was begun."""
+        """Begin one batch. InvalidRequest: a row has more frames than the flow has noise for; nothing was begun."""
         calls = [self._call(row) for row in rows]
         streams = {row.stream for row in rows}
         if len(streams) < len(rows) or any(stream.busy or stream.closed for stream in streams):

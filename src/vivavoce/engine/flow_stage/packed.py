@@ -1,6 +1,6 @@
-"""Batches without padding, by kernels: rows lie end to end, and each size's work is recorded over tensors that stay.
+"""Batches without padding, computed by kernels: rows lie end to end, and the work of each size is recorded.
 
-A batch's tables are copied to the device, its tokens are encoded by one recording, and each Euler step is another.
+A batch's tables are copied to the device, one recording encodes its tokens, and another computes each Euler step.
 Batches past the largest common size have no recording: each of their kernels is launched.
 """
 
@@ -32,16 +32,16 @@ from vivavoce.models.kernels.flow_products import TAIL, ConvTails
 from vivavoce.models.kernels.layouts import KEY_TILE
 
 Record = Callable[[Launch], Launch]
-"""Turns work that may be repeated into something that does the same."""
+"""Turns repeatable work into a function that does the same, such as a recording of it."""
 Memory = TypeVar("Memory")
 Run = TypeVar("Run")
 
 
 class RecordedSizes(Generic[Memory, Run]):
-    """A run for each common size, made when it is first needed, or ahead; all take turns in the same memory.
+    """A run for each common size, made at first use or by `prepare`; all runs take turns in the same memory.
 
-    paged: whether rows may have pages; allocate: makes memory in which batches of any of the given buckets have room;
-    make: makes a bucket's run in memory; what is recorded is all padding and leaves no trace in the pages.
+    paged: whether rows may have pages; allocate: makes memory with room for batches of any of the given buckets; make:
+    makes a bucket's run in memory; its recording works on padding only and changes nothing in the pages.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class RecordedSizes(Generic[Memory, Run]):
         self._runs: dict[Bucket, Run] = {}
 
     def of(self, positions: int, rows: int, paged: bool) -> Run:
-        """That of the bucket for this many positions and rows; of one that is not common, a new one."""
+        """The run for this many positions and rows; a size that is not common gets a new run, without a recording."""
         bucket = self.sizes.bucket(positions, rows, paged)
         if not self.sizes.is_common(bucket):
-            # Launching takes little beside so large a batch, and each would need a recording of its own.
+            # A recording would save little in so large a batch, and each batch would need its own.
             return self.make(bucket, self.allocate([bucket]), lambda work: work)
         if bucket not in self._runs:
             self._runs[bucket] = self.make(bucket, self.memory, self.graphs.capture)
         return self._runs[bucket]
 
     def common(self, positions: int | None) -> list[Bucket]:
-        """The common buckets that batches of up to this many positions come in; None: all."""
+        """The common buckets for batches of up to this many positions; None: all."""
         sizes = in_order_of_recording(self.sizes.positions, positions)
         return [self.sizes.common(size, paged) for size in sizes for paged in self._sources]
 
@@ -81,10 +81,10 @@ class RecordedSizes(Generic[Memory, Run]):
 class EncodedRows(NamedTuple):
     """Encoded rows.
 
-    mu: [frames, bins], the rows' new frames end to end; it stays until anything is encoded again, so it must be read
-    before, on the same stream. slots: [2, rows] int64 on the device, pages beside which tails lie and will lie, None
-    without state. tails: [rows, tails of both rates, size], what the rows leave, their own for good. pools: where the
-    tails will lie.
+    mu: [frames, bins], the rows' new frames end to end; it is valid until the next batch is encoded, so it must be read
+    before, on the same stream. slots: [2, rows] int64 on the device, the pages beside which tails lie and will lie,
+    None without state. tails: [rows, tails of both rates, size], copies of the tails that the rows leave. pools: the
+    pools that `commit` writes tails to.
     """
 
     mu: Tensor
@@ -101,7 +101,7 @@ class EncodedRows(NamedTuple):
 
 
 class EncoderMemory(NamedTuple):
-    """Tensors of one batch up to a size; the buckets' tensors overlap."""
+    """Tensors for one batch, of any size that is at most theirs; all buckets use the same tensors."""
 
     tables: Tensor
     mu: Tensor
@@ -122,8 +122,8 @@ class EncoderRun(NamedTuple):
 class PackedEncoding:
     """Encodes packed batches, which share memory and recordings; sizes: the common ones, in tokens.
 
-    invariant: what a row computes does not depend on its neighbours, nor on whether its past was kept or is
-    computed again, to the bit; slower. ValueError: sizes that the kernels do not take.
+    invariant: slower; a row's bits depend neither on its neighbours nor on whether its past was kept or is computed
+    again. ValueError: sizes that the kernels do not take.
     """
 
     def __init__(self, models: Models, pool: PagePool, sizes: BatchSizes, *, invariant: bool) -> None:
@@ -134,7 +134,7 @@ class PackedEncoding:
         self.runs = RecordedSizes(sizes, paged, models.device, self._allocate, self._make)
 
     def encode(self, rows: Sequence[FlowRow]) -> EncodedRows:
-        """Rows that all leave a state, or none; keys and values go to their pages, tails to the pool at `commit`."""
+        """Encode rows; all leave a state or none. Keys and values go to pages; `commit` writes tails to the pool."""
         paged, new = rows[0].after is not None, sum(row.new for row in rows)
         run = self.runs.of(new, len(rows), paged)
         run.write(rows)
@@ -183,7 +183,7 @@ class PackedEncoding:
 
 @dataclass(eq=False)
 class EstimatorMemory:
-    """Tensors of batches up to a size, which take turns in them, step by step; `holder` is the one in them."""
+    """Tensors of batches up to a size. Batches take turns in them for each step; `holder` is the one in them now."""
 
     tables: Tensor
     features: Tensor
@@ -222,7 +222,6 @@ class EstimatorRun:
         self._replay = record(lambda: network.step(self._batch))
 
     def step(self, number: int, solver: PackedSolver) -> None:
-        """Take Euler step `number` of a batch, and leave in `solver` what the next one needs."""
         batch, tails = self._batch, self._batch.tails
         if self._memory.holder is not solver:
             self._enter(solver)
@@ -254,9 +253,9 @@ class EstimatorRun:
 class PackedPath:
     """Begins packed batches, which share memory and recordings.
 
-    deterministic: what a row computes does not depend on its neighbours, nor on whether its past was kept or is
-    computed again, to the bit; slower. most_frames: of the largest batch that is recorded; None: of all common sizes.
-    ValueError: sizes that the kernels do not take.
+    deterministic: slower; a row's bits depend neither on its neighbours nor on whether its past was kept or is computed
+    again. most_frames: frames of the largest recorded batch; None: of the largest common size. ValueError: sizes that
+    the kernels do not take.
     """
 
     def __init__(self, context: PaddedPath, *, deterministic: bool, most_frames: int | None = None) -> None:
@@ -281,7 +280,7 @@ class PackedPath:
         self.runs = RecordedSizes(sizes, bool(len(self._pool.keys)), models.device, self._allocate, self._make)
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
-        """Parts that have recordings: pasts that are computed again may make a batch larger than it was planned."""
+        """Split a batch into parts that have recordings: computing pasts again can make it larger than planned."""
         parts: list[list[FlowRow]] = [[]]
         frames = 0
         for row in rows:
@@ -294,14 +293,13 @@ class PackedPath:
         return parts
 
     def begin(self, rows: Sequence[FlowRow]) -> PackedSolver:
-        """Rows that all leave a state, or none."""
+        """Begin a batch; either all rows leave a state or none."""
         run = self.runs.of(sum(row.new for row in rows) * self._up, len(rows), rows[0].after is not None)
         if not self._deterministic:
             load_voices([row.stream for row in rows], self._context.models)
         return PackedSolver(self._context, rows, self.encoding.encode(rows), run)
 
     def prepare(self, frames: int | None) -> None:
-        """Record the encoder and the steps of all common sizes that batches of up to this many frames come in."""
         self.encoding.prepare(None if frames is None else -(-frames // self._up))
         self.runs.prepare(frames)
 
@@ -326,9 +324,9 @@ class PackedPath:
 class PackedSolver:
     """A batch on its way from tokens to mel. Either every row leaves a state, and may have a past, or none does.
 
-    All work is enqueued on the device; the host waits for none of it. Between two steps the batch lies in tensors of
-    its own. tables: [numbers] int32, as its bucket's layout says; x: [frames, bins] float32; given: [frames, in −
-    bins], the features that do not change; before, after: [steps, 2, rows, tail, channels], its convolutions' tails.
+    All work is enqueued on the device, and the host does not wait. Between two steps the batch has tensors of its own.
+    tables: [numbers] int32, in its bucket's layout; x: [frames, bins] float32; given: [frames, in − bins], the constant
+    features; before, after: [steps, 2, rows, tail, channels], tails of its convolutions.
     """
 
     def __init__(self, context: PaddedPath, rows: Sequence[FlowRow], encoded: EncodedRows, run: EstimatorRun) -> None:
@@ -342,10 +340,10 @@ class PackedSolver:
         position = tables[2 * run.layout.bucket.positions :][: sum(new)]
         voice, lengths = np.repeat(places, new), np.array([len(one.mel) for one in voices])
         in_prompt = position < lengths[voice]
-        # Where each prompt's mel begins behind a first frame of silence.
+        # The start of each prompt's mel, behind a first frame of silence.
         mel = np.where(in_prompt, (1 + np.cumsum(lengths) - lengths)[voice] + position, 0)
         sent = upload((tables, voice, mel, position), models.device, torch.int32)
-        # Encoded frames lie in the rows' order, too; the next batch's will lie in their place.
+        # mu is copied below, because the next batch overwrites it.
         mu = encoded.mu
         speaker = torch.stack([one.speaker for one in voices]).index_select(0, sent[1])
         silence = torch.zeros(1, mu.shape[1], device=models.device)
@@ -372,9 +370,9 @@ class PackedSolver:
 
 
 def load_voices(streams: Sequence[FlowStream], models: Models) -> None:
-    """Work out the features of all streams that lack them, in two copies that the host does not wait for.
+    """Compute the features of all streams that lack them, with two asynchronous copies to the device.
 
-    A speaker's projection may differ in its last bits by how many are projected together.
+    The last bits of a speaker's projection may depend on how many are projected together.
     """
     lacking: dict[bytes | FlowStream, list[FlowStream]] = {}
     for stream in streams:
@@ -385,7 +383,7 @@ def load_voices(streams: Sequence[FlowStream], models: Models) -> None:
     given = [alike[0].conditioning for alike in lacking.values()]
     mels = [one.flow_mel.float() for one in given]
     speakers = models.flow.speaker(to_device(torch.stack([one.embedding for one in given]), models.device))
-    # An empty prompt's mel may have no bins either.
+    # The mel of an empty prompt may be without bins, too.
     whole = to_device(torch.cat([mel.flatten() for mel in mels]), models.device)
     parts = torch.split(whole, [mel.numel() for mel in mels])
     for alike, speaker, part, mel in zip(lacking.values(), speakers, parts, mels, strict=True):

@@ -1,7 +1,7 @@
-"""Packed batches: the sizes that they come in, and the numbers of their tables, which are copied to the device as one.
+"""Packed batches: their sizes, and the numbers of their tables, which are copied to the device as one tensor.
 
-A position is what a batch is packed from: a token of the encoder, a frame of the estimator. Batches are padded to the
-sizes of a few buckets, so that one recording serves many.
+A position is a token of the encoder or a frame of the estimator. Batches are padded to the sizes of a few buckets, so
+that one recording serves many.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_PAGES = -(-MAX_FRAMES // KEY_TILE)
 
 
 class TableLayout:
-    """Tables of int32 numbers of these shapes, one after another in one tensor of `size` numbers.
+    """The layout of int32 tables with these shapes, one after another in one tensor of `size` numbers.
 
     queries: positions of an attention program.
     """
@@ -48,15 +48,12 @@ class TableLayout:
 
 
 class EstimatorLayout(TableLayout):
-    """Layout of the estimator's `PackedTables`."""
-
     def __init__(self, bucket: Bucket, queries: int) -> None:
         frames, rows = (bucket.positions,), (bucket.rows,)
         tiles = _tile_shape(bucket.positions, bucket.rows, queries)
         super().__init__(bucket, queries, (frames, frames, frames, frames, rows, rows, tiles))
 
     def tables(self, flat: Tensor) -> PackedTables:
-        """flat: [size] int32 on the device."""
         return PackedTables(*self._views(flat))
 
     def numbers(self, rows: Sequence[FlowRow], upsampling: int) -> Numbers:
@@ -64,7 +61,7 @@ class EstimatorLayout(TableLayout):
         new = np.array([one.new * upsampling for one in rows], dtype=np.int64)
         used = _lay_rows(new, rows, row, local, first, length, pages)
         position[:used] = local[:used] + np.repeat([one.past * upsampling for one in rows], new)
-        # Frames of padding end nowhere: attention makes zeros of them.
+        # The end of padding stays 0, so attention gives zeros for it.
         ends[:used] = np.concatenate([one.span.frames for one in rows]) if rows else 0
         cut_tiles(tiles, new, self.bucket.positions, self._queries)
         return flat
@@ -81,7 +78,6 @@ class EncoderLayout(TableLayout):
         super().__init__(bucket, queries, (ids, tokens, tokens, tokens, (self.frames,), rows, rows, rows, rows, *tiles))
 
     def tables(self, flat: Tensor) -> EncoderTables:
-        """flat: [size] int32 on the device."""
         return EncoderTables(*self._views(flat))
 
     def numbers(self, rows: Sequence[FlowRow]) -> Numbers:
@@ -95,7 +91,7 @@ class EncoderLayout(TableLayout):
         if rows:
             heard = np.concatenate([one.span.lookahead_ends for one in rows]) - np.repeat(past[:count], new)
             ids[:used] = self._windows(rows, row[:used], local[:used], heard)
-            # Padding ends nowhere: attention makes zeros of it.
+            # The end of padding stays 0, so attention gives zeros for it.
             ends[:used] = np.concatenate([one.span.tokens for one in rows])
             frame_ends[: used * self.upsampling] = np.concatenate([one.span.up_frames for one in rows])
         cut_tiles(tiles, new, self.bucket.positions, self._queries)
@@ -105,8 +101,8 @@ class EncoderLayout(TableLayout):
     def _windows(
         self, rows: Sequence[FlowRow], row: Numbers, local: Numbers, lookahead_ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Ids that each token hears: [tokens, 1 + lookahead]. Rows lie end to end, each with room for its lookahead;
-        a token hears nothing past its lookahead's end."""
+        """The ids of each token and its lookahead: [tokens, 1 + lookahead], −1 past the lookahead's end. Rows lie end
+        to end, each followed by room for its lookahead."""
         nothing = np.full(self.lookahead, -1, dtype=np.int64)
         parts: list[NDArray[np.int64]] = []
         for one in rows:
@@ -117,14 +113,14 @@ class EncoderLayout(TableLayout):
 
 
 def _tile_shape(size: int, rows: int, queries: int) -> tuple[int, int]:
-    """Shape of a tile table that is large enough for `cut_tiles` with any `size` positions in `rows` rows."""
+    """Shape of a tile table that has room for any division of `size` positions into `rows` rows."""
     # Each row and the padding may end with a partial tile. The size keeps the next table aligned to 16 bytes; Triton
     # would compile another kernel for unaligned pointers.
     return rounded(-(-size // queries) + rows + 1, 4), 3
 
 
 def cut_tiles(tiles: Numbers, new: NDArray[np.int64], size: int, queries: int) -> None:
-    """Cut the rows of a batch, and the padding behind them, into pieces for one program of attention each.
+    """Cut the rows of a batch, and the padding behind them, into tiles: one for each program of attention.
 
     tiles: [tiles, 3] of zeros, filled from the start: row, first packed position, positions; new: [rows], positions of
     each row, which lie end to end; size: positions of the batch, padding included; queries: positions of a whole tile.
@@ -133,22 +129,22 @@ def cut_tiles(tiles: Numbers, new: NDArray[np.int64], size: int, queries: int) -
     starts = np.cumsum(lengths) - lengths
     owner, place = _counted(-(-lengths // queries))
     offset, total = place * queries, len(owner)
-    # The last owner is the padding, which has no row.
+    # The last part is the padding, which belongs to no row.
     tiles[:total, 0] = np.where(owner < len(new), owner, 0)
     tiles[:total, 1] = starts[owner] + offset
     tiles[:total, 2] = np.minimum(queries, lengths[owner] - offset)
 
 
 def _counted(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """counts: items of each owner  →  for each item, in order, its owner and its index within that owner."""
+    """counts: number of items of each owner  →  for each item, in order: its owner, its index within the owner."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _lay_rows(new: NDArray[np.int64], rows: Sequence[FlowRow], *tables: Numbers) -> int:
-    """Rows of this many new positions, end to end, and their pages; the positions in use.
+    """Fill the tables of rows that lie end to end with `new` positions each; returns the number of positions in use.
 
-    tables: row, local, first, length and pages, filled.
+    tables: row, local, first, length and pages.
     """
     row, local, first, length, pages = tables
     count, used = len(new), int(new.sum())

@@ -1,6 +1,6 @@
-"""From chunks to rows: what each row computes and sees, and the pages of state that it reads and writes.
+"""Plans rows from chunks: what each row computes and sees, and the pages of state that it reads and writes.
 
-State is keys and values of the rows' past, and the inputs that their convolutions read next.
+A row's state has the keys and values of its past, and the last inputs of its convolutions.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from vivavoce.models.layers import MemoryShape
 
 Ends = NDArray[np.int64]
 SINK = 0
-"""The page that positions of padding are written to and nothing is read from; beside it lie the tails of rows
-without a past, which are zeros."""
+"""The page for writes of padding; it is never read. The tails beside it are zeros, for rows without a past."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +45,11 @@ class RowState:
 
 
 class BufferPool:
-    """One network's share of every page; a page holds `page_tokens`, each of `per_token` positions.
+    """One network's part of every page; a page holds `page_tokens` tokens, each with `per_token` positions.
 
-    A network may run in several passes, such as Euler steps, and each pass over several rows for one row of the
-    batch (copies), such as the two of classifier-free guidance.
-    keys: [pages, passes, sites, copies, positions, key channels]; tails: [pages, passes, copies, tail, tail channels].
+    A network may run in several passes, such as Euler steps, and may compute each row of the batch several times in a
+    pass (copies), such as twice for classifier-free guidance. keys: [pages, passes, sites, copies, positions, key
+    channels]; tails: [pages, passes, copies, tail, tail channels].
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class BufferPool:
         self.sites, self.tail, self.copies, self.per_token = shape.sites, shape.tail, copies, per_token
         self.positions = page_tokens * per_token
         self.slabs = passes * shape.sites * copies
-        """Pieces of a page in which the positions of one attention's row lie."""
+        """Number of slabs in a page; a slab has the positions of one attention in one pass and copy."""
         self.keys = like.new_empty(pages, passes, shape.sites, copies, self.positions, shape.key_channels)
         self.tails = like.new_empty(pages, passes, copies, shape.tail, shape.tail_channels)
         self.tails[SINK : SINK + 1] = 0
@@ -75,10 +74,10 @@ class BufferPool:
 
 
 class PagePool:
-    """All pages, made once of `state_bytes`, and the number of their holders: streams, prompts and running batches.
+    """All pages, allocated once in `state_bytes`, with the number of holders of each: streams, prompts, running
+    batches.
 
-    kernels: pages are read by kernels: the estimator's are one of their key tiles each, and nothing is read past a
-    row's end.
+    kernels: kernels read the pages: a page has one key tile of the estimator, and nothing past a row's end is read.
     """
 
     def __init__(self, models: Models, state_bytes: int, *, kernels: bool = False) -> None:
@@ -108,10 +107,9 @@ class PagePool:
         return -(-tokens // self.page_tokens)
 
     def acquire(self, count: int) -> tuple[int, ...]:
-        """Take free pages; there must be as many. The holder fills all but the last one before they are read.
+        """Take `count` free pages, which must exist. The holder fills all but the last one before they are read.
 
-        The last one is zeros: a masked key weighs nothing, but nothing times what was left there by an overflow is not
-        a number.
+        The last page is set to zeros: masked keys have the weight 0, but 0 times an infinite or NaN leftover is NaN.
         """
         pages = tuple(self.free.pop() for _ in range(count))
         self.holders.update(pages)
@@ -134,14 +132,14 @@ class PagePool:
 
 
 class PromptCache:
-    """States of voices' prompts, shared by all streams of a voice; the least recently used ones give way."""
+    """The states of voices' prompts, which all streams of a voice share; the least recently used are dropped first."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self.states: OrderedDict[bytes, RowState] = OrderedDict()
 
     def add(self, voice: bytes, state: RowState) -> None:
-        """Take over a state that its maker holds; one that is here already is kept in its stead."""
+        """Store a state and its pages. If the voice has a state already, release the new one's pages instead."""
         if self.states.setdefault(voice, state) is not state:
             self._pool.release(state.pages)
 
@@ -153,8 +151,8 @@ class PromptCache:
         return sum(len(self.states[voice].pages) for voice in self.unused())
 
     def acquire(self, count: int) -> tuple[int, ...] | None:
-        """Take this many pages. Prompts that no stream uses are dropped for them, oldest first; None: not even then
-        would there be enough, and nothing is dropped.
+        """Take this many pages; drops prompts that no stream uses if necessary, oldest first. None: even that is not
+        enough, and nothing is dropped.
         """
         pool = self._pool
         if len(pool.free) < count and len(pool.free) + self.could_free() < count:
@@ -170,7 +168,7 @@ class PromptCache:
 class Block(NamedTuple):
     """Token positions of a row that are computed together, once; they end before `end`.
 
-    lookahead_end: number of tokens that were known at that time. The lookahead of the last tokens sees only those.
+    lookahead_end: number of tokens that were known at that time, where the lookahead of the last tokens ends.
     """
 
     end: int
@@ -179,10 +177,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AttentionSpan:
-    """The reach of each new position of a row: a query sees the keys before its end, counted from the row's start.
+    """The end of the keys that each new position of a row attends to, counted from the row's start.
 
-    tokens: [new tokens]; up_frames and frames: [new frames], of the encoder's upper half and of the estimator;
-    lookahead_ends: [new tokens], where the tokens ended that each could hear when it was computed first.
+    tokens: [new tokens]; up_frames and frames: [new frames], for the encoder's upper half and for the estimator;
+    lookahead_ends: [new tokens], the end of the tokens that were known when each was first computed.
     """
 
     tokens: Ends
@@ -193,7 +191,7 @@ class AttentionSpan:
 
 @dataclass(frozen=True, eq=False)
 class VoiceFeatures:
-    """A voice on the device. speaker: [bins], projected; mel: [frames, bins] float32, the prompt's."""
+    """A voice on the device. speaker: [bins], projected; mel: [frames, bins] float32 of the prompt."""
 
     speaker: Tensor
     mel: Tensor
@@ -206,17 +204,17 @@ class FlowStream:
         encoder = config.encoder
         self.conditioning, self.upsampling = conditioning, encoder.upsampling
         self.prompt = conditioning.flow_prompt
-        # Without the last tokens of the prompt, whose lookahead is speech that is not generated yet.
+        # Without the last tokens of the prompt: their lookahead is speech that does not exist yet.
         bounds = near_equal(0, max(0, len(conditioning.flow_tokens) - encoder.lookahead), encoder.chunk)
         self.prompt_blocks = tuple(Block(end, len(self.prompt)) for end in bounds)
         self.blocks = self.prompt_blocks
-        """The prompt's and those of all chunks so far: when computed again, they are cut as they were."""
+        """The blocks of the prompt and of all chunks so far; a past that is computed again is cut the same way."""
         self.voice = conditioning.flow_key if bounds else None
         """Key of the prompt's state; None: the prompt is too short to have one."""
         self.prompt_end = bounds[-1] if bounds else 0
-        """Tokens of the prompt that have a state."""
+        """Number of the prompt's tokens that the prompt's state covers."""
         self.spoken = 0
-        """Speech tokens whose mel was given out."""
+        """Number of speech tokens whose mel was returned."""
         self.state: RowState | None = None
         self.features: VoiceFeatures | None = None
         self.busy = self.closed = False
@@ -229,14 +227,14 @@ class FlowStream:
 
 @dataclass(eq=False)
 class FlowRow:
-    """One row of a batch: the next mel of a stream, or (hop 0) the state of its voice's prompt, for all its streams.
+    """One row of a batch: the next mel of a stream, or (hop 0) the state of its voice's prompt, for all streams.
 
-    speech: all speech tokens of the sequence that may be used, the lookahead included, without the prompt's; hop: the
-    number of tokens after those already spoken that become mel. The other fields are planned by `FlowStage.start`.
+    speech: the sequence's speech tokens that may be used, with the lookahead and without the prompt; hop: number of
+    tokens, after the spoken ones, that become mel. `FlowStage.start` plans the other fields.
     """
 
     stream: Any
-    """A `FlowStream`, or CosyVoice 1's `FlowStreamV1`."""
+    """A `FlowStream`, or a `FlowStreamV1` of CosyVoice 1."""
     speech: Sequence[int] = ()
     hop: int = 0
     attention: AttentionMode = AttentionMode.BLOCKS
@@ -254,34 +252,34 @@ class FlowRow:
     """All blocks up to `end`; empty unless `attention` is `BLOCKS`."""
     span: AttentionSpan = field(init=False)
     before: RowState | None = None
-    """State that the row continues; None: it starts at the first token."""
+    """State that the row continues; None: the row starts at the first token."""
     after: RowState | None = None
-    """State after the row, whose pages are held for it; None: no state is kept."""
+    """State after the row, whose pages the row holds; None: no state is kept."""
 
     @property
     def new(self) -> int:
         return self.end - self.past
 
     def first_frame(self, upsampling: int) -> int | None:
-        """The first of the computed frames that belongs to the chunk; None: the row is a prompt."""
+        """The index of the chunk's first frame among the computed frames; None: the row is a prompt."""
         if not self.hop:
             return None
         if self.blocks:
             return (self.end - self.past - self.hop) * upsampling
-        # The official code ends a prompt where its mel ends, which may be a frame before its tokens' end.
+        # The official code ends a prompt where its mel ends, which may be a frame before the end of its tokens.
         stream = self.stream
         return len(stream.conditioning.flow_mel) + stream.spoken * upsampling
 
 
 class Planner:
-    """Plans rows; recomputed: chunks so far whose past was computed again for want of state."""
+    """Plans rows; recomputed: number of chunks whose past was computed again because its state was missing."""
 
     def __init__(self, config: FlowConfig, pool: PagePool, prompts: PromptCache) -> None:
         self._config, self._pool, self._prompts = config, pool, prompts
         self.recomputed = 0
 
     def check(self, row: FlowRow) -> None:
-        """Refuse, with InvalidRequest, a row that has more frames than the flow has noise for."""
+        """Raise InvalidRequest for a row that has more frames than the flow has noise for."""
         stream = row.stream
         if row.hop == 0 and not row.speech:
             tokens, hop = 0, stream.prompt_end
@@ -297,9 +295,9 @@ class Planner:
             )
 
     def plan(self, row: FlowRow) -> bool:
-        """Fill in what the row computes, with state if there is, or can be, any.
+        """Fill in what the row computes, with state if possible; False: a prompt's row computes nothing.
 
-        False: a prompt's state is known, there is nothing to keep, or no room to be made.
+        It is so if its state exists, the prompt is too short to have one, or too few pages are free.
         """
         stream, encoder = row.stream, self._config.encoder
         row.past, row.before, row.after = 0, None, None
@@ -325,7 +323,7 @@ class Planner:
                 if row.before and not stream.state and stream.voice is not None:
                     self._prompts.states.move_to_end(stream.voice)
         known = (*stream.prompt, *row.speech)[row.past : row.end + encoder.lookahead]
-        # The official code takes ids below zero for the first one, too.
+        # The official code treats ids below zero as the first id.
         row.tokens = np.maximum(np.asarray(known, dtype=np.int64), 0)
         row.frames, row.past_frames = (row.end - row.past) * encoder.upsampling, row.past * encoder.upsampling
         if row.blocks:
@@ -339,7 +337,7 @@ class Planner:
     def _whole_span(self, row: FlowRow) -> AttentionSpan:
         encoder, end = self._config.encoder, row.end
         frames = end * encoder.upsampling
-        # One chunk of the grid that holds the whole row is full attention.
+        # Full attention is a grid whose one chunk holds the whole row.
         of_tokens, of_up_frames, of_frames = (
             (end, frames, frames)
             if row.attention is AttentionMode.FULL
@@ -353,13 +351,13 @@ class Planner:
         )
 
     def _extended(self, stream: FlowStream, before: RowState | None, end: int) -> RowState | None:
-        """The state that goes on from `before` up to token `end`, its pages held; None: the pool has no room."""
+        """The state that extends `before` up to token `end`, its pages held; None: the pool has no room."""
         pool, old = self._pool, before.pages if before else ()
         own = before is not None and before is stream.state
         # Each stream continues the last page of a voice's prompt with its own tokens, so it needs a copy.
         split = before.tokens % pool.page_tokens if before and not own else 0
         kept = old[:-1] if split else old
-        pool.holders.update(old)  # making room may drop the prompt that they belong to
+        pool.holders.update(old)  # making room may drop the prompt that holds them
         try:
             fresh = self._prompts.acquire(pool.pages_for(end) - len(kept))
             if fresh and split:
@@ -379,17 +377,17 @@ class Planner:
 
 
 def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
-    """Ends of the fewest blocks of at most `most` positions that make up [start, end); their sizes differ by one.
+    """Ends of the fewest blocks of at most `most` positions that cover [start, end); sizes differ by at most one.
 
-    A short last block would cost as many steps as a long one, and hear less of what is around it.
+    A short last block would cost as many steps as a long one, and attend to less context.
     """
     count = -(-(end - start) // most)
     return tuple(start + (end - start) * (place + 1) // count for place in range(count))
 
 
 def block_ends(blocks: Sequence[Block], start: int, end: int) -> tuple[Ends, Ends]:
-    """Ends of its block and of its lookahead, for each position in [start, end) of a row that is cut into `blocks`."""
-    # Each chunk asks for the last blocks of a long row only.
+    """The end of the block and of the lookahead, for each position in [start, end) of a row of `blocks`."""
+    # Only the last blocks of a long row are needed for a chunk.
     reached = blocks[bisect_right(blocks, start, key=itemgetter(0)) : bisect_left(blocks, end, key=itemgetter(0)) + 1]
     starts = [start, *(block.end for block in reached[:-1]), end]
     ends, lookahead_ends = np.array(reached, dtype=np.int64).T.repeat(np.diff(starts), axis=1)
@@ -397,5 +395,5 @@ def block_ends(blocks: Sequence[Block], start: int, end: int) -> tuple[Ends, End
 
 
 def grid_ends(start: int, end: int, chunk: int) -> Ends:
-    """The end of each position's chunk in [start, end), chunks being counted from the row's start."""
+    """The end of each position's chunk in [start, end); chunks are counted from the row's start."""
     return np.minimum((np.arange(start, end) // chunk + 1) * chunk, end)

@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 
 
 class Solver(Protocol):
-    """Some rows of a batch on their way from tokens to mel."""
-
     @property
     def rows(self) -> Sequence[FlowRow]: ...
 
     def step(self, number: int) -> None: ...
 
     def finish(self) -> Sequence[Tensor | None]:
-        """Keep what the rows' next chunks need; new frames of each row, [frames, bins] float32, None for a prompt."""
+        """Keep the rows' state; returns each row's new frames, [frames, bins] float32, None for a prompt."""
 
 
 @dataclass(eq=False)
@@ -37,7 +35,7 @@ class FlowBatch:
     """Rows between `FlowStage.start` and their mel; it ends by `result`, by `abandon`, or by a step that fails."""
 
     end: Callable[[FlowBatch, bool], None]
-    """The stage's own function: it settles the streams; its second argument tells whether the batch has finished."""
+    """Updates the streams at the batch's end; the second argument tells whether the batch has finished."""
     rows: Sequence[FlowRow]
     steps_left: int
     solvers: list[Solver] = field(default_factory=list)
@@ -59,7 +57,7 @@ class FlowBatch:
     def result(self) -> list[Tensor | None]:
         """New frames of each row, [2 · hop, bins] float32 on the device, None for prompts; once, after all steps.
 
-        The streams have then spoken them.
+        It marks their tokens as spoken.
         """
         if self.ended or self.steps_left:
             raise ValueError(
@@ -80,21 +78,21 @@ class FlowBatch:
 class FlowStage:
     """Batches of chunks from speech tokens to mel. One thread uses it; rows never affect one another.
 
-    State is a cache: what a chunk of blocks does not find of its past is computed again, with the same result.
+    State is a cache: if a chunk of blocks does not find its past, the past is computed again, with the same result.
 
     Args:
         models: networks on one device; their weights are laid out anew.
         state_bytes: memory for state.
-        kernels: compute the encoder and the estimator without padding by kernels of our own, where
-            `models.kernels.usable` says so.
-        deterministic: with kernels, and slower: what a row computes does not depend on its neighbours, nor on whether
-            its past was kept, to the bit.
-        external: stands in for networks, without kernels and state.
-        most_frames: with kernels; of the largest batch that is recorded: larger ones are cut. None: as many as pay.
-        both: without kernels, does a step's two halves; None: they are one batch.
+        kernels: compute the encoder and the estimator without padding by our own kernels, where `models.kernels.usable`
+            says so.
+        deterministic: needs kernels, slower; a row's bits depend neither on its neighbours nor on whether its past was
+            kept.
+        external: replaces networks, without kernels and state.
+        most_frames: with kernels; frames of the largest recorded batch, larger ones are split. None: chosen for speed.
+        both: without kernels, computes the two halves of a step; None: they are one batch.
 
     Raises:
-        ValueError: a network of sizes that the kernels do not take; or deterministic without kernels.
+        ValueError: the kernels do not take networks of these sizes; or deterministic without kernels.
     """
 
     def __init__(
@@ -126,7 +124,7 @@ class FlowStage:
         plain = PaddedPath(models, self.pool, schedule, noise, velocity, encoder or models.flow.encoder, both)
         self.path: PaddedPath | PackedPath = plain
         if kernels:
-            # Triton is not installed everywhere.
+            # Triton may not be installed.
             from vivavoce.engine.flow_stage.packed import PackedPath
 
             self.path = PackedPath(plain, deterministic=deterministic, most_frames=most_frames)
@@ -134,7 +132,7 @@ class FlowStage:
         self._batches: set[FlowBatch] = set()
 
     def prepare(self, frames: int | None = None) -> None:
-        """Do ahead what the first batches of each size up to this many frames would wait for; None: of all sizes."""
+        """Make recordings before the first batches of up to this many frames need them; None: of all sizes."""
         self.path.prepare(frames)
 
     def open(self, conditioning: Conditioning) -> FlowStream:
@@ -143,7 +141,7 @@ class FlowStage:
         return stream
 
     def close(self, stream: FlowStream) -> None:
-        """Free what the stream holds; pages in a running batch are freed with it. May be called again."""
+        """Free the stream's state; pages in a running batch are freed with the batch. May be called again."""
         stream.closed = True
         self._streams.discard(stream)
         self.drop_state(stream)
@@ -156,7 +154,7 @@ class FlowStage:
     def lacks_prompt(self, stream: FlowStream) -> bool:
         """Whether to compute the state of the stream's voice before its next chunk of blocks.
 
-        It is not known, the prompt is long enough to have one, and there is room for it and for the stream.
+        True if the state is missing, the prompt is long enough, and there is room for it and for the stream.
         """
         if stream.voice is None or stream.known:
             return False
@@ -164,13 +162,13 @@ class FlowStage:
         return len(self.pool.free) + self.prompts.could_free() >= pages
 
     def start(self, rows: Sequence[FlowRow]) -> FlowBatch:
-        """Begin one batch, all of one attention; chunks of blocks may stand beside prompts.
+        """Begin one batch, whose rows have the same attention; it may mix prompts and chunks of blocks.
 
-        InvalidRequest: a row has more frames than the flow has noise for. Nothing was begun.
+        InvalidRequest: a row has more frames than the flow has noise for; nothing was begun.
         """
         streams = {row.stream for row in rows}
         if len({row.attention for row in rows}) != 1 or len(streams) != len(rows):
-            raise ValueError("a batch is of one kind of attention, and has a stream once")
+            raise ValueError("a batch has one kind of attention, and each stream once")
         if any(stream.busy or stream.closed for stream in streams):
             raise ValueError("a stream of the batch is closed, or in a running batch")
         for row in rows:

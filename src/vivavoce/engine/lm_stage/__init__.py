@@ -1,7 +1,7 @@
 """The language-model stage: many sequences decoded together in static slots.
 
-`LMStage` runs the network; a `DecodeRun` is one stretch of decoding; `plain_run` makes the one run of a whole text, and
-`StreamingPrompt` the successive runs of a text that arrives while speech is made of it.
+`LMStage` runs the network; a `DecodeRun` is one stretch of decoding; `plain_run` makes the only run of a complete text,
+and `StreamingPrompt` the successive runs of a text that arrives during synthesis.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Forwards by kernels of our own, recorded once for each size: one launch per step, nothing done by the host.
+"""Prefills and decode steps by our own kernels, recorded as one CUDA graph for each size. Needs the package `triton`.
 
-Keys, values and state have one slot more than there are, which takes what only pads. Needs the package `triton`.
+Keys, values and state have one additional slot, which padding writes to.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class PrefillLayout:
     state: int
 
     def views(self, inputs: Tensor) -> tuple[TiledRows, Tensor, Tensor]:
-        """The network's input, [sequences] the slot of each, and [sequences, state], see `Slot.start_row`.
+        """The network's input, the slot of each sequence [sequences], and [sequences, state], see `Slot.start_row`.
 
-        inputs: as `numbers` lays them.
+        inputs: in the order that `numbers` gives.
         """
         rows, places, last, states = inputs.split(
             [_ROW_ARRAYS * self.rows, self.sequences, self.sequences, self.state * self.sequences]
@@ -57,7 +57,7 @@ class PrefillLayout:
         return TiledRows(kinds, ids, slots, positions, last), places, states.view(self.sequences, self.state)
 
     def numbers(self, begun: Sequence[tuple[Slot, DecodeRun]], sink: int, vocabulary: Vocabulary) -> np.ndarray:
-        """The runs of some slots, int64. What only pads belongs to the slot `sink`, which never runs."""
+        """The runs of some slots, int64. Padding belongs to the slot `sink`, which never runs."""
         rows = np.zeros((_ROW_ARRAYS, self.rows), dtype=np.int64)
         rows[2] = sink
         places, last = np.full(self.sequences, sink), np.zeros(self.sequences, dtype=np.int64)
@@ -75,8 +75,8 @@ class PrefillLayout:
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A forward of one size. inputs: what a prefill reads, [size] int64; out: ids, [n] int64, or scores, [n, ids]
-    float32, where the ids are chosen outside.
+    """A forward pass of one size. inputs: the numbers that a prefill reads, [size] int64; out: ids, [n] int64, or
+    scores, [n, ids] float32, if the ids are chosen outside of the graph.
     """
 
     launch: Launch
@@ -87,7 +87,7 @@ class CapturedGraph:
 class GraphedSteps(SlotSteps):
     """`FusedLM` and the sampling kernel over static slots; tiles: of the network's products.
 
-    A slot whose top_k is above `MOST_CANDIDATES` has the ids of the whole step chosen by torch's operations.
+    If a slot's top_k is above `MOST_CANDIDATES`, torch's operations choose the ids of the whole step.
     """
 
     def __init__(
@@ -102,20 +102,20 @@ class GraphedSteps(SlotSteps):
     ) -> None:
         super().__init__(models, slots, capacity, window, fixed=fixed, spare=1)
         if not isinstance(models.lm, SpeechLM):
-            raise ValueError("those of the language model know a Qwen2 only; run without kernels")
+            raise ValueError("our kernels for the language model run a Qwen2 only; run without kernels")
         self._lm = FusedLM(models.lm, capacity, tiles)
         self._places = torch.arange(slots, device=models.device)
         self._dependent = dependent_launches(models.device)
         self._graphs = Graphs(models.device)
         self.captured: dict[tuple[int | PrefillLayout, bool], CapturedGraph] = {}
-        """Decode steps of some slots and prefills, each by whether the ids are chosen in it."""
+        """By slots of a decode step or layout of a prefill, and by whether the graph chooses the ids."""
 
     def bucket(self, slots: int) -> int:
         return self._slots if self._fixed else min(self._slots, fitting(SLOTS, slots) or self._slots)
 
     def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
         rows, count = sum(rounded(len(run.rows), ROW_TILE) for _, run in begun), len(begun)
-        # Past the largest sizes few shapes are met all the same: few prefills are so large.
+        # Large prefills are rare, so few different sizes beyond the largest are recorded.
         layout = self._layout(
             fitting(ROWS, rows) or rounded(rows, ROWS_AHEAD),
             fitting(SEQUENCES, count) or rounded(count, SEQUENCES[-1]),
@@ -144,7 +144,7 @@ class GraphedSteps(SlotSteps):
                 yield state.advance(graph.out.log_softmax(dim=-1), repetition_aware, most)
 
     def prepare(self, slots: int | None) -> None:
-        """Record the decode steps of up to this many slots, and the prefills that are usual."""
+        """Record the decode steps of up to this many slots, and the usual prefills."""
         most = min(slots or self._slots, self._slots)
         sizes: list[int | PrefillLayout] = [*{self.bucket(size) for size in (*sizes_for(SLOTS, most), most)}]
         for sequences in SEQUENCES[:1] if self._fixed else SEQUENCES:
@@ -163,14 +163,14 @@ class GraphedSteps(SlotSteps):
         graph = self.captured.get((size, sampled))
         if graph is None:
             graph = self._work(size, sampled)
-            # Recording runs the work: keys and values are stored as they will be again, but slots must not advance.
+            # Recording runs the work. Its keys and values will be overwritten, but slots must not advance.
             with self._states.unchanged():
                 graph = replace(graph, launch=self._graphs.capture(graph.launch))
             self.captured[size, sampled] = graph
         return graph
 
     def _work(self, size: int | PrefillLayout, sampled: bool) -> CapturedGraph:
-        """Not recorded yet; a prefill's rows belong to the slot that takes what only pads."""
+        """The work of this size, not recorded yet; a prefill's rows belong to the slot for padding."""
         count = size if isinstance(size, int) else size.sequences
         if sampled:
             out = torch.empty(count, dtype=torch.int64, device=self._device)

@@ -1,8 +1,8 @@
 """Slots, and the runs that are decoded in them.
 
-A slot has one sequence of the language model: `Slot` is what the host knows of it, `SlotRows` the state of all slots on
-the device. A run (`DecodeRun`) is one stretch of decoding in a slot: its rows are read, then ids are sampled up to a
-control id. A text that is all there is one run; a text that arrives is one run after another (`StreamingPrompt`).
+A slot has one sequence of the language model: `Slot` is its state on the host, `SlotRows` the state of all slots on the
+device. A run (`DecodeRun`) is one stretch of decoding in a slot: its rows are read, then ids are sampled up to a
+control id. A complete text is one run; a text that arrives is one run after another (`StreamingPrompt`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vivavoce.models.lm.interleave import Row, TextInterleaver
 from vivavoce.models.lm.sampling import SamplingRows, sample
 
 LARGEST_WINDOW = 200
-"""Ids of a slot's past that are kept: no sampling window is wider."""
+"""Number of past ids that are kept for a slot: the upper limit for sampling windows."""
 _COUNTERS = slice(Field.POSITION, Field.RUN_COUNT + 1)
 """The fields that grow by one with each sampled id."""
 
@@ -36,10 +36,10 @@ _COUNTERS = slice(Field.POSITION, Field.RUN_COUNT + 1)
 class DecodeRun:
     """One stretch of decoding in a slot: rows are fed, then ids are sampled until a control id.
 
-    rows: appended at the slot's current position; allowed: control ids (those that are not speech) that may be
-    sampled; forced_at: after this many ids of this run `forced`, a control id, comes next whatever the model says;
-    min_tokens: before this many ids of this run the control ids `early_forbidden` are forbidden, allowed or not;
-    speaker: [speaker size] float32, of the one row of a speaker.
+    rows: appended at the slot's current position; allowed: control ids (ids that are not speech) that may be sampled;
+    forced_at: after this many ids of this run the control id `forced` comes next, whatever the model says; min_tokens:
+    before this many ids of this run the control ids `early_forbidden` are forbidden, allowed or not; speaker: [speaker
+    size] float32, for the row of kind `SPEAKER`.
     """
 
     rows: tuple[Row, ...]
@@ -52,12 +52,12 @@ class DecodeRun:
 
     @property
     def positions(self) -> int:
-        """The most positions of a slot that it takes: its rows, its ids, and one that steps after its end write to."""
+        """The most positions that the run takes: its rows, its ids, and one to which steps after its end write."""
         return len(self.rows) + self.forced_at + 1
 
 
 def check_positions(run: DecodeRun, taken: int, capacity: int) -> None:
-    """Refuse with InvalidRequest a run that may need more positions than are left of `capacity` after those taken."""
+    """Raise InvalidRequest for a run that may need more than `capacity` − `taken` positions."""
     positions = run.positions + taken
     if positions > capacity:
         raise InvalidRequest(
@@ -69,10 +69,10 @@ def check_positions(run: DecodeRun, taken: int, capacity: int) -> None:
 def plain_run(
     config: LMConfig | ConformerLMConfig, request: SegmentRequest, *, official: bool, room: int | None
 ) -> DecodeRun:
-    """The run of a text that is all there: [sos, speaker, prompt text, text, task, prompt speech], then speech.
+    """The run of a complete text: [sos, speaker, prompt text, text, task, prompt speech], then speech.
 
-    official: the official minimum-length rule, which forbids one of the stop ids only; room: speech tokens that the
-    stages after this one can take, None: any number. InvalidRequest: it may need more positions than the model has.
+    official: the official minimum-length rule, which forbids only one of the stop ids; room: speech tokens that the
+    next stages can take, None: any number. InvalidRequest: it may need more positions than the model has.
     """
     vocabulary, voice, params = config.vocabulary, request.conditioning, request.sampling
     least = most = params.exact_tokens or 0
@@ -94,9 +94,9 @@ def plain_run(
 
 
 def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
-    """Speech tokens as they are spoken: of silent ones in a row, those beyond `MAX_SILENCE` are left out.
+    """Leave out silent speech tokens beyond `MAX_SILENCE` in a row; returns the spoken ids and the new `run`.
 
-    run: silent ones in a row before these, spoken or not; returned for those after.
+    run: number of silent tokens in a row before `ids`, spoken or not.
     """
     spoken = []
     for one in ids:
@@ -107,9 +107,9 @@ def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -
 
 
 class StreamingPrompt:
-    """Turns an interleaver's sequence, of which nothing has been taken yet, into successive runs of one slot.
+    """Turns an interleaver's sequence into successive runs of one slot; nothing may have been taken from it yet.
 
-    room: speech tokens that the stages after this one can take; capacity: positions of the slot; ∞: any number.
+    room: speech tokens that the next stages can take; capacity: positions of the slot; ∞: any number.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class StreamingPrompt:
         self._positions = self._spoken = self._sampled = 0
         self._run: DecodeRun | None = None
         self._cut = False
-        """The run is ended by `room` or `capacity`, before the interleaver would end it."""
+        """Whether `room` or `capacity` ends the run before the interleaver would."""
         self._refusal: str | None = None
         self.push, self.close = interleaver.push, interleaver.close
 
@@ -133,10 +133,10 @@ class StreamingPrompt:
         return self._interleaver.done
 
     def next_run(self) -> DecodeRun | None:
-        """The next rows to feed; None while a run is in progress, while text is awaited, and when done.
+        """The next run; None while a run is in progress, while text is awaited, and when done.
 
-        InvalidRequest: the text goes on, but its speech tokens or its positions in the slot are used up.
-        The tokens that were accepted before may still be spoken.
+        InvalidRequest: the text goes on, but its speech tokens or its positions in the slot are used up. The tokens
+        that were accepted before may still be spoken.
         """
         if self._run is not None or self.done:
             return None
@@ -159,7 +159,7 @@ class StreamingPrompt:
         return self._run
 
     def accept(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids that were sampled, in order, the run's control id included  →  the speech tokens among them."""
+        """Take sampled ids, in order, with the run's control id; returns the speech tokens among them."""
         speech = tuple(one for one in ids if one < self._vocabulary.num_speech_tokens)
         for one in ids:
             if one < self._vocabulary.num_speech_tokens:
@@ -187,8 +187,8 @@ def _too_long(limit: float, what: str) -> str:
 class SamplingState:
     """Inputs of the choice in each of n slots.
 
-    counts: [n] int64, ids sampled in the slot so far, control ids included; history: [n, window] int64, the newest
-    of them last (what is further back than `counts` means nothing); seeds: [n] int64; settings: n rows.
+    counts: [n] int64, ids sampled in the slot so far, control ids included; history: [n, window] int64, newest last,
+    only the last `counts` of them are valid; seeds: [n] int64; settings: n rows.
     """
 
     counts: Tensor
@@ -198,12 +198,11 @@ class SamplingState:
 
 
 Chooser = Callable[[Tensor, SamplingState], Tensor]
-"""Decides one id per slot: [n, ids] float32 log-probabilities, −inf where forbidden  →  [n] int64; a test may put its
-own in this place."""
+"""Chooses one id per slot: [n, ids] float32 log-probabilities, −inf where forbidden  →  [n] int64."""
 
 
 def repetition_aware(scores: Tensor, state: SamplingState) -> Tensor:
-    """Repetition-aware sampling (a `Chooser`); each slot draws from its own seed, by its own count."""
+    """Repetition-aware sampling (a `Chooser`); a slot's random numbers depend on its seed and its count only."""
     uniforms = torch.stack(
         [uniform(state.seeds, one, state.counts) for one in (NoiseStream.NUCLEUS, NoiseStream.FALLBACK)], -1
     )
@@ -212,7 +211,7 @@ def repetition_aware(scores: Tensor, state: SamplingState) -> Tensor:
 
 @dataclass(eq=False)
 class Slot:
-    """One open slot. Its number is the caller's; `place` is where its state and keys are on the device."""
+    """One open slot. `number` is the caller's; `place` is the index of its state and keys on the device."""
 
     number: int
     place: int
@@ -222,17 +221,16 @@ class Slot:
     window: int
     max_repeats: int
     positions: int = 0
-    """Rows in the slot's keys and values, without those of the ids of the run in progress."""
+    """Rows in the slot's keys and values, without the ids of the current run."""
     count: int = 0
-    """Ids sampled in the runs that are over."""
+    """Number of ids sampled in finished runs."""
     run: DecodeRun | None = None
     """The run in progress; None once its end was collected."""
     launched: int = 0
-    """Ids of the run that were asked for. Several steps are launched at once, so it may end before it has them all."""
+    """Number of the run's ids that were requested; the run may end with fewer of them."""
     received: int = 0
-    """Ids of the run that have come."""
     closed: bool = False
-    """It was freed: what is still on its way to it is dropped."""
+    """The slot was freed: ids still on their way to it are dropped."""
 
     @classmethod
     def of(cls, number: int, place: int, seed: int, params: SamplingParams, defaults: Mapping[str, float]) -> Slot:
@@ -243,13 +241,13 @@ class Slot:
         return cls(number, place, seed, chosen["top_p"], chosen["top_k"], window, repeats)
 
     def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
-        """The numbers that the device gets at the start of a run: one for each `Field` in order (top_p as the bits
-        of a float64), then for each control id whether it is forbidden, then whether it is forbidden early.
+        """The numbers that the device gets at the start of a run: one for each `Field` in order (top_p as the bits of a
+        float64), then for each control id whether it is forbidden, then whether it is forbidden early.
         """
         controls = vocabulary.stop_ids
         (top_p,) = struct.unpack("<q", struct.pack("<d", self.top_p))
         return [
-            # RUNNING, and the POSITION of the run's last row: each sampled id moves it on by one.
+            # RUNNING, and the POSITION of the run's last row; each sampled id raises the position by one.
             *(1, self.positions + len(run.rows) - 1, self.count, 0, 0, run.forced_at, run.forced, run.min_tokens),
             *(self.seed, self.top_k, self.window, self.max_repeats, top_p),
             *(int(one not in run.allowed) for one in controls),
@@ -258,11 +256,11 @@ class Slot:
 
 
 class SlotRows(NamedTuple):
-    """State of slots on the device. The stage keeps that of all slots; a decode step works on views of the first
-    ones, a prefill on copies of its own slots (`starting`), which it writes back (`put`).
+    """State of slots on the device. The stage has one for all slots; a decode step works on views of the first slots, a
+    prefill on copies of its own slots (`starting`), which it writes back (`put`).
 
-    numbers: [n, fields] int64; top_p: [n] float32; forbidden, early: [n, control ids] bool; history: [n, window]
-    int64, the slot's ids, newest last.
+    numbers: [n, fields] int64; top_p: [n] float32; forbidden, early: [n, control ids] bool; history: [n, window] int64,
+    the slot's ids, newest last.
     """
 
     numbers: Tensor
@@ -292,22 +290,22 @@ class SlotRows(NamedTuple):
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Undo at the end what `advance` has changed of any slot meanwhile."""
+        """A context that undoes at its end the changes that `advance` made in any slot."""
         kept = [(part, part.clone()) for part in (self.numbers, self.history)]
         yield
         for part, old in kept:
             part.copy_(old)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy slots onto others; the sources do not run any more."""
+        """Copy slots onto others, and stop the sources."""
         self.put(targets, SlotRows(*(part.index_select(0, sources) for part in self)))
         self.numbers[:, Field.RUNNING].index_fill_(0, sources, 0)
 
     def advance(self, scores: Tensor, chooser: Chooser, most: int) -> Tensor:
         """Choose an id for every running slot, and record it in the slot's state.
 
-        scores: [n, ids] float32 log-probabilities, masked in place; most: no top_k is larger  →  [n] int64, `IDLE`
-        where a slot is not running
+        scores: [n, ids] float32 log-probabilities, masked in place; most: the largest top_k  →  [n] int64, `IDLE` where
+        a slot is not running
         """
         columns = self.numbers.unbind(1)
         running, last = columns[Field.RUNNING], columns[Field.LAST]
@@ -316,7 +314,7 @@ class SlotRows(NamedTuple):
         forbidden = self.forbidden | (self.early & (run_count < columns[Field.MIN_TOKENS])[:, None])
         scores[:, num_speech:].masked_fill_(forbidden, float("-inf"))
         counts = columns[Field.COUNT]
-        # Further back than its first id a slot's history holds ids of the sequences that had it before.
+        # Before its first id a slot's history holds ids of earlier sequences.
         window = torch.minimum(columns[Field.WINDOW], counts)
         settings = SamplingRows(self.top_p, columns[Field.TOP_K], window, columns[Field.MAX_REPEATS], most)
         chosen = chooser(scores, SamplingState(counts, self.history, columns[Field.SEED], settings))

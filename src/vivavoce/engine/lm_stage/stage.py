@@ -1,7 +1,7 @@
 """The language-model stage: slots are opened and closed; prefills and decode steps are launched.
 
-Ids are collected late: they are copied behind the device's work, and the host looks when it likes. `PlainSteps` runs
-the network as it is, on any device, with any chooser; `graphed.py` records launches of kernels of our own.
+Ids are copied to the host behind the device's work, and collected later. `PlainSteps` runs the network as it is, on any
+device, with any chooser; `graphed.py` records launches of our own kernels.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PlainSteps(SlotSteps):
         self._choose = choose
 
     def prepare(self, slots: int | None) -> None:
-        """Make ahead what this many slots would wait for when it is first needed, None: all; here nothing is."""
+        """Do nothing: these steps record nothing."""
 
     def bucket(self, slots: int) -> int:
         if self._fixed:
@@ -90,14 +90,14 @@ class PlainSteps(SlotSteps):
         return min(self._slots, fitting(PLAIN_SLOTS, slots) or self._slots)
 
     def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
-        """Read the runs of one slot or more; their first ids come first, [≥ n] int64.
+        """Read the runs of one or more slots; returns their first ids, [≥ n] int64, with the runs' own at the front.
 
-        most: no open slot's top_k is larger
+        most: the largest top_k of the open slots
         """
         lengths = np.array([len(run.rows) for _, run in begun])
         starts, places = np.array([(slot.positions, slot.place) for slot, _ in begun]).T
         firsts = np.cumsum(lengths) - lengths
-        # Attention and products round in blocks of rows: with whole blocks neighbours change no bit of a row.
+        # Kernels round in blocks of rows; with whole blocks a row's bits do not depend on its neighbours.
         longest, used = rounded(int(lengths.max()), SAFE_ROWS), int(lengths.sum())
         within = np.arange(used) - np.repeat(firsts, lengths)
         sequence = np.repeat(np.arange(len(begun)), lengths)
@@ -119,7 +119,6 @@ class PlainSteps(SlotSteps):
         text_end = int(within[of_rows[0, :used] == TEXT].max(initial=-1)) + 1
         speakers = None
         if any(run.speaker is not None for _, run in begun):
-            # Zeros where a run has no speaker.
             given = [run.speaker for _, run in begun]
             none = torch.zeros_like(next(one for one in given if one is not None))
             speakers = torch.stack([none if one is None else one for one in given]).to(self._device, non_blocking=True)
@@ -132,9 +131,9 @@ class PlainSteps(SlotSteps):
         return ids
 
     def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
-        """More ids for one slot or more, all that run: by place, [bucket] int64 for each step, `IDLE` where none runs.
+        """The next ids of all slots, by place: for each step [bucket] int64, `IDLE` where no sequence runs.
 
-        A step is launched when it is asked for, and may overwrite the ids of the one before.
+        A step is launched when the iterator is asked for it, and may overwrite the ids of the step before.
         """
         bucket = self.bucket(max(slot.place for slot in held) + 1)
         rows = SlotRows(*(part[:bucket] for part in self._states))
@@ -150,8 +149,7 @@ class Sampled(NamedTuple):
     """The ids of one launch for one slot, in order, one for each step until the run's end.
 
     ended: the last one is a control id: the run is over, and the slot pauses until the next `prefill` or `close`;
-    error: the run is over without one, and so is its request; seconds: for each of the ids, of a stage that is
-    `self_paced`.
+    error: the run failed, and its request fails, too; seconds: for each of the ids, from a `self_paced` stage.
     """
 
     slot: int
@@ -162,7 +160,7 @@ class Sampled(NamedTuple):
 
 
 class _Launch:
-    """Ids on their way, [steps, slots] int64, in memory of the host that serves a later launch again."""
+    """Ids on their way, [steps, slots] int64, in host memory that later launches use again."""
 
     def __init__(self, steps: int, slots: int, device: torch.device) -> None:
         on_cuda = device.type == "cuda"
@@ -184,12 +182,12 @@ class LMStage:
         models: networks on one device.
         slots: sequences that can run at the same time.
         capacity: positions of each slot; its keys and values are reserved at once.
-        chooser: stands in for repetition-aware sampling.
-        kernels: use kernels of our own where no chooser is given; needs the package `triton`, and CUDA or its
-            interpreter. A launch's ids stay in memory that the next one overwrites.
-        deterministic: a request's ids are the same, bit for bit, alone and in company, in 16 bit too: every decode
-            step is of all slots, and runs are prefilled one by one. (A neighbour whose top_k is past the sampling
-            kernel's has the ids of its steps chosen by torch, whose softmax may round otherwise.)
+        chooser: replaces repetition-aware sampling.
+        kernels: use our own kernels if no chooser is given; needs the package `triton`, and CUDA or its interpreter.
+            The next launch overwrites the memory of a launch's ids.
+        deterministic: a request's ids are the same, bit for bit, whatever else runs, in 16 bit too: every decode step
+            has all slots, and runs are prefilled one by one. (If another slot's top_k is beyond the sampling kernel's
+            limit, torch chooses the ids of the step, and its softmax may round differently.)
     """
 
     self_paced = False
@@ -213,7 +211,7 @@ class LMStage:
         self._steps: PlainSteps | GraphedSteps
         with torch.inference_mode():
             if kernels and chooser is None:
-                # Triton is not installed everywhere.
+                # Triton may not be installed.
                 from vivavoce.engine.lm_stage.graphed import GraphedSteps
 
                 self._steps = GraphedSteps(models, slots, capacity, window, fixed=deterministic)
@@ -228,7 +226,7 @@ class LMStage:
         self._spare: list[_Launch] = []
 
     def shutdown(self) -> None:
-        """Nothing: it holds memory alone."""
+        """Do nothing: this stage holds only memory."""
 
     def prepare(self, slots: int | None = None) -> None:
         """Record the launches that this many slots need, None: all; on CUDA call it on the stage's stream."""
@@ -247,11 +245,11 @@ class LMStage:
             written.synchronize()
 
     def check(self, run: DecodeRun, slot: int | None = None) -> None:
-        """Refuse with InvalidRequest a run that may need more positions than the slot has left; None: an empty one."""
+        """Raise InvalidRequest for a run that may need more positions than the slot has left; None: an empty slot."""
         check_positions(run, 0 if slot is None else self._open[slot].positions, self.capacity)
 
     def open(self, params: SamplingParams, seed: int) -> int:
-        """Take the lowest free slot; its number. What the parameters leave open, the checkpoint decides."""
+        """Take the lowest free slot; returns its number. The checkpoint's defaults fill in missing parameters."""
         if not self._numbers:
             raise RuntimeError("no slot is free; ask free_slots before opening one")
         number, place = heapq.heappop(self._numbers), heapq.heappop(self._places)
@@ -267,9 +265,9 @@ class LMStage:
         heapq.heappush(self._places, held.place)
 
     def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
-        """Begin a run in each of these slots: read its rows, in one forward, and sample its first id.
+        """Begin a run in each of these slots: read its rows, in one forward pass, and sample its first id.
 
-        The run before it is over, and its end was collected. InvalidRequest: as `check`.
+        The slot's earlier run must be over, and its end collected. InvalidRequest: as `check`.
         """
         for number, run in runs.items():
             if self._open[number].run is not None:
@@ -287,12 +285,12 @@ class LMStage:
     def decode(self, steps: int = 1) -> None:
         """Sample `steps` more ids, or all up to its end, for every slot whose run is in progress.
 
-        The host goes on at once, and the ids arrive together.
+        The host does not wait, and the ids arrive together.
         """
         held = [one for one in self._open.values() if one.run is not None and one.launched <= one.run.forced_at]
         if not held:
             return
-        # Once the open slots would fit half of the step, they move together.
+        # Once the open slots would fit into half of the step, they are moved to the lowest places.
         used = max(slot.place for slot in self._open.values()) + 1
         if used > len(self._open) and 2 * self._steps.bucket(len(self._open)) <= self._steps.bucket(used):
             self._compact()
@@ -314,7 +312,7 @@ class LMStage:
             self._spare.append(launch)
             self.steps_in_flight -= launch.steps if launch.decode else 0
             ids = launch.ids[: launch.steps, launch.places]
-            # Slots are many and launches frequent: what can be is worked out for all of them at once.
+            # Slots are many and launches frequent, so counts and ends are worked out for all slots at once.
             counts: list[int] = np.count_nonzero(ids >= 0, axis=0).tolist()
             ends: list[bool] = np.any(ids >= self._vocabulary.num_speech_tokens, axis=0).tolist()
             for slot, own, count, ended in zip(launch.owners, ids.T.tolist(), counts, ends, strict=True):
@@ -325,12 +323,12 @@ class LMStage:
                     slot.positions += slot.received - 1
                     slot.count += slot.received
                     slot.run, slot.launched, slot.received = None, 0, 0
-                # After its end a slot is idle to the end of the launch.
+                # Behind its end a slot is idle for the rest of the launch.
                 collected.append(Sampled(slot.number, tuple(own[:count]), ended))
         return collected
 
     def _compact(self) -> None:
-        """Give the slots on the highest places the lowest free ones."""
+        """Move the slots on the highest places to the lowest free ones."""
         moves, reach = [], max(slot.positions + slot.launched for slot in self._open.values()) + 1
         for slot in sorted(self._open.values(), key=lambda one: -one.place):
             if not self._places or self._places[0] > slot.place:
@@ -345,10 +343,10 @@ class LMStage:
     def _send(
         self, results: Iterable[Tensor], steps: int, owners: Sequence[Slot], places: Sequence[int], *, decode: bool
     ) -> None:
-        """Start to copy the ids of this many steps, each [≤ slots] int64 and `IDLE` where a slot was idle.
+        """Start to copy the ids of `steps` steps, each [≤ slots] int64 and `IDLE` where a slot was idle.
 
-        A step's ids are copied before the next one is asked for. owners: of the slots when this is launched; places:
-        where the ids of each stand; decode: all slots that run have a part in it, as a prefill's neighbours have not.
+        A step's ids are copied before the next step is launched. owners: the slots at the launch; places: the index of
+        each owner's ids; decode: the launch is a decode step of all running slots, not a prefill.
         """
         launch = self._spare.pop() if self._spare else None
         if launch is None or len(launch.rows) < steps:

@@ -1,8 +1,7 @@
 """Pieces of mel → samples in packed batches, by kernels: the path of a CUDA device in 16 bit.
 
-Every batch is laid into tensors that stay where they are, which a recording of its size reads. Tails of all streams lie
-in one tensor per kind, a row each, gathered and scattered in one launch. What a piece comes to is counts, by which the
-host tells kernels what to do.
+Every batch is copied into fixed tensors, which the recording of its size reads. The tails of all streams are rows of
+one tensor per kind, gathered and scattered in one launch. The host sends the kernels only counts for each piece.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ FIRST_ROWS = 64
 
 
 class TailPool:
-    """Rows to be taken and given back. A row is written once, for the piece that it was taken for.
+    """Rows for tails. A row is written once after it was taken.
 
-    Work already enqueued on the stage's stream may still read a row that was given back: the next piece's work on it is
-    enqueued behind that. rules: of all streams; bins: of the mel; samples: per frame; lanes: of a phase.
+    Enqueued work may still read a row that was given back: later work on the row is enqueued behind it on the same
+    stream. rules: of all streams; bins: of the mel; samples: per frame; lanes: of a phase.
     """
 
     def __init__(self, rules: Sequence[Crossfade], bins: int, samples: int, lanes: int, device: torch.device) -> None:
@@ -60,14 +59,14 @@ class TailPool:
 
 
 BUCKETS = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Frames of a batch, padding included: a recording for each."""
+"""Frames of a recorded batch, padding included."""
 
 
 class VocoderRun:
-    """The vocoder over one bucket's buffers; what it gives stays where it is until it is played again.
+    """The vocoder over one bucket's buffers; its results stay in place until it is played again.
 
     memory: mel [frames, bins], source [frames · samples per frame] and carried [rows, lanes], float32, of this size or
-    a larger one. The table is the run's own: it is all padding until it is written, so that a recording may be made at
+    a larger one. The table is the run's own, and all padding until it is written, so that a recording may be made at
     any time.
     """
 
@@ -84,7 +83,7 @@ class VocoderRun:
         tags, row_of, *stages = self._table[: self._head].view(torch.int32).split(frames)
         self.frames = PackedFrames(tags, row_of, self._table[self._head :].view(-1, WIDTH), tuple(stages))
         self.play: Callable[[], None] = self.compute
-        # Until it is played for the first time these are of the right sizes only.
+        # Before the first run only the sizes of these are right.
         self.wave, self.phases = self.source, self.carried
 
     def compute(self) -> None:
@@ -96,7 +95,7 @@ class VocoderRun:
         tags, row_of, *stages = host[: self._head].view(np.int32).reshape(-1, len(self.mel))
         for number, row in enumerate(rows):
             row_of[row.start : row.start + row.frames + 1] = number
-            # The samples of a frame hear the first spectra of the one after it.
+            # The samples of a frame depend on the first spectra of the frame after it.
             last = min(row.end + 1, row.frames)
             parts = [(max(row.first - heard, 0), last) for heard in self._vocoder.heard]
             for tagged, (begin, end) in zip((tags, *stages), ((0, row.frames), *parts), strict=True):
@@ -110,7 +109,7 @@ class VocoderRun:
 
 @dataclass(frozen=True, eq=False)
 class PooledRow:
-    """A row of a batch, and the pool's row that is taken for its stream's tails; None: they are not kept."""
+    """A row of a batch, and the pool's row for its stream's new tails; None: they are not kept."""
 
     row: VocoderRow
     after: PooledTails | None
@@ -128,7 +127,7 @@ class PooledRow:
         )
 
     def packed(self, start: int, fresh: int, out: int) -> PackedRow:
-        """Its row of the table; start, fresh, out: see `PackedRow`."""
+        """The row's entry in the table; start, fresh, out: see `PackedRow`."""
         row, after, stream, before = self.row, self.after, self.row.stream, self.row.before
         runs_on = before.pooled is not None and stream.rule.continuous
         known = before.pooled.known if before.pooled else 0
@@ -159,7 +158,7 @@ class PooledRow:
 
 
 class PackedVocoding:
-    """Same as `PaddedVocoding`, with all rows of a batch packed one after the other: a few kernel launches per batch.
+    """Like `PaddedVocoding`, with all rows of a batch packed one after the other: a few kernel launches per batch.
 
     If the networks are float16 or bfloat16, the vocoder's products are float16. On the mini model the waveform's error
     against float32 is 1.4e-3 (bfloat16: 1.2e-2), and no operand exceeds 24. most_frames: frames of the largest batch
@@ -182,7 +181,6 @@ class PackedVocoding:
         self._no_mel = torch.zeros(1, self._bins, device=models.device)
 
     def prepare(self, frames: int | None) -> None:
-        """Compile and record all buckets that batches of up to this many frames come in."""
         sizes = in_order_of_recording(self._sizes, frames)
         with compiled_ahead() as compiling:
             for run in map(self._make_run, sizes if compiling else ()):
@@ -221,7 +219,7 @@ class PackedVocoding:
         return list(zip(samples, tails, strict=True))
 
     def _batches(self, rows: Sequence[PooledRow]) -> list[list[PooledRow]]:
-        """Rows in order, in batches of at most the largest size, a gap after each row; a longer row is alone."""
+        """Split rows, in order, into batches of at most the largest size, a gap after each; a longer row is alone."""
         batches: list[list[PooledRow]] = []
         room = 0
         for one in rows:
@@ -240,7 +238,7 @@ class PackedVocoding:
             start += one.row.frames + self._gap
             fresh += one.row.new_frames
             out += one.given
-        # Past the largest size a multiple of it.
+        # Larger batches have a multiple of the largest size.
         run = self._run(fitting(self._sizes, start) or rounded(start, self._sizes[-1]))
         run.write_table(table)
         mel = torch.cat([part for one in batch for part in one.row.fresh]) if fresh else self._no_mel
@@ -249,14 +247,14 @@ class PackedVocoding:
         return given.split([one.given * self._samples for one in batch])
 
     def _lay_in_and_out(self, run: VocoderRun, mel: Tensor, given: Tensor, compute: Callable[[], None]) -> None:
-        """mel: the fresh frames of all rows; given: where their samples go; compute: what makes them."""
+        """mel: the new frames of all rows; given: takes their samples; compute: runs or plays the vocoder."""
         memory = self.pool.memory
         lay_in(mel, *run.frames[:3], memory, run.mel, run.source, run.carried)
         compute()
         lay_out(run.wave, run.mel, run.source, run.phases, *run.frames[:3], self._windows, memory, given)
 
     def _run(self, size: int) -> VocoderRun:
-        """The bucket's run, made when it is first asked for; what is larger than all buckets has none."""
+        """The bucket's run, recorded at first use; a larger size gets a new run without a recording."""
         run = self._runs.get(size)
         if run is None:
             run = self._make_run(size)
@@ -273,7 +271,7 @@ class PackedVocoding:
         return frames // (self._gap + 1) + 1
 
     def _allocate(self, frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Zeros; a padding that was never written must be finite too."""
+        """Zeros, because padding that was never written must be finite, too."""
         shapes = ((frames, self._bins), (frames * self._samples,), (self._rows(frames), self._vocoder.lanes))
         mel, source, carried = (torch.zeros(shape, device=self._device) for shape in shapes)
         return mel, source, carried

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from vivavoce.engine.vocoder_stage.packed import PackedVocoding
 
 OVERLAP_FRAMES = 8
-"""Frames at the end of each piece that wait for the next one to be faded into, where a vocoder has no `Reach`."""
+"""Frames at the end of each piece that wait for the next piece to fade into, for a vocoder without `Reach`."""
 CONTEXT_FRAMES = 12
-"""Frames before the overlap that a seamless piece sees again. The generator reaches 13 frames to the left, and the
+"""Frames before the overlap that a seamless piece computes again. The generator reaches 13 frames to the left, and the
 farthest weighs less than 1e-4 of the whole; without the second farthest, seams of 4e-3 can be measured."""
 FRAME_BUCKET = 8
-"""Batches are padded to a multiple of this many frames: convolution kernels are chosen, and on CPUs compiled, anew for
-every length that they meet, which takes about as long as a short piece."""
+"""Batches are padded to a multiple of this many frames: convolution kernels are chosen, and on CPUs compiled, for each
+new length, which takes about as long as a short piece."""
 
 
 @dataclass(frozen=True, eq=False)
 class Crossfade:
     """The frames that are carried from piece to piece.
 
-    overlap: frames at the end of a piece that are not given out; mel_frames: seen again, the overlap included;
-    source_frames: how many of them keep the source that was made for them; fade_frames: of the overlap that the fade
-    takes, the rest are the new piece's; window: fade in, then fade out, [2 · fade_frames · hop] float32; continuous:
-    the phase runs on from the last kept frame, else it starts anew.
+    overlap: frames at the end of a piece that are not given out; mel_frames: frames computed again, the overlap
+    included; source_frames: the first of these, whose source is kept; fade_frames: frames of the overlap that are
+    faded, the rest comes from the new piece; window: fade in, then fade out, [2 · fade_frames · hop] float32;
+    continuous: the phase runs on from the last kept frame, otherwise it restarts.
     """
 
     overlap: int
@@ -61,15 +61,14 @@ def join_rule(
     read it.
     """
     if reach is not None:
-        # All that was heard is heard again, and nothing that is given out changes: there is one way to join.
+        # The whole reach is computed again, so samples do not depend on later frames: there is one way to join.
         before, after = reach
         return Crossfade(after, before + after, before, 0, torch.zeros(0, device=device), continuous=True)
     if joins is CrossfadeMode.OFFICIAL or overlap is not None:
         frames = OVERLAP_FRAMES if overlap is None else overlap
         window = torch.from_numpy(np.hamming(2 * frames * hop).astype(np.float32)).to(device)
         return Crossfade(frames, frames, frames, frames, window, continuous=False)
-    # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
-    # A raised cosine between sample centres adds up to one everywhere.
+    # One frame of fade is enough: there the old version has most of its right neighbours, and the new one all it needs.
     size = 2 * hop
     window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square().to(device)
     seen_again = OVERLAP_FRAMES + CONTEXT_FRAMES
@@ -81,7 +80,7 @@ def resized_frames(frames: int, speed: float) -> int:
 
 
 def resize(mel: Tensor, speed: float) -> Tensor:
-    """The whole mel in `resized_frames`; mel: [frames, bins]  →  [frames', bins]."""
+    """The whole mel at this speed; mel: [frames, bins]  →  [`resized_frames`, bins]."""
     if speed == 1.0 or not len(mel):
         return mel
     return interpolate(mel.T[None], size=resized_frames(len(mel), speed), mode="linear")[0].T
@@ -89,10 +88,10 @@ def resize(mel: Tensor, speed: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SpeedTail:
-    """`resize` for a mel that arrives in pieces: each output frame is made once both its neighbours are there.
+    """`resize` for a mel that arrives in pieces: each output frame is made once both its neighbours exist.
 
-    Output frame k lies at (k + 1/2) · speed − 1/2 of the input, ends repeated. kept: [frames, bins], the input that
-    output frames to come still need; first: place of `kept` in the whole input; made: output frames given out.
+    Output frame k lies at (k + 1/2) · speed − 1/2 of the input, ends repeated. kept: [frames, bins], input that later
+    output frames need; first: place of `kept` in the whole input; made: number of output frames so far.
     """
 
     speed: float = 1.0
@@ -121,7 +120,7 @@ class SpeedTail:
 
     def _between(self, kept: Tensor, made: int) -> Tensor:
         end = self.first + len(kept)
-        # On the CPU: not every device has float64, and float32 would lose the fraction within a minute.
+        # On the CPU, because not every device has float64, and float32 would lose the fraction within a minute.
         index = torch.arange(self.made, made, dtype=torch.float64)
         position = ((index + 0.5) * self.speed - 0.5).clamp(0, max(end - 1, 0))
         left = position.floor().clamp(max=max(end - 2, 0))
@@ -133,7 +132,7 @@ class SpeedTail:
 
 @dataclass(frozen=True)
 class PooledTails:
-    """Tails in a row of the packed path's pool; known: frames of the context that have their source."""
+    """Tails in a row of the packed path's pool; known: frames of the context whose source is kept."""
 
     row: int
     known: int
@@ -141,16 +140,16 @@ class PooledTails:
 
 @dataclass(frozen=True, eq=False)
 class Tails:
-    """A stream's memory between pieces. A piece gives a new one; it is never changed.
+    """A stream's memory between pieces. Each piece makes a new one; it is never changed.
 
     On the packed path `pooled` says where mel, source, phase and held are, and they are None here.
     """
 
     speed: SpeedTail = field(default_factory=SpeedTail)
     waiting: Tensor | None = None
-    """[frames, bins] float32, at the speed asked for: too few to be vocoded by themselves."""
+    """[frames, bins] float32, at the stream's speed: too few frames to be vocoded by themselves."""
     mel: Tensor | None = None
-    """[frames, bins] float32: seen again by the next piece, the overlap at its end; None before the first piece."""
+    """[frames, bins] float32 for the next piece to compute again, the overlap last; None before the first piece."""
     source: Tensor | None = None
     """[samples] float32 of `mel`'s first frames."""
     phase: Tensor | None = None
@@ -158,15 +157,15 @@ class Tails:
     held: Tensor | None = None
     """[samples] float32: the first samples of the overlap, to be faded into the next piece."""
     frames: int = 0
-    """Frames vocoded so far."""
+    """Number of frames vocoded so far."""
     context: int = 0
-    """Frames that the next row sees again."""
+    """Number of frames that the next row computes again."""
     pooled: PooledTails | None = None
 
 
 @dataclass(eq=False)
 class VocoderStream:
-    """One sequence's place: what it was opened with, and its tails, which `VocoderStage.run` alone replaces.
+    """One sequence's state: its settings, and its tails, which `VocoderStage.run` alone replaces.
 
     seed: of the source's noise, None: no noise; speed: of a whole utterance or of a stream's pieces.
     """
@@ -176,12 +175,12 @@ class VocoderStream:
     rule: Crossfade
     tails: Tails
     closed: bool = False
-    """It keeps no tails any more; pieces that were on their way may still come."""
+    """The stream keeps no tails any more; pieces that were on their way may still come."""
 
     def frames_of(self, frames: int, final: bool, whole: bool) -> int:
-        """Frames that the vocoder will work on for a piece of this many, context included.
+        """Frames that the vocoder will compute for a piece of this many frames, context included.
 
-        0: the piece waits for more. It is too short to give out a sample, or to hold the fade at either end.
+        0: the piece waits for more frames, because it is too short for a sample, or for the fade at either end.
         """
         if whole:
             return resized_frames(frames, self.speed)
@@ -204,25 +203,24 @@ class VocoderRow:
     final: bool
     whole: bool = False
     frames: int = field(init=False)
-    """Frames that the vocoder works on, context included; 0 if the row waits for more."""
+    """Frames that the vocoder computes, context included; 0 if the row waits for more."""
     before: Tails = field(init=False)
-    """The stream's tails as they are, empty for a whole utterance."""
+    """The stream's tails before this row, empty for a whole utterance."""
     speed: SpeedTail = field(init=False)
     """The stream's resampling after this row."""
     fresh: tuple[Tensor, ...] = field(init=False)
-    """[frames, bins] float32 each, at the speed asked for: frames that waited, and new ones."""
+    """[frames, bins] float32 each, at the stream's speed: frames that waited, and new ones."""
     new_frames: int = field(init=False)
-    """The frames of `fresh`."""
     seen_again: int = field(init=False)
-    """Frames at the end that the next row sees again."""
+    """Number of frames at the end that the next row computes again."""
     source_kept: int = field(init=False)
-    """The first of `seen_again`, which keep their source."""
+    """Number of `seen_again` frames, from the first on, that keep their source."""
 
     def __post_init__(self) -> None:
         self.frames = self.stream.frames_of(len(self.mel), self.final, self.whole)
 
     def load(self) -> None:
-        """Bring the mel to its speed, on the stage's stream. The row's stream is not changed."""
+        """Resample the mel to the stream's speed, on the stage's CUDA stream. The row's stream is not changed."""
         stream, rule, mel = self.stream, self.stream.rule, self.mel.float()
         self.before, self.speed = Tails() if self.whole else stream.tails, SpeedTail()
         if self.whole:
@@ -236,26 +234,24 @@ class VocoderRow:
 
 
 class PaddedVocoding:
-    """Vocodes rows side by side."""
-
     def __init__(self, models: Models, both: PairRunner = in_turn) -> None:
         self._vocoder, self._device, self._both = models.vocoder, models.device, both
         self._hop = models.vocoder.config.samples_per_frame
         self.one_by_one = models.device.type == "cpu"
-        """Each row is a batch: a CPU's cores are busy with one, nothing is lost on padding, each shape that kernels are
-        compiled for serves all batches, and a row is the same to the bit beside any other."""
+        """Each row is a batch: one row keeps a CPU's cores busy, needs no padding, and a compiled shape serves all
+        batches; a row's bits do not depend on other rows."""
 
     def prepare(self, frames: int | None) -> None:
-        """Record ahead what batches of up to this many frames need, None: of any size; here nothing is recorded."""
+        """Do nothing: this path records nothing."""
 
     def release(self, tails: Tails) -> None:
-        """Give back what tails take beside their own tensors; here nothing."""
+        """Free resources of the tails beside their own tensors; here there are none."""
 
     def vocode(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
-        """Samples of each row, and its stream's tails after it; a closed stream's may be anything."""
+        """Samples of each row, and its stream's tails after it; the tails of a closed stream may have any values."""
         if self.one_by_one:
             return [self._batch([row])[0] for row in rows]
-        # Rows whose source starts anew come first: the others' is computed otherwise.
+        # Rows whose source starts anew come first, because `_sources` computes them separately.
         batch = sorted(rows, key=lambda row: row.before.phase is not None)
         made = dict(zip(map(id, batch), self._batch(batch) if batch else (), strict=True))
         return [made[id(row)] for row in rows]
@@ -277,7 +273,7 @@ class PaddedVocoding:
         return [self._finished(*one) for one in zip(rows, mels, sources, waves, strict=True)]
 
     def _sources(self, rows: Sequence[VocoderRow], f0: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """Excitation of rows that all run on from a phase, or all start anew; f0: [batch, frames] Hz.
+        """Excitation of rows that either all continue a phase or all start anew; f0: [batch, frames] Hz.
 
         →  [frames · hop] float32, and [harmonics] cycles where the next piece's new source begins, None: it starts anew
         """
@@ -316,7 +312,7 @@ class PaddedVocoding:
     def _finished(
         self, row: VocoderRow, mel: Tensor, source: tuple[Tensor, Tensor | None], wave: Tensor
     ) -> tuple[Tensor, Tails]:
-        """Samples, faded in place into what was held, and the tails after them: copies that keep no batch alive."""
+        """Samples, with the held samples faded in, and copies of the new tails, which keep no batch alive."""
         hop, rule, before = self._hop, row.stream.rule, row.before
         wave, fade = wave[: row.frames * hop], rule.fade_frames * hop
         if before.held is not None:
@@ -338,17 +334,16 @@ class PaddedVocoding:
 
 
 class VocoderStage:
-    """The vocoder over pieces of any streams and whole utterances, each as it would be alone.
+    """The vocoder over pieces of any streams and whole utterances, each with the same result as alone.
 
-    The last frames of a piece lack their right neighbours: they are held back, and the next piece's version of them is
-    given, faded where what was given would change. The source of frames already spoken is kept, so that its noise and
-    phase run on.
+    The last frames of a piece lack their right neighbours: their samples are held back, and the next piece computes
+    them again, with a fade where the samples would differ. The source of frames already spoken is kept, so that its
+    noise and phase run on.
 
-    source_noise: whether the source has its noise; without it the audio is a function of the mel.
-    kernels: whether our own kernels and recorded launches are used (see `models.kernels.usable`); a vocoder of sizes
-    that they do not know stays on the plain path.
-    most_frames: with kernels; of the largest batch that is recorded: larger ones are cut. None: as many as pay.
-    both: without kernels, does what is independent within a piece; None: in turn.
+    source_noise: whether the source has its noise; without it the audio is a function of the mel. kernels: whether our
+    own kernels and recorded launches are used (see `models.kernels.usable`); a vocoder of sizes that they do not take
+    stays on the plain path. most_frames: with kernels; frames of the largest recorded batch, larger ones are split.
+    None: chosen for speed. both: without kernels, runs two independent parts of a piece; None: in turn.
     """
 
     def __init__(
@@ -364,7 +359,7 @@ class VocoderStage:
         self._no_samples = torch.zeros(0, device=models.device)
         self.vocoding: PaddedVocoding | PackedVocoding = PaddedVocoding(models, both or in_turn)
         if kernels:
-            # Triton is not installed everywhere.
+            # Triton may not be installed.
             from vivavoce.engine.vocoder_stage.packed import PackedVocoding
             from vivavoce.models.vocoder.packed import supports
 
@@ -373,15 +368,15 @@ class VocoderStage:
 
     @torch.inference_mode()
     def prepare(self, frames: int | None = None) -> None:
-        """Compile and record ahead what batches of up to this many frames need; None: of any size."""
+        """Compile and record batches of up to this many frames before they are needed; None: of any size."""
         self.vocoding.prepare(frames)
 
     def open(self, seed: int, speed: float, joins: CrossfadeMode) -> VocoderStream:
-        """A place for one sequence; joins: of a stream's pieces, a whole utterance has none."""
+        """Open a stream for one sequence; joins: for a stream's pieces, a whole utterance has none."""
         vocoder = self._vocoder
         hop, device = vocoder.config.samples_per_frame, self._no_samples.device
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)
-        # The official code ignores the speed of a stream, or refuses it where it knows no streams without it.
+        # The official code ignores or refuses the speed of a stream.
         speed = 1.0 if joins is CrossfadeMode.OFFICIAL and vocoder.overlap is None else speed
         return VocoderStream(seed if self._source_noise else None, speed, rule, Tails(SpeedTail(speed)))
 
@@ -392,10 +387,10 @@ class VocoderStage:
 
     @torch.inference_mode()
     def run(self, rows: Sequence[VocoderRow]) -> list[Tensor]:
-        """Samples of each row, [n] float32 on the device, and new tails for the streams of those that are not whole.
+        """Samples of each row, [n] float32 on the device; updates the tails of streams, except for whole utterances.
 
-        Nothing is changed if anything fails. A row that has too little to be vocoded gives no samples and waits
-        for the next one. ValueError: two rows are of the same stream.
+        If it raises, nothing is changed. A row with too few frames gives no samples, and its frames wait for the next
+        row. ValueError: two rows have the same stream.
         """
         if len({id(row.stream) for row in rows}) < len(rows):
             raise ValueError("the pieces of one call must be of different streams")

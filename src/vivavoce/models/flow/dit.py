@@ -1,6 +1,6 @@
-"""CosyVoice3's flow networks: a lookahead in place of an encoder, and the transformer that estimates the velocity.
+"""CosyVoice3's flow networks: a lookahead layer in place of an encoder, and the transformer for the velocity.
 
-The transformer is DiT (arXiv:2212.09748) as F5-TTS has it (arXiv:2410.06885): time modulates every norm and gate.
+The transformer is DiT (arXiv:2212.09748) in F5-TTS's form (arXiv:2410.06885): time modulates every norm and gate.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ POSITION_GROUPS = 16
 TIME_SINUSOIDS = 256
 NORM_EPS = 1e-6
 _ROTARY_BASE = 10000.0
-PER_BLOCK = 6  # shift, scale and gate of its attention, and of its feed-forward
+PER_BLOCK = 6  # shift, scale and gate, for attention and for feed-forward
 
 
 class LookaheadEncoder(nn.Module):
-    """Embedded tokens → mu: a token hears `lookahead` tokens after and two before it, and fills its frames."""
+    """Embedded tokens → mu: each token reads `lookahead` tokens after it and two before it, for all of its frames."""
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class LookaheadEncoder(nn.Module):
         memory: tuple[Memory, Memory] | None = None,
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
-        """`TokenEncoder.encode` without attention: masks, keys and past are not read."""
+        """Like `TokenEncoder.encode`, but without attention: masks, keys and past are ignored."""
         x = x * valid_positions(lengths, x.shape[1])[..., None]
         of_tokens = memory[0] if memory else None
         mu = look_ahead(x, size, self.lookahead_conv, self.history_conv, of_tokens, lookahead_ends)
@@ -113,7 +113,7 @@ def rotation_of(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 class DiTBlock(nn.Module):
-    """Attention and feed-forward, each between a norm that time shifts and scales, and a gate of time (adaLN-Zero)."""
+    """Attention and feed-forward; time sets shift and scale of the norm before and a gate after each (adaLN-Zero)."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()

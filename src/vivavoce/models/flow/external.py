@@ -1,4 +1,4 @@
-"""Networks of the flow that another runtime computes, as the engine sees them."""
+"""Interfaces of the flow's networks that another runtime computes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vivavoce.models.flow.unet import VelocityContext
 
 
 class ExternalEstimator(Protocol):
-    """Stands in for `UNet` and `DiT` where rows have no past. out: the network's own last layer; most_rows: rows of a
-    batch, of which each is two of the inputs', None: any number.
+    """Replaces `UNet` or `DiT` for rows without a past. out: the network's own last layer; most_rows: rows of a batch
+    before guidance doubles them, None: any number.
     """
 
     out: nn.Linear | nn.Conv1d
@@ -26,7 +26,7 @@ class ExternalEstimator(Protocol):
 
 
 class ExternalEncoder(Protocol):
-    """Stands in for `TokenEncoder` where rows have no past, for one row at a time; `encode` takes the same."""
+    """Replaces `TokenEncoder` for rows without a past, one row at a time; `encode` has the same arguments."""
 
     @property
     def encode(self) -> Callable[..., Tensor]: ...

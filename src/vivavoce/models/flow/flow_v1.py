@@ -1,7 +1,7 @@
-"""CosyVoice 1's flow: a chunk's tokens, its prompt and a speaker → mel, each call as a whole.
+"""CosyVoice 1's flow: a chunk's tokens, its prompt and a speaker → mel, without state inside the network.
 
-A stream's calls are tied together by what they share: the prompt's frames and those that two chunks have in common
-keep their noise and their mu.
+Consecutive calls of a stream share noise and mu for the prompt's frames, and for the frames that two chunks have in
+common.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Regulator(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class WholeInput:
-    """prompt, tokens: [n] int64; prompt_mel: [prompt frames, bins], possibly of no frames; speaker: [bins], projected;
-    kept: [frames, 2, bins], noise and mu of a stream's first frames, None: nothing was before.
+    """prompt, tokens: [n] int64; prompt_mel: [prompt frames, bins], possibly without frames; speaker: [bins],
+    projected; kept: [frames, 2, bins], noise and mu of a stream's first frames, None: the stream's first call.
     """
 
     prompt: Tensor
@@ -71,7 +71,7 @@ class FlowV1(nn.Module):
         return len(item.prompt_mel) + self.rates.frames_of(len(item.tokens))
 
     def encode(self, items: Sequence[WholeInput]) -> Tensor:
-        """mu of each row, the prompt's frames first: [batch, frames, bins], anything past a row's end."""
+        """mu of each row, the prompt's frames first: [batch, frames, bins], with any values past a row's end."""
         tokens = pad_sequence([torch.cat((one.prompt, one.tokens)) for one in items], batch_first=True)
         lengths = [len(one.prompt) + len(one.tokens) for one in items]
         ragged = len(set(lengths)) > 1
@@ -85,8 +85,8 @@ class FlowV1(nn.Module):
         return self.regulator(padded, inside)
 
     def _stretched(self, x: Tensor, item: WholeInput) -> Tensor:
-        """x: [tokens, bins]  →  [frames, bins], in parts that are stretched by themselves: overlapping tokens of two
-        chunks give the same frames in both.
+        """x: [tokens, bins]  →  [frames, bins]. Parts are stretched separately, so that the tokens that two chunks
+        share give the same frames in both.
         """
         frames_of, overlap = self.rates.frames_of, self.config.overlap
         prompt, target = x.split((len(item.prompt), len(item.tokens)))
@@ -106,8 +106,8 @@ class FlowV1(nn.Module):
     def begin(
         self, items: Sequence[WholeInput], schedule: EulerSchedule, noise: Tensor, both: PairRunner | None = None
     ) -> tuple[Path, list[Tensor]]:
-        """A batch at its noise, and what each row's stream keeps of it: [frames, 2, bins] noise and mu. noise:
-        [MAX_FRAMES, bins].
+        """Begin a batch; returns its `Path` at the noise, and noise and mu for each row's stream to keep, [frames, 2,
+        bins]. noise: [MAX_FRAMES, bins].
         """
         mu = self.encode(items)
         frames, size = [self.frames_of(one) for one in items], mu.shape[1]
@@ -127,4 +127,4 @@ class FlowV1(nn.Module):
         return Path(self.estimator, schedule, guidance, starts, mu, speaker, condition, mask, both=both), kept
 
     def lay_out(self) -> None:
-        """Nothing to do: inference reads the weights in the order of the checkpoint."""
+        """Do nothing: inference reads the weights in the order of the checkpoint."""

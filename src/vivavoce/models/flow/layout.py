@@ -1,6 +1,6 @@
 """Layout of weights in memory: the same parameters, placed so that a product reads them without a copy.
 
-A parameter keeps its name, its shape and its values; code that finds it placed otherwise computes the same, and slower.
+A parameter keeps its name, shape and values; with another placement code computes the same, but slower.
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ from vivavoce.models.packed_linear import MANY_ROWS, Product, packed, packs
 
 
 def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
-    """Excess of a residual stream at each reader if all output biases of its blocks are added at its start.
-
-    biases: [size] each, of attention and feed-forward of every block in order  →  [biases + 1, size] float32; the first
-    row is the sum of all, the last is zeros.
-    """
+    """Correction of a residual stream at each reader, if all output biases of its blocks are added at its start."""
     wide = [bias.float() for bias in biases]
     return torch.stack((*wide, torch.zeros_like(wide[0]))).flip(0).cumsum(0).flip(0)
 
 
 def mish(x: Tensor) -> Tensor:
-    """x · tanh(log(1 + eˣ)). On a CPU torch takes three transcendental functions per value. One is enough: with z = 1 +
-    eˣ + e²ˣ / 2 it is x − x / z. An infinite z gives x, which is the limit. It is worked out in float32: intermediate
-    values would round.
+    """x · tanh(log(1 + eˣ)). torch on a CPU takes three transcendental functions per value, but one is enough: with z =
+    1 + eˣ + e²ˣ / 2 the result is x − x / z. An infinite z gives x, which is the limit. Computed in float32, because
+    intermediate values would round.
     """
     if torch.is_grad_enabled() or x.device.type != "cpu":
         return functional.mish(x)

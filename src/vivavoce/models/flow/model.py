@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Encoder = TokenEncoder | LookaheadEncoder | ExternalEncoder
     Estimator = UNet | DiT | UNetV1 | ExternalEstimator
 
-MAX_FRAMES = 15_000  # for which the official code draws noise: 300 s, prompt included
+MAX_FRAMES = 15_000  # frames for which the official code draws noise: 300 s, prompt included
 
 
 @cache
@@ -37,8 +37,8 @@ def fixed_noise(num_bins: int) -> Tensor:
 
 
 def time_steps(num_steps: int) -> list[tuple[float, float]]:
-    """(t, dt) of each Euler step along 1 − cos(π/2 · k/n). t is the running float32 sum of the steps, not the
-    schedule's own value: the official estimator sees that sum.
+    """(t, dt) of each Euler step along 1 − cos(π/2 · k/n). t is the float32 sum of the steps so far, not the schedule's
+    own value, because the official estimator gets this sum.
     """
     span = 1 - torch.cos(torch.linspace(0, 1, num_steps + 1) * (0.5 * math.pi))
     t, dt = span[0], span[1] - span[0]
@@ -53,7 +53,7 @@ def time_steps(num_steps: int) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, eq=False)
 class EulerSchedule:
-    """times: (t, dt); biases: of the estimator's `time_biases`, [levels, 1, 1, channels] for each step; the same for
+    """times: (t, dt); biases: from the estimator's `time_biases`, [levels, 1, 1, channels] for each step, the same for
     all rows.
     """
 
@@ -68,13 +68,13 @@ class EulerSchedule:
 
 
 class Path:
-    """A batch on its way from noise to mel; `x` is where it is: [batch, frames, bins] float32.
+    """A batch on its way from noise to mel; `x` is its current point: [batch, frames, bins] float32.
 
     Each step evaluates the estimator with and without its conditions in one batch of twice the size:
     v = (1 + guidance) · f(conditions) − guidance · f(nothing).
     noise, mu, condition: [batch, frames, bins]; speaker: [batch, bins]; mask: [batch, 1, 1 or frames, keys] bool, True
-    where a frame may look; None: all is seen; positions: [batch, frames] int, places in the whole row, None: from its
-    start; both: does the two halves of that batch as pieces of their own, None: they are one.
+    for keys that a frame attends to, None: all; positions: [batch, frames] int, places in the whole row, None: from its
+    start; both: computes the two halves of the batch separately, None: in one batch.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class Path:
         conditional[:, :, 1], conditional[:, :, 2], conditional[:, :, 3] = mu, speaker[:, None], condition
 
     def step(self, number: int, *memories: Memory) -> None:
-        """memories: one for twice the batch (conditional rows first), or with `both` one for each half; none: rows have
-        no past.
+        """memories: one for twice the batch (conditional rows first), or with `both` one for each half; none if rows
+        have no past.
         """
         (_, dt), biases = self._schedule.times[number], self._schedule.biases[number]
         self._features[..., : self.x.shape[-1]] = self.x

@@ -1,7 +1,7 @@
 """CosyVoice3's velocity estimator and lookahead over packed rows; batches are those of `packed_unet`.
 
-Weights are views of the network's own, and a few more: the modulations of every norm and gate are computed once for
-each Euler step, output biases included.
+Most weights are views of the network's own. The modulations of every norm and gate are computed ahead for each Euler
+step, output biases included.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from vivavoce.models.kernels.flow_products import product
 from vivavoce.models.kernels.flow_rows import Modulations, modulated
 from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
 
-NORM_ROWS = 4  # few, as there is one at every turn, and a first chunk's batch is small
+NORM_ROWS = 4  # small, because a norm comes often and a first chunk's batch is small
 
 
 class DiTBlockWeights(NamedTuple):
-    """Matrices [out, in]; biases of `mixed` and `contract` are with the gates."""
+    """Matrices [out, in]; the biases of `mixed` and `contract` are added in the gates."""
 
     queries_and_keys: tuple[Tensor, Tensor]
     mixed: Tensor

@@ -1,13 +1,13 @@
-"""The token encoder over packed rows: fixed shapes, no padding, nothing that waits.
+"""The token encoder over packed rows: fixed shapes, no padding, no waiting for the device.
 
-A batch is the new tokens of all rows, end to end. Some weights are worked out once:
+A batch has the new tokens of all rows, end to end. Some weights are computed ahead:
 
-- What a token is embedded as depends on its id alone: a table of all ids.
-- So do the keys of distances: a table for each attention, of all distances that can occur.
-- The output biases of attention and feed-forward are not added where they arise. All of a half's are added before its
-  first block, and every LayerNorm takes away what is not due yet: the products add to the residual stream in place.
-- A token's frames are alike before the upsampling convolution, so its taps fall together by tokens; and the linear
-  layer that reads its result is folded into it.
+- The embedding of a token depends on its id alone: a table of all ids.
+- The keys of distances are constant, too: a table for each attention, of all distances that can occur.
+- The output biases of attention and feed-forward are all added before the first block of each half, and every LayerNorm
+  subtracts the biases of later blocks: so products add to the residual stream in place.
+- A token's frames are equal before the upsampling convolution, so its taps are summed by token; the linear layer after
+  it is folded into it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EncoderCuts:
     products: ProductTile | None = None
 
 
-FEW_TOKENS = 256  # up to this many packed tokens small tiles keep more of the chip at work
+FEW_TOKENS = 256  # up to this many packed tokens small tiles use more of the GPU
 
 _FEW = EncoderCuts(RelativeTile(16, 4, 3), 4)
 _MANY = EncoderCuts(RelativeTile(64, 8, 3), 4)
@@ -53,7 +53,7 @@ _INVARIANT = EncoderCuts(RelativeTile(64, 8, 3), 4, ProductTile(64, 128, 64, 4, 
 
 
 def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
-    """invariant: one for all sizes, so that a row has the same bits in every batch."""
+    """invariant: one choice for all sizes, so that a row has the same bits in every batch."""
     if invariant:
         return _INVARIANT
     return _FEW if tokens <= FEW_TOKENS else _MANY
@@ -62,15 +62,15 @@ def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
 class EncoderTables(NamedTuple):
     """Positions of packed tokens; all int32.
 
-    ids: [tokens, 1 + lookahead], of each packed token its id and those that follow in its row, −1: zeros.
-    row, local, ends: [tokens], of each its row, its place among the row's new tokens (−1: padding), and the place in
-    the row before which it sees keys (0: padding); frame_ends: [frames], the same of frames.
-    first, length, past: [rows], in tokens: packed place of each row's first new one, how many it has, and how many
-    precede them.
+    ids: [tokens, 1 + lookahead], the id of each packed token and the next ids in its row, −1: zeros.
+    row, local, ends: [tokens], for each token its row, its index among the row's new tokens (−1: padding), and the end
+    of the keys that it sees, in the row (0: padding); frame_ends: [frames], the same for frames.
+    first, length, past: [rows], in tokens: packed index of each row's first new token, number of new tokens, number of
+    tokens before them.
     slots: [rows], pages beside which the rows' tails lie.
     tiles, frame_tiles: [tiles, 3], pieces of rows for one program of attention: row, first packed position, positions
     (0: idle).
-    pages: [rows, width], pages of each row in order; of no width if rows have no pages.
+    pages: [rows, width], pages of each row in order; width 0 if rows have no pages.
     """
 
     ids: Tensor
@@ -88,7 +88,7 @@ class EncoderTables(NamedTuple):
 
 
 class EncoderPast(NamedTuple):
-    """keys: [pages, 1, sites, 1, page, 2 · size]; tails: of its convolution."""
+    """keys: [pages, 1, sites, 1, page, 2 · size]; tails: the encoder's convolution inputs."""
 
     keys: Tensor
     tails: EncoderTails
@@ -107,7 +107,7 @@ Linear = tuple[Tensor, Tensor]  # matrix [out, in], contiguous, and bias [out]
 
 
 class EncoderBlock(NamedTuple):
-    """mixed and contract: [out, in], their biases are added elsewhere."""
+    """mixed and contract: [out, in]; their biases are added elsewhere."""
 
     attention_norm: ShiftedNorm
     queries_and_keys: Linear
@@ -120,9 +120,9 @@ class EncoderBlock(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedEncoderWeights:
-    """embedded: [ids, size]; start: [size] float32, what is added to embedded tokens besides; look_ahead: over the
-    windows of `lookahead` tokens more; look_back: [size, windows], whose bias is in `start`; upsample: [upsampling ·
-    size, windows of `up_taps` tokens]; up_norm: after it, with its scale and what the upper blocks' biases add.
+    """embedded: [ids, size]; start: [size] float32, added to embedded tokens; look_ahead: over windows of 1 +
+    `lookahead` tokens; look_back: [size, windows], its bias is in `start`; upsample: [upsampling · size, windows of
+    `up_taps` tokens]; up_norm: the norm after it, with its scale and the output biases of the upper blocks.
     """
 
     embedded: Tensor
@@ -162,7 +162,7 @@ class PackedEncoderWeights:
 
 
 def up_taps(upsampling: int) -> int:
-    """Tokens that the upsampling convolution reads for one token's frames."""
+    """Number of tokens that the upsampling convolution reads for one token's frames."""
     return 1 + -(-(UPSAMPLING_KERNEL - 1) // upsampling)
 
 
@@ -177,7 +177,7 @@ def _blocks(modules: nn.ModuleList, reach: int) -> tuple[tuple[EncoderBlock, ...
 def _block(block: ConformerBlock, before_attention: Tensor, before_feed_forward: Tensor, reach: int) -> EncoderBlock:
     attention, feed_forward = block.attention, block.feed_forward
     parts, weight = (attention.query, attention.key, attention.value), attention.position.weight
-    # Distances from reach − 1 down to 1 − reach, and zeros around.
+    # Distances from reach − 1 down to 1 − reach, with zeros before and behind.
     keys = attention.position(relative_positions(reach, reach, weight.shape[1], weight.device, weight.dtype))
     distances = pad(keys.unflatten(1, (attention.num_heads, -1)).transpose(0, 1), (0, 0, SPARE, SPARE + 1))
     return EncoderBlock(
@@ -192,7 +192,7 @@ def _block(block: ConformerBlock, before_attention: Tensor, before_feed_forward:
 
 
 def windowed(conv: nn.Conv1d) -> Tensor:
-    """[out, kernel · in], as it multiplies windows."""
+    """[out, kernel · in], to multiply windows."""
     return conv.weight.permute(0, 2, 1).flatten(1).contiguous()
 
 
@@ -215,8 +215,8 @@ def _upsampling(encoder: TokenEncoder) -> Linear:
 
 
 class PackedEncoder:
-    """invariant: a row's bits depend neither on its neighbours nor on whether its past was kept or is computed again,
-    which is slower. ValueError: the kernels do not take its sizes.
+    """invariant: slower; a row's bits depend neither on its neighbours nor on whether its past was kept or is computed
+    again. ValueError: the kernels do not take its sizes.
     """
 
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
@@ -230,7 +230,7 @@ class PackedEncoder:
         return encoder_cuts(tokens, invariant=self._invariant)
 
     def encode(self, batch: EncoderBatch) -> None:
-        """Fill `batch.mu`; new keys and values go to the pages, tails to where the batch says."""
+        """Fill `batch.mu`; new keys and values go to the pages, and tails to the batch's tensors for them."""
         tables, weights, up = batch.tables, self._weights, self._up
         cuts = self.cuts(len(tables.row))
         places, cut = (tables.row, tables.local, tables.length), cuts.products

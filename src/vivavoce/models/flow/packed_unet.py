@@ -1,11 +1,11 @@
-"""The velocity estimator over packed rows, and its Euler steps: fixed shapes, no padding, nothing that waits.
+"""The velocity estimator over packed rows, and its Euler steps: fixed shapes, no padding, no waiting for the device.
 
-A batch is the new frames of all rows, end to end, in tensors of fixed size. Guidance evaluates everything twice: row i
-of [2 · frames, …] is frame i with its conditions, row frames + i the same frame without.
+A batch has the new frames of all rows, end to end, in tensors of fixed size. Guidance evaluates everything twice: row i
+of [2 · frames, …] is frame i with its conditions, row frames + i the same frame without them.
 
-Weights are views of the network's own, and a few vectors more. The output biases of attention and feed-forward are not
-added where they arise. All of a level's are added at its start, with the resnet block's shortcut, and every LayerNorm
-takes away what is not due yet: so the products add to the residual stream in place, and no launch adds a bias.
+Most weights are views of the network's own. The output biases of attention and feed-forward are all added at a level's
+start, with the resnet block's shortcut, and every LayerNorm subtracts the biases of later blocks: so products add to
+the residual stream in place, and no launch adds a bias.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _INVARIANT = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 8, 3), ProductTile(1
 
 
 def cuts_of(frames: int, *, invariant: bool) -> Cuts:
-    """invariant: one for all sizes, so that a row has the same bits in every batch."""
+    """invariant: one choice for all sizes, so that a row has the same bits in every batch."""
     if invariant:
         return _INVARIANT
     if frames <= FEW_FRAMES:
@@ -57,10 +57,10 @@ def cuts_of(frames: int, *, invariant: bool) -> Cuts:
 class PackedBatch:
     """Tensors that one Euler step reads and updates in place.
 
-    x: [frames, bins] float32, where each frame is on its path.
+    x: [frames, bins] float32, each frame's current point on the path.
     features: [2 · frames, in], x, mu, the speaker and the condition side by side; zeros but for x without conditions.
-    step: [1] int32, which of the Euler steps it is.
-    keys: the pages, as in `flow_attention.attend`, and tails: of convolutions, of this step; both None if rows have no
+    step: [1] int32, the number of the Euler step.
+    keys: the pages, as in `flow_attention.attend`, and tails: of convolutions, for this step; both None if rows have no
     past and leave no state.
     """
 
@@ -83,7 +83,7 @@ class BlockWeights(NamedTuple):
 
 
 class LevelWeights(NamedTuple):
-    """shortcut: weight [out, in] and bias [out], the latter with all output biases of the level."""
+    """shortcut: weight [out, in] and bias [out], which includes all output biases of the level."""
 
     convs: tuple[ConvWeights, ConvWeights]
     norms: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -124,9 +124,8 @@ def _conv(conv: CausalConv) -> ConvWeights:
 
 
 class PackedEstimator:
-    """Computes what `model.Path.step` does, row by row. schedule: of the same network; guidance: of classifier-free
-    guidance; invariant: a row's bits do not depend on its neighbours, which is slower. ValueError: the kernels do not
-    take its sizes.
+    """Computes `model.Path.step` row by row. schedule: of the same network; guidance: of classifier-free guidance;
+    invariant: slower, but a row's bits do not depend on its neighbours. ValueError: the kernels do not take its sizes.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class PackedEstimator:
         advance(batch.x, velocity, batch.features, self._spans, batch.step, self._guidance)
 
     def velocity(self, batch: PackedBatch) -> Tensor:
-        """[2 · frames, bins], with conditions and then without; anything in padding."""
+        """[2 · frames, bins], with conditions and then without; padding has any values."""
         raise NotImplementedError
 
 

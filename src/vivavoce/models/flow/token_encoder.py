@@ -23,7 +23,7 @@ UPSAMPLING_KERNEL = 5
 
 
 class TokenEncoder(nn.Module):
-    """Embedded tokens → mu. Everything but the lookahead is causal up to the end of what a token may attend to."""
+    """Embedded tokens → mu. Everything but the lookahead is causal, up to the end of each token's attention."""
 
     def __init__(self, config: TokenEncoderConfig, num_mel_bins: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class TokenEncoder(nn.Module):
 
     @property
     def memory_shapes(self) -> tuple[MemoryShape, MemoryShape]:
-        """At token rate and, behind the upsampling, at mel rate."""
+        """Shapes at token rate, and at mel rate behind the upsampling."""
         config, size = self.config, self.config.hidden_size
         return (
             MemoryShape(config.num_blocks, 2 * size, HISTORY_KERNEL - 1, size),
@@ -58,7 +58,7 @@ class TokenEncoder(nn.Module):
         """Encode a padded batch of whole rows  →  mu [batch, frames, mel bins] and the frames of each row, [batch].
 
         x: [batch, tokens, input] embedded tokens, lookahead included; lengths: [batch] int64, tokens of each row;
-        final: [batch] bool; a row that is not final spends its last `lookahead` tokens as context only; chunked: attend
+        final: [batch] bool; in a row that is not final the last `lookahead` tokens are context only; chunked: attend
         chunk by chunk (streaming) instead of to the whole row.
         """
         config, size = self.config, x.shape[1]
@@ -83,12 +83,12 @@ class TokenEncoder(nn.Module):
         """Encode tokens that may have a past, and may be followed by others  →  mu [batch, frames, mel bins].
 
         x: [batch, tokens, input] embedded tokens, the lookahead's included; lengths: [batch] int64, tokens of each row;
-        what the lookahead of a row's last token lacks is zeros, as at the end of an utterance; size: tokens to encode.
-        masks: what tokens see, and what frames see: [batch, 1, 1 or size, keys] bool, None for all keys; keys: tokens
-        of the longest row with its past, None: `size`; past: [batch] int64, tokens before each row, None: keys − size
-        for all; memory: the past at token rate and at mel rate, shaped as `memory_shapes` says, None: there is none;
-        lookahead_ends: [batch, size] int64, places in `x` from which on the lookahead of each token hears zeros, None:
-        it hears all of the row.
+        missing lookahead of a row's last tokens is zeros, as at the end of an utterance; size: tokens to encode. masks:
+        the keys that tokens see, and that frames see: [batch, 1, 1 or size, keys] bool, None for all; keys: tokens of
+        the longest row with its past, None: `size`; past: [batch] int64, tokens before each row, None: keys − size for
+        all; memory: the past at token rate and at mel rate, with `memory_shapes`, None: rows have no past;
+        lookahead_ends: [batch, size] int64, the place in `x` from which on each token's lookahead is zeros, None: it is
+        the row's end.
         """
         config, keys = self.config, keys or size
         of_tokens, of_frames = memory or (None, None)
@@ -119,8 +119,8 @@ def look_ahead(
     memory: Memory | None,
     lookahead_ends: Tensor | None,
 ) -> Tensor:
-    """Two convolutions: the first hears ahead, the second the first's past; x: [batch, tokens, channels] → [batch,
-    size, …].
+    """Two convolutions: one over the tokens ahead, and one over the first one's past; x: [batch, tokens, channels] →
+    [batch, size, …].
     """
     y = pad(x, (0, 0, 0, size + ahead.kernel_size[0] - 1 - x.shape[1]))
     if lookahead_ends is None:
@@ -134,7 +134,7 @@ def look_ahead(
 
 
 def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`convolve`, each window being zeros from its end on; lookahead_ends: [batch, time]."""
+    """`convolve`, with zeros in each window from its end on; lookahead_ends: [batch, time]."""
     batch, time = lookahead_ends.shape
     windows = x.unfold(1, weight.shape[2], 1).transpose(2, 3)
     position = torch.arange(time, device=x.device)[:, None] + torch.arange(weight.shape[2], device=x.device)

@@ -21,7 +21,7 @@ EXPANSION = 4
 
 
 class CausalConv(nn.Conv1d):
-    first = 0  # its first input channel among those of all causal convolutions of the network
+    first = 0  # index of its first input channel among the inputs of all causal convolutions of the network
     product: Product | None = None  # with packed weights
 
     def __init__(self, in_channels: int, channels: int) -> None:
@@ -78,7 +78,7 @@ class ResnetBlock(nn.Module):
 
 
 def attend(query: Tensor, keys: Tensor, num_heads: int, mask: Tensor | None) -> Tensor:
-    """query: [batch, frames, inner]; keys: [batch, keys, 2 · inner], with their values  →  as query."""
+    """query: [batch, frames, inner]; keys: [batch, keys, 2 · inner], keys and values side by side  →  like query."""
     key, value = keys.chunk(2, dim=-1)
     query, key, value = (x.unflatten(2, (num_heads, -1)).transpose(1, 2) for x in (query, key, value))
     return scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
@@ -142,9 +142,9 @@ class Level(nn.Module):
 
 
 class VelocityContext(NamedTuple):
-    """biases: of `time_biases`, for each row or one for all; mask: [batch, 1, 1 or frames, keys], bool or additive,
+    """biases: from `time_biases`, for each row or one for all; mask: [batch, 1, 1 or frames, keys], bool or additive,
     None: every frame sees every key; memory: None: rows have no past; positions: [batch or 1, frames] int, of each
-    frame in its row, None: from 0 on; only `DiT` reads them.
+    frame in its row, None: from 0 on, used by `DiT` only.
     """
 
     biases: Tensor
@@ -159,11 +159,11 @@ class VelocityEstimator(nn.Module):
     config: UNetConfig | DiTConfig
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """Everything that depends on flow time alone; t: [batch] float32  →  [levels, batch, 1, channels]."""
+        """All terms that depend on flow time alone; t: [batch] float32  →  [levels, batch, 1, channels]."""
         raise NotImplementedError
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """features: [batch, frames, in], x, mu, the speaker in every frame, and the condition  →  [batch, frames,
+        """features: [batch, frames, in]: x, mu, the speaker in every frame, and the condition  →  [batch, frames,
         bins].
         """
         raise NotImplementedError
@@ -171,8 +171,8 @@ class VelocityEstimator(nn.Module):
     def forward(
         self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
     ) -> Tensor:
-        """x: the point on the path, mu, and condition: the prompt's mel and zeros after it, [batch, frames, bins];
-        speaker: [batch, bins], projected; t: [batch] float32; lengths: [batch] int64; frames within them do not see the
+        """x: the point on the path; mu; condition: the prompt's mel and zeros after it: [batch, frames, bins] each;
+        speaker: [batch, bins], projected; t: [batch] float32; lengths: [batch] int64, frames within them do not see the
         padding; chunked: attend chunk by chunk (streaming)  →  velocity [batch, frames, bins].
         """
         mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)

@@ -1,4 +1,4 @@
-"""CosyVoice 1's U-Net (arXiv:2407.05407): convolutions hear both sides, and the inner half has half the frames.
+"""CosyVoice 1's U-Net (arXiv:2407.05407): convolutions read both sides, and the inner half has half the frames.
 
 Norms are taken over a row's whole time, so a row is computed as a whole; padding takes no part in them.
 """
@@ -41,7 +41,7 @@ class TimeNorm(nn.GroupNorm):
 
 
 class Conv(nn.Conv1d):
-    """Hears one position to either side: [batch, time, in], zeros past a row's end  →  [batch, time / stride, out]."""
+    """Reads one position on either side: [batch, time, in], zeros past a row's end  →  [batch, time / stride, out]."""
 
     def __init__(self, in_channels: int, channels: int, stride: int = 1) -> None:
         super().__init__(in_channels, channels, KERNEL, stride, padding=KERNEL // 2)
@@ -143,4 +143,4 @@ class UNetV1(nn.Module):
         return self.out(mish(self.final_norm(h, inside)))
 
     def lay_out(self) -> None:
-        """Nothing to do: inference reads the weights in the order of the checkpoint."""
+        """Do nothing: inference reads the weights in the order of the checkpoint."""

@@ -1,4 +1,4 @@
-"""Shared by several networks' kernels: launches, random numbers by position, online softmax, row formulas."""
+"""Parts of several networks' kernels: launches, random numbers by position, online softmax, row formulas."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def launched(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
 @contextmanager
 def compiled_ahead() -> Iterator[bool]:
-    """Launches only compile, on all cores, and the end waits for them: their outputs are not written. Yields False, and
-    launches run, where Triton cannot compile ahead, as in its interpreter.
+    """Within this context launches only compile, on all cores, and write no outputs; its end waits for the compiler.
+    Yields False, and launches run, where Triton cannot compile ahead, as in its interpreter.
     """
     mode = getattr(triton, "AsyncCompileMode", None)
     if mode is None or os.environ.get("TRITON_INTERPRET") == "1":
@@ -90,7 +90,7 @@ HIDDEN = tl.constexpr(-1e30)  # score of a key that a query does not see, and m_
 @triton.jit
 def online_softmax(score, value, scale, end, position, m_i, l_i, acc, MASKED: tl.constexpr):
     """Add one tile of keys to the online softmax (arXiv:1805.02867); MASKED: queries see the keys before their ends. A
-    tile that a query does not see leaves its bits as they are: its weights are 0 and its alpha is 1.
+    tile that a query does not see leaves the query's bits unchanged: its weights are 0 and its alpha is 1.
     """
     if MASKED:
         score = tl.where(position[None, :] < end[:, None], score, HIDDEN)
@@ -115,7 +115,7 @@ NORM_EPS = tl.constexpr(1e-5)
 
 
 def tile_of(size: int, most: int) -> int:
-    """The largest power of two that divides `size`, at most `most`: tiles of it need no mask. ValueError: it is below
+    """The largest power of two that divides `size`, at most `most`; such tiles need no mask. ValueError: it is below
     16.
     """
     tile = min(size & -size, most)
@@ -126,7 +126,7 @@ def tile_of(size: int, most: int) -> int:
 
 @triton.jit
 def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr, EPS: tl.constexpr = NORM_EPS):
-    """x: [rows, block], zeros where `inside` [block] is not; SIZE channels are inside."""
+    """x: [rows, block], zeros where `inside` [block] is false; SIZE channels are inside."""
     x -= (tl.sum(x, 1) / SIZE)[:, None]
     if x.shape[1] != SIZE:
         x = tl.where(inside[None, :], x, 0.0)
@@ -136,7 +136,7 @@ def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr, EPS: tl.constex
 
 @triton.jit
 def mish(x):
-    """x · tanh(log(1 + eˣ)) with one exponential; past 20 it is x in float32."""
+    """x · tanh(log(1 + eˣ)) with one exponential; for x > 20 the result is x in float32."""
     e = tl.exp2(tl.minimum(x, 20.0) * 1.4426950408889634)
     n = e * (e + 2)
     return x * n / (n + 2)

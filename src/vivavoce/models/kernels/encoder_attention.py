@@ -1,11 +1,11 @@
-"""Relative attention of packed rows to keys that lie in pages and, from a row's first new position on, among products.
+"""Relative attention of packed rows. A row's past keys are in pages, its new keys among the products.
 
-Scores add content and distance, (q + u)·k + (q + v)·p(i − j). In a tile of queries and keys few distances occur: their
-scores are one product more, from which each pair of query and key picks its own.
+Scores add content and distance, (q + u)·k + (q + v)·p(i − j). A tile of queries and keys has few distances: one more
+product gives the scores of all of them, from which each pair of query and key picks its own.
 
-A query sees the keys before an end of its own. Key tiles lie at multiples of `KEY_TILE`, counted from the row's start,
-and every tile is absorbed by the same formula, masked or not: what a query computes depends on its own keys alone,
-whether they were computed with it or before it, and not on the rest of the batch.
+A query sees the keys before its own end. Key tiles lie at multiples of `KEY_TILE`, counted from the row's start, and
+the same formula adds every tile, masked or not: a query's result depends only on its own keys, whether they were
+computed with it or before it, and not on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton
 from vivavoce.models.kernels.common import HIDDEN, channels, launched, online_softmax
 from vivavoce.models.kernels.layouts import KEY_TILE
 
-SPARE = 128  # rows of zeros before and behind a table of distances: no tile reads past its ends
+SPARE = 128  # rows of zeros before and behind a table of distances, so that no tile reads past its ends
 _LOG2_E = 1.4426950408889634
 
 
@@ -51,10 +51,10 @@ class RelativeWeights(NamedTuple):
 
 
 class RelativePlaces(NamedTuple):
-    """All int32. tiles: [tiles, 3], of one row each: row, first packed position, positions (0: idle); ends:
-    [positions], the place before which each sees the keys of its row, 0: it is padding; first, past: [rows] in tokens,
-    packed place of the row's first new one, and how many precede it; pages: [rows, width], of each row in order; of no
-    width: none.
+    """All int32. tiles: [tiles, 3], each of one row: row, first packed position, positions (0: idle); ends:
+    [positions], the end of the keys that each sees in its row, 0: padding; first, past: [rows] in tokens, the packed
+    index of the row's first new token, and the number of tokens before it; pages: [rows, width], of each row in order;
+    width 0: none.
     """
 
     tiles: Tensor
@@ -76,11 +76,11 @@ def _sources(
     products, keys, fresh, table, site, place, past,
     PAGED: tl.constexpr, PAGE: tl.constexpr, SITES: tl.constexpr, INNER: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Where the keys of a tile lie, [BLOCK_N] pointers; their values lie `INNER` behind them."""
+    """Pointers to a tile's keys, [BLOCK_N]; their values lie `INNER` behind them."""
     line = tl.arange(0, BLOCK_N)
     source = products + ((fresh + place + line) * (3 * INNER) + INNER)
     if PAGED:
-        # Few scalars instead of one for each key: threads compute their pointers without exchanging them.
+        # Few scalars instead of one for each key, so that threads compute their pointers without exchanging them.
         base = tl.zeros([BLOCK_N], tl.int64)
         for part in tl.static_range(BLOCK_N // PAGE):
             begin = place + part * PAGE
@@ -114,14 +114,14 @@ def _attend(
     end = tl.where(real, end, last)
     seen_by_all = tl.min(end, 0) // BLOCK_N * BLOCK_N
     row_past = tl.load(past + row) * RATE
-    # Packed places of keys are positions in the row and this.
+    # The packed index of a key is its position in the row plus this.
     fresh = tl.load(first + row) * RATE - row_past
     at, there = start + line, real[:, None] & inside[None, :]
     mine = products + at[:, None] * (3 * inner) + head * HEAD + channel[None, :]
     given = tl.load(mine, there, 0.0)
     query = (given.to(tl.float32) + content[None, :]).to(given.dtype)
     asker = (given.to(tl.float32) + distance[None, :]).to(given.dtype)
-    # Distances of the tile's last query come first, and its own are the ones that begin there.
+    # The row of distances begins with those of the tile's last query; each earlier query starts one place later.
     furthest = distances + (head * reach + middle - BLOCK_M - (start - fresh)) * HEAD
     wide = tl.arange(0, WIDTH)[None, :] * HEAD + channel[:, None]
     pick = (BLOCK_M - 1 - line)[:, None] + key_line[None, :]
@@ -142,7 +142,7 @@ def _attend(
         source = _sources(
             products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, BLOCK_N
         )
-        # Memory past the row's end may hold NaN, and 0 · NaN is not 0: it is not loaded.
+        # Memory past the row's end is not loaded, because it may hold NaN, and 0 · NaN is NaN.
         seen = place + key_line < last
         key = tl.load(source[None, :] + channel[:, None], inside[:, None] & seen[None, :], 0.0)
         value = tl.load(source[:, None] + inner + channel[None, :], seen[:, None] & inside[None, :], 0.0)
@@ -157,7 +157,7 @@ def _attend(
         there,
     )
     if PAGED:
-        # No program reads these pages from here on behind the past, so this waits for none and none for this.
+        # All programs read new keys from `products`, not from the pages, so they need not wait for one another.
         spot = at - fresh
         page = tl.load(table + spot // PAGE, kept, 0).to(tl.int64)
         target = keys_here + ((page * SITES + site) * PAGE + spot % PAGE)[:, None] * (2 * inner) + channel[None, :]
@@ -176,17 +176,17 @@ def attend_relatively(
     *,
     rate: int = 1,
 ) -> Tensor:
-    """The rows' new keys and values are left in their pages. products: [positions, 3 · inner], queries, keys and
-    values, contiguous; keys: the encoder's shelf at this rate, [pages, 1, sites, 1, page, 2 · inner], a page being a
-    power of two of at most `KEY_TILE` positions; None: rows have no past, and leave nothing; site: the attention's
-    place among those of the shelf; rate: positions of a token  →  [positions, inner], zeros in padding; positions in no
-    tile are left as memory was.
+    """Attend, and store the rows' new keys and values in their pages. products: [positions, 3 · inner], queries, keys
+    and values, contiguous; keys: the encoder's pages at this rate, [pages, 1, sites, 1, page, 2 · inner], where a page
+    has a power of two of positions, at most `KEY_TILE`; None: rows have no past, and store nothing; site: index of the
+    attention in the pages; rate: positions of a token  →  [positions, inner], zeros in padding; positions in no tile
+    are not written.
     """
     count, inner = len(products), products.shape[1] // 3
     heads, rows, head = weights.distances.shape
     out = torch.empty(count, inner, dtype=products.dtype, device=products.device)
     page, sites = (KEY_TILE, 1) if keys is None else (keys.shape[4], keys.shape[2])
-    # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
+    # A key's page is looked up two stages before the key, so that as many tiles are loading as without pages.
     stages = cut.stages + (0 if keys is None else 2)
     launched(_attend, (len(places.tiles), heads))(
         products, products if keys is None else keys, *weights, out, *places,

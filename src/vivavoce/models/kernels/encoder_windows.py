@@ -1,7 +1,7 @@
-"""Windows of packed rows: all inputs of a convolution at each position side by side, so that a product does the rest.
+"""Windows of packed rows: all inputs of a convolution at each position side by side, so that a product computes it.
 
-What precedes a row's first new token comes from the tails that its last chunk left in the pool, and is zero without
-any: rows without a past name a page beside which zeros lie.
+The inputs before a row's first new token are the tails that its last chunk left in the pool. Rows without a past name a
+page whose tails are zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEAK = tl.constexpr(0.01)
 
 class EncoderTails(NamedTuple):
     """pool: [pages, …, tail, channels] contiguous; slots: [rows] int32, pages beside which the rows' tails lie; after:
-    [rows, tail, channels], where the new ones go; its rows may lie further apart.
+    [rows, tail, channels], for the new tails; its rows may have a larger stride.
     """
 
     pool: Tensor
@@ -68,7 +68,7 @@ def _look_back(
             value = value.to(tl.float32)
             value = tl.where(value >= 0, value, value * _LEAK).to(windows.dtype.element_ty)
         if TAIL > 0:
-            # Tokens before the row's first one, each of `RATE` frames, of which the last is enough.
+            # The tails of earlier tokens have `RATE` frames each, all equal, so only the last one is read.
             before = TAPS - 1 - tap - place
             line = slot * TAIL + TAIL - 1 - (before - 1) * RATE
             known = (real & (before > 0))[:, None] & inside
@@ -81,9 +81,9 @@ def _look_back(
 
 
 def windows_ahead(ids: Tensor, table: Tensor, shift: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """ids: [tokens, taps] int32, of each token its own and those that follow, below zero where zeros stand; table:
-    [ids, channels]; shift: [channels] float32, added to each token's own; tokens: of one program  →  [tokens, taps ·
-    channels] and [tokens, channels].
+    """ids: [tokens, taps] int32, for each token its own id and the next ones, negative for zeros; table: [ids,
+    channels]; shift: [channels] float32, added to each token's own embedding; tokens: of one program  →  [tokens, taps
+    · channels] and [tokens, channels].
     """
     (count, taps), size = ids.shape, table.shape[1]
     windows, x = table.new_empty(count, taps * size), table.new_empty(count, size)
@@ -104,9 +104,9 @@ def windows_behind(
     rate: int = 1,
     leaky: bool = False,
 ) -> Tensor:
-    """Windows of `taps` tokens, a token's own the last. x: [tokens, channels], contiguous; tails: None: rows begin with
-    what they have, and leave nothing; tokens: of one program; rate: frames of each token in the tails, all alike, which
-    reach as far back as windows do; leaky: apply the leaky ReLU to x, whose tails have seen it  →  [tokens, taps ·
+    """Windows of `taps` tokens that end with the token itself. x: [tokens, channels], contiguous; tails: None: rows
+    have no past, and leave no tails; tokens: of one program; rate: frames of each token in the tails, all equal, which
+    reach as far back as windows do; leaky: apply the leaky ReLU to x; tails have it applied already  →  [tokens, taps ·
     channels], zeros in padding.
     """
     count, size = x.shape

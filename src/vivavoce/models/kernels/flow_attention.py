@@ -1,8 +1,8 @@
-"""Attention of packed rows to keys that lie in pages, or among the batch's own products; new keys go to their pages.
+"""Attention of packed rows to keys in pages, or among the batch's own products; new keys are stored in their pages.
 
-A query sees the keys before an end of its own. Key tiles lie at multiples of the page's size, counted from the row's
-start, and every tile is absorbed by the same formula, masked or not: what a query computes depends on its own keys
-alone, whether they were computed with it or before it, and whatever else is in the batch.
+A query sees the keys before its own end. Key tiles lie at multiples of the page's size, counted from the row's start,
+and the same formula adds every tile, masked or not: a query's result depends only on its own keys, whether they were
+computed with it or before it, and not on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def keep_in_pages(
     products: Tensor, keys: Tensor | None, tables: PackedTables, step: Tensor, site: int, rotation: Tensor | None = None
 ) -> None:
     """products, keys, step, site: as in `attend`. rotation: [positions, head], cosines and sines of each position's
-    angles, by which the first head's queries (in place) and keys (in place without pages) are rotated.
+    angles, which rotate the first head's queries (in place) and keys (in place if there are no pages).
     """
     inner, frames = products.shape[1] // 3, len(tables.row)
     sites, slabs = (1, 1) if keys is None else (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner))
@@ -136,7 +136,7 @@ def _attend(
             source = base + tl.load(table + place // BLOCK_N).to(tl.int64) * (PAGE_SLABS * BLOCK_N * stride)
         else:
             source = base + place * stride
-        # Memory past the row's end may hold NaN, and 0 · NaN is not 0: it is not loaded.
+        # Memory past the row's end is not loaded, because it may hold NaN, and 0 · NaN is NaN.
         seen = place + key_line < last
         key = tl.load(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None] & seen[None, :], 0.0)
         value = tl.load(
@@ -160,17 +160,17 @@ def attend(
     num_heads: int,
     cut: AttentionTile,
 ) -> Tensor:
-    """Both copies of guidance. products: [2 · frames, 3 · inner], queries, keys and values of the packed frames,
-    contiguous; keys: the estimator's shelf, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which holds the new ones
-    already, in the tables' pages at pass step: [1] int32; None: each row's keys are those among `products`, from the
-    tables' first on; a tile has at most `cut.queries` frames; site: the attention's place among the network's
-    →  [2 · frames, inner]; frames in no tile are left as memory was.
+    """Attend in both copies of guidance. products: [2 · frames, 3 · inner], queries, keys and values of the packed
+    frames, contiguous; keys: the estimator's pages, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which hold the new
+    keys already, in the tables' pages at pass step: [1] int32; None: each row's keys are its rows of `products`, from
+    the tables' first on; a tile has at most `cut.queries` frames; site: index of the attention in the network →  [2 ·
+    frames, inner]; frames in no tile are not written.
     """
     frames, inner = len(tables.ends), products.shape[1] // 3
     head = inner // num_heads
     out = torch.empty(len(products), inner, dtype=products.dtype, device=products.device)
     sites, slabs = (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner)) if keys is not None else (1, 1)
-    # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
+    # A key's page is looked up two stages before the key, so that as many tiles are loading as without pages.
     stages = cut.stages + (0 if keys is None else 2)
     _attend[(len(tables.tiles), num_heads * 2)](
         products, products if keys is None else keys, out, tables.tiles, tables.ends, tables.first, tables.pages, step,

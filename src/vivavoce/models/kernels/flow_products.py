@@ -1,8 +1,8 @@
-"""Products of the flow with what surrounds them: linear layers, and causal convolutions of width 3 over packed rows.
+"""Products of the flow with the operations around them: linear layers, and causal convolutions of width 3.
 
-Every sum of a linear layer runs in the same order whatever the number of rows, so a row computes the same in any
-company, which the library's products do not promise. What precedes a row's first new frame in a convolution comes from
-the tails that the row's last chunk left, and is zero without any.
+A linear layer adds its sums in the same order for any number of rows, so a row's result does not depend on the other
+rows, unlike with the library's products. The frames before a row's first new one in a convolution are the tails that
+the row's last chunk left, and zeros without a past.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import triton
 from vivavoce.models.kernels.common import gelu, gelu_by_tanh, layer_norm_rows, mish, tile_of
 from vivavoce.models.kernels.layouts import RowPlaces
 
-TAIL = 2  # frames that precede a convolution's first one
+TAIL = 2  # frames before a convolution's first one
 
 
 @dataclass(frozen=True)
 class ConvTile:
-    """Frames of one program, input channels at a time; warps and pipeline stages of its loop."""
+    """Frames of one program, input channels of one step; warps and pipeline stages of its loop."""
 
     frames: int
     channels: int
@@ -58,7 +58,7 @@ def _conv(
     channel, part = tl.arange(0, BLOCK), tl.arange(0, STEP)
     inside = channel < OUT
     there = frame < frames
-    # Products with constants show the compiler their divisors, so that it loads many values at once.
+    # Products with constants tell the compiler the divisors, so that it loads many values at once.
     first, skip_size = first_16 * 16, skip_parts * SKIP_STEP
     size: tl.constexpr = PARTS * STEP
     at = copy * frames + frame
@@ -101,7 +101,7 @@ def _conv(
         there[:, None] & inside[None, :],
     )
     if TAILS > 0:
-        # Here and not with the other reading of x: there it would take registers that the sums need.
+        # The tails are stored here and not at the first reading of x, where they would take registers from the sums.
         kept = place - tl.load(length + owner, real, 0) + 2
         leaves = (real & (kept >= 0))[:, None]
         for start in range(0, size, STEP):
@@ -121,11 +121,11 @@ def causal_conv(
     time: tuple[Tensor, Tensor, int] | None = None,
     skip: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Convolution, LayerNorm (norm: weight and bias) and Mish, then what is added; each as far as it is given. x: [2 ·
-    frames, in], contiguous; tails: None: rows begin with what they have, and leave nothing, else the last inputs of
-    each row are in `tails.after`; time: biases of all steps and levels [steps, levels, out], the step [1] int32, and
-    the level; skip: [2 · frames, skipped] contiguous, the weight [out, skipped] and bias [out] of a convolution of
-    width 1  →  [2 · frames, out]; finite in padding, whatever x is there.
+    """Convolution, LayerNorm (norm: weight and bias), Mish, then additions; all but the convolution are optional. x: [2
+    · frames, in], contiguous; tails: None: rows have no past, and leave no tails; otherwise the last inputs of each row
+    are stored in `tails.after`; time: biases of all steps and levels [steps, levels, out], the step [1] int32, and the
+    level; skip: [2 · frames, skipped] contiguous, the weight [out, skipped] and bias [out] of a convolution of width 1
+    →  [2 · frames, out]; finite in padding, whatever x is there.
     """
     count, size, channels = len(places[0]), x.shape[1], len(conv.bias)
     out = torch.empty(2 * count, channels, dtype=x.dtype, device=x.device)
@@ -144,7 +144,7 @@ def causal_conv(
 
 @dataclass(frozen=True)
 class ProductTile:
-    """Rows and columns of one program, inputs at a time; warps and pipeline stages of its loop."""
+    """Rows and columns of one program, inputs of one step; warps and pipeline stages of its loop."""
 
     rows: int
     columns: int

@@ -1,4 +1,4 @@
-"""The flow row by row: LayerNorm of a residual stream with a shift or with flow time's modulation, SiLU, Euler step."""
+"""Row operations of the flow: LayerNorm with a shift or with flow time's modulation, SiLU, Euler step."""
 
 from __future__ import annotations
 
@@ -62,9 +62,8 @@ def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
 
 
 class Modulations(NamedTuple):
-    """float32. norms: [steps, norms, 2, channels], factor and summand after each LayerNorm, which has none of its own;
-    gates: [steps, residuals, 2, channels], what is added to the stream is gate · x + summand; step: [1] int32, which it
-    is.
+    """float32. norms: [steps, norms, 2, channels], factor and summand after each LayerNorm, which has no weights;
+    gates: [steps, residuals, 2, channels], for stream += gate · x + summand; step: [1] int32, the number of the step.
     """
 
     norms: Tensor
@@ -98,8 +97,8 @@ def _modulated(
 def modulated(
     x: Tensor, added: tuple[Tensor, int] | None, modulations: Modulations, norm: int, eps: float, rows: int
 ) -> Tensor:
-    """LayerNorm by number `norm`, after x += gate · added + summand, by the gate's number. x, added: [rows, channels]
-    float32 or 16 bit, contiguous; rows: of one program  →  as x.
+    """x += gate · added + summand, with the gate's number in `added`, then LayerNorm number `norm`. x, added: [rows,
+    channels] float32 or 16 bit, contiguous; rows: of one program  →  like x.
     """
     out, (count, size) = torch.empty_like(x), x.shape
     more, gate = added or (x, 0)
@@ -140,7 +139,7 @@ def _advance(
 
 
 def advance(x: Tensor, velocity: Tensor, features: Tensor, spans: Tensor, step: Tensor, guidance: float) -> None:
-    """x += span · ((1 + guidance) · v(conditions) − guidance · v(nothing)), and the features follow. x: [frames, bins]
+    """x += span · ((1 + guidance) · v(conditions) − guidance · v(nothing)), also in `features`. x: [frames, bins]
     float32; velocity: [2 · frames, bins], with conditions and then without; features: [2 · frames, in], whose first
     bins are x; spans: [steps] float32; step: [1] int32.
     """

@@ -1,14 +1,14 @@
-"""Attention over slots: of a decode step, one new row per slot, and of a prefill, packed rows of several sequences.
+"""Attention over slots: in a decode step, one new row per slot; in a prefill, packed rows of several sequences.
 
-Decode: one program does one slot and one key-value head with all the query heads that share it. It rotates query and
+Decode: one program computes one slot and one key-value head, with all query heads that share it. It rotates query and
 key, stores key and value in the slot's memory, and uses them from registers, so that storing and reading do not race.
-Each warp keeps an online softmax of its own (arXiv:1805.02867: running maximum m_i, sum l_i and output acc, which alpha
-rescales) over its share of the keys, so that warps wait for one another at the end only. For few slots the keys are
-split over several programs too, and a second kernel merges their results: FlashDecoding's split-K (arXiv:2311.01282).
+Each warp has an online softmax of its own (arXiv:1805.02867: running maximum m_i, sum l_i and output acc, which alpha
+rescales) over its share of the keys, so that warps wait for one another only at the end. For few slots the keys are
+split over several programs, and a second kernel merges their results: FlashDecoding's split-K (arXiv:2311.01282).
 
-Prefill: every sequence begins at a multiple of `ROW_TILE` rows. A program does one tile of rows, which are of one
-sequence, and one key-value head; the rows' query heads of that group are the rows of its products. Keys are read in
-blocks that begin at absolute positions, so what a row computes does not depend on the other sequences.
+Prefill: every sequence begins at a multiple of `ROW_TILE` rows. A program computes one tile of rows, all of one
+sequence, and one key-value head; its products have a row for each query head of that group and each row of the tile.
+Keys are read in blocks at fixed absolute positions, so a row's result does not depend on the other sequences.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _decode_attention_kernel(
         if split == 0:
             tl.store(keys + base + position * head_dim + d, key)
             tl.store(values + base + position * head_dim + d, value)
-            # The new key belongs to the first warp.
+            # The first warp takes the new key.
             own = (warp == 0)[:, None]
             newest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
             m_i = tl.where(own, newest[None, :], m_i)
@@ -135,7 +135,7 @@ def _decode_attention_kernel(
     acc_all = tl.sum(acc * alpha_all[:, :, None], 0)
     where = out + result[:, None] * head_dim + d[None, :]
     if split_k == 1:
-        # A slot that does not run has l = 0: its row is 0.
+        # A slot that does not run has l = 0, and its row becomes 0.
         tl.store(where, (acc_all / tl.maximum(l_all, 1e-30)[:, None]).to(out.dtype.element_ty), in_group)
     else:
         tl.store(stats + result * 2, m_all, g < group)
@@ -173,9 +173,9 @@ def decode_attention(
 ) -> Tensor:  # fmt: skip
     """Rotate, store and attend for the first n slots of one layer  →  [n, heads · head_dim], qkv's dtype. qkv: [n,
     (heads + 2 · kv_heads) · head_dim], not yet rotated; memory: the layer's keys and values, [2, slots, kv_heads,
-    capacity, head_dim]; head_dim is a power of 2; positions: [n] int64, where the new key goes; running: [n] int64 of
-    the same stride; of a slot at 0 nothing is read or stored, and its row is 0; rotations: by position; split_k:
-    changes the rounding alone; dependent: see `lm_rows.dependent_launches`.
+    capacity, head_dim]; head_dim is a power of 2; positions: [n] int64, of the new key; running: [n] int64 of the same
+    stride, 0: nothing is read or stored, and the row is 0; rotations: by position; split_k: changes only the rounding;
+    dependent: see `lm_rows.dependent_launches`.
     """
     partial = partial_attention(qkv, memory, positions, running, rotations, heads, split_k, dependent=dependent)
     if partial.splits == 0:
@@ -199,8 +199,8 @@ def partial_attention(
         acc = torch.empty(slots * heads * splits, head_dim, dtype=torch.float32, device=qkv.device)
         stats = torch.empty(slots * heads * splits, 2, dtype=torch.float32, device=qkv.device)
     else:
-        # The kernel wants a pointer for `stats` but does not follow it: any float32 tensor on the device will do, and
-        # this one costs no allocation.
+        # The kernel takes a pointer for `stats` but does not read it: any float32 tensor on the device will do, and
+        # this one needs no allocation.
         acc, stats = torch.empty(slots, heads * head_dim, dtype=qkv.dtype, device=qkv.device), rotations.cos
     launched(_decode_attention_kernel, (slots, kv_heads, splits))(
         qkv, *memory, positions, running, *rotations, acc, stats,
@@ -271,7 +271,7 @@ def _prefill_attention_kernel(
     l_i = tl.zeros([row_tile * block_m], tl.float32)
     acc = tl.zeros([row_tile * block_m, head_dim], tl.float32)
     for start in range(0, last + 1, block_n):
-        # Keys past the tile's last row are left from another sequence: they may be NaN, and 0 · NaN is not 0.
+        # Keys past the tile's last row are not loaded: they may be NaN from another sequence, and 0 · NaN is NaN.
         known = start + within <= last
         tile = at + start * head_dim
         k = tl.load(keys + tile, known[:, None], 0.0)
@@ -291,8 +291,8 @@ def _prefill_attention_kernel(
 def prefill_attention(
     qkv: Tensor, memory: Tensor, slots: Tensor, positions: Tensor, rotations: Rotations, heads: int, *, dependent: bool
 ) -> Tensor:
-    """The rest as in `decode_attention`. qkv: its rows are a multiple of `ROW_TILE`; slots: [rows] int64, where each
-    row is stored; a tile attends to its first row's slot; positions: [rows] int64; of rows that only pad a tile 0,
+    """Like `decode_attention`, for packed rows. qkv: its rows are a multiple of `ROW_TILE`; slots: [rows] int64, the
+    slot that stores each row; a tile attends to its first row's slot; positions: [rows] int64, 0 for rows of padding,
     which every slot has  →  [rows, heads · head_dim], qkv's dtype.
     """
     rows = len(qkv)

@@ -1,14 +1,14 @@
-"""Matrix products of few rows: what limits them is how fast the weights are read.
+"""Matrix products of few rows, whose time is the time of reading the weights.
 
 The weights are the left operand, so that a small batch pads columns of a tile and not rows. The inner dimension may be
-split over programs; each part's sums go to a float32 plane of their own, which the next normalisation adds up in a
-fixed order: nothing is added in the order in which programs happen to end. From some number of rows on a library is
-faster; which way a product takes is looked up in a table of tiles.
+split over programs; each part's sums go to a float32 plane of their own, and the next normalisation adds the planes in
+a fixed order, whichever program ends first. From some number of rows on a library is faster; a table of tiles has the
+choice for each product.
 
-A single row takes products without tensor cores, with everything around them in the same kernel: there a step is bound
-by how soon weights arrive and by how many kernels follow one another. Each program asks for its rows of the weights
-before it waits for its input; norms, the residual sum, SwiGLU and the merge of a partial attention are done on the way,
-so that a layer is five kernels.
+A single row takes products without tensor cores, in one kernel with the operations around them: there the time of a
+step depends on how soon weights arrive and on the number of kernels. Each program requests its rows of the weights
+before it waits for its input. Norms, the residual sum, SwiGLU and the merge of a partial attention are part of these
+kernels, so that a layer has five.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class Shape:
-    """By which a product's tile is chosen; outputs are counted after SwiGLU if it is gated."""
+    """The key for a product's tile; outputs are counted after SwiGLU if it is gated."""
 
     outputs: int
     inputs: int
     gated: bool = False
 
 
-Tiles = Mapping[Shape, Mapping[int, Tile]]  # by class of rows; what stands in no table is the library's
+Tiles = Mapping[Shape, Mapping[int, Tile]]  # by class of rows; the library computes products without an entry
 
 ROW_CLASSES = (16, 32, 64, 128)  # columns of a tile; more rows than the last one take several programs side by side
 
@@ -66,7 +66,7 @@ TILES: Tiles = {
     Shape(_HIDDEN, _INNER): {16: Tile(32, 64, 4, 4, 6), 32: Tile(64, 64, 4, 4, 6), 64: Tile(64, 64, 4, 4, 6)},
     **{Shape(ids, _HIDDEN): _ID_TILES for ids in _IDS},
 }
-"""CosyVoice2's sizes, as measured on one H200 in bfloat16; CosyVoice3's differ in the head alone."""
+"""CosyVoice2's sizes, as measured on one H200 in bfloat16; CosyVoice3 differs only in the head."""
 
 
 def row_class(rows: int) -> int:
@@ -111,7 +111,7 @@ def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool, gated: bool = False,
     wide: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Compute x · weightᵀ + bias, and SwiGLU of it if gated, with the tile of the table or else with the library.
+    """Compute x · weightᵀ + bias, with SwiGLU if gated, by the table's tile, or by the library if there is none.
 
     x: [rows, inputs]; weight: [outputs, inputs], or [2 · outputs, inputs] with the gates first  →  [planes, rows,
     outputs], whose sum over the planes is the product. The planes are float32 if there are several, or if our kernel
@@ -227,9 +227,9 @@ def vector_product(
     scaling: Tensor | None = None, eps: float = 0.0, gated: bool = False,
     added: bool = False,
 ) -> None:  # fmt: skip
-    """One row times the weights, written to `out`, [1, outputs]; added: added to it, which is then float32. x: [1,
-    inputs], or a partial attention of this many channels; weight: as in `product`; scaling: [inputs], the weight of an
-    RMSNorm of this eps that x goes through first; dependent: see `lm_rows.dependent_launches`.
+    """Multiply one row by the weights into `out`, [1, outputs]; added: add to `out`, which is then float32. x: [1,
+    inputs], or a partial attention with as many channels; weight: as in `product`; scaling: [inputs], the weight of an
+    RMSNorm with this eps, applied to x first; dependent: see `lm_rows.dependent_launches`.
     """
     inputs = weight.shape[1]
     outputs = len(weight) // 2 if gated else len(weight)

@@ -1,4 +1,4 @@
-"""The language model row by row: dependent launches, embeddings, the residual stream with RMSNorm, SwiGLU."""
+"""Row operations of the language model: dependent launches, embeddings, the residual stream with RMSNorm, SwiGLU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wait_for_inputs():
     gdc_launch_dependents()
 
 
-Tables = tuple[Tensor, Tensor, Tensor]  # controls, text and speech: [ids, hidden] each, all of one dtype
+Tables = tuple[Tensor, Tensor, Tensor]  # controls, text and speech: [ids, hidden] each, with the same dtype
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -93,8 +93,8 @@ def add_norm(
     stream: Tensor, added: Tensor, weight: Tensor, eps: float, *, dependent: bool, picked: Tensor | None = None
 ) -> Tensor:
     """Add planes to the stream, in place and one after the other. stream: [rows, hidden] float32; added: [planes, rows,
-    hidden] of any float dtype; weight: [hidden]; picked: [n] int64, rows to be normalised alone: the stream is over and
-    stays as it is  →  [rows or n, hidden], weight's dtype.
+    hidden] of any float dtype; weight: [hidden]; picked: [n] int64, normalise only these rows and leave the stream
+    unchanged, because it ends here  →  [rows or n, hidden], weight's dtype.
     """
     rows, size = stream.shape
     out = torch.empty(rows if picked is None else len(picked), size, dtype=weight.dtype, device=stream.device)
@@ -106,7 +106,7 @@ def add_norm(
     return out
 
 
-_COLUMNS = 1024  # of one program: 8 values of each thread, 16 bytes at 16 bit
+_COLUMNS = 1024  # columns of one program: 8 values for each thread, 16 bytes at 16 bit
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def _swiglu_kernel(joined, out, size: tl.constexpr, block: tl.constexpr, depende
 
 
 def swiglu(joined: Tensor, *, dependent: bool) -> Tensor:
-    """joined: [rows, 2 · inner], gates before the rest  →  [rows, inner], the same dtype."""
+    """joined: [rows, 2 · inner], gates first  →  [rows, inner], the same dtype."""
     rows, size = len(joined), joined.shape[1] // 2
     out = torch.empty(rows, size, dtype=joined.dtype, device=joined.device)
     block = min(_COLUMNS, triton.next_power_of_2(size))

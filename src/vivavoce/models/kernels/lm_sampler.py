@@ -1,8 +1,8 @@
-"""Repetition-aware sampling in one kernel, and the bookkeeping of the slots that it is done for.
+"""Repetition-aware sampling and the update of the slots' state, in one kernel.
 
-The same rules as the plain path's (`models/lm/sampling.py`, `engine/lm_stage/slots.py`), over the same state. A
-program has a slot's whole row of scores in registers and takes the best one out until the nucleus is full, which is
-soon: no row is ever sorted.
+The rules and the state are those of the plain path (`models/lm/sampling.py`, `engine/lm_stage/slots.py`). A program has
+a slot's row of scores in registers, and takes out the best one until the nucleus is full: this takes few rounds, and
+needs no sorting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vivavoce.models.kernels.lm_rows import launch_options, wait_for_inputs
 
 MOST_CANDIDATES = 128  # upper limit of a slot's top_k
 
-WARPS = 8  # of a program, which holds a row of scores in its registers
+WARPS = 8  # warps of a program, which holds a row of scores in its registers
 
 _NUCLEUS = tl.constexpr(stream_offset(NoiseStream.NUCLEUS))
 _FALLBACK = tl.constexpr(stream_offset(NoiseStream.FALLBACK))
@@ -46,7 +46,7 @@ def _masked_scores(scores, i, numbers, forbidden, early, ids: tl.constexpr, cont
 def _drawn_from_all(
     scores, numbers, forbidden, early, but, peak, mark, ids: tl.constexpr, controls: tl.constexpr, all_ids: tl.constexpr
 ):  # fmt: skip
-    """Sums are of float64: the order in which thousands of weights are added must not move the draw; mark: a uniform
+    """Sums are float64, so that the order of adding thousands of weights cannot change the draw; mark: a uniform
     number.
     """
     total = tl.full([], 0.0, tl.float64)
@@ -89,7 +89,7 @@ def _advance_kernel(
         bound, most_wanted = tl.load(top_p + place), tl.load(own + _TOP_K)
         barred, barred_early = forbidden + place * controls, early + place * controls
 
-        # The nucleus: the best of what is left, as long as the sum before it, added one by one, is below top_p.
+        # The nucleus: the best remaining id, while the sum before it, added one by one, is below top_p.
         i = tl.arange(0, all_ids)
         z = _masked_scores(scores + row * ids, i, own, barred, barred_early, ids, controls)
         peak = tl.max(z, 0)
@@ -110,7 +110,7 @@ def _advance_kernel(
             wanted = (before < bound) & (size < most_wanted)
         target = uniform(seed, count, _NUCLEUS) * before
         index = tl.sum(((rank < size) & (upto <= target)).to(tl.int32), 0)
-        # Rounding may put the target on the total: the last one that has any weight is meant then.
+        # Rounding may put the target on the total; then the last id with any weight is drawn.
         index = tl.minimum(index, weighty - 1)
         chosen = tl.sum(tl.where(rank == index, candidates, 0), 0)
 
@@ -130,7 +130,7 @@ def _advance_kernel(
         is_speech = taken < ids - controls
         newer = tl.load(history + place * window + column + 1, column + 1 < window, 0)
         newer = tl.where(column + 1 == window, taken, newer)
-        # From here on values are overwritten that other threads of the program read above.
+        # The writes below overwrite values that other threads of the program read above.
         tl.debug_barrier()
         tl.store(history + place * window + column, newer, column < window)
         tl.store(own + _POSITION, position + 1)
@@ -145,12 +145,12 @@ def advance_slots(
     scores: Tensor, places: Tensor, numbers: Tensor, top_p: Tensor, forbidden: Tensor, early: Tensor,
     history: Tensor, result: Tensor, *, dependent: bool,
 ) -> None:  # fmt: skip
-    """Sample an id for every running slot among some and update the slots' state in place. scores: [n, ids], logits or
-    log-probabilities of any float dtype; places: [n] int64, the slot of each row; no running slot stands there twice;
-    numbers: [slots, fields] int64 (`Field`); no running slot's top_k is above `MOST_CANDIDATES`; top_p: [slots]
-    float32; forbidden, early: [slots, control ids] bool: ids that may not be sampled, and those that may not until
-    `Field.MIN_TOKENS` ids of the run were; control ids are the last of all ids; history: [slots, window] int64, the
-    newest last; result: [n] int64, written: the id, or `IDLE`.
+    """Sample an id for each running slot of `places`, and update the slots' state in place. scores: [n, ids], logits or
+    log-probabilities of any float dtype; places: [n] int64, the slot of each row, running slots at most once; numbers:
+    [slots, fields] int64 (`Field`); top_k of running slots is at most `MOST_CANDIDATES`; top_p: [slots] float32;
+    forbidden, early: [slots, control ids] bool: ids that may not be sampled, and ids that may not until the run has
+    `Field.MIN_TOKENS` ids; control ids are the last of all ids; history: [slots, window] int64, newest last; result:
+    [n] int64, written: the id, or `IDLE`.
     """
     count, ids = scores.shape
     window = history.shape[1]

@@ -1,6 +1,6 @@
-"""Causal convolutions in groups over packed rows: wide in time, narrow in channels.
+"""Causal grouped convolutions over packed rows: wide in time, narrow in channels.
 
-What precedes a row's first new frame comes from the tails that the row's last chunk left, and is zero without any.
+The frames before a row's first new one are the tails that the row's last chunk left, and zeros without a past.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHANNELS = 128
 
 
 def grouped_weights(conv: nn.Conv1d, first: int) -> ConvWeights:
-    """Groups too narrow for a product are joined, with zeros between them  →  weight: [blocks, taps, in, out]
+    """Join groups that are too narrow for a product, with zeros between them  →  weight: [blocks, taps, in, out]
     contiguous; first: as in `ConvWeights`. ValueError: the size of a group is not a power of two.
     """
     (channels, size, taps), groups = conv.weight.shape, conv.groups
@@ -80,7 +80,7 @@ def _keep_tails(
         (known & (place >= 0))[:, None] & inside, 0.0,
     )  # fmt: skip
     tails = (copy * rows + row) * TAIL
-    # A row of few frames leaves some of what it found.
+    # A row with few frames keeps a part of its old tails.
     value += tl.load(
         before + (tails + new + line)[:, None] * TAILS + (first_channel + channel)[None, :],
         (known & (place < 0))[:, None] & inside, 0.0,
@@ -98,9 +98,9 @@ def position_conv(
     cut: ConvTile,
     skip: Tensor | None = None,
 ) -> Tensor:
-    """Mish of a causal convolution in groups, and what is added. x, skip: [2 · frames, channels] contiguous; first:
-    [rows] int32, packed place of each row's first new frame; tails: of taps − 1 frames, as in `causal_conv`; conv: of
-    `grouped_weights`; cut: its input channels say nothing  →  as x.
+    """Mish of a causal grouped convolution, plus `skip`. x, skip: [2 · frames, channels] contiguous; first: [rows]
+    int32, packed index of each row's first new frame; tails: of taps − 1 frames, as in `causal_conv`; conv: from
+    `grouped_weights`; cut: its input channels are ignored  →  like x.
     """
     (blocks, taps, block, _), (row, local, length) = conv.weight.shape, places
     out, frames, size = torch.empty_like(x), len(row), x.shape[1]

@@ -1,8 +1,8 @@
-"""Convolutions over packed signals, channels side by side, with all that follows a convolution in a vocoder.
+"""Convolutions over packed signals, with channels side by side, and the operations after a convolution in a vocoder.
 
 One implicit matrix product: a row per position, a sum over taps and channels. The epilogue adds bias and residuals,
-clears what lies between the rows, and stores the sum, or the activated value that the next convolution reads, or
-both: a value is activated once, not once per tap.
+clears positions between the rows, and stores the sum, the activated input of the next convolution, or both: a value is
+activated once, not once per tap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triton.language.extra import libdevice
 import triton
 from vivavoce.models.kernels.common import launched
 
-PRECISION = "ieee"  # pitches are summed up to phases, so an error of a thousandth is heard
+PRECISION = "ieee"  # pitches are summed to phases, so an error of a thousandth can be heard
 
 
 class Activation(IntEnum):
@@ -41,10 +41,10 @@ class SnakeTile:
 @dataclass(frozen=True, eq=False)
 class Convolution:
     """An output position m reads positions m · stride + tap · dilation − offset of the input. weight: [taps · channels
-    in, columns], in the products' dtype; bias: [columns] float32; rate: output positions per frame. Columns are one
-    position's channels, or those of `fan` positions, of what was a transposed convolution, one after another. open_end:
-    the output has one position more than whole frames: it stands first in the frame after a row's last. mirrored: the
-    first position of a row takes what its third one gets.
+    in, columns], in the products' dtype; bias: [columns] float32; rate: output positions per frame. Columns are the
+    channels of one position, or of `fan` positions one after another (a transposed convolution). open_end: the output
+    of a row has one additional position, the first in the frame after the row's last. mirrored: a row's first position
+    gets the value of its third one.
     """
 
     weight: Tensor
@@ -62,7 +62,7 @@ class Convolution:
 
 @dataclass(frozen=True, eq=False)
 class Activated:
-    """alpha: [count, columns] float32, of SNAKE, count values stored; inverse: the same of 1 / α; slope: of LEAKY."""
+    """alpha: [count, columns] float32, of SNAKE, for count stored values; inverse: 1 / α; slope: of LEAKY."""
 
     kind: Activation
     count: int = 1
@@ -95,7 +95,7 @@ def _finish(
         kept = inside[:, None] | (reached[:, None] & (n < OUT // FAN)[None, :])
     here = m[:, None] * OUT + n[None, :]
     total = accumulator + tl.load(bias + n, mask=column, other=0.0)[None, :]
-    # Where the output is cleared the summands may hold NaN: they are not loaded.
+    # Summands are not loaded where the output is cleared, because they may hold NaN there.
     if ADDS > 0:
         total += tl.load(added + here, mask=stored & kept, other=0.0).to(tl.float32)
     if ADDS > 1:
@@ -141,7 +141,7 @@ def _convolve(
     tag = tl.load(tags + m // RATE, mask=m < positions, other=0)
     inside = (tag == 1) | (tag == 3)
     reached = inside | (tag == 2) & (m % RATE == 0) if OPEN_END else inside
-    # A tile that has padding only skips the sum.
+    # A tile with padding only skips the sum.
     steps = tl.max(reached.to(tl.int32), axis=0) * taps * blocks
     exact: tl.constexpr = tl.float64 if weight.dtype.element_ty == tl.float64 else tl.float32
     accumulator = tl.zeros((BM, BN), exact)
@@ -165,7 +165,7 @@ def _convolve(
             right = tl.load(weights + (tap * IN + channel) * OUT, mask=known, other=0.0)
         left = left.to(weight.dtype.element_ty)
         accumulator = tl.dot(left, right, accumulator, input_precision=PRECISION, out_dtype=exact)
-    # Half by half: all columns at once would take the registers of a second program beside this one.
+    # In two halves: all columns at once would take the registers of a second program on the same multiprocessor.
     low, high = tl.split(tl.permute(tl.reshape(accumulator, (BM, 2, BN // 2)), (0, 2, 1)))
     n = tl.program_id(0) % columns * BN + tl.arange(0, BN // 2)
     for half in tl.static_range(2):
@@ -187,11 +187,11 @@ def convolve(
     raw: torch.dtype | None = None,
     activated: Activated | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(convolution + bias + what is added) · scale, zero outside of the rows. x: [positions in, channels in], converted
-    to the weights' dtype; tags: [frames] int32: 0 padding, 1 inside a row, 2 the frame after a row's end, 3 a row's
-    first frame; added: at most two of [positions · fan, columns / fan]  →  the sum [positions · fan, columns / fan] in
-    the dtype `raw`, and what of it is `activated` for the next convolution, [count, positions · fan, columns / fan] in
-    the weights' dtype; empty where not asked for.
+    """(convolution + bias + added) · scale, zero outside of the rows. x: [positions in, channels in], converted to the
+    weights' dtype; tags: [frames] int32: 0 padding, 1 inside a row, 2 the frame after a row's end, 3 a row's first
+    frame; added: at most two of [positions · fan, columns / fan]  →  the sum [positions · fan, columns / fan] in the
+    dtype `raw`, and its values `activated` for the next convolution, [count, positions · fan, columns / fan] in the
+    weights' dtype; empty if not requested.
     """
     positions, columns, wanted = len(tags) * conv.rate, conv.weight.shape[1], activated or NOTHING
     assert max(positions * columns, x.numel()) < 2**31, "offsets are 32 bit"
@@ -215,7 +215,7 @@ def convolve(
 
 
 _MULTIPROCESSORS = 132
-_ENOUGH = 0.75  # programs for each multiprocessor, below which smaller tiles are faster
+_ENOUGH = 0.75  # with fewer programs than this for each multiprocessor smaller tiles are faster
 _CUTS = ((128, 128, 8, 3), (64, 128, 4, 4), (128, 64, 4, 3), (64, 64, 4, 4))
 """Rows, columns, warps and stages of 16-bit tiles, as measured on one H200: the first that makes enough programs."""
 
@@ -223,11 +223,11 @@ _CUTS = ((128, 128, 8, 3), (64, 128, 4, 4), (128, 64, 4, 3), (64, 64, 4, 4))
 def tile_for(conv: Convolution, frames: int, device: torch.device) -> SnakeTile:
     positions, columns = frames * conv.rate, conv.weight.shape[1]
     if device.type == "cpu":
-        # Triton's interpreter takes a program's time for each tile, whatever its size.
+        # Triton's interpreter takes the time of a program for each tile, whatever its size.
         rows = min(4096, max(16, triton.next_power_of_2(positions)))
         return SnakeTile(rows, min(256, max(32, triton.next_power_of_2(columns))), _depth(conv.channels, 128), 4, 2)
     if conv.weight.element_size() > 2:
-        # No tensor core does this in float32: a long sum takes its time, so few positions are cut as small as it goes.
+        # float32 has no tensor cores: a long sum takes long, so few positions are cut into the smallest tiles.
         few = positions * columns < _MULTIPROCESSORS * 32 * 64
         side = 32 if few else 64
         narrow = min(side, max(32, triton.next_power_of_2(columns)))
@@ -241,5 +241,5 @@ def tile_for(conv: Convolution, frames: int, device: torch.device) -> SnakeTile:
 
 
 def _depth(channels: int, most: int) -> int:
-    """The widest cut of the channels that leaves nothing over, or the narrowest."""
+    """The largest power of two that divides the channels, within limits."""
     return next((depth for depth in (128, 64, 32) if depth <= most and channels % depth == 0), 16)

@@ -1,8 +1,8 @@
 """The harmonic source of packed rows and the short-time Fourier transforms around the generator, in float32.
 
-The source is what `HarmonicSource` computes, rounding for rounding, in two kernels: phases are sums of hundreds of
-thousands of radians, so the order of float32 operations can be heard; the kernels keep it, and products are not fused
-with sums. Its noise is `counter_noise`'s. The transforms are `stft` and `istft` of `models.vocoder.hift`.
+Two kernels compute `HarmonicSource` with the same rounding: phases are sums of hundreds of thousands of radians, so the
+order of float32 operations can be heard; the kernels keep it, and products are not fused with sums. The noise is that
+of `counter_noise`. The transforms are `stft` and `istft` of `models.vocoder.hift`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 class SourceShape(NamedTuple):
-    """harmonics: with the fundamental; samples: per frame; stepped: of `SteppedSource`."""
+    """harmonics: number with the fundamental; samples: per frame; stepped: whether it is a `SteppedSource`."""
 
     harmonics: int
     samples: int
@@ -62,7 +62,7 @@ def _cycles(
         there = frame < frames
         f0 = tl.abs(tl.load(pitch + (start + frame) * PITCH_WIDTH, mask=there, other=0.0))[:, None]
         turn = tl.div_rn(f0 * multiple, sample_rate)
-        # In float64 the order of a sum does not matter: it rounds to float32 as any other.
+        # In float64 the order of a sum does not matter: after rounding to float32 the result is the same.
         turn = (turn - tl.floor(turn)).to(tl.float64)
         total = begun + (summed + tl.cumsum(turn, axis=0)).to(tl.float32)
         summed += tl.sum(turn, axis=0)[None, :]
@@ -73,7 +73,7 @@ def _cycles(
 
 @triton.jit
 def _phase(cycles, carried, index, runs_on, first, lane, row, LANES: tl.constexpr, SAMPLES: tl.constexpr):
-    # With a carried phase the frames' cycles are counted from 1.
+    # With a carried phase the index of the frames' cycles starts at 1.
     own = cycles + (first + index - runs_on)[:, None] * LANES + lane[None, :]
     own_there = ((index >= runs_on)[:, None]) & (lane >= 0)[None, :]
     taken = tl.load(own, mask=own_there, other=0.0)
@@ -103,7 +103,7 @@ def _excite(
             if STEPPED:
                 wave = tl.sin(tl.load(cycles + place * LANES + lane) * _TWO_PI * SAMPLES)[None, :]
             else:
-                # Where linear interpolation between frames' centres takes its two values from.
+                # The two frames between whose centres the value is interpolated.
                 drawn = (frame - origin.to(tl.int32) + runs_on) * SAMPLES + sample
                 at = tl.maximum(scale * (drawn.to(tl.float32) + 0.5) - 0.5, 0.0)
                 left = tl.floor(at).to(tl.int32)
@@ -125,7 +125,7 @@ def _excite(
                     signal += strength * tl.sum(drawn * tl.load(merge + lane)[None, :], axis=1)
                 else:
                     signal += strength * (normal(seed, counter, _SOURCE) * norm)
-            # tanh; the exponential cannot overflow this way round.
+            # tanh in a form whose exponential cannot overflow.
             shrunk = tl.exp(-2.0 * tl.abs(signal))
             bent = (1.0 - shrunk) / (1.0 + shrunk)
             tl.store(source + place * SAMPLES + sample, tl.where(signal < 0, -bent, bent), mask=own)
@@ -134,7 +134,7 @@ def _excite(
 
 
 def lanes(harmonics: int) -> int:
-    """Numbers per frame in which that many harmonics' phases are kept."""
+    """Columns per frame for the phases of this many harmonics."""
     return triton.next_power_of_2(harmonics)
 
 
@@ -152,16 +152,16 @@ def make_source(
     *,
     noise: bool,
 ) -> Tensor:
-    """pitch: [frames, any] float32, the pitch ± in the first column; tags, row_of: [frames] int32, as in
+    """pitch: [frames, any] float32, the signed pitch in the first column; tags, row_of: [frames] int32, as in
     `snake_conv.convolve`, and the row of each frame inside; rows: [rows, ROW_WIDTH] int64, see `layouts.PackedRow`;
-    carried: [rows, lanes] float32 cycles, of rows that run on; merge: [lanes] float32, zero past the harmonics; bias,
-    norm: of the layer that merges them; source: [frames · samples] float32, written in place where it is not known yet;
-    zero outside of the rows  →  [rows, lanes] float32: the phase at each row's `kept_phase`, in cycles; what rows of no
-    frames have is nothing.
+    carried: [rows, lanes] float32 cycles, for rows that continue; merge: [lanes] float32, zero past the harmonics;
+    bias, norm: of the layer that merges them; source: [frames · samples] float32, written in place where it is not
+    known yet, zero outside of the rows  →  [rows, lanes] float32: the phase at each row's `kept_phase`, in cycles;
+    undefined for rows without frames.
     """
     frames, width = len(tags), lanes(shape.harmonics)
     cycles, ends = pitch.new_empty(frames, width), torch.zeros_like(carried)
-    # Neither a fused product nor an approximate quotient: the sums' rounding is part of the result.
+    # No fused products and no approximate quotients, because the sums' rounding is part of the result.
     launched(_cycles, (len(rows),))(
         pitch, rows, carried, cycles, ends, float(shape.sample_rate),
         PITCH_WIDTH=pitch.shape[1], HARMONICS=shape.harmonics, LANES=width, BLOCK=32, enable_fp_fusion=False,
@@ -178,7 +178,7 @@ def make_source(
 
 
 def spectrum_lanes(n_fft: int) -> int:
-    """Columns in which one half of a spectrum stands: real or imaginary parts, magnitudes or phases."""
+    """Columns for one half of a spectrum: real or imaginary parts, magnitudes or phases."""
     return triton.next_power_of_2(n_fft // 2 + 1)
 
 
@@ -193,7 +193,7 @@ def inverse_table(n_fft: int) -> Tensor:
     share = torch.full((half + 1,), 2.0 / n_fft, dtype=torch.float64)
     share[0] = share[half] = 1.0 / n_fft
     table = _table(n_fft, share)
-    # A real signal has none there.
+    # A real signal has no imaginary part there.
     table[:, [spectrum_lanes(n_fft), spectrum_lanes(n_fft) + half]] = 0
     return table
 
@@ -294,9 +294,9 @@ def spectrum(
 def wave(
     polar: Tensor, tags: Tensor, table: Tensor, envelope: Tensor, rate: int, hop: int, limit: float, largest: float
 ) -> Tensor:
-    """Overlap-add of each row's own spectra. polar: [frames · rate, 2 · spectrum_lanes] float32, logarithms of
-    magnitudes, then what phases are the sine of; table: `inverse_table`; envelope: [n_fft] float32, the squared window;
-    limit: of the samples; largest: of the magnitudes  →  [frames · rate · hop] float32, zero outside of the rows.
+    """Overlap-add of each row's spectra. polar: [frames · rate, 2 · spectrum_lanes] float32, logarithms of magnitudes,
+    then values whose sine is the phase; table: `inverse_table`; envelope: [n_fft] float32, the squared window; limit:
+    of samples; largest: of magnitudes  →  [frames · rate · hop] float32, zero outside of the rows.
     """
     positions = len(tags) * rate
     out = polar.new_empty(positions * hop)
@@ -309,5 +309,5 @@ def wave(
 
 
 def _block(x: Tensor) -> int:
-    """Positions of a program; Triton's interpreter takes a program's time for each, whatever its size."""
+    """Positions of a program; in Triton's interpreter the time is per program, whatever its size."""
     return 128 if x.is_cuda else 4096

@@ -1,4 +1,4 @@
-"""Between a pool of streams' tails and the packed frames that the vocoder works on: one launch in, one launch out."""
+"""Copies between a pool of streams' tails and the vocoder's packed frames: one launch in, one launch out."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def lay_in(
     fresh: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, pool: Pool, mel: Tensor, source: Tensor, carried: Tensor
 ) -> None:
     """fresh: [any, bins], the new frames of all rows, in any dtype; tags, row_of, rows: as in `make_source`; mel:
-    [frames, bins] float32, written; zero outside of the rows; source: [frames · samples] float32, written where it is
-    known; carried: [rows, lanes] float32, of rows that run on.
+    [frames, bins] float32, written, zero outside of the rows; source: [frames · samples] float32, written where it is
+    known; carried: [rows, lanes] float32, for rows that continue.
     """
     launched(_lay_in, (len(tags),))(
         fresh, tags, row_of, rows, pool.mel, pool.source, pool.phase, mel, source, carried, **_sizes(mel, pool)
@@ -146,7 +146,7 @@ def lay_out(
     pool: Pool,
     out: Tensor,
 ) -> None:
-    """Fade each row into what was held before it, and keep what its stream will need. wave, source: [frames · samples]
+    """Fade each row with the samples held before it, and store the stream's new tails. wave, source: [frames · samples]
     float32; mel: [frames, bins] float32; phases: [rows, lanes] float32; windows: [rules, 2, held frames · samples]
     float32, rising and falling; pool: written at the rows' `after`, which no other row may read or write; out: [frames
     given out · samples] float32, written.

@@ -1,4 +1,4 @@
-"""CosyVoice 1's language model: an encoder of the text, and a transformer whose attention knows distances only.
+"""CosyVoice 1's language model: a text encoder, and a transformer with relative attention.
 
 `ConformerLM` is the network, `ConformerSlotLM` the same network over slots, as `SlotLM` is for a `SpeechLM`.
 """
@@ -23,7 +23,7 @@ TEXT, SPEAKER = 1, 3  # kinds of rows in `PackedRows.kinds`: an encoded text, an
 
 
 class ConformerLM(nn.Module):
-    """A row is a control, a speaker, one of the encoded text, or a speech token. Attention is causal in both parts."""
+    """A row is a control id, a speaker, an encoded text token, or a speech token. Attention is causal in both parts."""
 
     def __init__(self, config: ConformerLMConfig) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ConformerLM(nn.Module):
         return self.control_embedding
 
     def text_rows(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """ids: [batch, n] int64; mask: [batch, n, n] bool, None: a token hears all that precede it  →  [batch, n,
+        """ids: [batch, n] int64; mask: [batch, n, n] bool, None: a token attends to all before it  →  [batch, n,
         hidden].
         """
         mask = _causal(ids.shape[1], ids.device) if mask is None else mask
@@ -62,7 +62,7 @@ def _causal(size: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class _Layer:
-    """distances: [heads, head_dim, capacity], keys of how far back a row lies."""
+    """distances: [heads, head_dim, capacity], keys by distance back from the query."""
 
     block: ConformerBlock
     qkv: Product
@@ -78,7 +78,7 @@ class ConformerSlotLM:
         self._heads, self._head_dim, size = config.num_kv_heads, config.head_dim, config.hidden_size
         weight = lm.speech_head.weight
         self._reached, self._dtype = torch.arange(capacity, device=weight.device), weight.dtype
-        # Distances count from the row that asks: 0, 1, …
+        # Distances back from the query: 0, 1, …
         table = relative_positions(1, capacity, size, weight.device, weight.dtype).flip(0)
         self._layers = [self._layer(cast(ConformerBlock, block), table) for block in lm.backbone.blocks]
         self._embed, self._head = joined([lm.backbone.embed.linear]), joined([lm.speech_head])
@@ -133,7 +133,7 @@ class ConformerSlotLM:
         )
         rows = torch.where(kinds == 0, control, speech)
         if packed.text_end:
-            # A text's rows stand together: their distances are those of the text itself.
+            # The rows of a text are contiguous, so their distances are those within the text.
             grid = packed.padded[:, : packed.text_end]
             is_text = packed.kinds[grid] == TEXT
             is_text[:, 1:] &= grid.diff() > 0  # past its end a grid's row repeats the sequence's last one
@@ -149,7 +149,7 @@ class ConformerSlotLM:
 
     def _span(self, asking: Tensor, reach: int) -> tuple[Tensor, Tensor]:
         """Distance back to each key, and 0 where it may be seen, −inf elsewhere: [n, 1, rows, reach]; asking: [n, rows]
-        positions.
+        positions of the queries.
         """
         distance = (asking[..., None] - self._reached[:reach])[:, None]
         hidden = torch.zeros(distance.shape, dtype=self._dtype, device=distance.device)
@@ -159,7 +159,7 @@ class ConformerSlotLM:
         """query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]  →  [n, rows, hidden]."""
         attention, (back, hidden) = self._layers[layer].block.attention, span
         count, _, rows, reach = back.shape
-        # One product for all sequences, of whole blocks of rows, so that neighbours change no bit of a row.
+        # One product for all sequences, of whole blocks of rows, so that a row's bits do not depend on its neighbours.
         asked = (query + attention.position_bias).flatten(0, 1).transpose(0, 1)
         asked = pad(asked, (0, 0, 0, -count * rows % SAFE_ROWS)) @ self._layers[layer].distances[..., :reach]
         by_distance = asked[:, : count * rows].unflatten(1, (count, rows)).transpose(0, 1)

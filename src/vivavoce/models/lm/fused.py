@@ -1,7 +1,7 @@
-"""The language model over slots by kernels of our own: decode steps and packed prefills that a graph can record.
+"""The language model over slots by our own kernels: decode steps and packed prefills that a graph can record.
 
-The same network and the same slot memory as `SlotLM`'s. The residual stream is kept in float32; products take our
-kernels where the table of tiles has one for their size, and a library elsewhere. Needs the package `triton`.
+The network and the slots' memory are the same as in `SlotLM`. The residual stream is float32; products use our kernels
+where the table of tiles has an entry for their size, and a library elsewhere. Needs the package `triton`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 
 @dataclass(frozen=True)
 class TiledRows:
-    """Each sequence from a multiple of `ROW_TILE` rows on; all int64. kinds, ids: [rows] table (0 control, 1 text, 2
-    speech) and index in it; slots, positions: [rows] where each row's key goes; last: [n] each sequence's last row.
-    Rows that only pad a tile have position 0 and a slot that never runs.
+    """Packed rows, in which each sequence begins at a multiple of `ROW_TILE`; all int64. kinds, ids: [rows] table (0
+    control, 1 text, 2 speech) and index in it; slots, positions: [rows] for each row's key; last: [n] each sequence's
+    last row. Rows of padding have position 0 and a slot that never runs.
     """
 
     kinds: Tensor
@@ -51,9 +51,8 @@ Attend = Callable[[Tensor, Tensor], Tensor]
 
 
 class FusedLM:
-    """capacity: positions per slot; tiles: of the products; strips: of a single slot's, which are used if there is one
-    for every product. The parameters of joined layers become views of the joined ones, as `SlotLM`'s do: whichever
-    comes second finds them so.
+    """capacity: positions per slot; tiles: of the products; strips: for a single slot, used if every product has one.
+    The parameters of joined layers become views of the joined ones, as in `SlotLM`; either class may come first.
     """
 
     def __init__(self, lm: SpeechLM, capacity: int, tiles: Tiles = TILES, strips: Strips = STRIPS) -> None:
@@ -73,7 +72,7 @@ class FusedLM:
 
     def step(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache) -> Tensor:
         """ids, positions, running: [n] int64, all of one stride; a slot with running 0 stores nothing, and its scores
-        mean nothing  →  [n, ids] logits, in float32 as far as the product has it.
+        are meaningless  →  [n, ids] logits, float32 if the product gives it.
         """
         if len(ids) == 1 and all(shape in self._strips for shape in self._shapes()):
             return self._step_alone(ids, positions, running, cache)
@@ -85,9 +84,9 @@ class FusedLM:
         return self._scores(*self._hidden(ids, None, cache, attend), None)
 
     def _step_alone(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache) -> Tensor:
-        """`step` for one slot: fewer kernels, whose programs have their weights before their input comes."""
+        """`step` for one slot: fewer kernels, which load their weights before their input is ready."""
         eps, config = self.config.rms_norm_eps, self.config
-        # The norm that comes with it is done again by the first product.
+        # The first product computes its norm again, so this one is not used.
         stream, x = embed_norm(ids, None, self._tables, self._layers[0].attention_norm, eps)
 
         def times(x: Tensor | PartialAttention, weights: Weights, out: Tensor, norm: Tensor | None = None) -> Tensor:
@@ -113,7 +112,7 @@ class FusedLM:
         return (*(Shape(*weight.shape) for weight, _ in plain), gate_up)
 
     def prefill(self, rows: TiledRows, cache: SlotCache) -> Tensor:
-        """[n, ids] logits of what follows each sequence's last row."""
+        """[n, ids] logits after each sequence's last row."""
         given = (rows.slots, rows.positions, self._rotations, self.config.num_heads)
 
         def attend(qkv: Tensor, memory: Tensor) -> Tensor:
@@ -122,7 +121,7 @@ class FusedLM:
         return self._scores(*self._hidden(rows.ids, rows.kinds, cache, attend), rows.last)
 
     def _hidden(self, ids: Tensor, kinds: Tensor | None, cache: SlotCache, attend: Attend) -> tuple[Tensor, Tensor]:
-        """The residual stream before the last layer's MLP is added, and what is to be added."""
+        """The residual stream without the last layer's MLP, and the MLP's output to be added."""
         eps = self.config.rms_norm_eps
         stream, x = embed_norm(ids, kinds, self._tables, self._layers[0].attention_norm, eps)
         added = stream[None, :0]

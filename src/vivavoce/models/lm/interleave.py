@@ -1,18 +1,18 @@
 """Text-in streaming: speech tokens while the text is still arriving.
 
-The model was trained on sequences that alternate 5 text tokens with 15 speech tokens; a *fill* token says "I need
-more text". One `TextInterleaver` follows one sequence. Its owner pushes text ids, feeds the rows of `next_rows()`
-to the language model, samples within what `allows()` permits, and hands the id to `accept()`:
+The model was trained on sequences that alternate 5 text tokens with 15 speech tokens; a *fill* token says "I need more
+text". One `TextInterleaver` follows one sequence. Its owner pushes text ids, feeds the rows of `next_rows()` to the
+language model, samples within what `allows()` permits, and passes the id to `accept()`:
 
     waiting ──text arrives, a block is complete──▶ decoding ──fill──▶ waiting
     waiting ──text closed──▶ finishing ──end, or the limit──▶ done
 
-As in the official code, text tokens are looked at one by one and each starts at most one block, and what was fed
-last is fed once more in front of the rest of the text: the trained sequences are what the model sees.
+Each text token starts at most one block, as in the official code, and the last fed row is fed again before the rest of
+the text, so that the sequences are like those of the training.
 
-A system prompt (CosyVoice3) is fed first, as a whole. Where no reference's speech follows, the official code decodes 15
-speech tokens right after it, before the model has seen a word: 0.6 s of speech without text. Here the first block of
-text comes first, as in training; `at_once` is the official way.
+A system prompt (CosyVoice3) is fed first, as a whole. Without a reference's speech after it, the official code decodes
+15 speech tokens right away, before the model has any text: 0.6 s of speech without text. Here the first block of text
+comes first, as in training; `at_once` is the official way.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class TextInterleaver:
         return None if self.done else self._pending
 
     def ids_until_control(self) -> int | None:
-        """Speech tokens until a fill must come, because the block is full then; once text is closed, the
-        most before the sequence ends, None: any number.
+        """Speech tokens until the block is full and a fill must come. Once text is closed: the most before the sequence
+        ends, None: any number.
         """
         if self._state is not _State.FINISHING:
             return self._next_fill - len(self.decoded)

@@ -13,7 +13,7 @@ from vivavoce.checkpoint.config import LMConfig, Qwen2Config
 from vivavoce.models.layers import RMSNorm, rotary_tables, rotate
 
 Past = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, [batch, kv_heads, positions, head_dim], of the rows that were read; empty at first."""
+"""Keys and values of each layer, [batch, kv_heads, positions, head_dim], of the rows so far; empty at first."""
 
 
 class Attention(nn.Module):
@@ -64,7 +64,7 @@ class GatedMLP(nn.Module):
 
 
 StoredKeys = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""New keys and values in, those that may be attended to out."""
+"""Takes the new keys and values; returns all that may be attended to."""
 
 
 class Layer(nn.Module):
@@ -76,7 +76,7 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, stored: StoredKeys) -> Tensor:
-        """x: [batch, time, hidden]; `stored` puts the new keys and values with those of the past."""
+        """x: [batch, time, hidden]; `stored` adds the new keys and values to the past ones."""
         query, key, value = self.attention.project(self.attention_norm(x), cos, sin)
         key, value = stored(key, value)
         x = x + self.attention.attend(query, key, value, mask)
@@ -103,9 +103,8 @@ class SpeechLM(nn.Module):
         return self.control_embedding if self.config.vocabulary.has_own_controls else self.speech_embedding
 
     def forward(self, rows: Tensor, past: Past | None = None) -> Tensor:
-        """rows: [batch, time, hidden]  →  the same shape: hidden states after the final norm. Padding on the right
-        means nothing: causality keeps it out of what precedes it. past: of what stands before the rows; theirs are
-        appended.
+        """rows: [batch, time, hidden]  →  the same shape: hidden states after the final norm. Padding on the right has
+        no effect, because attention is causal. past: keys and values before the rows; those of the rows are appended.
         """
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + rows.shape[1], device=rows.device)[None]

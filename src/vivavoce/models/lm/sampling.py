@@ -1,7 +1,7 @@
 """Repetition-aware nucleus sampling over a batch (VALL-E 2, arXiv:2406.05370, section 4.2).
 
-A candidate is drawn from the nucleus. If it stands too often among the last tokens, it is forbidden and another is
-drawn from all ids. Everything is vectorised; uniforms come in as arguments, one column per draw.
+A candidate is drawn from the nucleus. If it occurs too often among the last tokens, it is forbidden and another is
+drawn from all ids. Everything is vectorised; uniform numbers are arguments, one column per draw.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ class SamplingRows:
 
 
 def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
-    """Candidates while the sum *before* one is below top_p, at most top_k. probabilities: [batch, ids]; top_p, top_k:
+    """Candidates while the sum *before* each is below top_p, at most top_k. probabilities: [batch, ids]; top_p, top_k:
     [batch]  →  ids by falling probability and their probabilities, both [batch, most]; other ids have probability 0.
     Ties keep the order of ids.
     """
     size = probabilities.shape[-1]
     most = min(size, int(top_k.max()) if most is None else most)
     if probabilities.dtype == torch.float32:
-        # Which of equals a library's topk gives is undefined. Bits of floats ≥ 0 are in the order of the floats; with
-        # the id below them no two keys are equal.
+        # A library's topk breaks ties in an undefined order. The bits of floats ≥ 0 sort like the floats; with the id
+        # in the lower bits no two keys are equal.
         backwards = torch.arange(size - 1, -1, -1, device=probabilities.device)
         keys = (probabilities.view(torch.int32).long() << 32) | backwards
         ids = size - 1 - (keys.topk(most, dim=-1).values & 0xFFFFFFFF)
     else:
         ids = probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :most]
     ranked = probabilities.gather(-1, ids)
-    # Running sums are added one by one in the row's own precision: a sum that meets top_p exactly must fall on the
-    # official side of it, and a library that adds in another order or precision rounds otherwise.
+    # Sums are added one by one in the row's own precision: a sum that equals top_p exactly must round like the official
+    # one, and a library that adds in another order or precision rounds differently.
     if ranked.device.type == "cpu":
         sums = torch.from_numpy(np.add.accumulate(ranked.numpy(), axis=1, dtype=ranked.numpy().dtype))
     else:
-        # Along the outer of two dimensions CUDA adds one by one, otherwise in a tree; a single row is made two for it.
+        # Along the outer of two dimensions CUDA adds one by one, otherwise in a tree; a single row is doubled for this.
         columns = ranked.t() if len(ranked) > 1 else ranked.t().expand(-1, 2)
         sums = columns.contiguous().cumsum(dim=0).t()[: len(ranked)]
     before = torch.zeros_like(ranked)
@@ -56,11 +56,11 @@ def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | Non
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """By the inverse of the cumulative sum. weights: [batch, n] ≥ 0, not all 0; uniforms: [batch] in (0, 1)."""
+    """Draw by the inverse of the cumulative sum. weights: [batch, n] ≥ 0, not all 0; uniforms: [batch] in (0, 1)."""
     cumulative = weights.cumsum(dim=-1)
     target = uniforms[:, None] * cumulative[:, -1:]
     index = (cumulative <= target).sum(dim=-1)
-    # Rounding may put the target on the total: the last index that has any weight is meant then.
+    # Rounding may put the target on the total; then the last index with any weight is drawn.
     last = weights.shape[-1] - 1 - (weights > 0).flip(-1).int().argmax(dim=-1)
     return torch.minimum(index, last)
 
@@ -82,7 +82,7 @@ def sample(scores: Tensor, recent: Tensor, settings: SamplingRows, uniforms: Ten
     if scores.device.type != "cpu":
         second = draw(fallback_probabilities(scores, first), uniforms[:, 1])
         return torch.where(repeated, second, first)
-    # The fallback looks at every id: on a CPU, which need not be waited for, only where it is called for.
+    # The fallback reads every id. A CPU, where the check costs no wait, computes it only if it is needed.
     rows = repeated.nonzero()[:, 0]
     if len(rows):
         first[rows] = draw(fallback_probabilities(scores[rows], first[rows]), uniforms[rows, 1])

@@ -1,9 +1,9 @@
 """The language model over slots: packed rows of several sequences in (prefill), or one row of every slot (decode).
 
-The same network as `SpeechLM`, whose weights it reads, arranged for serving: rotary tables and masks made once per
-call, keys and values in a `SlotCache`, layers' weights joined, and packed where the library is faster with it. A decode
-step multiplies a handful of rows with every weight of the model. What limits it is how fast the weights are read, and
-how many products there are.
+The same network as `SpeechLM`, with the same weights, arranged for serving: rotary tables and masks made once per call,
+keys and values in a `SlotCache`, layers' weights joined, and packed if the library is faster with this. A decode step
+multiplies a few rows by every weight of the model, so its time depends on the reading of weights and the number of
+products.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from vivavoce.models.layers import lay_together, rotary_tables
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 from vivavoce.models.packed_linear import Product, packed, packs
 
-SAFE_ROWS = 8  # from here on, every library seen computes a row alike whatever stands beside it
+SAFE_ROWS = 8  # from this many rows on, all tested libraries compute a row with bits that do not depend on other rows
 _TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 24, 40, 64)
 
 
 def joined(linears: Sequence[nn.Linear]) -> Product:
-    """Layers over one input, side by side. Unless weights are packed, their own parameters become views of the joined
-    one.
-    """
+    """Layers over one input, side by side. Unless weights are packed, their parameters become views of the joined
+    ones."""
     if packs(linears[0].weight):
         biases = [one.bias.detach() for one in linears if one.bias is not None]
         weights = torch.cat([one.weight.detach() for one in linears])
@@ -46,7 +45,7 @@ def joined(linears: Sequence[nn.Linear]) -> Product:
 
 def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
     """The smallest step of row counts at which a row's result has the same bits as in a large batch: 1, 2, 4 or 8.
-    Libraries choose their kernels by the number of rows; here they are asked, on this machine, with these weights.
+    Libraries choose kernels by the number of rows, so this is tested on this machine, with these weights.
     """
     if device.type != "cpu":
         return SAFE_ROWS
@@ -98,8 +97,8 @@ class JoinedLayer(Generic[Weights]):
 
 @dataclass(frozen=True)
 class SlotCache:
-    """memory: [layers, 2 (keys, values), slots, kv_heads, capacity, head_dim], zeroed: on a CPU the system gives a page
-    when it is first written. The cache knows no lengths: what stands past a slot's own position is never read.
+    """memory: [layers, 2 (keys, values), slots, kv_heads, capacity, head_dim], zeroed: on a CPU the system provides
+    each page at its first write. The cache has no lengths: positions past a slot's own are never read.
     """
 
     memory: Tensor
@@ -112,8 +111,8 @@ class SlotCache:
         return cls(_zeros(shape, device, dtype))
 
     def first(self, slots: int, reach: int) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
-        """Views, layer by layer: where new rows are stored, [2, slots, kv_heads, capacity, head_dim], and keys and
-        values of the first `reach` positions, [slots, kv_heads, reach, head_dim] each.
+        """Views, layer by layer: for storing new rows, [2, slots, kv_heads, capacity, head_dim], and keys and values of
+        the first `reach` positions, [slots, kv_heads, reach, head_dim] each.
         """
         stored = self.memory[:, :, :slots]
         readable = stored[:, :, :, :, :reach].flatten(0, 1).unbind(0)
@@ -128,14 +127,14 @@ class SlotCache:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows of n sequences, one sequence after another, and where they belong; all int64 on the model's device.
+    """Rows of n sequences, one sequence after another, and their places; all int64 on the model's device.
 
-    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows] where each row's
-    key goes; sequences: [n] slots; starts: [n] position of each one's first row; padded: [n, longest] the packed row
-    that stands at each place of a rectangle; unpadded: [rows] the place in the rectangle of each packed row;
-    last: [n] each one's last packed row. Rows that only pad belong to a slot's last position, which is never read.
-    Read by CosyVoice 1 alone: text_end: rows of a sequence in which all of its text stands; speakers: [n, speaker size]
-    float32, of the second row of each sequence whose row is a speaker's (3 in `kinds`), None: of no sequence.
+    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows] for each row's key;
+    sequences: [n] slots; starts: [n] position of each one's first row; padded: [n, longest] the packed row at each
+    place of a rectangle; unpadded: [rows] the place in the rectangle of each packed row; last: [n] each one's last
+    packed row. Rows of padding use a slot's last position, which is never read. For CosyVoice 1 only: text_end: the
+    first rows of a sequence, which hold all of its text; speakers: [n, speaker size] float32, for the second row of
+    each sequence that has a speaker row (3 in `kinds`), None: no sequence has one.
     """
 
     kinds: Tensor
@@ -152,7 +151,7 @@ class PackedRows:
 
 
 def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`torch.zeros` writes to all of it at once: memory for 32 slots, of which one listener needs one."""
+    """Zeros that take no memory until use: `torch.zeros` would write all 32 slots, though one listener needs one."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -176,8 +175,8 @@ class SlotLM:
         self._tables = [one.weight.detach() for one in embeddings]
         self._layers = JoinedLayer.all(lm, joined)
         self._norm, self._head = lm.norm.weight.detach(), joined([lm.speech_head])
-        # By position, [capacity, 1, head_dim]: a row times the first, and its halves exchanged times the second, give
-        # the rotated row.
+        # By position, [capacity, 1, head_dim]: the rotated row is the row times the first table, plus its exchanged
+        # halves times the second.
         positions = torch.arange(capacity, device=self._device)
         cos, sin = (one[0, 0] for one in rotary_tables(positions[None], config.head_dim, config.rope_theta))
         sin[:, : config.head_dim // 2] *= -1
@@ -189,9 +188,7 @@ class SlotLM:
         self.row_step = fewest_rows(products, sizes, self._device, self._dtype)
 
     def prefill(self, packed: PackedRows, cache: SlotCache, reach: int) -> Tensor:
-        """reach: a bound on the sequences' positions  →  [n, ids] float32 log-probabilities of what follows each last
-        row.
-        """
+        """reach: upper limit of the sequences' positions  →  [n, ids] float32 log-probabilities after each last row."""
         count, longest = packed.padded.shape
         asking = packed.starts[:, None] + self._reached[:longest]
         bias = self._bias(asking, reach).repeat(1, 1, self._group, 1)
@@ -210,7 +207,7 @@ class SlotLM:
         return self._scores(embedded, packed.positions, attend, count, packed.last)
 
     def step(self, ids: Tensor, positions: Tensor, cache: SlotCache, reach: int) -> Tensor:
-        """ids, positions: [slots] int64; reach: a bound on the positions  →  [slots, ids] float32 log-probabilities."""
+        """ids, positions: [slots] int64; reach: limit of the positions  →  [slots, ids] float32 log-probabilities."""
         slots, heads = len(ids), self.config.num_kv_heads
         bias = self._bias(positions[:, None], reach)
         index = positions[None, :, None, None, None].expand(2, slots, heads, 1, self._head_dim)
@@ -236,7 +233,7 @@ class SlotLM:
         for index, layer in enumerate(self._layers):
             heads = layer.qkv(rms_norm(x, size, layer.attention_norm, eps)).view(rows, -1, head_dim)
             rotating = heads[:, :turned]
-            # In place: the rotated keys stand before the values again, and both are stored at once.
+            # In place: rotated keys are put before the values again, so that both are stored in one copy.
             rotating.copy_(torch.addcmul(rotating * cos, rotating.roll(head_dim // 2, -1), sin))
             keys_values = heads[:, config.num_heads :].view(rows, 2, config.num_kv_heads, head_dim)
             x = x + layer.out(attend(index, heads[:, : config.num_heads], keys_values))
@@ -247,6 +244,6 @@ class SlotLM:
         return self._head(rms_norm(x, size, self._norm, eps))[:count].float().log_softmax(dim=-1)
 
     def _bias(self, positions: Tensor, reach: int) -> Tensor:
-        """0 where a row may look, −inf elsewhere; positions: [n, rows]  →  [n, 1, rows, reach]."""
+        """0 where a row may attend, −inf elsewhere; positions: [n, rows]  →  [n, 1, rows, reach]."""
         hidden = self._reached[:reach] > positions[:, None, :, None]
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))

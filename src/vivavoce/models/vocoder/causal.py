@@ -1,6 +1,6 @@
-"""CosyVoice3's HiFT: no layer but two hears what follows, so that a stream's past never changes.
+"""CosyVoice3's HiFT: only two layers read later frames, so that a stream's past never changes.
 
-The pitch hears three frames ahead and the first convolution four; past a row's end they hear zeros.
+The pitch reads three frames ahead and the first convolution four; past a row's end they read zeros.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from vivavoce.models.vocoder.hift import (
     waveform,
 )
 
-PITCH_LOOKAHEAD = 3  # frames that the pitch of one hears after it
+PITCH_LOOKAHEAD = 3  # later frames that the pitch of a frame depends on
 
 
 class CausalF0Predictor(nn.Module):
-    """In float64, as in the official code: the source sums pitches up to phases."""
+    """In float64, as in the official code: the source sums pitches to phases."""
 
     def __init__(self, mel_bins: int, channels: int) -> None:
         super().__init__()
@@ -47,7 +47,6 @@ class CausalF0Predictor(nn.Module):
         self.out = nn.Linear(channels, 1)
 
     def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
-        """Pitches past a row's end are meaningless."""
         x = pad(zero_padding(mel, lengths), (0, PITCH_LOOKAHEAD)).double()
         for index, conv in enumerate(self.convs):
             x = pad(x, (F0_KERNEL - 1 if index else 0, 0))
@@ -72,7 +71,7 @@ class SteppedSource(HarmonicSource):
         return torch.tanh(signal).transpose(1, 2)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """[batch, samples, harmonics]: one number per harmonic, as their sum has no simple distribution of its own."""
+        """[batch, samples, harmonics]: one number per harmonic, because their sum has no simple distribution."""
         harmonics = self.config.num_harmonics + 1
         counters = places[..., None] * harmonics + torch.arange(harmonics, device=places.device)
         return uniform(seeds[..., None], NoiseStream.SOURCE, counters)
@@ -104,14 +103,14 @@ class CausalHiFT(nn.Module):
 
     @property
     def reach(self) -> Reach:
-        # At the rates above the mel's less than a frame is heard ahead; the official code adds up what is parallel.
+        # Stages read less than a frame ahead. Pitch and first convolution run in parallel; the official code adds both.
         return Reach(self.heard_before[0], PITCH_LOOKAHEAD + self.config.lookahead + 1)
 
     @property
     def heard_before(self) -> tuple[int, ...]:
-        """Frames before its own that a sample hears: of mel and source, then of what each stage makes."""
+        """Earlier frames that a sample depends on: of mel and source, then of each stage's output."""
         config = self.config
-        # The first position that the first sample hears, layer by layer down to the mel.
+        # The first position that the first sample depends on, layer by layer down to the mel.
         position = -((config.n_fft // 2 - 1) // config.hop) - (OUTER_KERNEL - 1)
         first, stages = -(F0_CONVS - 1) * (F0_KERNEL - 1), list[int]()
         for stage in range(len(self.ups) - 1, -1, -1):
@@ -123,7 +122,7 @@ class CausalHiFT(nn.Module):
             stages.insert(0, -(entry // math.prod(config.upsample_rates[: stage + 1])))
             spectrum = entry * down.stride[0] - (down.stride[0] - 1)
             first = min(first, (spectrum * config.hop - config.n_fft // 2) // config.samples_per_frame)
-            # The last stage's mirrored position puts all behind it one further.
+            # The last stage's mirrored position shifts all later ones by one.
             position -= config.upsample_kernels[stage] - 1 + (stage == len(self.ups) - 1)
             position //= config.upsample_rates[stage]
         return -min(first, position), *stages
@@ -136,7 +135,7 @@ class CausalHiFT(nn.Module):
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
         spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
-        # All other layers hear what precedes them only: what lies past a row's end reaches no sample of it.
+        # All other layers read earlier positions only, so values past a row's end reach no sample of the row.
         x = convolve(self.conv_pre, laid_out(pad(zero_padding(mel, lengths), (0, config.lookahead))))
         count = len(config.resblock_kernels)
         for stage, (up, rate) in enumerate(zip(self.ups, config.upsample_rates, strict=True)):

@@ -18,7 +18,7 @@ from vivavoce.models.layers import PairRunner, in_turn, valid_positions, zero_pa
 
 
 def laid_out(x: Tensor) -> Tensor:
-    """[batch, channels, time]  →  [batch, channels, 1, time] in the device's order."""
+    """[batch, channels, time]  →  [batch, channels, 1, time] in the device's memory format."""
     order = torch.channels_last if x.device.type == "cpu" else torch.contiguous_format
     return x[:, :, None].contiguous(memory_format=order)
 
@@ -34,7 +34,7 @@ def convolve(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor
 
 
 def convolve_behind(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor:
-    """Over x and the zeros before it; shapes as in `convolve`."""
+    """Causal convolution: over x with zeros before it; shapes as in `convolve`."""
     assert isinstance(conv, nn.Conv1d)
     return convolve(conv, pad(x, ((conv.kernel_size[0] - 1) * conv.dilation[0], 0)), inside)
 
@@ -47,7 +47,7 @@ def convolve_transposed(conv: nn.Module, x: Tensor) -> Tensor:
 
 def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
     """Centred frames, each row reflected at its own end (periodic Hann window). signal: [batch, samples]; lengths:
-    [batch] samples, None if all are full  →  [batch, n_fft + 2, samples // hop + 1], real parts first, zero past a
+    [batch] samples, None: all rows are full  →  [batch, n_fft + 2, samples // hop + 1], real parts first, zero past a
     row's frames.
     """
     samples = signal.shape[1]
@@ -65,7 +65,7 @@ def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor
 
 def istft(magnitude: Tensor, phase: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
     """Windowed overlap-add over the row's own frames, ends trimmed. magnitude, phase: [batch, n_fft / 2 + 1, frames];
-    lengths: [batch] frames, None if all are full  →  [batch, (frames − 1) · hop].
+    lengths: [batch] frames, None: all rows are full  →  [batch, (frames − 1) · hop].
     """
     frames = magnitude.shape[-1]
     window = torch.hann_window(n_fft, device=magnitude.device)
@@ -83,8 +83,8 @@ def istft(magnitude: Tensor, phase: Tensor, lengths: Tensor | None, n_fft: int, 
 
 
 class HarmonicSource(nn.Module):
-    """Phases are summed per frame and drawn out to samples linearly, frame centre to frame centre, as CosyVoice2 does.
-    A stream that vocodes piece by piece carries the phase from one piece to the next.
+    """Phases are summed per frame and interpolated linearly between frame centres, as in CosyVoice2. A stream that
+    vocodes piece by piece carries the phase from one piece to the next.
     """
 
     def __init__(self, config: VocoderConfig) -> None:
@@ -94,8 +94,8 @@ class HarmonicSource(nn.Module):
 
     def forward(self, f0: Tensor, noise: Tensor | None, carried: Tensor | None = None) -> Tensor:
         """f0: [batch, frames] Hz, 0 past a row's end; noise: [batch, samples, harmonics] standard normal, None: silent,
-        or [batch, samples, 1] for what the harmonics' noises come to together, which a single one draws as well;
-        carried: [batch, harmonics] cycles, the last frame's `cycles` % 1 of what came before  →  [batch, 1, samples].
+        or [batch, samples, 1], one number in place of the harmonics' sum; carried: [batch, harmonics] cycles, the last
+        frame's `cycles` % 1 of the piece before  →  [batch, 1, samples].
         """
         return self.excite(f0, self.cycles(f0, carried), noise, carried)
 
@@ -115,16 +115,16 @@ class HarmonicSource(nn.Module):
         signal = voiced * (config.sine_amplitude * (self.merge.weight @ torch.sin(phase))) + self.merge.bias
         if noise is not None:
             strength = voiced * config.noise_std + (1 - voiced) * (config.sine_amplitude / 3)
-            # Independent normal numbers, weighted and summed, are one of the weights' root sum of squares.
+            # A weighted sum of independent normal numbers is one normal number times the norm of the weights.
             weight = self.merge.weight
             merged = noise * weight.norm() if noise.shape[-1] == 1 else linear(noise, weight)
             signal = signal + strength * merged.transpose(1, 2)
         return torch.tanh(signal)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """The same however the frames are cut. seeds: [batch, 1], places: [batch, samples], int64  →  [batch, samples,
-        1]: one number per sample and not one per harmonic. The source adds them up in any case, and drawing them all
-        would take a CPU half as long as the whole vocoder.
+        """Noise that does not depend on the cutting into pieces. seeds: [batch, 1], places: [batch, samples], int64  →
+        [batch, samples, 1]: one number per sample for all harmonics, because the source adds them up, and drawing all
+        of them would take a CPU half as long as the whole vocoder.
         """
         return normal(seeds, NoiseStream.SOURCE, places)[..., None]
 
@@ -136,12 +136,12 @@ class HarmonicSource(nn.Module):
         return interpolate(radians, scale_factor=float(hop), mode="linear")[..., 0 if carried is None else hop :]
 
     def initial(self, seeds: Tensor) -> Tensor | None:
-        """Carried phase of a source that starts anew with noise; None: phases start at 0."""
+        """The carried phase with which a source with noise starts anew; None: phases start at 0."""
         return None
 
 
 class SampledSource(HarmonicSource):
-    """CosyVoice 1's: phases are summed sample by sample, and those of the overtones start anywhere (`initial`)."""
+    """CosyVoice 1's source: phases are summed sample by sample, and overtones start with random phases (`initial`)."""
 
     def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
         """Cycles at the end of each frame since the first one's start, [batch, frames, harmonics] float64."""
@@ -158,7 +158,7 @@ class SampledSource(HarmonicSource):
         hop = self.config.samples_per_frame
         in_frame = cycles.diff(dim=1, prepend=torch.zeros_like(cycles[:, :1]))
         back = torch.arange(1 - hop, 1, device=f0.device) / hop
-        # The official code keeps the sums in float32: at thousands of cycles that moves the third digit of the source.
+        # The official code has float32 sums: at thousands of cycles that changes the third digit of the source.
         turns = (cycles[..., None] + in_frame[..., None] * back).float() % 1
         turns = turns if carried is None else turns + carried[:, None, :, None]
         return turns.permute(0, 2, 1, 3).flatten(2) * (2 * math.pi)
@@ -169,7 +169,7 @@ F0_KERNEL = 3
 
 
 class F0Predictor(nn.Module):
-    """The absolute value is the pitch in Hz; a frame's depends on `F0_CONVS` frames on either side."""
+    """The absolute value is the pitch in Hz; it depends on `F0_CONVS` frames on either side."""
 
     def __init__(self, mel_bins: int, channels: int) -> None:
         super().__init__()
@@ -182,9 +182,8 @@ class F0Predictor(nn.Module):
     def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
         """mel: [batch, bins, frames]; lengths: [batch], None: all are full  →  [batch, frames] Hz, 0 past the end."""
         x = zero_padding(mel, lengths)
-        # The source sums the pitch up to phases: an error of a thousandth is half a cycle within a second.
-        # So convolutions on CUDA are without TF32, whose 10 bits of mantissa are torch's default for them, in a switch
-        # that belongs to the process.
+        # The source sums the pitch to phases: an error of a thousandth is half a cycle within a second. So convolutions
+        # on CUDA run without TF32, torch's default with 10 bits of mantissa, whose switch is global for the process.
         before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
         try:
             for conv in self.convs:
@@ -209,7 +208,7 @@ class Snake(nn.Module):
         alpha = self.alpha[:, None, None]
         if torch.is_grad_enabled():
             return x + torch.sin(alpha * x).square() / (alpha + LEAST_ALPHA)
-        # Fresh memory costs more than the arithmetic: one tensor is made and worked on in place.
+        # New memory costs more than the arithmetic, so one tensor is made and changed in place.
         return (alpha * x).sin_().square_().div_(alpha + LEAST_ALPHA).add_(x)
 
 
@@ -238,18 +237,18 @@ class ResBlock(nn.Module):
 
 OUTER_KERNEL = 7
 MAX_MAGNITUDE = 100.0
-LAST_SLOPE = 0.01  # of the last activation: the official code leaves it at PyTorch's default there
+LAST_SLOPE = 0.01  # slope of the last activation, PyTorch's default as in the official code
 
 
 class Reach(NamedTuple):
-    """Frames before and after its own that a sample hears: what a piece of a stream must be given around it."""
+    """Frames before and after its own that a sample depends on, which a piece of a stream must include."""
 
     before: int
     after: int
 
 
 def waveform(x: Tensor, lengths: Tensor | None, config: VocoderConfig) -> Tensor:
-    """x: [batch, n_fft + 2, frames], logarithms of magnitudes, then what phases are the sine of; rest as in `istft`."""
+    """x: [batch, n_fft + 2, frames], log magnitudes, then values whose sine is the phase; rest as in `istft`."""
     bins = config.n_fft // 2 + 1
     magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
     wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
@@ -257,7 +256,7 @@ def waveform(x: Tensor, lengths: Tensor | None, config: VocoderConfig) -> Tensor
 
 
 class HiFT(nn.Module):
-    reach: Reach | None = None  # None: a stream is given less than is heard, and fades pieces into one another
+    reach: Reach | None = None  # None: a piece has less context than its samples depend on, and is faded into the next
 
     def __init__(
         self, config: VocoderConfig, source: type[HarmonicSource] = HarmonicSource, overlap: int | None = None
@@ -275,7 +274,7 @@ class HiFT(nn.Module):
             nn.ConvTranspose1d(channels[i], channels[i + 1], kernels[i], rates[i], padding=(kernels[i] - rates[i]) // 2)
             for i in range(len(rates))
         )
-        # The source's spectrum is brought down from the last stage's rate to each stage's own.
+        # The source's spectrum is reduced from the last stage's rate to each stage's own.
         strides = list(accumulate(reversed((*rates[1:], 1)), lambda a, b: a * b))[::-1]
         self.source_downs = nn.ModuleList(
             nn.Conv1d(spectrum, channels[i + 1], 1)
@@ -287,14 +286,14 @@ class HiFT(nn.Module):
         self.conv_post = nn.Conv1d(channels[-1], spectrum, OUTER_KERNEL, padding=OUTER_KERNEL // 2)
 
     def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
-        """mel: [batch, bins, frames]; noise: [batch, samples, harmonics] or None; lengths: [batch] frames, None if all
-        are full  →  [batch, samples] within ± audio_limit; a row past its end is meaningless.
+        """mel: [batch, bins, frames]; noise: [batch, samples, harmonics] or None; lengths: [batch] frames, None: all
+        rows are full  →  [batch, samples] within ± audio_limit; samples past a row's end are meaningless.
         """
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
-        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; both: does the residual blocks of
-        each stage, all but the last one and the last one  →  [batch, samples].
+        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; both: computes the last residual
+        block of each stage beside the others  →  [batch, samples].
         """
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
@@ -302,7 +301,7 @@ class HiFT(nn.Module):
         inside = None if lengths is None else _inside(lengths, mel)
         x = convolve(self.conv_pre, laid_out(zero_padding(mel, lengths)), inside)
         for stage, (up, rate) in enumerate(zip(self.ups, config.upsample_rates, strict=True)):
-            # One step up in rate: the signal drawn out, the source's spectrum added, the mean of the residual blocks.
+            # For each rate: upsample the signal, add the source's spectrum, take the mean of the residual blocks.
             x = convolve_transposed(up, leaky_relu(x, config.leaky_slope))
             is_last = stage == len(self.ups) - 1
             if is_last:
@@ -334,7 +333,7 @@ def residual_blocks(
 
 
 def mean_of_blocks(blocks: nn.ModuleList, x: Tensor, inside: Tensor | None, both: PairRunner) -> Tensor:
-    """The last block, whose kernel is the longest, costs half of all; x, inside: as in `ResBlock.forward`  →  as x."""
+    """The last block, with the longest kernel, costs half of all; x, inside: as in `ResBlock.forward`  →  like x."""
     *most, last = blocks
     if not most:
         return last(x, inside)

@@ -1,7 +1,7 @@
-"""HiFT and the causal one over packed batches: the frames of all rows one after another, with kernels of our own.
+"""HiFT and CausalHiFT over packed batches: the frames of all rows one after another, with our own kernels.
 
-Between rows, and after the last, stand at least `gap_frames` frames of padding, which are zeros in every layer: what a
-row computes depends neither on its place nor on its neighbours. Weights are laid out anew for the packed convolutions.
+At least `gap_frames` frames of padding follow each row, and are zeros in every layer: a row's result depends neither on
+its place nor on its neighbours. Weights are laid out anew for the packed convolutions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class PackedBlock(NamedTuple):
-    """`entry` is what its first convolution reads, `inner` what those of the other pairs read."""
+    """`entry` activates the input of the first convolution, `inner` the inputs of those of the other pairs."""
 
     entry: Activated
     inner: tuple[Activated, ...]
@@ -36,8 +36,8 @@ class PackedBlock(NamedTuple):
 
 
 class PackedStage(NamedTuple):
-    """down: brings the source's spectrum down to the stage's rate; entries: of all blocks in one; leaving: what the
-    next layer reads of the blocks' mean.
+    """down: reduces the source's spectrum to the stage's rate; entries: of all blocks in one; leaving: activates the
+    blocks' mean for the next layer.
     """
 
     up: Convolution
@@ -49,8 +49,8 @@ class PackedStage(NamedTuple):
 
 
 class PackedVocoderWeights(NamedTuple):
-    """pitch: float32, of the causal vocoder float64; the last one gives the pitch ± in column 0; last: its columns are
-    logarithms of magnitudes, then what phases are the sine of, each padded to `lanes`.
+    """pitch: float32, float64 for the causal vocoder; the last layer gives the signed pitch in column 0; last: its
+    columns are logarithms of magnitudes, then values whose sine is the phase, each padded to `lanes`.
     """
 
     pitch: tuple[Convolution, ...]
@@ -64,7 +64,7 @@ class PackedVocoderWeights(NamedTuple):
 def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocoderWeights:
     """dtype: of the matrix products and their inputs, except in the pitch predictor."""
     config, exact = vocoder.config, torch.float32
-    # Number of later positions that each layer reads; None: the same number as earlier ones.
+    # Number of later positions that each layer reads; None: as many as earlier ones.
     ahead = pitch_ahead = first_ahead = None
     if isinstance(config, CausalVocoderConfig):
         exact, ahead, pitch_ahead, first_ahead = torch.float64, 0, PITCH_LOOKAHEAD, config.lookahead
@@ -103,7 +103,7 @@ def _convolution(
 
 
 def _behind(conv: nn.Conv1d, ahead: int | None) -> int:
-    """Positions before its own that an output hears; ahead: those after it, None: as many."""
+    """Earlier positions that an output depends on; ahead: later positions, None: as many."""
     reach = (conv.kernel_size[0] - 1) * conv.dilation[0]
     return reach // 2 if ahead is None else reach - ahead
 
@@ -118,7 +118,7 @@ def _laid(
 
 
 def _pitch(linear: nn.Linear, dtype: torch.dtype) -> Convolution:
-    # A product has at least 16 columns; those behind the first stay zero.
+    # A product has at least 16 columns; columns behind the first stay zero.
     weight = linear.weight.new_zeros(1, linear.in_features, 16)
     weight[0, :, 0] = linear.weight[0]
     bias = linear.bias.new_zeros(16)
@@ -127,16 +127,16 @@ def _pitch(linear: nn.Linear, dtype: torch.dtype) -> Convolution:
 
 
 def _up(conv: nn.Module, rate: int, fan: int, last: bool, dtype: torch.dtype) -> Convolution:
-    """A transposed convolution, or one over a signal whose positions stand `fan` times each, as one that gives the
-    `fan` positions of each position that it reads.
+    """A transposed convolution, or a convolution over a signal repeated `fan` times, as one convolution that gives
+    `fan` positions for each position that it reads.
 
-    In the last stage all positions lie one further on: the first is the mirrored one of the centred STFT.
+    In the last stage all positions are shifted by one: the first is the mirrored one of the centred STFT.
     """
     assert isinstance(conv, nn.ConvTranspose1d | nn.Conv1d)
     size, kernel = conv.kernel_size[0], conv.weight
     assert conv.bias is not None
     phases = [phase - int(last) for phase in range(fan)]
-    # seen: output position u · fan + phase sees input u + reach through a tap of the kernel.
+    # Output position u · fan + phase reads input u + reach through a tap of the kernel.
     if isinstance(conv, nn.ConvTranspose1d):
         pad = int(conv.padding[0])
         seen = [(phase, reach, phase + pad - reach * fan) for phase in phases for reach in range(-size, size)]
@@ -214,8 +214,8 @@ PADDING, INSIDE, AFTER, FIRST = range(4)
 
 class PackedFrames(NamedTuple):
     """tags: [frames] int32: PADDING, INSIDE, AFTER or FIRST; row_of: [frames] int32: the row of each frame that is not
-    PADDING; rows: [rows, WIDTH] int64, see `kernels.layouts.PackedRow`; stages: tags of what each stage computes, where
-    that is not all.
+    PADDING; rows: [rows, WIDTH] int64, see `kernels.layouts.PackedRow`; stages: tags of the frames that each stage
+    computes, if these are not all.
     """
 
     tags: Tensor
@@ -225,7 +225,6 @@ class PackedFrames(NamedTuple):
 
 
 def supports(vocoder: HiFT | CausalHiFT) -> bool:
-    """Whether the kernels can compute a vocoder with these sizes and this source."""
     config, known = vocoder.config, type(vocoder.source) in (HarmonicSource, SteppedSource)
     overlapping = config.n_fft % (2 * config.hop) == 0 and config.hop & (config.hop - 1) == 0
     upward = isinstance(config, CausalVocoderConfig) or all(
@@ -235,32 +234,32 @@ def supports(vocoder: HiFT | CausalHiFT) -> bool:
 
 
 def gap_frames(config: VocoderConfig) -> int:
-    """Frames that must lie between two rows, so that no convolution reaches from one into the other."""
+    """Frames of padding between two rows, so that no convolution reaches from one row into the next."""
     rates = list(accumulate(config.upsample_rates, lambda a, b: a * b))
     blocks = [
         *zip(config.resblock_kernels, config.resblock_dilations, strict=True),
         *zip(config.source_resblock_kernels, config.source_resblock_dilations, strict=True),
     ]
-    # Three frames are what the first convolution reaches, and the causal pitch.
+    # The first convolution and the causal pitch reach three frames.
     outer, sides = 3, 2
     if isinstance(config, CausalVocoderConfig):
         outer, sides = max(outer, config.lookahead), 1
     reach = max((kernel - 1) * max(dilations) // sides for kernel, dilations in blocks)
     steps_up = (-(-kernel // rate) for rate, kernel in zip(config.upsample_rates, config.upsample_kernels, strict=True))
-    # The last stage has one position more.
+    # The last stage has one more position.
     return max(outer, *steps_up, *(-(-(reach + 1) // rate) for rate in rates))
 
 
 class PackedVocoder:
-    """Nothing is waited for; launches are always the same. dtype: of the products, of what they read, and of the sums
-    that residual blocks pass on (in float32 these would take a quarter off the rounding, and half as much memory
+    """The launches are always the same, and the host does not wait. dtype: of the products, of their inputs, and of the
+    sums between residual blocks (float32 would reduce rounding errors by a quarter, and take half as much memory
     again); pitch, phases, source and both transforms stay in float32.
     """
 
     def __init__(self, vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> None:
         config = self.config = vocoder.config
         self.heard = vocoder.heard_before[1:] if isinstance(vocoder, CausalHiFT) else ()
-        """Frames before its own that a sample hears of what each stage makes; empty: all are computed."""
+        """Earlier frames of each stage's output that a sample depends on; empty: all frames are computed."""
         self._weights, self._dtype = pack_weights(vocoder, dtype), dtype
         device = vocoder.conv_pre.weight.device
         merge = vocoder.source.merge
@@ -333,7 +332,7 @@ class PackedVocoder:
         leaving: Activated | None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """entry: x activated; the rest: of its last convolution, as in `convolve`."""
+        """entry: x activated; the other arguments are for the last convolution, as in `convolve`."""
         for pair, following in zip(block.pairs, block.inner, strict=False):
             h = self._convolve(entry, pair.first, tags, activated=pair.between)[1][0]
             x, made = self._convolve(h, pair.second, tags, added=(x,), raw=self._dtype, activated=following)
