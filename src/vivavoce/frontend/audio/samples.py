@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -79,7 +78,7 @@ def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
     if array.dtype.kind not in "fiu" or (array.dtype.itemsize > 4 and array.dtype.kind != "f"):
         kinds = "floats in ±1, or integers of 8, 16 or 32 bits"
         raise InvalidAudio(f"{field}: the array has the type {array.dtype}; give {kinds}, whose scale is known")
-    if not isinstance(rate, Real) or not 1 <= rate < np.inf or rate != int(rate):
+    if not isinstance(rate, (int, float, np.integer, np.floating)) or not 1 <= rate < np.inf or rate != int(rate):
         raise InvalidAudio(f"{field}: the rate {rate!r} is not a whole number of hertz; give one, such as 24000")
     if array.dtype.kind in "iu":
         middle = 2.0 ** (8 * array.dtype.itemsize - 1)
