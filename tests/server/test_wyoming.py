@@ -162,12 +162,30 @@ async def test_a_text_is_spoken_while_it_comes() -> None:
         assert await heard(client, Synthesize(TEXT)) == spoken(TEXT)
 
 
+async def test_a_start_in_the_middle_of_a_text_ends_that_text() -> None:
+    async with home() as served, served.client() as client:
+        await client.write_event(SynthesizeStart().event())
+        await client.write_event(SynthesizeChunk("One.").event())
+        await client.write_event(SynthesizeStart().event())
+        assert audio_of(await until(client, AudioStop)) == spoken("One.")
+        assert await heard(client, SynthesizeChunk("Two!"), SynthesizeStop()) == spoken("Two!")
+
+
+@pytest.mark.parametrize("voice", ["anna", {"name": "anna"}, {"speaker": "anna"}])
+async def test_a_voice_is_named_in_any_way(voice: object) -> None:
+    async with home() as served, served.client() as client:
+        await client.write_event(Event("synthesize", {"text": TEXT, "voice": voice}))
+        assert audio_of(await until(client, AudioStop)) == spoken(TEXT)
+        assert [order.voice for order in served.speaker.orders] == ["anna"]
+
+
 async def test_mistakes_are_told_and_end_the_connection() -> None:
     async with home() as served:
         for sent, code, words in (
             ((Synthesize(TEXT, SynthesizeVoice("nobody")),), "voice_not_found", "'nobody' is not registered"),
             ((SynthesizeStart(), SynthesizeChunk("x" * 15_000), SynthesizeChunk("y" * 6_000)), "invalid_text", "20000"),
             ((SynthesizeStart(), SynthesizeChunk("a\x00")), "invalid_text", "U+0000"),
+            ((SynthesizeChunk(TEXT),), "invalid_request", "synthesize-chunk: no text was begun"),
         ):
             async with served.client() as client:
                 error = await failure(client, *sent)
@@ -233,6 +251,7 @@ MALFORMED = {
     "data of no kind": b'{"type": "synthesize", "data": [7]}\n',
     "data that is no object": b'{"type": "describe", "data_length": 2}\n[]',
     "no text": b'{"type": "synthesize", "data": {"text": 7}}\n',
+    "a voice in a list": b'{"type": "synthesize", "data": {"text": "a", "voice": ["anna"]}}\n',
     "a voice of no name": b'{"type": "synthesize", "data": {"text": "a", "voice": {"name": []}}}\n',
 }
 
@@ -251,7 +270,7 @@ async def test_what_is_no_event_ends_its_connection(sent: bytes) -> None:
 
 async def test_what_means_nothing_here_is_left() -> None:
     async with home() as served, served.client() as client:
-        for kind in ("transcribe", "synthesize-chunk", "synthesize-stop"):
+        for kind in ("transcribe", "synthesize-stop"):
             await client.write_event(Event(kind, {"text": "x"}, b"payload"))
         assert await heard(client, Synthesize(TEXT)) == spoken(TEXT)
 

@@ -141,7 +141,7 @@ class _Connection:
             sizes = [head.get(name) or 0 for name in ("data_length", "payload_length")]
             for size, limit in zip(sizes, (DATA_BYTES, LINE_BYTES), strict=True):
                 if not isinstance(size, int) or not 0 <= size <= limit:
-                    raise InvalidRequest(f"event: its data or payload of {str(size)[:20]} bytes is over {limit}")
+                    raise InvalidRequest(f"event: its data or payload has {size!r:.20} bytes; send 0 … {limit}")
             data = dict(head.get("data") or {})
             if sizes[0]:
                 data |= _json_object(await self._reader.readexactly(sizes[0]))
@@ -162,8 +162,10 @@ class _Connection:
             await self._begin(data, None)
         elif kind == "synthesize" and not self._takes_text:  # within a stream it repeats the text for older servers
             await self._begin(data, _text_of(data))
-        elif kind == "synthesize-chunk" and self._utterance is not None and self._takes_text:
+        elif kind == "synthesize-chunk":
             text = _text_of(data)
+            if self._utterance is None or not self._takes_text:
+                raise InvalidRequest("synthesize-chunk: no text was begun; send synthesize-start first")
             self._characters += len(text)
             if self._characters > MAX_TEXT_CHARS:
                 raise InvalidText(
@@ -180,16 +182,14 @@ class _Connection:
 
     async def _begin(self, data: dict[str, Any], text: str | None) -> None:
         if self._utterance is not None:
+            self._utterance.end()  # a start in the middle of a text ends that text
             await asyncio.wait({self._utterance.delivery})
             await self._finish()
-        voice = data.get("voice")
-        name = voice.get("name") if isinstance(voice, dict) else None
-        if name is not None and not isinstance(name, str):
-            raise InvalidRequest("voice: its name is not a text; send one of those in info")
+        name = _voice_of(data)
         self._is_streamed, self._characters, self._samples, self.waits_since = text is None, 0, 0, math.inf
         principal = self._keys.named(self._settings.wyoming_key or "")
         request_id = self._dispatcher.request_log.accept_request_id(None, principal)
-        wanted = SpeechRequest(text, name or None, principal.owner)
+        wanted = SpeechRequest(text, name, principal.owner)
         ask = partial(self._dispatcher.speak, principal, wanted, protocol=PROTOCOL)
         output, rate = OutputFormat(AudioFormat.PCM), self._dispatcher.backend.about.sample_rate
         with request_scope(request_id):
@@ -258,8 +258,19 @@ def _json_object(content: bytes) -> dict[str, Any]:
 
 def _text_of(data: dict[str, Any]) -> str:
     if not isinstance(text := data.get("text"), str):
-        raise InvalidRequest("text: is missing; a synthesize event needs one")
+        given = f"{text!r:.40} is not a text" if "text" in data else "is missing"
+        raise InvalidRequest(f"text: {given}; a synthesize event needs one")
     return text
+
+
+def _voice_of(data: dict[str, Any]) -> str | None:
+    """The voice's name, or its speaker's; None: neither is given."""
+    voice = data.get("voice")
+    names = [voice.get("name"), voice.get("speaker")] if isinstance(voice, dict) else [voice]
+    name = next((one for one in names if one not in (None, "")), None)
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequest(f"voice: {name!r:.40} is not a name; send one of those in info")
+    return name
 
 
 @asynccontextmanager

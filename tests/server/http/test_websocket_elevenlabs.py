@@ -86,6 +86,19 @@ async def test_the_key_may_come_in_the_first_message(field: dict[str, str]) -> N
         assert (await all_replies(client))[-1]["isFinal"]
 
 
+async def test_a_text_that_ends_at_once_is_answered() -> None:
+    async with connected(path=ANNA) as (client, _):
+        await send(client, {"text": ""})
+        assert (await all_replies(client))[-1]["isFinal"]
+
+
+async def test_a_wrong_message_in_the_middle_ends_the_connection_too() -> None:
+    async with connected(path=ANNA) as (client, _):
+        await send(client, {"text": " "}, {"text": 5})
+        assert "text:" in (await next_reply(client))["message"]
+        assert (await ending_of(client))[0] == 1008
+
+
 @pytest.mark.parametrize(
     ("path", "message", "code", "words"),
     [

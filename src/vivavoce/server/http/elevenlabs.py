@@ -335,7 +335,8 @@ class ElevenLabsDialect(Dialect):
             found.append(Text(text=text))
         if message.flush:
             found.append(Signal(type="flush"))
-        return found or [Signal(type="end")]
+        is_end = not self.several and not (text or message.flush)
+        return [*found, Signal(type="end")] if is_end else found
 
     def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | None:
         kind = reply["type"]

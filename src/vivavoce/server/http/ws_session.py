@@ -186,7 +186,7 @@ class Session:
             await self._close(NO_KEY, "API key: none, or unknown")
         elif isinstance(error, TooLarge):
             await self._close(TOO_BIG, "message too large")
-        elif not self._open and (self._dialect.one_utterance or self._dialect.several):
+        elif self._dialect.one_utterance or (self._dialect.several and not self._open):
             await self._close(POLICY, str(error))
         elif not self._open:
             await self._close_if_done()
