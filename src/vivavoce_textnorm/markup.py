@@ -23,7 +23,7 @@ _PAUSING = compiled(
     r"(?i:address|article|blockquote|br|caption|d[dt]|div|figcaption|footer|h[1-6r]|header|li|p|pre|section|table|t[dhr]|title)"
 )
 _EMOJI = (
-    r"(?:[\U0001F1E6-\U0001F1FF]{2}|[#*\d]\uFE0F?\u20E3"
+    r"(?:[\U0001F1E6-\U0001F1FF]{2}|[#*]\uFE0F?\u20E3"
     r"|(?:(?=[\p{Extended_Pictographic}--[©®™‼⁉ℹ↔-↪〰㊗㊙]])\p{Extended_Pictographic}|[↔-↪©®™‼⁉](?=\uFE0F))"
     r"[\p{Emoji_Modifier}\uFE0F\U000E0020-\U000E007F]*"
     r"(?:\u200D\p{Extended_Pictographic}[\p{Emoji_Modifier}\uFE0F]*)*)"

@@ -110,6 +110,7 @@ def test_a_stretch_is_read_in_the_language_of_its_words(text: str, language: str
 
 def test_emojis_are_silent_or_named() -> None:
     assert read("Good 👍🏽 day 😀!", "en").spoken == "Good day!"
+    assert read("Press 1️⃣, then 4️⃣2️⃣.", "en").spoken == "Press one, then forty two."
     named = read("Good 👍🏽 day 😀!", "en", Settings(named_emojis=True)).spoken
     assert named == "Good thumbs up sign day grinning face!"
 

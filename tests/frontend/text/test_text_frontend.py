@@ -245,6 +245,11 @@ def test_a_latin_model_is_spared_symbols(text, segment, latin):
     assert latin.segments(text) == [segment]
 
 
+def test_greek_letters_of_units_are_read(latin):
+    spoken = [one.spoken for one in latin.located("A 10 kΩ part, 5 μg of it.", reading="natural")]
+    assert spoken == ["A ten kilohm part, five micrograms of it."]
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -253,6 +258,7 @@ def test_a_latin_model_is_spared_symbols(text, segment, latin):
         ("ラーメン", "'ラ', 'ー', 'メ', 'ン' (it knows"),
         ("room 〇", "'〇' (it knows"),
         ("a <|tag|> λ", "'λ' (it knows"),
+        ("Ω 10", "'Ω' (it knows"),
     ],
 )
 def test_a_latin_model_names_letters_it_does_not_know(text, named, latin):

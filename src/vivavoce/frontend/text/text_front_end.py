@@ -70,6 +70,8 @@ _SYMBOL = r"[[\p{S}--[\p{ASCII}\p{Sk}]]\p{Emoji_Modifier}\uFE0E\uFE0F\u20E3]"
 _SYMBOLS = regex.compile(rf"{_SYMBOL}(?:{_SYMBOL}|[\u200D\U000E0020-\U000E007F])*+", regex.V1)
 _SPACES = regex.compile(r" {2,}")
 _SPACE_BEFORE_MARK = regex.compile(r" (?=[.,!?;:…)”’]|\Z)|\A ")
+_UNITS = regex.compile(r"(?<=\p{N}\s?[kMG]?)[\u03A9\u2126]|(?<=\p{N}\s?)\u03BC(?=\p{Latin}|\u03A9)")
+"""Greek letters of units, which are read as words (10 Ω, 5 μg)."""
 
 
 class TextFrontEnd:
@@ -298,7 +300,7 @@ class TextFrontEnd:
     def check(self, text: str) -> None:
         """`InvalidText`: the model does not know a character. Texts may have any length."""
         check_kind("text", text, str, "give a string")
-        foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(text)))
+        foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(_UNITS.sub("", text))))
         if foreign:
             raise InvalidText(
                 f"text: the model does not know the letters {name_some(foreign)} (it knows the script {self._known}); "
