@@ -440,7 +440,7 @@ class Vivavoce:
     ) -> PendingSpeech:
         text_s = time.perf_counter() - started
         handle = self.engine.submit(EngineRequest(tuple(requests)))
-        return PendingSpeech(handle, self.sample_rate, text_s, text, spans)
+        return PendingSpeech(handle, self.sample_rate, text_s, text, spans, self.card.name)
 
 
 def _refuse_unknown(manner: Mapping[str, Any], known: Iterable[str]) -> None:

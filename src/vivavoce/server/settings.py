@@ -348,6 +348,13 @@ class RequestsSection(_Section):
 
 class LoggingSection(_Section):
     """The log, on stderr."""
+class ProvenanceSection(_Section):
+    """How listeners and programs learn that a machine speaks; see provenance.md."""
+
+    tag: bool = _setting(True, "--tag: Say in each audio file that its speech is synthetic.  [default: yes]")
+    """Write into wav, mp3, opus, aac and flac that the speech is synthetic, with the model's name and the time."""
+
+
 
     level: Literal["debug", "info", "warning", "error"] = _setting(
         "info", "--log-level: debug, info, warning or error."
@@ -379,3 +386,4 @@ class ServerSettings(_Section):
     requests: RequestsSection = Field(default_factory=RequestsSection)
     logging: LoggingSection = Field(default_factory=LoggingSection)
     telemetry: TelemetrySection = Field(default_factory=TelemetrySection)
+    provenance: ProvenanceSection = Field(default_factory=ProvenanceSection)

@@ -413,6 +413,18 @@ def test_a_list_is_read_by_open_webui_too(server: Served) -> None:
 
 
 VOICES = "/v1/audio/voices"
+@pytest.mark.parametrize("name", ["mp3", "wav", "aac", "flac", "opus"])
+def test_an_answer_is_tagged(server: Served, name: str) -> None:
+    assert b"AI-generated speech" in speech(server, response_format=name).content[:400]
+
+
+def test_an_answer_without_a_tag() -> None:
+    settings = ServerSettings.model_validate({"provenance": {"tag": False}})
+    with serving(build_app, lambda: make_state(settings=settings)) as server:
+        assert speech(server, response_format="mp3").content[:2] == b"\xff\xf3"
+        assert speech(server, response_format="wav").content[36:40] == b"data"
+
+
 VOICE_REQUESTS: dict[str, Callable[[httpx.Client], httpx.Response]] = {
     "list": lambda client: client.get(VOICES),
     "add": lambda client: client.post(VOICES, data={"name": "me"}, files={"file": ("me.wav", b"RIFF")}),

@@ -37,6 +37,7 @@ async def speak(call: Call) -> Metadata:
             talk.send,
             grpc.aio.BaseError,
         )
+            tag=call.port.dispatcher.tag(),
         try:
             if start.text:
                 utterance.end()

@@ -233,6 +233,7 @@ class Session:
             send,
             WebSocketDisconnect,
             lambda error: send(error_reply(error)),
+            dispatcher.tag(),
         )
         self._open[context] = utterance
         if start.text:
