@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from vivavoce.frontend.speech_result import Timings as Timings
     from vivavoce.frontend.subtitles import to_srt as to_srt
     from vivavoce.frontend.subtitles import to_vtt as to_vtt
+    from vivavoce.frontend.voices.consent import Consent as Consent
     from vivavoce.frontend.voices.voice import Voice as Voice
 
 
@@ -58,6 +59,7 @@ _MODULES = {
     "vivavoce.frontend.speech": ("Mark", "Mode"),
     "vivavoce.frontend.speech_result": ("Speech", "Timings"),
     "vivavoce.frontend.subtitles": ("to_srt", "to_vtt"),
+    "vivavoce.frontend.voices.consent": ("Consent",),
     "vivavoce.frontend.voices.voice": ("Voice",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

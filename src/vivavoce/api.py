@@ -37,6 +37,7 @@ from vivavoce.frontend.speech_result import PendingSpeech, Speech
 from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization
 from vivavoce.frontend.text.text_filter import Reasoning
 from vivavoce.frontend.text_threads import in_turn
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.registry import VoiceRegistry
 from vivavoce.frontend.voices.stores import VoiceStore, open_voice_store
@@ -404,13 +405,15 @@ class Vivavoce:
         name: str = "",
         prompt_text: str = "",
         as_recorded: bool = False,
+        consent: Consent | None = None,
     ) -> Voice:
         """Extract a voice from 0.5 to 30 s of speech; keep it, recording included, with `tts.store.save(voice)`.
 
-        as_recorded: as the official code does, with the silence at its ends and at its level.
+        as_recorded: as the official code does, with the silence at its ends and at its level. consent: what the person
+        who is heard allows.
         """
         extractor = replace(self.front_end.extractor, as_recorded=as_recorded)
-        return extractor.extract_to_keep(source, transcript or prompt_text).named(name)
+        return replace(extractor.extract_to_keep(source, transcript or prompt_text), name=name, consent=consent)
 
     def _read(self, voice: AnyVoice, manner: Manner) -> tuple[Callable[[], Voice], SpeakOptions]:
         """A function that finds the voice, which may block, and the options."""
@@ -447,7 +450,7 @@ class Vivavoce:
     ) -> PendingSpeech:
         text_s = time.perf_counter() - started
         handle = self.engine.submit(EngineRequest(tuple(requests)))
-        return PendingSpeech(handle, self.sample_rate, text_s, text, spans)
+        return PendingSpeech(handle, self.sample_rate, text_s, text, spans, self.card.name)
 
 
 def _refuse_unknown(manner: Mapping[str, Any], known: Iterable[str]) -> None:

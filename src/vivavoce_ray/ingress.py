@@ -34,7 +34,9 @@ class Ingress:
         request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
         if endpoint is not None:
             request_log.observers.append(Tracing.exporting(endpoint, settings.telemetry.service_name).write)
-        dispatcher = RequestDispatcher(RayBackend(pools), request_log=request_log, rules=settings.requests)
+        dispatcher = RequestDispatcher(
+            RayBackend(pools), request_log=request_log, rules=settings.requests, provenance=settings.provenance
+        )
         self._state = AppState(dispatcher, KeyRing(settings.auth.keys_file), settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -17,6 +17,8 @@ import vivavoce
 
 SOURCES = Path(vivavoce.__file__).parents[0]
 AUDIO = Path(__file__).parents[1] / "data" / "audio"
+MADE = "2026-01-31T12:00:00Z"
+"""The time in all tags."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.cli_harness import AUDIO, Result, Run, Stream
+from tests.cli.cli_harness import AUDIO, MADE, Result, Run, Stream
 from vivavoce import api
 from vivavoce.cli.main import main
 from vivavoce.engine.engine import Engine
@@ -35,6 +35,7 @@ def home(tmp_path: Path, babble: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name.lower(), raising=False)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr("vivavoce.frontend.audio.tag.utc_now", lambda: MADE)  # so that equal files are equal
     return home
 
 

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.cli.cli_harness import Run, read_wav
+from tests.cli.cli_harness import AUDIO, MADE, Run, read_wav
 from vivavoce.api import Vivavoce
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
 from vivavoce.frontend.audio.encoders import wav_header
+from vivavoce.frontend.audio.tag import AudioTag
 from vivavoce.frontend.speech_result import Speech, Timings
 
-BEGINS = {"mp3": b"\xff\xf3", "aac": b"\xff\xf1", "opus": b"OggS", "ogg": b"OggS", "flac": b"fLaC", "wav": b"RIFF"}
+TAG = AudioTag("babble", MADE)
+BEGINS = {"mp3": b"ID3", "aac": b"ID3", "opus": b"OggS", "ogg": b"OggS", "flac": b"fLaC", "wav": b"RIFF"}
 
 
 def test_the_suffix_chooses(run: Run) -> None:
@@ -42,7 +44,7 @@ def test_names_without_a_suffix_and_stdout_are_wav(run: Run) -> None:
     assert Path("speech").read_bytes() == whole
     assert run("speak Hi. -o -").out == whole
     streamed = run("speak Hi. -o - --stream").out
-    assert streamed[:44] == wav_header(24_000, None)
+    assert streamed.startswith(wav_header(24_000, None, TAG))
     assert soundfile.read(io.BytesIO(streamed))[0].any()
 
 
@@ -73,7 +75,16 @@ def test_a_streamed_file_is_as_one_written_at_once(run: Run, suffix: str) -> Non
     integers, _ = soundfile.read(path, dtype="int16")
     assert soundfile.info(path).frames == len(integers) > 0
     samples = integers.astype(np.float32) / 32768
-    assert path.read_bytes() == encode_whole(AudioFormat(suffix), samples, 24_000)
+    assert path.read_bytes() == encode_whole(AudioFormat(suffix), samples, 24_000, tag=TAG)
+
+
+def test_the_tag_can_be_left_out(run: Run) -> None:
+    for options, tagged in (((), True), (("--no-tag",), False)):
+        for way in ((), ("--stream",)):
+            assert run("speak Hi. -o said.mp3", *options, *way).code == 0
+            assert Path("said.mp3").read_bytes().startswith(b"ID3") == tagged
+        assert run("convert --voice babble-b -o as.wav", AUDIO / "speech_24k_float.wav", *options).code == 0
+        assert (b"AI-generated speech" in Path("as.wav").read_bytes()[:200]) == tagged
 
 
 @pytest.mark.parametrize("suffix", ["opus", "wav", "mp3"])

@@ -19,7 +19,20 @@ from vivavoce.frontend.voices.voice import Voice
 @pytest.fixture
 def kept(run: Run, recording: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A store with the voice `me`, and no model that could load from then on."""
-    added = run("voice add me", recording, "--transcript", "some\nwords", "--description", "mine", "--licence", "CC0")
+    added = run(
+        "voice add me",
+        recording,
+        "--transcript",
+        "some\nwords",
+        "--description",
+        "mine",
+        "--licence",
+        "CC0",
+        "--consent",
+        "All but politics.",
+        "--consent-by",
+        "Anna A.",
+    )
     assert added.code == 0
     assert added.err.splitlines()[0] == "voice 'me' is kept (1.2 s of speech); use it with --voice me"
 
@@ -56,7 +69,7 @@ def test_built_in_voices_are_listed_and_shown(run: Run) -> None:
 def test_list_has_name_seconds_words_and_model(kept: Run) -> None:
     head, line, *built_in = kept("voice list").text.splitlines()
     assert head.split() == ["name", "speech", "transcript", "model", "about"]
-    assert line.split() == ["me", "1.2", "s", "some", "words", "babble", "mine"]
+    assert line.split() == ["me", "1.2", "s", "some", "words", "babble", "with", "consent,", "mine"]
     assert all("built in" in one for one in built_in)
 
 
@@ -94,6 +107,7 @@ def test_lists_are_json_where_wanted(kept: Run, recording: Path) -> None:
         **{"name": "me", "speech_s": 1.2, "transcript": "some\nwords", "description": "mine", "licence": "CC0"},
         **{"model": "babble", "fingerprint": "", "recording_bytes": recording.stat().st_size},
         **{"kind": "stored", "language": "", "sex": ""},
+        **{"consent": "All but politics.", "consent_by": "Anna A.", "consent_at": listed["consent_at"]},
     }
 
 
@@ -103,10 +117,19 @@ def test_a_transcript_that_cannot_be_read_is_told_from_the_text(run: Run, record
         assert error.startswith("error: transcript: the model does not know the letters '希'")
 
 
+def test_a_consent_names_what_is_wrong(run: Run, recording: Path, no_loading: None) -> None:
+    error = run("voice add me", recording, "--consent", "x" * 2_001).error
+    assert error.startswith("error: consent: 'xxx")
+    assert "has 2001 characters, more than the limit of 2000; shorten it" in error
+    assert run("voice add me", recording, "--consent-by", "Anna").error.startswith("error: consent: is empty; say in ")
+
+
 def test_show_tells_everything(kept: Run) -> None:
     text = kept("voice show me").text
     for part in (
         "some words",
+        "All but politics.",
+        "Anna A.",
         "mine",
         "CC0",
         "1.2 s",

@@ -44,6 +44,7 @@ from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.session import AHEAD
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechRequest
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.registry import VoiceRegistry
 from vivavoce.frontend.voices.voice import Voice
@@ -208,6 +209,23 @@ def test_the_settings_of_backends_reach_the_engine() -> None:
     model = ModelSection(**chosen, trust_model_code=True)
     settings = engine_settings(model, EngineSection())
     assert {name: getattr(settings, name) for name in BACKEND_SETTINGS} == {**chosen, "trust_model_code": True}
+
+
+def test_a_voice_without_consent_is_refused_where_the_operator_wants_one(synthesizer: Vivavoce, tmp_path: Path) -> None:
+    extractor, store = synthesizer.front_end.extractor, FolderStore(tmp_path)
+    registry = VoiceRegistry(extractor, store, {}, extractor.fingerprint, require_consent=True)
+    decoding = cast(DecodingProcess, SimpleNamespace(decode=decode_audio))
+    service = ModelService(synthesizer.engine, synthesizer.front_end, registry, 1 << 24, decoding)
+    for consent, problem in (
+        (None, "^consent: is missing, .*; send consent .* and consent_by"),
+        (Consent("All."), "^consent_by: is missing, .*; send the name of the person"),
+    ):
+        with pytest.raises(InvalidRequest, match=problem):
+            asyncio.run(service.add_voice("", "anna", recording(), consent=consent))
+    assert store.names() == []
+    added = asyncio.run(service.add_voice("", "anna", recording(), consent=Consent("All.", "Anna")))
+    assert (added.consent, added.consent_by) == ("All.", "Anna")
+    assert store.load("anna").consent == Consent("All.", "Anna", added.consent_at)
 
 
 def test_recordings_are_kept_unless_the_operator_says_no(synthesizer: Vivavoce, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from vivavoce.engine.statistics import Statistics
 from vivavoce.errors import EngineStopped, InvalidAudio, InvalidText, VivavoceError, VoiceExists, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm.reader import read
 from vivavoce_textnorm.types import NormalizedText
@@ -162,7 +163,14 @@ class FakeBackend:
         return [VoiceSummary("anna", "built_in", True, "a tone"), *stored]
 
     async def add_voice(
-        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+        self,
+        owner: str,
+        name: str,
+        recording: Recording,
+        *,
+        description: str = "",
+        replace: bool = False,
+        consent: Consent | None = None,
     ) -> VoiceSummary:
         if self.refuses_with is not None:
             raise self.refuses_with
@@ -170,7 +178,8 @@ class FakeBackend:
             raise InvalidAudio("reference audio: the given data is empty (0 bytes); give a recording with sound in it")
         if (owner, name) in self.stored and not replace:
             raise VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
-        voice = VoiceSummary(name, "stored", owner == "", description, recording.transcript)
+        told = {"consent": consent.statement, "consent_by": consent.who, "consent_at": consent.at} if consent else {}
+        voice = VoiceSummary(name, "stored", owner == "", description, recording.transcript, **told)
         self.stored[owner, name] = voice
         return voice
 

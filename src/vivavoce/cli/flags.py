@@ -143,6 +143,9 @@ FormatOption = Annotated[
 ]
 OutOption = Annotated[str, shared(_OUT, "PATH|-", "--out", "-o")]
 VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", "-v")]
+TagOption = Annotated[
+    bool, shared("Say in the file that its speech is synthetic; see docs/provenance.md.", None, "--tag/--no-tag")
+]
 TranscriptOption = Annotated[
     str, shared("Words of the recording; they help to clone the manner as well.", "TEXT", "--transcript")
 ]

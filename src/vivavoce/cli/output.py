@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -29,6 +29,7 @@ STDOUT = "-"
 class Output:
     target: str
     stdout_format: str | None = None
+    tagged: bool = True
 
     @property
     def label(self) -> str:
@@ -57,6 +58,7 @@ class Output:
         return parse_format(self.stdout_format, field="format").codec
 
     def write(self, speech: Speech) -> None:
+        speech = speech if self.tagged else replace(speech, tag=None)
         if self.target != STDOUT:
             speech.save(self.target)
             return
@@ -65,11 +67,13 @@ class Output:
             sys.stdout.buffer.flush()
 
     @contextmanager
-    def stream(self, sample_rate: int) -> Iterator[Callable[[NDArray[np.float32]], None]]:
-        """Yield a function that encodes samples [n]; an interrupted file is complete, too."""
+    def stream(self, sample_rate: int, model: str) -> Iterator[Callable[[NDArray[np.float32]], None]]:
+        """Yield a function that encodes samples [n]; an interrupted file is complete, too. model: its name."""
         from vivavoce.frontend.audio.encode import open_encoder
+        from vivavoce.frontend.audio.tag import new_tag
 
-        with closing(open_encoder(self.format, sample_rate)) as encoder, self._opened() as file:
+        tag = new_tag(model) if self.tagged else None
+        with closing(open_encoder(self.format, sample_rate, tag=tag)) as encoder, self._opened() as file:
 
             def put(data: bytes) -> None:
                 with explaining("output", self.label):

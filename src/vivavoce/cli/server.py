@@ -81,7 +81,9 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         backend, engine = await _open_backend(settings, lexicons, stack, stop)
         if backend is None:
             return
-        dispatcher = RequestDispatcher(backend, request_log=request_log, rules=settings.requests)
+        dispatcher = RequestDispatcher(
+            backend, request_log=request_log, rules=settings.requests, provenance=settings.provenance
+        )
         state = AppState(dispatcher, keys, settings)
         listeners = await _listen(state, sockets, server, stack)
         if engine is not None:

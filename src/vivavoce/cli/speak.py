@@ -54,6 +54,7 @@ class SpeechSource:
     file: str | None = flag("Read the text, a book even, from a UTF-8 file; - is stdin.", "PATH|-", "-f")
     out: flags.OutOption = "out.wav"
     format: flags.FormatOption = None
+    tag: flags.TagOption = True
     stream: bool = flag("Write the audio while it is made: it starts sooner and ends later.", default=False)
     subtitles: Path | None = flag("Write subtitles, too: a .srt or .vtt file, overwritten if it exists.", "PATH")
     play: bool = flag("Play it, too, with sounddevice, ffplay, aplay or afplay.", default=False)
@@ -107,7 +108,7 @@ def speak(
 
     A long text is written while it is made: Ctrl-C leaves a whole file of what was spoken until then.
     """
-    output, reporter, subtitles = Output(source.out, source.format), Reporter(quiet), source.subtitles
+    output, reporter, subtitles = Output(source.out, source.format, source.tag), Reporter(quiet), source.subtitles
     output.check()
     if source.play and source.stream:
         raise InvalidRequest("play: a stream is played by what reads it; leave --stream out, or pipe it into a player")
@@ -149,6 +150,7 @@ def convert(
     model: ModelChoice,
     out: flags.OutOption = "out.wav",
     format: flags.FormatOption = None,
+    tag: flags.TagOption = True,
     voice: flags.VoiceOption = None,
     transcript: flags.TranscriptOption = "",
     speed: flags.SpeedOption = 1.0,
@@ -156,7 +158,7 @@ def convert(
     quiet: flags.QuietOption = False,
 ) -> None:
     """Say the words of a recording in another voice."""
-    output, reporter = Output(out, format), Reporter(quiet)
+    output, reporter = Output(out, format, tag), Reporter(quiet)
     output.check()
     with reporter.working("starting …"):
         from vivavoce.frontend.audio.decode import decode_audio
@@ -279,7 +281,7 @@ def _write_as_made(
             timed = clock.timed(pieces)
             # Invalid input fails here, before an existing file is overwritten.
             first = next(timed)
-            with output.stream(rate) as write:
+            with output.stream(rate, speech.tts.card.name) as write:
                 for samples in chain([first], timed):
                     write(samples)
                     show("speaking", speech.marks[-1].end_character if speech.marks else 0, length, "")

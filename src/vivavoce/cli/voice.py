@@ -44,6 +44,8 @@ def add(
     transcript: flags.TranscriptOption = "",
     description: str = flag("A note of your own.", "TEXT", default=""),
     licence: str = flag("Terms of use for the voice.", "TEXT", default=""),
+    consent: str = flag("What the person who is heard allows.", "TEXT", default=""),
+    consent_by: str = flag("The person who gave the consent.", "NAME", default=""),
     as_recorded: bool = flag("Leave silence at its ends, and its level, as the official code does.", default=False),
     replace: bool = _REPLACE,
     model: flags.ModelOption = None,
@@ -57,9 +59,10 @@ def add(
     with reporter.working("starting …"):
         from vivavoce.frontend.audio.decode import decode_audio
         from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
+        from vivavoce.frontend.voices.consent import given_consent
         from vivavoce.frontend.voices.names import check_voice_name
 
-        name = check_voice_name(name)
+        name, allowed = check_voice_name(name), given_consent(consent, consent_by)
         store = _store(voices)
         _refuse_taken([name], store, replace)
         decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # fails before a model loads
@@ -70,7 +73,8 @@ def add(
         front_end = load_front_end(model_folder(model))
         extractor = dataclasses.replace(front_end.extractor, as_recorded=as_recorded)
         extracted = extractor.extract_to_keep(recording, transcript).named(name)
-        store.save(dataclasses.replace(extracted, description=description, licence=licence), replace=replace)
+        about = dataclasses.replace(extracted, description=description, licence=licence, consent=allowed)
+        store.save(about, replace=replace)
     reporter.report(
         f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {shlex.quote(name)}"
     )
@@ -254,6 +258,8 @@ def _described(voice: Voice, models: ModelNames, card: str = "") -> dict[str, An
     """A voice as JSON values; model: a local model that it fits; None: not here, or it fits any model; card: the name
     of the model that it is built into.
     """
+    from vivavoce.frontend.voices.voice import consent_fields
+
     known = ((models.of(one.fingerprint), one.fingerprint) for one in (voice, *voice.others) if one.fingerprint)
     model, fingerprint = next((one for one in known if one[0]), (None, voice.fingerprint))
     return {
@@ -265,6 +271,8 @@ def _described(voice: Voice, models: ModelNames, card: str = "") -> dict[str, An
         "language": voice.language,
         "sex": voice.sex,
         "licence": voice.licence,
+        **dict.fromkeys(("consent", "consent_by", "consent_at"), ""),
+        **consent_fields(voice),
         "model": card or model,
         "fingerprint": fingerprint,
         "recording_bytes": len(voice.recording),
@@ -278,8 +286,12 @@ def _row(about: dict[str, Any]) -> tuple[str, ...]:
         f"{about['speech_s']:.1f} s" if about["speech_s"] else "–",
         said if len(said) <= _TRANSCRIPT_CHARS else said[: _TRANSCRIPT_CHARS - 1] + "…",
         about["model"] or _NO_MODEL[not about["fingerprint"]],
-        ", ".join(filter(None, ("built in" * (about["kind"] == "built_in"), *map(about.get, _ABOUT)))),
+        ", ".join(filter(None, (*_states(about), *map(about.get, _ABOUT)))),
     )
+
+
+def _states(about: dict[str, Any]) -> tuple[str, str]:
+    return "built in" * (about["kind"] == "built_in"), "with consent" * bool(about["consent"])
 
 
 def _seconds(voice: Voice) -> float:

@@ -22,6 +22,7 @@ from vivavoce.engine_process.messages import EngineProcessSettings, framed, read
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
 from vivavoce_textnorm import NormalizedText, check_length
@@ -176,9 +177,16 @@ class EngineClient:
         return cast(list[VoiceSummary], await self._call("voices", owner))
 
     async def add_voice(
-        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+        self,
+        owner: str,
+        name: str,
+        recording: Recording,
+        *,
+        description: str = "",
+        replace: bool = False,
+        consent: Consent | None = None,
     ) -> VoiceSummary:
-        return cast(VoiceSummary, await self._call("add_voice", owner, name, recording, description, replace))
+        return cast(VoiceSummary, await self._call("add_voice", owner, name, recording, description, replace, consent))
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await self._call("remove_voice", owner, name)

@@ -16,6 +16,7 @@ from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, SpeechStream
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm import NormalizedText
 
@@ -178,10 +179,17 @@ class EngineFleet:
         return await self._ask(lambda engine: engine.voices(owner))
 
     async def add_voice(
-        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+        self,
+        owner: str,
+        name: str,
+        recording: Recording,
+        *,
+        description: str = "",
+        replace: bool = False,
+        consent: Consent | None = None,
     ) -> VoiceSummary:
         def add(engine: EngineClient) -> Awaitable[VoiceSummary]:
-            return engine.add_voice(owner, name, recording, description=description, replace=replace)
+            return engine.add_voice(owner, name, recording, description=description, replace=replace, consent=consent)
 
         return await self._ask(add, voice_key(owner, recording), _is_full)
 

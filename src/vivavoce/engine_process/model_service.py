@@ -29,6 +29,7 @@ from vivavoce.frontend.model_choice import (
 )
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
+from vivavoce.frontend.voices.consent import Consent, check_consent
 from vivavoce.frontend.voices.extract import kept_recording
 from vivavoce.frontend.voices.names import NameRules, VoiceSummary
 from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
@@ -139,10 +140,18 @@ class ModelService:
         return await self._store.run(lambda: self.registry.summaries(owner))
 
     async def add_voice(
-        self, owner: str, name: str, recording: Recording, description: str, replace: bool
+        self,
+        owner: str,
+        name: str,
+        recording: Recording,
+        description: str = "",
+        replace: bool = False,
+        consent: Consent | None = None,
     ) -> VoiceSummary:
+        if self.registry.require_consent:
+            check_consent(consent)
         await self._store.run(lambda: self.registry.check_free(owner, name, replace=replace))
-        voice = changed(await self._extracted(recording), name=name, description=description)
+        voice = changed(await self._extracted(recording), name=name, description=description, consent=consent)
         if self.registry.keep_recordings:
             decode = partial(self._decoding.decode, recording.content, max_seconds=MAX_REFERENCE_S)
             kept = await self._extraction.run(lambda: kept_recording(recording.content, decode))
@@ -215,6 +224,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         owner_quota=quota,
         public_quota=quota,
         keep_recordings=voices.keep_recordings,
+        require_consent=voices.require_consent,
     )
     registry.warn_of_missing()
     return ModelService(engine, front_end, registry, voices.max_recording_bytes, decoding, settings.lexicons)

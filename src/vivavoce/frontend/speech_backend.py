@@ -9,6 +9,7 @@ from typing import Protocol
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.frontend.speech import Recording, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm import NormalizedText
 
@@ -95,7 +96,14 @@ class SpeechBackend(Protocol):
     async def voices(self, owner: str) -> list[VoiceSummary]: ...
 
     async def add_voice(
-        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+        self,
+        owner: str,
+        name: str,
+        recording: Recording,
+        *,
+        description: str = "",
+        replace: bool = False,
+        consent: Consent | None = None,
     ) -> VoiceSummary:
         """Extract and store a voice, public if `owner` is ""; VoiceExists, InvalidRequest (a full quota), and so on."""
 

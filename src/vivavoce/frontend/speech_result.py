@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vivavoce.engine.handle import Handle, RequestResult
 from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
+from vivavoce.frontend.audio.tag import AudioTag, new_tag
 from vivavoce.frontend.speech import Mark, marks_of
 
 _LOOK_S = 0.01
@@ -39,13 +40,15 @@ class Timings:
 class Speech:
     """Finished audio; samples: [n] float32 in [−1, 1].
 
-    marks: the characters and times of each segment of the text; () without a text.
+    marks: the characters and times of each segment of the text; () without a text. tag: what `save` and `to_bytes`
+    write into a file about its origin; None, as of `dataclasses.replace(speech, tag=None)`: nothing.
     """
 
     samples: NDArray[np.float32]
     sample_rate: int
     timings: Timings
     marks: tuple[Mark, ...] = ()
+    tag: AudioTag | None = None
 
     def __repr__(self) -> str:
         return f"Speech({self.duration_s:.2f} s, {self.sample_rate} Hz, {len(self.marks)} segments)"
@@ -64,7 +67,8 @@ class Speech:
             for one in other.marks
         )
         timings = Timings(*map(sum, zip(astuple(self.timings), astuple(other.timings), strict=True)))
-        return Speech(np.concatenate((self.samples, other.samples)), self.sample_rate, timings, (*self.marks, *moved))
+        joined = np.concatenate((self.samples, other.samples))
+        return Speech(joined, self.sample_rate, timings, (*self.marks, *moved), self.tag)
 
     @property
     def duration_s(self) -> float:
@@ -78,11 +82,12 @@ class Speech:
 
     def save(self, path: str | Path, sample_rate: int | None = None) -> None:
         """Write a file in the format that its suffix names (.wav, .mp3, .opus …); errors as `write_audio`."""
-        write_audio(path, self.samples, self.sample_rate, sample_rate)
+        write_audio(path, self.samples, self.sample_rate, sample_rate, self.tag)
 
     def to_bytes(self, format: AudioFormat | str = AudioFormat.WAV, sample_rate: int | None = None) -> bytes:
         """A file in memory: "wav", "mp3", "opus", "aac", "flac", "pcm" … InvalidRequest: another name, or rate."""
-        return encode_whole(parse_format(format, field="format").codec, self.samples, self.sample_rate, sample_rate)
+        codec = parse_format(format, field="format").codec
+        return encode_whole(codec, self.samples, self.sample_rate, sample_rate, self.tag)
 
     def play(self) -> None:
         """Play it and wait for its end, by the package sounddevice or by a program (ffplay, aplay, afplay …).
@@ -118,13 +123,17 @@ class Speech:
 
 @dataclass(frozen=True, eq=False)
 class PendingSpeech:
-    """Speech that the engine still makes. text_s: seconds spent on the text; spans: characters of each segment."""
+    """Speech that the engine still makes.
+
+    text_s: seconds spent on the text; spans: characters of each segment; model: its name, for the tag.
+    """
 
     handle: Handle
     rate: int
     text_s: float
     text: str
     spans: Sequence[tuple[int, int]]
+    model: str
 
     def result(self, cancel: Event | None = None) -> Speech:
         """Wait for it; an error, or an interruption, cancels the request. RequestCancelled: `cancel` was set."""
@@ -144,4 +153,4 @@ class PendingSpeech:
         spent, text_s = spoken.timings, self.text_s
         timings = Timings(text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, text_s + (spent.finished_s or 0.0))
         marks = marks_of(self.text, self.spans, spoken.segment_samples, self.rate, spoken.cut)
-        return Speech(spoken.samples, self.rate, timings, marks)
+        return Speech(spoken.samples, self.rate, timings, marks, new_tag(self.model))

@@ -21,6 +21,7 @@ from vivavoce.errors import (
     StageFailed,
     VivavoceError,
 )
+from vivavoce.frontend.audio.tag import AudioTag, new_tag
 from vivavoce.frontend.speech import (
     INSTRUCTIONS_LEFT_OUT,
     SILENCE_S,
@@ -37,7 +38,7 @@ from vivavoce.logs import log_text
 from vivavoce.server.metrics import RequestMetrics
 from vivavoce.server.rate_limiter import Permit, Principal, RateLimiter
 from vivavoce.server.request_log import RequestLog, RequestRecord
-from vivavoce.server.settings import RequestsSection
+from vivavoce.server.settings import ProvenanceSection, RequestsSection
 
 NOTED_CHARS = 500
 """Characters of a text from which its language is told for a note."""
@@ -52,9 +53,11 @@ class RequestDispatcher:
         *,
         request_log: RequestLog | None = None,
         rules: RequestsSection = RequestsSection(),
+        provenance: ProvenanceSection = ProvenanceSection(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.backend, self.rules, self.clock = backend, rules, clock
+        self._provenance = provenance
         self.request_log = RequestLog() if request_log is None else request_log
         self.metrics = RequestMetrics()
         self.request_log.observers.append(self.metrics.ended)
@@ -73,6 +76,10 @@ class RequestDispatcher:
     @property
     def active(self) -> int:
         return len(self._active)
+
+    def tag(self) -> AudioTag | None:
+        """The tag of an answer that begins now; None: the settings want none."""
+        return new_tag(self.backend.about.name) if self._provenance.tag else None
 
     @contextmanager
     def permitted(self, principal: Principal) -> Iterator[None]:

@@ -311,6 +311,8 @@ class VoicesSection(_Section):
     """If a request names an unknown voice: refuse it (404), or speak with the default voice."""
     quota: int = _setting(1_000, ge=0, le=100_000)
     """Largest number of voices that each owner may store, and of public voices."""
+    require_consent: bool = False
+    """Refuse to store a voice that is sent without consent (what the person allows) and consent_by (who)."""
     keep_recordings: bool = True
     """Store voices with their recording, so that another model can extract them again; false: they fit one model."""
     max_recording_bytes: int = _setting(16 * _MIB, ge=65_536, le=1_024 * _MIB)
@@ -346,6 +348,13 @@ class RequestsSection(_Section):
     """Unknown fields, on OpenAI's routes: refuse (400, with their names) or ignore (x-warning names them)."""
 
 
+class ProvenanceSection(_Section):
+    """How listeners and programs learn that a machine speaks; see provenance.md."""
+
+    tag: bool = _setting(True, "--tag: Say in each audio file that its speech is synthetic.  [default: yes]")
+    """Write into wav, mp3, opus, aac and flac that the speech is synthetic, with the model's name and the time."""
+
+
 class LoggingSection(_Section):
     """The log, on stderr."""
 
@@ -377,5 +386,6 @@ class ServerSettings(_Section):
     voices: VoicesSection = Field(default_factory=VoicesSection)
     auth: AuthSection = Field(default_factory=AuthSection)
     requests: RequestsSection = Field(default_factory=RequestsSection)
+    provenance: ProvenanceSection = Field(default_factory=ProvenanceSection)
     logging: LoggingSection = Field(default_factory=LoggingSection)
     telemetry: TelemetrySection = Field(default_factory=TelemetrySection)

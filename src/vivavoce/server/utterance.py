@@ -13,6 +13,7 @@ from typing import Any
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed, VivavoceError
 from vivavoce.frontend.audio.encode import OutputFormat, encode
 from vivavoce.frontend.audio.encoders import Encoder
+from vivavoce.frontend.audio.tag import AudioTag
 from vivavoce.frontend.speech import FinishReason, SegmentText, Verdict
 from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.server.dispatcher import ActiveRequest
@@ -75,9 +76,10 @@ class StreamedUtterance:
         send: Callable[[Reply], Awaitable[None]],
         disconnected: type[Exception],
         refuse: Callable[[VivavoceError], Awaitable[None]] | None = None,
+        tag: AudioTag | None = None,
         reasoning: Reasoning = "silent",
     ) -> None:
-        self.request_id, self._output, self._sample_rate = request_id, output, sample_rate
+        self.request_id, self._output, self._sample_rate, self._tag = request_id, output, sample_rate, tag
         self._start_request, self._send = start_request, send
         self._refuse, self._disconnected, self._reasoning = refuse, disconnected, reasoning
         self._characters = 0
@@ -183,7 +185,7 @@ class StreamedUtterance:
 
     async def _deliver(self) -> None:
         try:
-            with closing(self._output.open(self._sample_rate)) as encoder:
+            with closing(self._output.open(self._sample_rate, self._tag)) as encoder:
                 while (passage := await self._waiting.get()) is not None:
                     await self._speak(passage, encoder)
                     self._unspoken -= 1

@@ -30,6 +30,7 @@ from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText,
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text.sentence_stream import Sentence, SentenceSplitter
 from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 from vivavoce_textnorm import NormalizedText, is_speakable
 from vivavoce_triton.client.utterance import Manner, Utterance
@@ -284,7 +285,14 @@ class TritonBackend:
         return await self._in_folder(self._folder.voices)
 
     async def add_voice(
-        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+        self,
+        owner: str,
+        name: str,
+        recording: Recording,
+        *,
+        description: str = "",
+        replace: bool = False,
+        consent: Consent | None = None,
     ) -> VoiceSummary:
         raise self._read_only()
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from tests.frontend.voices.redis_process import RedisProcess, running_redis
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.redis_store import RedisStore
 from vivavoce.frontend.voices.stores import VoiceStore
 from vivavoce.frontend.voices.voice import Voice
 
 MODEL = "0123456789abcdef"
-FIELDS = ("name", "fingerprint", "transcript", "prompt_text", "description", "licence")
+FIELDS = ("name", "fingerprint", "transcript", "prompt_text", "description", "licence", "consent")
 TENSORS = ("embedding", "speech_tokens", "mel")
 
 
@@ -33,6 +34,7 @@ def full_voice() -> Callable[..., Voice]:
             "mel": torch.randn(50, 80),
             "description": "a calm voice",
             "licence": "CC-BY-4.0",
+            "consent": Consent("All but politics.", "Anna 安娜", "2026-01-31T12:00:00Z"),
         }
         return Voice(**{**fields, **changes})
 

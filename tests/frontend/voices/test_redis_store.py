@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -61,6 +62,15 @@ def test_keys_tell_no_owner_and_nothing_is_left_behind(voices, client, plain_voi
     for owner in ("", "acme"):
         voices.remove("anna", owner)
     assert client.dbsize() == 0
+
+
+def test_older_programs_read_what_is_listed_of_a_consent(voices, client, full_voice, plain_voice):
+    for voice in (full_voice(), full_voice("bert", consent=None), plain_voice()):
+        voices.save(voice)
+    abouts = [json.loads(client.hget(PUBLIC_KEY, f"about:{name}")) for name in ("anna", "bert", "bare")]
+    assert [(name, bool(last)) for name, _, _, last in abouts] == [("anna", True), ("bert", True), ("bare", False)]
+    listed = {one.name: one for one in voices.summaries()}
+    assert (listed["anna"].consent_by, listed["bert"].consent_by, listed["anna"].has_prompt) == ("Anna 安娜", "", True)
 
 
 def test_a_damaged_value_is_one_line_and_can_be_removed(voices, open_place, client, full_voice):

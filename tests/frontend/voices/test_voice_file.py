@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from vivavoce.errors import InvalidRequest, VoiceStoreError
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.voice import (
     MAX_VOICE_BYTES,
     Voice,
@@ -87,7 +88,7 @@ def test_a_whole_voice_keeps_its_recording_and_the_features_of_a_few_models(full
     assert [one.fingerprint for one in found.others] == ["m1", "m2", "m3"], "the oldest of the others makes room"
     for model in ("first", "m1", "m3"):
         own = found.of(model)
-        told = {key: getattr(whole, key) for key in ("name", "transcript", "description", "licence")}
+        told = {key: getattr(whole, key) for key in ("name", "transcript", "description", "licence", "consent")}
         same(own, replace(of_models[model], **told, recording=b"", others=()))
         assert (own.recording, own.others) == (b"", ())
     assert found.of("m0") is found.of("") is None
@@ -95,11 +96,33 @@ def test_a_whole_voice_keeps_its_recording_and_the_features_of_a_few_models(full
 
 
 def test_a_plain_voice_is_written_as_older_programs_read_it(full_voice):
-    assert metadata_of(encode_voice(full_voice())).keys() == {
-        *("format", "version", "name", "transcript", "fingerprint", "description", "licence")
-    }
+    known = {"format", "version", "name", "transcript", "fingerprint", "description", "licence"}
+    assert metadata_of(encode_voice(full_voice(consent=None))).keys() == known
+    with_consent = metadata_of(encode_voice(full_voice()))
+    assert with_consent.keys() == known | {"consent", "consent_by", "consent_at"}, "they look up those that they know"
+    assert with_consent["version"] == "1"
     assert metadata_of(encode_voice(full_voice()))["version"] == "1"
     assert metadata_of(encode_voice(full_voice(recording=b"x")))["version"] == "2"
+
+
+def test_a_consent_in_a_file(full_voice):
+    voice = full_voice()
+    data = encode_voice(voice)
+    assert decode_voice(data, LABEL).consent == voice.consent
+    told = read_summary(io.BytesIO(data))
+    assert (told.consent, told.consent_by, told.consent_at) == (*astuple(voice.consent),)
+    for change, found in (({"consent_at": ""}, ""), ({"consent": "x" * 2_001}, None), ({"consent": ""}, None)):
+        metadata = {**metadata_of(data), **change}
+        changed = save(load(data), metadata=metadata)
+        if found is None:
+            with pytest.raises(VoiceStoreError, match=r"^voice: 'anna' is damaged \(consent: "):
+                decode_voice(changed, LABEL)
+        else:
+            assert decode_voice(changed, LABEL).consent.at == found
+    with pytest.raises(InvalidRequest, match="a consent with half of a surrogate pair"):
+        encode_voice(full_voice(consent=Consent("\ud800")))
+    with pytest.raises(InvalidRequest, match=r"^consent_by: 'y+.*has 201 characters, more than the limit of 200; "):
+        Consent("Yes.", "y" * 201)
 
 
 @pytest.mark.parametrize("name", ["other 1", "other 2", "else"])

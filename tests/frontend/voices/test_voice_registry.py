@@ -21,6 +21,7 @@ from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummar
 from vivavoce.frontend.voices.redis_store import RedisStore
 from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.frontend.voices.stores import Quota
+from vivavoce.frontend.voices.voice import consent_fields
 from vivavoce.lru_cache import CacheCounts
 
 MODEL = "0123456789abcdef"
@@ -155,7 +156,7 @@ def test_another_model_extracts_a_stored_voice_again_once_and_keeps_both(library
     assert len(extractor.transcripts) == 1
     same(library.find("anna", "acme"), anna)
     assert next(one for one in library.summaries("acme") if one.name == "anna") == VoiceSummary(
-        "anna", "stored", False, anna.description, anna.transcript, True
+        "anna", "stored", False, anna.description, anna.transcript, True, **consent_fields(anna)
     )
 
 
@@ -278,7 +279,7 @@ def test_nobody_sees_the_voices_of_another_owner(library, full_voice):
 
 
 def test_lists_hold_what_is_found(library, full_voice, plain_voice):
-    assert library.add("acme", full_voice("mine")) == VoiceSummary(
+    assert library.add("acme", full_voice("mine", consent=None)) == VoiceSummary(
         "mine", "stored", False, "a calm voice", "Hello, 你好\n— said she.", True
     )
     library.add("", plain_voice("ours"))

@@ -13,6 +13,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency, VoiceExists, Voic
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.frontend.voices.redis_store import RedisStore
 from vivavoce.frontend.voices.stores import Quota, open_voice_store
+from vivavoce.frontend.voices.voice import consent_fields
 
 OWNERS = [
     "",
@@ -202,7 +203,7 @@ def test_summaries(place, full_voice, plain_voice):
         place.save(voice, "acme")
     assert list(place.summaries("acme")) == [
         VoiceSummary("Bert", "stored", False, "", "", False),
-        VoiceSummary("anna", "stored", False, anna.description, anna.transcript, True),
+        VoiceSummary("anna", "stored", False, anna.description, anna.transcript, True, **consent_fields(anna)),
     ]
 
 

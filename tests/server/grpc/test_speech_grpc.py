@@ -352,6 +352,7 @@ def two_keys(tmp_path: Path) -> tuple[KeyRing, list[str]]:
 async def test_keys_and_whose_voices_are_found(two_keys: tuple[KeyRing, list[str]]) -> None:
     ring, (anna, berta) = two_keys
     voice = {"name": "mine", "recording": {"content": b"RIFF", "transcript": "Well."}, "description": "me"}
+    voice |= {"consent": "All.", "consent_by": "Anna"}
 
     async with calling(keys=ring) as caller:
 
@@ -367,6 +368,7 @@ async def test_keys_and_whose_voices_are_found(two_keys: tuple[KeyRing, list[str
         added = await caller.ask("AddVoice", "Voice", asked("AddVoiceRequest", **voice), x_api_key=anna)
         assert (added.name, added.kind, added.public, added.description) == ("mine", "stored", False, "me")
         assert (added.transcript, added.has_prompt, added.stands_for) == ("Well.", True, "")
+        assert (added.consent, added.consent_by, added.consent_at[:2]) == ("All.", "Anna", "20")
         assert (await names(anna), await names(berta)) == (["anna", "mine"], ["anna"])
         start = asked(start={"voice": "mine", "text": TEXT})
         assert heard(await caller.answers(start, authorization=f"Bearer {anna}")) == spoken(TEXT)

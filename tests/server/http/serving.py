@@ -28,7 +28,7 @@ def make_state(
 ) -> AppState:
     """A state for a speaker; to be called in the event loop that serves it."""
     settings = settings or ServerSettings()
-    dispatcher = RequestDispatcher(speaker or FakeBackend(), rules=settings.requests)
+    dispatcher = RequestDispatcher(speaker or FakeBackend(), rules=settings.requests, provenance=settings.provenance)
     return AppState(dispatcher, keys or KeyRing(), settings)
 
 

@@ -33,6 +33,7 @@ from tests.server.http.serving import Served, serving
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, check_reference
 from vivavoce.frontend.speech import Recording, SpeechRequest
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.names import VoiceSummary
@@ -65,7 +66,14 @@ class KeepingSpeaker(PatientSpeaker):
         return await super().speak(replace(order, voice=None))
 
     async def add_voice(
-        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+        self,
+        owner: str,
+        name: str,
+        recording: Recording,
+        *,
+        description: str = "",
+        replace: bool = False,
+        consent: Consent | None = None,
     ) -> VoiceSummary:
         def add() -> VoiceSummary:
             self.library.check_free(owner, name, replace=replace)

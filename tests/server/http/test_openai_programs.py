@@ -75,6 +75,7 @@ def test_the_package_gets_through_with_all_that_it_may_send(server: Served) -> N
         assert caught.value.param == "voice"
         created = client.audio.voices.create(name="me", audio_sample=("me.wav", b"RIFF"), consent="cons_1")
         assert created.created_at > 1_700_000_000
+        assert created.model_extra["consent"] == "cons_1"
 
 
 def test_what_is_as_wished_has_no_warning(server: Served) -> None:

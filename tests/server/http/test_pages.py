@@ -214,6 +214,20 @@ def test_samples_of_a_page_come_back_as_mp3(tmp_path: Path) -> None:
     assert np.abs(heard).max() == pytest.approx(8_000 / 32_768, abs=0.02)
 
 
+def test_a_page_puts_a_tagged_header_before_its_samples() -> None:
+    with serving_with(KeyRing()) as server:
+        samples = bytes(range(256)) * 10
+        answer = httpx.get(f"{server.url}/web/wav?rate=24000&samples={len(samples) // 2}")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/wav")
+        heard, rate = soundfile.read(io.BytesIO(answer.content + samples), dtype="int16")
+        assert (heard.tobytes(), rate, b"AI-generated" in answer.content) == (samples, 24_000, True)
+        parts = [
+            httpx.post(f"{server.url}/web/mp3?rate=24000&first={first}", content=samples) for first in (True, False)
+        ]
+        assert [part.content.startswith(b"ID3") for part in parts] == [True, False]
+        assert httpx.get(f"{server.url}/web/wav?rate=24000&samples=-1").status_code == 400
+
+
 @dataclass
 class StartingSpeaker(FakeBackend):
     is_ready: bool = False

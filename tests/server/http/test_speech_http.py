@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -410,6 +411,34 @@ def test_a_list_is_read_by_open_webui_too(server: Served) -> None:
     listed = httpx.get(f"{server.url}/v1/audio/voices").json()
     assert [voice["id"] for voice in listed["data"]] == ["anna", "me"]
     assert listed["voices"] == [{"id": "anna", "name": "anna"}, {"id": "me", "name": "me"}]
+
+
+def test_a_consent_is_stored_and_listed(server: Served) -> None:
+    assert add(server, consent="All but politics.", consent_by="Anna").status_code == 201
+    stored = httpx.get(f"{server.url}/v1/audio/voices").json()["data"][-1]
+    assert (stored["consent"], stored["consent_by"]) == ("All but politics.", "Anna")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", stored["consent_at"])
+    for given, field, problem in (
+        ({"consent": "x" * 2_001}, "consent", "has 2001 characters, more than the limit of 2000; shorten it"),
+        ({"consent": "Yes.", "consent_by": "y" * 201}, "consent_by", "has 201 characters, more than the limit of 200"),
+        ({"consent_by": "Anna"}, "consent", "is empty; say in words what the person allows"),
+    ):
+        answer = add(server, name="you", **given)
+        told = answer.json()["error"]
+        assert (answer.status_code, told["param"]) == (400, field)
+        assert problem in told["message"]
+
+
+@pytest.mark.parametrize("name", ["mp3", "wav", "aac", "flac", "opus"])
+def test_an_answer_is_tagged(server: Served, name: str) -> None:
+    assert b"AI-generated speech" in speech(server, response_format=name).content[:400]
+
+
+def test_an_answer_without_a_tag() -> None:
+    settings = ServerSettings.model_validate({"provenance": {"tag": False}})
+    with serving(build_app, lambda: make_state(settings=settings)) as server:
+        assert speech(server, response_format="mp3").content[:2] == b"\xff\xf3"
+        assert speech(server, response_format="wav").content[36:40] == b"data"
 
 
 VOICES = "/v1/audio/voices"

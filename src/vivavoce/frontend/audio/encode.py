@@ -25,6 +25,7 @@ from vivavoce.frontend.audio.encoders import (
     WavEncoder,
 )
 from vivavoce.frontend.audio.samples import Samples
+from vivavoce.frontend.audio.tag import AudioTag
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 """Output sample rates in hertz."""
@@ -100,9 +101,9 @@ class OutputFormat:
             return f"audio/{_BARE[self.codec]}; rate={self.rate_of(speech_rate)}; channels=1"
         return "audio/" + {AudioFormat.MP3: "mpeg", AudioFormat.OPUS: "ogg"}.get(self.codec, self.codec.value)
 
-    def open(self, speech_rate: int) -> Encoder:
+    def open(self, speech_rate: int, tag: AudioTag | None = None) -> Encoder:
         rate = self.rate_of(speech_rate)
-        encoder = _ENCODERS[self.codec](rate, self.bitrate)
+        encoder = _ENCODERS[self.codec](rate, self.bitrate, tag)
         if rate != speech_rate:
             encoder.resampler = Resampler(speech_rate, rate)
         return encoder
@@ -149,7 +150,12 @@ def format_of(path: str | os.PathLike[str]) -> AudioFormat:
 
 
 def open_encoder(
-    format: AudioFormat, sample_rate: int, *, to_rate: int | None = None, bitrate: int | None = None
+    format: AudioFormat,
+    sample_rate: int,
+    *,
+    to_rate: int | None = None,
+    bitrate: int | None = None,
+    tag: AudioTag | None = None,
 ) -> Encoder:
     """Open an encoder of mono speech at `sample_rate` (hertz), which takes it to `to_rate` before, if that is given.
 
@@ -172,25 +178,30 @@ def open_encoder(
     MP3 and ADTS cannot say where the first and the last sample lie, so the lead, and up to two frames of silence
     at the end, are heard. Opus, MP3 and AAC know certain rates only: speech of another rate is resampled to the next
     higher one, which takes another millisecond; what is shorter than that may stay empty. `to_rate` takes 6 to 11 ms.
-    An open FLAC encoder holds 6.5 MB, the others below 0.5 MB.
+    An open FLAC encoder holds 6.5 MB, the others below 0.5 MB. A tag lies before the audio: in a LIST chunk (wav), in
+    Vorbis comments (flac, opus), in ID3 (mp3, aac); the others have no place for it.
 
     Raises:
         InvalidRequest: a rate not in `SAMPLE_RATES`, a bitrate outside 16000–160000 bit/s (320000 from 32 kHz on), or
             one for a format that has none.
         MissingDependency: this build of PyAV lacks the codec.
     """
-    return OutputFormat(format, to_rate, bitrate).open(sample_rate)
+    return OutputFormat(format, to_rate, bitrate).open(sample_rate, tag)
 
 
-def encode_whole(format: AudioFormat, samples: Samples, sample_rate: int, to_rate: int | None = None) -> bytes:
+def encode_whole(
+    format: AudioFormat, samples: Samples, sample_rate: int, to_rate: int | None = None, tag: AudioTag | None = None
+) -> bytes:
     """The bytes of a whole file, whose header tells the length; errors as in `open_encoder` and `Encoder.encode`."""
-    with closing(open_encoder(format, sample_rate, to_rate=to_rate)) as encoder:
+    with closing(open_encoder(format, sample_rate, to_rate=to_rate, tag=tag)) as encoder:
         content = encoder.encode(samples) + encoder.finish()
         header = encoder.whole_header()
         return header + content[len(header) :]
 
 
-def write_audio(target: str | Path, samples: Samples, sample_rate: int, to_rate: int | None = None) -> None:
+def write_audio(
+    target: str | Path, samples: Samples, sample_rate: int, to_rate: int | None = None, tag: AudioTag | None = None
+) -> None:
     """Write mono `samples` [n], float32, at `sample_rate` (hertz) as a whole file or none; to_rate: the file's.
 
     Its suffix chooses the format (see `format_of`). Devices and pipes are written directly; a link stays a link.
@@ -200,7 +211,7 @@ def write_audio(target: str | Path, samples: Samples, sample_rate: int, to_rate:
         MissingDependency: this build of PyAV lacks the codec.
         ValueError: samples are not [n], or NaN.
     """
-    content = encode_whole(format_of(target), samples, sample_rate, to_rate)
+    content = encode_whole(format_of(target), samples, sample_rate, to_rate, tag)
     path = Path(target)
     try:
         if path.is_dir():

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from vivavoce.errors import MissingDependency
 from vivavoce.frontend.audio.samples import Samples, to_int16
+from vivavoce.frontend.audio.tag import AudioTag, id3_tag, info_chunk, vorbis_comments
 
 _FLAC_BLOCKS_PER_SECOND = 50
 _OGG_RATE = 48_000
@@ -27,7 +28,6 @@ _PAGE_PACKETS = 42
 """A page has at most 255 segments of 255 bytes, an Opus packet of 20 ms at most 1275 bytes: 6 segments."""
 _STARTS_FILE, _ENDS_FILE = 2, 4
 _MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-_OPUS_TAGS = b"OpusTags" + struct.pack("<I8sI", 8, b"vivavoce", 0)
 _CROSSINGS, _ROLLOFF, _BETA = 48, 0.945, 9.0
 """Half the filter's length in periods of its cutoff frequency, the cutoff as a share of the lower Nyquist frequency,
 and β of the Kaiser window. Aliases are attenuated by 90 dB."""
@@ -92,7 +92,8 @@ class Encoder:
     resampler: Resampler | None = None
     """Converts samples to the encoder's rate if theirs differs."""
 
-    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+    def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
+        """tag: what the file says of itself, in a format that has a place for it."""
         self._sample_rate, self._num_samples = sample_rate, 0
         self._header = b""
         """Header bytes still to be sent."""
@@ -149,26 +150,29 @@ class Encoder:
         return b"".join([header, *packets])
 
 
-def wav_header(sample_rate: int, num_samples: int | None) -> bytes:
-    """44 bytes that precede `num_samples` little-endian int16 mono samples.
+def wav_header(sample_rate: int, num_samples: int | None, tag: AudioTag | None = None) -> bytes:
+    """44 bytes, and those of the tag, that precede `num_samples` little-endian int16 mono samples.
 
     None means that the length is not known yet: both sizes become 0xFFFFFFFF, which players take as "until
-    the end". So do sizes that the format cannot hold (over 4 GiB).
+    the end". So do sizes that the format cannot hold (over 4 GiB). For the same reason the tag lies before the samples,
+    where FFmpeg puts its own, too: behind samples without an end it would be played.
     """
     largest, sample_bytes, pcm, channels = 0xFFFFFFFF, 2, 1, 1
+    info = info_chunk(tag) if tag else b""
     num_bytes = largest if num_samples is None else num_samples * sample_bytes
-    riff_size, data_size = min(num_bytes + 36, largest), min(num_bytes, largest)
+    riff_size, data_size = min(num_bytes + 36 + len(info), largest), min(num_bytes, largest)
     layout = (16, pcm, channels, sample_rate, sample_rate * sample_bytes, sample_bytes, 8 * sample_bytes)
-    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", riff_size, b"WAVE", b"fmt ", *layout, b"data", data_size)
+    head = struct.pack("<4sI4s4sIHHIIHH", b"RIFF", riff_size, b"WAVE", b"fmt ", *layout)
+    return head + info + struct.pack("<4sI", b"data", data_size)
 
 
 class WavEncoder(Encoder):
-    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+    def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
         super().__init__(sample_rate)
-        self._header = wav_header(sample_rate, None)
+        self._tag, self._header = tag, wav_header(sample_rate, None, tag)
 
     def whole_header(self) -> bytes:
-        return wav_header(self._sample_rate, self._num_samples)
+        return wav_header(self._sample_rate, self._num_samples, self._tag)
 
 
 class UlawEncoder(Encoder):
@@ -204,7 +208,7 @@ class _CodecEncoder(Encoder):
     sample_format: str
     options: tuple[tuple[str, str], ...]
 
-    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+    def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
         super().__init__(sample_rate)
         import av
 
@@ -275,15 +279,26 @@ def _one_processor() -> Iterator[None]:
             os.sched_setaffinity(0, allowed)
 
 
-class Mp3Encoder(_CodecEncoder):
+class _FrameEncoder(_CodecEncoder):
+    """Frames without a container; a tag comes with the first one, because decoders refuse a tag alone."""
+
+    def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
+        super().__init__(sample_rate, bitrate)
+        self._header = id3_tag(tag) if tag else b""
+
+    def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
+        return super()._pack(packets, last) if packets else b""
+
+
+class Mp3Encoder(_FrameEncoder):
     codec, sample_format, default_bitrate = "libmp3lame", "s16p", 64_000
     # Without the reservoir, a frame needs none but itself. Level 7 halves the cost of the default: at 64 kbit/s, mono
     # speech needs no noise shaping.
     options = (("reservoir", "0"), ("compression_level", "7"))
 
 
-class AdtsEncoder(_CodecEncoder):
-    """AAC; seven bytes precede each packet (ISO/IEC 14496-3, 1.A.3.2)."""
+class AdtsEncoder(_FrameEncoder):
+    """AAC; seven bytes precede each packet (ISO/IEC 14496-3, 1.A.3.2). HLS begins such files with ID3, too."""
 
     codec, sample_format, default_bitrate = "aac", "fltp", 64_000
     # The thorough coder takes twice as long; noise substitution is for bitrates that speech does not need.
@@ -295,7 +310,8 @@ class AdtsEncoder(_CodecEncoder):
         sync, no_checksum, fullness_unknown, num_bytes = 0xFFF, 1, 0x7FF, 7
         fixed = sync << 16 | no_checksum << 12 | (object_type - 1) << 10 | rate_index << 6 | channels << 2
         heads = (fixed << 28 | (len(packet) + num_bytes) << 13 | fullness_unknown << 2 for packet in packets)
-        return b"".join(head.to_bytes(num_bytes, "big") + packet for head, packet in zip(heads, packets, strict=True))
+        frames = [head.to_bytes(num_bytes, "big") + packet for head, packet in zip(heads, packets, strict=True)]
+        return super()._pack(frames, last)
 
 
 class FlacEncoder(_CodecEncoder):
@@ -303,18 +319,24 @@ class FlacEncoder(_CodecEncoder):
 
     codec, sample_format = "flac", "s16"
 
-    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+    def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
         self.options = (("frame_size", str(sample_rate // _FLAC_BLOCKS_PER_SECOND)),)
         super().__init__(sample_rate)
+        self._tag = tag
         self._header = self._whole_header = self._current_header()
 
     def whole_header(self) -> bytes:
         return self._whole_header
 
     def _current_header(self) -> bytes:
-        stream_info = bytes(self._context.extradata)
-        last_block, type_stream_info = 1, 0
-        return b"fLaC" + struct.pack(">I", last_block << 31 | type_stream_info << 24 | len(stream_info)) + stream_info
+        type_stream_info, type_comments = 0, 4
+        blocks = [(type_stream_info, bytes(self._context.extradata))]
+        blocks += [(type_comments, vorbis_comments(self._tag))] if self._tag else []
+        header = b"fLaC"
+        for number, (kind, content) in enumerate(blocks, 1):
+            is_last = number == len(blocks)
+            header += struct.pack(">I", is_last << 31 | kind << 24 | len(content)) + content
+        return header
 
     def _last_packets(self) -> list[bytes]:
         packets = super()._last_packets()
@@ -332,14 +354,14 @@ class OggOpusEncoder(_CodecEncoder):
     # Level 5 costs a quarter of the default 10, whose search for music and speech modes matters below 32 kbit/s.
     options = (("application", "audio"), ("compression_level", "5"), ("frame_duration", "20"))
 
-    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+    def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
         super().__init__(sample_rate, bitrate)
         head = bytes(self._context.extradata)
         (self._pre_skip,) = struct.unpack_from("<H", head, 10)
         self._packet_samples = self._context.frame_size * _OGG_RATE // self._context.sample_rate
         self._serial = secrets.randbits(32)  # so that two answers one after the other are a valid chain
         self._num_pages = self._position = 0
-        self._header = self._page(_STARTS_FILE, [head]) + self._page(0, [_OPUS_TAGS])
+        self._header = self._page(_STARTS_FILE, [head]) + self._page(0, [b"OpusTags" + vorbis_comments(tag)])
 
     def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
         """The position of the last page cuts off what exceeds the samples that were given.

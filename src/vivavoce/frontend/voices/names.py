@@ -49,7 +49,8 @@ class VoiceSummary:
 
     kind: "built_in" (the model's), "stored", or "alias" (another name of the voice `stands_for`); public: all callers
     see it, else only its owner; transcript: the words of its reference, "" if unknown; has_prompt: it has reference
-    speech beside the speaker embedding; language, sex: of a built-in voice, "" if unknown.
+    speech beside the speaker embedding; language, sex: of a built-in voice, "" if unknown; consent, consent_by,
+    consent_at: see `Consent`, "" without one.
     """
 
     name: str
@@ -61,6 +62,9 @@ class VoiceSummary:
     stands_for: str = ""
     language: str = ""
     sex: str = ""
+    consent: str = ""
+    consent_by: str = ""
+    consent_at: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from vivavoce.errors import InvalidRequest, MissingDependency, VoiceStoreAway, VoiceStoreError
 from vivavoce.frontend.voices.names import PUBLIC, VoiceSummary, folded
 from vivavoce.frontend.voices.stores import Quota, VoiceStore, namespace_id, taken_name
-from vivavoce.frontend.voices.voice import Voice, decode_voice
+from vivavoce.frontend.voices.voice import Voice, consent_fields, decode_voice
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -134,7 +134,9 @@ class RedisStore(VoiceStore):
     ) -> bool:
         key, name = self._key(owner), voice.name
         head = "".join(_Head(uuid.uuid4().hex, _digest(content), name))
-        about = json.dumps([name, voice.description, voice.transcript, voice.has_prompt], ensure_ascii=False)
+        # Older programs take four values, the last one by its truth.
+        last = {"has_prompt": voice.has_prompt, **told} if (told := consent_fields(voice)) else voice.has_prompt
+        about = json.dumps([name, voice.description, voice.transcript, last], ensure_ascii=False)
         limits = (quota.voices, quota.total_bytes) if quota else (-1, -1)
         options = _NONCE + _DIGEST, int(replace), *limits, expected or ""
         code, *rest = self._ask(lambda redis: redis.eval(SAVE, 1, key, folded(name), head, about, content, *options))
@@ -256,8 +258,10 @@ def _absence(away: str) -> VoiceStoreAway:
 
 def _read_about(about: bytes) -> VoiceSummary | None:
     try:
-        name, description, transcript, has_prompt = json.loads(about)
-        return VoiceSummary(str(name), "stored", True, str(description), str(transcript), bool(has_prompt))
+        name, description, transcript, last = json.loads(about)
+        more = dict(last) if isinstance(last, dict) else {"has_prompt": last}
+        has_prompt, told = bool(more.pop("has_prompt", True)), {key: str(value) for key, value in more.items()}
+        return VoiceSummary(str(name), "stored", True, str(description), str(transcript), has_prompt, **told)
     except (ValueError, TypeError):
         return None
 

@@ -26,7 +26,7 @@ from vivavoce.frontend.voices.names import (
     unknown_voice,
 )
 from vivavoce.frontend.voices.stores import Quota, VoiceStore, taken_name
-from vivavoce.frontend.voices.voice import Voice
+from vivavoce.frontend.voices.voice import Voice, consent_fields
 from vivavoce.lru_cache import CacheCounts, LruCache
 from vivavoce_textnorm import excerpt
 
@@ -70,6 +70,7 @@ class VoiceRegistry:
         owner_quota: Quota = Quota(),
         public_quota: Quota = Quota(),
         keep_recordings: bool = True,
+        require_consent: bool = False,
     ) -> None:
         """Nothing is read or computed yet.
 
@@ -77,7 +78,7 @@ class VoiceRegistry:
         fingerprint: the model's identity, or a function that computes it when a voice first has to be compared.
         recordings, stored: voices in memory (half a megabyte for 30 s) of recordings, and of the store.
         """
-        self.built_in, self.keep_recordings = built_in, keep_recordings
+        self.built_in, self.keep_recordings, self.require_consent = built_in, keep_recordings, require_consent
         self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
         self._owner_quota, self._public_quota = owner_quota, public_quota
         self.rules, self._aliases = rules, rules.table(built_in)
@@ -254,7 +255,7 @@ class VoiceRegistry:
             log.warning(
                 "voice of another model: %(name)r was extracted again, but stays in memory only: %(error)s", fields
             )
-        return changed(features, description=voice.description, licence=voice.licence)
+        return changed(features, description=voice.description, licence=voice.licence, consent=voice.consent)
 
     def _stored(self, name: str, namespace: str) -> Voice:
         voice = self._store.load(name, namespace)
@@ -313,4 +314,4 @@ class VoiceRegistry:
 
 def _summary(voice: Voice, kind: Literal["built_in", "stored"], *, public: bool) -> VoiceSummary:
     about = {key: getattr(voice, key) for key in ("description", "transcript", "has_prompt", "language", "sex")}
-    return VoiceSummary(voice.name, kind, public, **about)
+    return VoiceSummary(voice.name, kind, public, **about, **consent_fields(voice))

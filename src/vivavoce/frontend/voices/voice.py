@@ -1,8 +1,9 @@
 """A voice as a value; in files: as one safetensors file each, bit for bit, and as the speakers of spk2info.pt.
 
 Tensors of a voice file: embedding, speech_tokens, mel, prompt_text (int64). The header's metadata holds the strings,
-the format's name and its version. One of version 2 also has files as tensors (uint8): `recording`, which is audio, and
-`other 1` and so on, the voice for other models, of version 1. All is numbers and strings: reading it runs nothing.
+the format's name and its version, and those of a consent, which older programs pass over. One of version 2 also has
+files as tensors (uint8): `recording`, which is audio, and `other 1` and so on, the voice for other models, of version
+1. All is numbers and strings: reading it runs nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from vivavoce.checkpoint.spk2info import (
     write_spk2info,
 )
 from vivavoce.errors import InvalidRequest, VoiceStoreError
+from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.rates import Rates
 from vivavoce_textnorm import MAX_TEXT_CHARS, excerpt
@@ -63,6 +65,8 @@ _LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header, little-endian."""
 
 _STRINGS = ("name", "transcript", "fingerprint", "description", "licence")
+_CONSENT = {"consent": "statement", "consent_by": "who", "consent_at": "at"}
+"""Strings that only a voice with a consent has, and their names in `Consent`."""
 _TENSORS = ("embedding", "speech_tokens", "mel", "prompt_text")
 _AGAIN = "extract it again from its recording"
 
@@ -89,6 +93,8 @@ class Voice:
     """[frames, bins] float32 at the model's mel rate."""
     description: str = ""
     licence: str = ""
+    consent: Consent | None = None
+    """What the person who is heard allows."""
     recording: bytes = b""
     """The reference as an audio file's bytes, for models that need it later; b"" if it is not kept."""
     language: str = ""
@@ -125,9 +131,9 @@ class Voice:
 
     def of(self, fingerprint: str) -> Voice | None:
         """The voice with that model's features alone and without its recording; None if it has none for the model."""
-        strings = {key: getattr(self, key) for key in _STRINGS if key != "fingerprint"}
+        kept = {key: getattr(self, key) for key in (*_STRINGS, "consent") if key != "fingerprint"}
         found = (one for one in (self, *self.others) if one.fingerprint == fingerprint)
-        return next((replace(one, **strings, recording=b"", others=()) for one in found), None)
+        return next((replace(one, **kept, recording=b"", others=()) for one in found), None)
 
     def including(self, features: Voice) -> Voice:
         """The voice with another model's features beside its own; the oldest of the others' make room."""
@@ -168,7 +174,7 @@ def encode_voice(voice: Voice) -> bytes:
         files[f"other {place}"] = encode_voice(replace(one, recording=b"", others=()))
     arrays |= {name: np.frombuffer(content, np.uint8) for name, content in files.items()}
     version = WHOLE if files else PLAIN
-    return save(arrays, {"format": FORMAT, "version": version, **{key: getattr(voice, key) for key in _STRINGS}})
+    return save(arrays, {"format": FORMAT, "version": version, **_strings(voice)})
 
 
 def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WHOLE)) -> Voice:
@@ -197,12 +203,32 @@ def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WH
         raise VoiceStoreError(f"{label} does not hold the tensors of a voice; {_AGAIN}")
     contents = {key: one.numpy().tobytes() for key, one in files.items()}
     parts: dict[str, Any] = {**tensors, **{key: metadata[key] for key in _STRINGS}}
+    parts["consent"] = _consent(metadata, label)
     parts["recording"] = contents.pop("recording", b"")
     parts["others"] = tuple(decode_voice(one, label, (PLAIN,)) for one in contents.values())
     voice = Voice(**parts, prompt_text=tuple(text_ids.tolist()))
     for problem in _problems(voice):
         raise VoiceStoreError(f"{label} {problem}; {_AGAIN}")
     return voice
+
+
+def _strings(voice: Voice) -> dict[str, str]:
+    return {**{key: getattr(voice, key) for key in _STRINGS}, **consent_fields(voice)}
+
+
+def consent_fields(voice: Voice) -> dict[str, str]:
+    """The fields of a consent in files and lists; empty without one."""
+    given = voice.consent
+    return {} if given is None else {name: getattr(given, part) for name, part in _CONSENT.items()}
+
+
+def _consent(metadata: dict[str, str], label: str) -> Consent | None:
+    if "consent" not in metadata:
+        return None
+    try:
+        return Consent(**{part: metadata.get(name, "") for name, part in _CONSENT.items()})
+    except InvalidRequest as error:
+        raise VoiceStoreError(f"{label} is damaged ({error}); {_AGAIN}") from None
 
 
 def read_summary(file: BinaryIO) -> VoiceSummary | None:
@@ -215,7 +241,8 @@ def read_summary(file: BinaryIO) -> VoiceSummary | None:
         has_prompt = header["speech_tokens"]["shape"] != [0]
     except (LookupError, TypeError):
         has_prompt = False
-    return VoiceSummary(metadata["name"], "stored", True, metadata["description"], metadata["transcript"], has_prompt)
+    about = {key: metadata[key] for key in ("description", "transcript", *_CONSENT) if key in metadata}
+    return VoiceSummary(metadata["name"], "stored", True, has_prompt=has_prompt, **about)
 
 
 def _read_header(file: BinaryIO) -> Any:
@@ -232,6 +259,7 @@ def _metadata(header: Any) -> dict[str, str] | None:
     try:
         metadata = header["__metadata__"]
         known = {key: metadata[key] for key in ("format", "version", *_STRINGS)}
+        known.update({key: metadata[key] for key in _CONSENT if key in metadata})
     except (LookupError, TypeError):
         return None
     is_voice = known["format"] == FORMAT and all(isinstance(value, str) for value in known.values())
@@ -264,8 +292,7 @@ def _problems(voice: Voice) -> Iterator[str]:
         yield "has token ids outside of 0 … 2147483647"
     if (len(voice.speech_tokens) > 0) != (voice.mel.numel() > 0):
         yield f"has {len(voice.speech_tokens)} speech tokens, but {len(voice.mel)} mel frames"
-    for part in _STRINGS:
-        text: str = getattr(voice, part)
+    for part, text in _strings(voice).items():
         if len(text) > MAX_TEXT_CHARS:
             yield f"has a {part} of {len(text)} characters, more than {MAX_TEXT_CHARS}"
         if any("\ud800" <= character <= "\udfff" for character in text):

@@ -14,6 +14,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import parse_format
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_options import SPEECH_OPTIONS
+from vivavoce.frontend.voices.consent import given_consent
 from vivavoce.server.grpc.calls import FINISH_REASON, PROTOCOL, Call, Metadata, parsed
 from vivavoce.server.rate_limiter import voice_owner
 from vivavoce.server.utterance import Reply, StreamedUtterance
@@ -36,6 +37,7 @@ async def speak(call: Call) -> Metadata:
             partial(ask, protocol=PROTOCOL, deadline=deadline),
             talk.send,
             grpc.aio.BaseError,
+            tag=call.port.dispatcher.tag(),
         )
         try:
             if start.text:
@@ -71,7 +73,8 @@ async def add_voice(call: Call) -> Metadata:
     owner, name, sent = voice_owner(call.principal, asked.public), asked.name, asked.recording
     if not name:
         raise InvalidRequest("name: is missing; give the voice a name")
-    more = {"description": asked.description, "replace": asked.replace}
+    consent = given_consent(asked.consent, asked.consent_by)
+    more = {"description": asked.description, "replace": asked.replace, "consent": consent}
     with call.port.dispatcher.permitted(call.principal):
         voice = await call.port.dispatcher.backend.add_voice(
             owner, name, Recording(sent.content, sent.transcript), **more

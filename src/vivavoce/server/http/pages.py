@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from vivavoce.errors import EngineStopped
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat, encode
+from vivavoce.frontend.audio.encoders import wav_header
 from vivavoce.frontend.speech_backend import engines_of
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
@@ -23,6 +24,7 @@ from vivavoce.server.http.app_state import AppState, KnownPrincipal
 PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}
 RETRY_AFTER_S = 5
 """Seconds in Retry-After while a server is not ready; an engine starts in some multiple of it."""
+_Rate = Annotated[int, Query(ge=8_000, le=48_000)]
 _UNCACHED = {"cache-control": "no-store"}
 _CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -114,12 +116,14 @@ def router(state: AppState) -> APIRouter:
         routes.add_api_route(path, answer, methods=["GET"])
 
     @routes.post("/web/mp3")
-    async def mp3(
-        request: Request, principal: KnownPrincipal, rate: Annotated[int, Query(ge=8_000, le=48_000)]
-    ) -> Response:
-        """Encode samples (mono, int16, little endian) as MP3, so that a page can save audio that it has played."""
+    async def mp3(request: Request, principal: KnownPrincipal, rate: _Rate, first: bool = True) -> Response:
+        """Encode samples (mono, int16, little endian) as MP3, so that a page can save audio that it has played.
+
+        first: the file's first part, which has the tag.
+        """
         output, encoded, rest = OutputFormat(AudioFormat.MP3), [], b""
-        with state.dispatcher.permitted(principal), closing(output.open(rate)) as encoder:
+        tag = state.dispatcher.tag() if first else None
+        with state.dispatcher.permitted(principal), closing(output.open(rate, tag)) as encoder:
             async for part in request.stream():
                 whole = rest + part
                 even = len(whole) & ~1
@@ -127,6 +131,12 @@ def router(state: AppState) -> APIRouter:
                 encoded.append(await encode(output, partial(encoder.encode, samples)))
             encoded.append(await encode(output, encoder.finish))
         return Response(b"".join(encoded), headers={**_UNCACHED, "content-type": output.content_type(rate)})
+
+    @routes.get("/web/wav")
+    async def wav(_: KnownPrincipal, rate: _Rate, samples: Annotated[int, Query(ge=0, le=1 << 31)]) -> Response:
+        """The header of a WAV file with so many samples, which a page puts before those that it has played."""
+        header = wav_header(rate, samples, state.dispatcher.tag())
+        return Response(header, headers={**_UNCACHED, "content-type": "audio/wav"})
 
     return routes
 

@@ -197,7 +197,7 @@ class SpeechAnswer(Response):
             if self._is_over:
                 active.cancel()
             try:
-                with closing(self._output.open(active.sample_rate)) as encoder:
+                with closing(self._output.open(active.sample_rate, dispatcher.tag())) as encoder:
                     last = await self._send_speech(active, encoder, self._body(active), send)
                 await self._deliver(active, last, send, is_last=True)
             except VivavoceError as error:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.speech import Recording
+from vivavoce.frontend.voices.consent import MAX_STATEMENT_CHARS, MAX_WHO_CHARS, given_consent
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
 from vivavoce.server.http.bodies import MULTIPART, Form, media_type, read_form
@@ -20,7 +21,7 @@ from vivavoce.server.rate_limiter import voice_owner
 
 _MAX_FORM_FIELDS = 20
 _FILES = ("file", "audio_sample")
-_TEXTS = ("name", "transcript", "prompt_text", "description", "replace", "public", "consent")
+_TEXTS = ("name", "transcript", "prompt_text", "description", "replace", "public", "consent", "consent_by")
 _NAMES = {"reference audio": "file", "voice name": "name", "prompt_text": "transcript", "text": "transcript"}
 _TEXT, _SWITCH = {"type": "string"}, {"type": "boolean"}
 _AUDIO = "0.5 to 30 s of clear speech (wav, flac, mp3, m4a, webm …); or `audio_sample`."
@@ -32,6 +33,8 @@ _PROPERTIES = {
     "description": _TEXT,
     "replace": {**_SWITCH, "description": "Replace another voice of that name."},
     "public": {**_SWITCH, "description": _PUBLIC},
+    "consent": {**_TEXT, "maxLength": MAX_STATEMENT_CHARS, "description": "What the person who is heard allows."},
+    "consent_by": {**_TEXT, "maxLength": MAX_WHO_CHARS, "description": "The person who gave the consent."},
 }
 _SCHEMA = {"type": "object", "required": ["name", "file"], "properties": _PROPERTIES}
 _FORM = {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}
@@ -51,6 +54,9 @@ class VoiceEntry(BaseModel):
     stands_for: str = Field(description='The voice that an alias stands for, otherwise "".')
     language: str = Field(description='Language of a built-in voice as an ISO 639 code, "" if unknown.')
     sex: str = Field(description='"female" or "male" for a built-in voice, "" if unknown.')
+    consent: str = Field(description='What the person who is heard allows, "" if nothing is stored.')
+    consent_by: str = Field(description='The person who gave the consent, "" if unknown.')
+    consent_at: str = Field(description='When the consent was stored (ISO 8601, UTC), "" without one.')
     created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
 
 
@@ -108,8 +114,10 @@ def router(state: AppState) -> APIRouter:
             owner = voice_owner(principal, _flag("public", texts))
             recording = Recording(content, texts.get("transcript", ""))
             description, replace = texts.get("description", ""), _flag("replace", texts)
+            consent = given_consent(texts.get("consent", ""), texts.get("consent_by", ""))
+            more = {"description": description, "replace": replace, "consent": consent}
             try:
-                voice = await backend.add_voice(owner, name, recording, description=description, replace=replace)
+                voice = await backend.add_voice(owner, name, recording, **more)
             except InvalidRequest as error:
                 raise renamed(error, _NAMES) from None
         return _entry(voice).model_copy(update={"created_at": int(time.time())})

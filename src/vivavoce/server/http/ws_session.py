@@ -233,7 +233,8 @@ class Session:
             send,
             WebSocketDisconnect,
             lambda error: send(error_reply(error)),
-            wanted.reasoning,
+            tag=dispatcher.tag(),
+            reasoning=wanted.reasoning,
         )
         self._open[context] = utterance
         if start.text:

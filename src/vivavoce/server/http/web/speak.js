@@ -12,7 +12,7 @@ import { volume } from "./player.js";
 import { Preview } from "./preview.js";
 import { sentence } from "./samples.js";
 import { asCurl, asPython } from "./snippets.js";
-import { mp3Of } from "./speech.js";
+import { mp3Of, wavOf } from "./speech.js";
 import { subtitles } from "./subtitles.js";
 import { Utterance } from "./utterance.js";
 import { WishForm } from "./wish-form.js";
@@ -176,18 +176,19 @@ function named(format) {
   return utterance ? fileName(utterance.wish, Date.now(), format) : "";
 }
 
-async function saveMp3() {
+/** @param {"mp3" | "wav"} format */
+async function saveAudio(format) {
   if (!utterance) return;
   const { take, segments } = utterance;
-  const name = named("mp3");
-  button.mp3.disabled = true;
+  const name = named(format);
+  button[format].disabled = true;
   try {
-    save(await mp3Of(take, segments), name);
+    save(await (format === "mp3" ? mp3Of(take, segments) : wavOf(take)), name);
     tell(trouble, "");
   } catch (error) {
     tell(trouble, explain(error));
   } finally {
-    button.mp3.disabled = false;
+    button[format].disabled = false;
   }
 }
 
@@ -239,8 +240,8 @@ button.pause.addEventListener("click", () => {
 });
 button.stop.addEventListener("click", () => utterance?.stop());
 button.now.addEventListener("click", () => utterance?.player.hurry());
-button.wav.addEventListener("click", () => utterance && save(utterance.take.wav(), named("wav")));
-button.mp3.addEventListener("click", saveMp3);
+button.wav.addEventListener("click", () => saveAudio("wav"));
+button.mp3.addEventListener("click", () => saveAudio("mp3"));
 button.srt.addEventListener("click", () => saveSubtitles("srt"));
 button.vtt.addEventListener("click", () => saveSubtitles("vtt"));
 button.curl.addEventListener("click", () => copyCode(asCurl));

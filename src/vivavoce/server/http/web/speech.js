@@ -96,6 +96,16 @@ export async function* speak(wish, model, id, signal) {
   throw new ApiError(t("The connection ended before the speech did."), { code: "cut" });
 }
 
+/**
+ * What arrived as a WAV; the server makes its header, which tells that a machine speaks.
+ * @param {import("./pcm.js").Take} take
+ * @returns {Promise<Blob>}
+ */
+export async function wavOf(take) {
+  const header = await (await ask(`web/wav?rate=${take.rate}&samples=${take.length}`)).blob();
+  return new Blob([header, take.cut(0, take.length)], { type: "audio/wav" });
+}
+
 /** Seconds of samples that are sent at once to be made an MP3: the server takes 32 MB by default. */
 const MP3_PART_S = 600;
 
@@ -112,7 +122,7 @@ export async function mp3Of(take, segments) {
     const cut = segments.map(({ at }) => Math.round(at * take.rate)).findLast((at) => at > start && at <= most);
     const end = most >= take.length ? take.length : cut ?? most;
     const body = take.cut(start, end);
-    parts.push(await (await ask(`web/mp3?rate=${take.rate}`, { method: "POST", body })).blob());
+    parts.push(await (await ask(`web/mp3?rate=${take.rate}&first=${start === 0}`, { method: "POST", body })).blob());
     start = end;
   }
   return new Blob(parts, { type: "audio/mpeg" });

@@ -22,6 +22,8 @@ const reference = new Reference();
 const fields = {
   name: byId("name", HTMLInputElement),
   description: byId("description", HTMLInputElement),
+  consent: byId("consent", HTMLInputElement),
+  consentBy: byId("consent-by", HTMLInputElement),
   public: byId("public", HTMLInputElement),
   replace: byId("replace", HTMLInputElement),
   send: byId("add-voice", HTMLButtonElement),
@@ -118,6 +120,8 @@ async function add() {
   body.append("name", name);
   body.append("transcript", reference.transcript);
   body.append("description", fields.description.value.trim());
+  body.append("consent", fields.consent.value.trim());
+  body.append("consent_by", fields.consentBy.value.trim());
   if (fields.replace.checked) body.append("replace", "true");
   if (fields.public.checked) body.append("public", "true");
   body.append("file", reference.recording, "reference");

@@ -1,0 +1,55 @@
+"""The consent of the person whose voice is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.audio.tag import utc_now
+from vivavoce_textnorm import excerpt
+
+MAX_STATEMENT_CHARS = 2_000
+MAX_WHO_CHARS = 200
+
+
+@dataclass(frozen=True)
+class Consent:
+    """statement: what the person allows, in words; who: the person, "" if not told; at: when it was noted, in ISO 8601.
+
+    InvalidRequest: no statement, or a text that is longer than its limit.
+    """
+
+    statement: str
+    who: str = ""
+    at: str = field(default_factory=utc_now)
+
+    def __post_init__(self) -> None:
+        if not self.statement.strip():
+            raise InvalidRequest("consent: is empty; say in words what the person allows, or leave consent_by out")
+        for name, text, limit in (
+            ("consent", self.statement, MAX_STATEMENT_CHARS),
+            ("consent_by", self.who, MAX_WHO_CHARS),
+        ):
+            if len(text) > limit:
+                raise InvalidRequest(
+                    f"{name}: {excerpt(text)} has {len(text)} characters, more than the limit of {limit}; shorten it"
+                )
+
+
+def given_consent(statement: str, who: str) -> Consent | None:
+    """The consent of two fields that may be empty, noted now; None: both are. Errors as `Consent`."""
+    return Consent(statement, who) if statement.strip() or who.strip() else None
+
+
+def check_consent(consent: Consent | None) -> None:
+    """InvalidRequest: it is missing, or does not say who gave it."""
+    if consent is None:
+        raise InvalidRequest(
+            "consent: is missing, and this server stores no voice without it; send consent (what the person allows, in "
+            "words) and consent_by (the person's name)"
+        )
+    if not consent.who.strip():
+        raise InvalidRequest(
+            "consent_by: is missing, and this server stores no voice without it; send the name of the person who "
+            "gave the consent"
+        )
