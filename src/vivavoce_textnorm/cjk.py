@@ -61,17 +61,17 @@ class EastAsian(Verbalizer):
         said_year = self.year(year) if year is not None else None
         return self._fixed(self.parts((said_year, "year"), (month, "month"), (day, "day")), "date_fixes")
 
-    def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
+    def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
         """14:30 is "十四時三十分", 9:00 "九時", 9:05 in Chinese 九点零五分."""
         few = "few" in self.locale.words  # then a zero is said
         past = f"{self.locale.digits[0]}{self.numeral(minute)}" if few and 0 < minute < 10 else minute
         shown = past if minute or (few and second) else None
-        said = self.parts((hour, "hour"), (shown, "minute"), (second or None, "second"))
+        said = self.parts((hour, "hour"), (shown, "minute"), (self.number(second) if second else None, "second"))
         return self.join(self.locale.words[half] if half else "", said)
 
-    def duration(self, hours: int, minutes: int, seconds: int) -> str:
+    def duration(self, hours: int, minutes: int, seconds: Number) -> str:
         """1:02:03 is "一時間二分三秒"."""
-        return self.parts((hours, "hours"), (minutes, "minute"), (seconds, "second"))
+        return self.parts((hours, "hours"), (minutes, "minute"), (self.number(seconds), "second"))
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
         """1/2 is "二分の一", 1½ "一と二分の一"; in Chinese 120/80 is one after the other."""

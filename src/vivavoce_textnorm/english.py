@@ -45,7 +45,7 @@ class English(European):
             said = f"the {said} of {name}" if day_first else f"{name} {said}"
         return ", ".join(filter(None, (said or name, self.year(year) if year is not None else "")))
 
-    def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
+    def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
         """9:05 is "nine oh five", 9:00 "nine o'clock", 14:00 "fourteen hundred", 0:00 "midnight"."""
         said = self.numeral(hour)
         if minute or second:
@@ -53,7 +53,7 @@ class English(European):
         elif not half:
             said = "midnight" if hour in (0, 24) else f"{said} o'clock" if hour < 13 else f"{said} hundred"
         if second:
-            said = f"{said} and {self.unit(Number(second), self.locale.units['s'])}"
+            said = f"{said} and {self.unit(second, self.locale.units['s'])}"
         return self.join(said, half.upper())
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
@@ -116,6 +116,13 @@ class English(European):
         if sign in self.locale.units:
             return self.unit(number, self.locale.units[sign])
         return self.money(number, sign) if sign else self.number(number)
+
+    def _spaced(self, found: Match) -> str:
+        """1 000 000 people, 1'000'000 francs, $10 000, 100 000 km."""
+        number = parse_number(found["number"] + (found["decimals"] or ""), self.locale)
+        if found["sign"]:
+            return self.money(number, found["sign"])
+        return self.unit(number, self.locale.units[found["unit"]]) if found["unit"] else self.number(number)
 
     def _fraction_or_date(self, found: Match) -> str | None:
         """12/3 is a date behind a word such as "on", or "by" where it could hardly be a fraction."""

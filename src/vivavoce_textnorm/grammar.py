@@ -78,7 +78,7 @@ def load_grammar(voice: Verbalizer) -> Grammar:
     month = rf"(?P<month>{any_of(locale.months)})"
     day = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th|er|º|°|\.(?= ))?"
     of = any_of(locale.words.get("of", "").split("|"))
-    year = rf"(?:,? (?:{of} )?(?P<year>[12]\d{{3}})(?!\d|[.,:]\d))?(?!\d|[.,:/]\d)"
+    year = rf"(?:,? (?:{of} )?(?P<year>[12]\d{{3}})(?!\d|[.,:]\d))?(?!\d|[.,:/]\d| 000)"
     return Grammar(
         voice,
         compiled(_amount_pattern(locale)),
@@ -105,7 +105,7 @@ def number_pattern(locale: Locale) -> str:
     """Digits with separators between thousands and decimals, as the language writes them."""
     group = "".join("\u00a0\u202f" if sign == " " else regex.escape(sign) for sign in locale.group)
     blank = r"|(?<!\d\d\d\d) (?=\d{3}(?!\d))" if " " in locale.group else ""
-    grouped = rf"\d{{1,3}}(?:(?:[{group}]{blank})\d{{3}})++(?!\d)|\d{{1,2}}(?:,\d{{2}})++,\d{{3}}(?!\d)"
+    grouped = rf"\d{{1,3}}(?:(?:[{group}]{blank})\d{{3}})++(?!\d)|\d{{1,2}}(?:,\d{{2}}(?!\d))++,\d{{3}}(?!\d)"
     decimal = regex.escape(locale.decimal)
     return rf"(?:(?:{grouped}|\d++)(?:{decimal}\d++(?!{decimal}\d))?|{decimal}\d++)"
 

@@ -72,6 +72,8 @@ def detect_language(text: str, before: Language | None = None) -> Language:
             met[match.lastgroup or "latin"].add(match[0].lower())
     shown = met["latin"].union(met["question"], *(met["latin"] - _KNOWN))
     found = {language: shown & words for language, words in FREQUENT_WORDS.items()}
+    if "è" in met["latin"]:  # "is" in Italian, a letter in French
+        found["fr"].discard("è")
     english, chinese = len(found.pop("en")), set(_CHINESE_ALONE.findall("".join(met["zh"])))
     rivals: dict[Language, set[str]] = {"ja": chinese, "ko": met["zh"], "ru": met["zh"]}
     for script in rivals:
@@ -89,7 +91,7 @@ def detect_language(text: str, before: Language | None = None) -> Language:
 _OF_A_SENTENCE = {
     "en": (
         r".*(?:ing|ed|ly|th|gh|ck|ys?|ght|ow|ers?|ts|ks|ll|oo\w|ee\w)",
-        """an on in me it's as so do was than more all about after also just only very new day good time people
+        """i an on in me it's as so do was than more all about after also just only very new day good time people
         over into please out up now see here dear sold paid read between call add buy size large small hour hours
         minutes days years miles""",
     ),
@@ -121,9 +123,11 @@ _OF_A_SENTENCE = {
 }
 _WORD = compiled(r"(?<![\p{L}\p{N}])[\p{Latin}\p{M}]+")
 _ACRONYM = compiled(r"\p{Lu}{2,}")
-# Names begin with these articles in any language (Le Mans), and the letters of "i.e." are words of Italian.
+# Names begin with these articles in any language (Le Mans), and the letters of "i.e." are words of Italian. English
+# writes some words of German: "am" behind an hour or "I", and "War" in names.
 _SHOWS_NONE = compiled(
-    r"(?<!\p{L})(?:(?:Le|La|Les|El|Los|Las|Il|De|Des|Del|Di|Da|Du|San|Santa) \p{Lu}\p{Ll}+|\p{L}\.(?:\s?\p{L}\.)+)"
+    r"(?<!\p{L})(?:(?:Le|La|Les|El|Los|Las|Il|De|Des|Del|Di|Da|Du|San|Santa) \p{Lu}\p{Ll}+|\p{L}\.(?:\s?\p{L}\.)+"
+    r"|(?:(?<=\d ?)|(?<=(?<!\p{L})I ))am|(?<=\p{Lu}\p{Ll}+ )War|War(?= (?:\p{Lu}|\d)))(?!\p{Ll})"
 )
 _LETTER, _SHORT, _ENDING, _BEFORE = 0.4, 0.6, 0.35, 1.2  # how much these count beside a frequent word
 

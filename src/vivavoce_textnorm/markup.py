@@ -56,15 +56,29 @@ _READ_BEHIND = (
 _READ_BEHIND_TIGHT = (
     "选择?|選擇?|按|输入|輸入|点击?|點擊?|回复|拨|撥|揀|撳|[是係第见見如图圖表和或与與及]|选项|步骤|键|编号|文献"
 )
+# A list of numbers in brackets is a value behind these, and not two sources.
+_VALUE_BEHIND = (
+    "list|lists|array|arrays|vector|vectors|interval|range|set|pair|tuple|matrix|values?|numbers|digits|coordinates|point|"
+    "input|output|result|returns?|returned|gives?|gave|prints?|printed|contains?|has|have|had|become|becomes|got|get"
+)
+_INDEXED = (
+    r"(?<=(?<![\p{Latin}\p{N}])[a-z][a-zA-Z\d_]{0,40}(?:\[\d+\]){0,3})"
+    r"(?:\[\d+(?:, ?\d+)*\])++(?!\s*(?:[.,;:!?)。，；：！？）]|\Z|\n))"
+)
+"""data[12] is empty: behind a small word, unless a clause ends there, as with a source."""
 _READ_BEFORE = r"\s?(?:を|キー|番|ボタン|または|か(?!ら)|号|號|键|鍵|或|和|번|을|를|키|또는)|\p{Latin}|\d|\s?[=(]|\.\w"
 _SOURCE = (
     r"[\[【]\d+(?::\d+)?†[^\[\]【】\n]{0,80}[\]】]|\[\^[^\[\]\s]{1,40}\](?:(?<=(?:\A|\n)\[[^\[\]\s]+\]):)?"
     r"|\uE200cite[^\uE201\n]{0,200}\uE201|(?::contentReference)?\[oaicite:\d+\](?:\{index=\d+\})?"
     r"|\[cite(?:_start|_end|: ?[\d, .-]{1,40})\]"
     rf"| ?[(\[（【](?i:{SOURCES})\.?\s?[:：#№]?\s?{_CITED}[)\]）】]"
-    rf"|(?= ?[\[【]\d)(?<![\]】][,，、])(?<!(?<!\p{{L}})(?:\p{{Latin}}|arr|array|args|argv|vec|buf))"
+    rf"|(?= ?[\[【]\d)(?<![\]】][,，、])"
+    rf"(?<!(?<!\p{{L}})(?:\p{{Latin}}|arr|array|args|argv|vec|buf|nums|dict|tuple|idx|tmp|str))"
+    r"(?<!_\w{0,40})"
+    rf"(?!{_INDEXED})"
     rf"(?<!(?<!\p{{L}})(?i:{_READ_BEHIND})|{_READ_BEHIND_TIGHT})"
-    rf"(?:(?<=[^\s\[【(（:：])|(?<=[\p{{L}}\p{{N}}%.!?”\"’»)]) (?={_BRACKETED}(?:[.,;:!?。，；：！？)]|\s*(?:\Z|\n))))"
+    rf"(?:(?<=[^\s\[【(（:：])|(?<=[\p{{L}}\p{{N}}%.!?”\"’»)]) (?={_BRACKETED}(?:[.,;:!?。，；：！？)]|\s*(?:\Z|\n)))"
+    rf"|(?<=\p{{L}})(?<!(?<!\p{{L}})(?i:{_VALUE_BEHIND})) (?=\[\d{{1,3}}(?:, ?\d{{1,3}}){{1,2}}\] \p{{L}}))"
     rf"{_BRACKETED}(?!{_READ_BEFORE})"
 )
 """Marks of sources that people and models write: rose.[1], 【4:0†source】, [^2], (source 3)."""
@@ -93,7 +107,7 @@ _PARTS = (
     r"(?:\s+[\w:-]{1,40}\s*=\s*(?:\"[^\"<>]{0,500}\"|'[^'<>]{0,500}'))++\s*/?>|</[A-Za-z][\w:.-]{0,40}>)",
     r"(?P<entity>&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][\da-fA-F]{1,6});)",
     rf"(?P<source>(?=[ \[【(（:\uE200])(?:{_SOURCE}))",
-    r"(?P<link>(?P<image>!?)\[(?P<words>[^\[\]\n]{0,500})\]"
+    r"(?P<link>(?P<image>!?)\[(?!\d+\]\[\d+\])(?P<words>[^\[\]\n]{0,500})\]"
     r"(?:\((?:[^()\s]|\([^()\s]*\)){0,1000}(?: \"[^\"\n]*\")?\)|\[[^\[\]\n]{0,100}\]))",
     rf"(?P<rule>{_LINE}(?P<r>[-*_=])(?:[ \t]*(?P=r)){{2,}}[ \t]*(?=\n|\Z))",
     rf"(?P<row>{_LINE}\|?[ \t]*:?-{{3,}}:?[ \t]*(?:\|[ \t]*:?-{{3,}}:?[ \t]*)+\|?[ \t]*(?=\n|\Z))",

@@ -78,18 +78,18 @@ class European(Verbalizer):
         forms = self.powers.get(number.power) or (super().magnitude(number),)
         return self.form(Number(number.whole, number.decimals), forms)
 
-    def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
+    def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
         """A time, with the language's word between hours and minutes."""
         words, units, one_word = self.locale.words, self.locale.units, "o_clock" in self.locale.words
         noun = self.form(Number(hour), tuple(words["o_clock"].split("/")) if one_word else units["h"])
         said = self.join(self.cardinal(hour, noun if one_word else f"{noun},"), noun if one_word else "")
         if minute:
             joint = words.get("time_and", "") or (words.get("time_and_few", "") if minute < 10 else "")
-            after = "" if one_word else self.form(Number(minute), units["min"])
+            after = "" if one_word or "bare_minutes" in words else self.form(Number(minute), units["min"])
             said = self.join(said, joint, self.cardinal(minute, after))
         late = "pm_late" if half == "pm" and 7 <= hour < 12 else half
         said = self.join(said, words.get(late, half.upper()))
-        return self.join(said, f"{words['and']} {self.unit(Number(second), units['s'])}" if second else "")
+        return self.join(said, f"{words['and']} {self.unit(second, units['s'])}" if second else "")
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
         """2/3 is "dos tercios": the parts have names, or those of ordinals."""

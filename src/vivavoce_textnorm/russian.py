@@ -126,12 +126,12 @@ class Russian(European):
         """ "две тысячи пятого года"."""
         return f"{self.rank(value, 'g')} года"
 
-    def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
+    def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
         """14:30 is "четырнадцать тридцать", 9:05 "девять ноль пять", 9:00 "девять часов"."""
         said = self.phone(f"{hour} {minute:02}").replace(",", "") if minute else ""
         said = said or self.unit(Number(hour), self.locale.units["h"])
         said = self.join(said, {"am": "утра", "pm": "вечера" if 4 < hour < 12 else "дня"}.get(half, ""))
-        return self.join(said, self.unit(Number(second), self.locale.units["s"]) if second else "")
+        return self.join(said, self.unit(second, self.locale.units["s"]) if second else "")
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
         """1/2 is "одна вторая", 2/3 "две третьих"."""

@@ -60,12 +60,12 @@ _DATE = compiled(
 )
 _TIME = compiled(
     rf"(?:{START}|(?<=\dT))(?P<h>[01]?\d|2[0-4])(?:[:：]|\.(?=\d\d[ \u00a0]?[AaPp]\.?[Mm]\b))(?P<m>[0-5]\d)"
-    r"(?:[:：](?P<s>[0-5]\d)(?:\.\d+|,\d{3})?)?(?![\d]|[:/.]\d|,\d{3})"
+    r"(?:[:：](?P<s>[0-5]\d(?:\.\d+|,\d{1,3}(?![\d:]))?))?(?![\d]|[:/.]\d|,\d{3})"
     r"(?:[ \u00a0]?(?P<half>[AaPp](?:\.[ \u00a0]?)?[Mm]\.?(?![\p{Latin}\d]))|(?P<zulu>Z)(?!\p{L}))?"
 )
 _HOUR = compiled(rf"{START}(?P<h>0?[1-9]|1[0-2])[ \u00a0]?(?P<half>[AaPp](?:[Mm]|\.[Mm]\.))(?![\p{{Latin}}\d])")
 _BARE_HOUR = compiled(rf"{START}(?:[1-9]|1[0-2])(?=\s?{DASH}\s?\d{{1,2}}(?::\d\d)?\s?[AaPp]\.?[Mm])")
-_CLOCK = compiled(rf"{START}(?P<h>\d{{1,3}}):(?P<m>[0-5]\d):(?P<s>[0-5]\d)(?![\d:])")
+_CLOCK = compiled(rf"{START}(?P<h>\d{{1,3}}):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+|,\d{{1,3}}(?![\d:]))?)(?![\d:])")
 _RATIO = compiled(
     rf"{START}(?P<a>\d+(?:[.,]\d{{1,2}})?)\s?[:：∶]\s?(?P<b>\d+(?:[.,]\d{{3}})*(?:[.,]\d{{1,2}})?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
 )
@@ -145,16 +145,16 @@ def _read_time(place: Cursor) -> Found:
         return None
     found, count = place.match(_TIME) or place.match(_HOUR), place.match(_CLOCK)
     voice = place.voice
-    if count and (not found or found["h"][1:] == "" or place.follows("duration_cue")):
-        return count.end(), voice.duration(*map(int, count.group("h", "m", "s"))), "duration"
+    if count and (not found or (found["h"][1:] == "" and not found["half"]) or place.follows("duration_cue")):
+        return count.end(), voice.duration(int(count["h"]), int(count["m"]), _seconds(count["s"])), "duration"
     if not found:
         return None
     parts = found.groupdict()
     half = "".join(filter(str.isalpha, parts["half"] or "")).lower()
-    hour, minute, second = int(parts["h"]), int(parts.get("m") or 0), parts.get("s")
+    hour, minute, second = int(parts["h"]), int(parts.get("m") or 0), _seconds(parts.get("s") or "0")
     if half and not 1 <= hour <= 12:
         return None
-    said = voice.time(hour, minute, int(second) if second else None, half)
+    said = voice.time(hour, minute, second if second != Number(0) else None, half)
     if parts.get("zulu"):
         said = f"{said} UTC"
     end: int = found.end()
@@ -162,6 +162,12 @@ def _read_time(place: Cursor) -> Found:
     if place.text[end - 1] == "." and (not place.text[end:].strip() or place.text[end : end + 3].strip()[:1].isupper()):
         end -= 1
     return end, said, "time"
+
+
+def _seconds(written: str) -> Number:
+    """45, or 45.678, with a point or a comma in any language."""
+    whole, _, decimals = written.replace(",", ".").partition(".")
+    return Number(int(whole), decimals)
 
 
 def read_ratio(place: Cursor) -> Found:

@@ -55,7 +55,7 @@ class Number:
 
     @property
     def is_one(self) -> bool:
-        return self.whole == 1 and not self.decimals and not self.power and not self.negative
+        return self.whole == 1 and not self.decimals and not self.power
 
 
 Forms = tuple[str, ...]

@@ -52,8 +52,8 @@ class Verbalizer(ABC):
     def ordinal(self, value: int, after: str = "") -> str: ...
 
     @abstractmethod
-    def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
-        """half: "am" or "pm" where the text has it in any form, else ""."""
+    def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
+        """second: None for 0; half: "am" or "pm" where the text has it in any form, else ""."""
 
     @abstractmethod
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
@@ -143,9 +143,9 @@ class Verbalizer(ABC):
         joint = self.locale.words.get("date_of")
         return f" {joint} ".join(filter(None, parts)) if joint else self.join(*parts)
 
-    def duration(self, hours: int, minutes: int, seconds: int) -> str:
-        named = ((hours, "h"), (minutes, "min"), (seconds, "s"))
-        said = [self.unit(Number(value), self.locale.units[name]) for value, name in named]
+    def duration(self, hours: int, minutes: int, seconds: Number) -> str:
+        named = ((Number(hours), "h"), (Number(minutes), "min"), (seconds, "s"))
+        said = [self.unit(value, self.locale.units[name]) for value, name in named]
         return self.join(f"{said[0]},", said[1], self.locale.words["and"], said[2])
 
     def money(self, number: Number, currency: str) -> str:

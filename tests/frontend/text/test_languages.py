@@ -83,6 +83,7 @@ ENGLISH = [
     "room 21, [un][à] <|le|>",
     "MIT, EST, LE, UN 2028",
 ]
+ITALIAN = ["Il piano è 3°.", "Il costo è 1,5 mln. 3° piano, 2a classe.", "Il prezzo è 5 euro."]
 CHINESE = [
     "他说“ありがとう”，然后花了3元离开了商店。",
     "他去了首尔(서울)3次。",
@@ -108,6 +109,7 @@ def dense(text):
 def test_each_language_is_told_from_its_text(language):
     assert detect_language(joined(language)[0]) == language
     assert [detect_language(text) for text in ENGLISH] == ["en"] * len(ENGLISH)
+    assert [detect_language(text) for text in ITALIAN] == ["it"] * len(ITALIAN)
     assert [detect_language(text) for text in CHINESE] == ["zh"] * len(CHINESE)
 
 
