@@ -59,6 +59,7 @@ SATELLITES = {
     }
     - {"compat"},
     "vivavoce_ray": {*HEIGHT, "vivavoce_textnorm"} - {"compat"},
+    "vivavoce_provenance": {"errors", "cli", "frontend.audio", "engine.watermark"},
     "vivavoce_training": {*HEIGHT, "vivavoce_bench", "vivavoce_runtimes"} - {"server", "compat"},
 }
 """Packages beside the core, and the rooms and packages that each may import."""
@@ -70,6 +71,7 @@ CORE_TO_SATELLITE = {
     "vivavoce_bench": {"frontend.model_choice"},
     "vivavoce_triton": {"cli.server"},
     "vivavoce_ray": set(),
+    "vivavoce_provenance": set(),
     "vivavoce_training": set(),
 }
 """Rooms and modules of the core that may import a package beside it. The command line may start each of them."""

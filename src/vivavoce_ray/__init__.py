@@ -64,7 +64,11 @@ def app(arguments: dict[str, Any]) -> Application:
             graceful_shutdown_timeout_s=drain_s + BEYOND_DRAIN_S,
             logging_config={"enable_access_log": False},
             **({"autoscaling_config": scaling} if most else {"num_replicas": least}),
-        ).bind(EngineProcessSettings(model, settings.engine, settings.voices, settings.logging, lexicons))
+        ).bind(
+            EngineProcessSettings(
+                model, settings.engine, settings.voices, settings.logging, settings.provenance, lexicons
+            )
+        )
 
     pools = [engines("Engine", numbers["replicas"], numbers["max_replicas"], numbers["gpus"])]
     if numbers["cpu_replicas"]:

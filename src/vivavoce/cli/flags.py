@@ -146,6 +146,9 @@ VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", 
 TagOption = Annotated[
     bool, shared("Say in the file that its speech is synthetic; see docs/provenance.md.", None, "--tag/--no-tag")
 ]
+WatermarkOption = Annotated[
+    bool, shared("Mark the speech as synthetic, inaudibly; see docs/provenance.md.", None, "--watermark")
+]
 TranscriptOption = Annotated[
     str, shared("Words of the recording; they help to clone the manner as well.", "TEXT", "--transcript")
 ]

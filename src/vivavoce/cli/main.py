@@ -59,6 +59,7 @@ _SOURCES = {
     "export": _Source("vivavoce_export.commands.export", "app", "Write networks for other runtimes."),
     "bench": _Source("vivavoce_bench.commands.bench", "app", "Measure latency and throughput under load."),
     "eval": _Source("vivavoce_bench.commands.evaluate", "evaluate", "Measure the quality of speech."),
+    "detect": _Source("vivavoce_provenance.commands", "detect", "Tell whether recordings carry vivavoce's mark."),
     "train": _Source("vivavoce_training.commands", "app", "Fine-tune a model on your recordings."),
 }
 

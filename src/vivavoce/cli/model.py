@@ -58,6 +58,7 @@ class EngineChoice:
     memory: flags.MemoryOption = None
     kernels: flags.KernelsOption = None
     deterministic: bool = flag("Same bits regardless of other requests; slower, for audits and tests.", default=False)
+    watermark: flags.WatermarkOption = False
 
     def settings(self, backends: BackendChoice = BackendChoice()) -> EngineSettings:
         from vivavoce.engine.admission import AdmissionMode
@@ -73,6 +74,7 @@ class EngineChoice:
             memory_bytes=None if self.memory is None else int(self.memory * 1e9),
             kernels=self.kernels,
             deterministic=self.deterministic,
+            watermark=self.watermark,
             **vars(backends),
         )
 

@@ -192,7 +192,9 @@ async def _open_backend(
 ) -> tuple[SpeechBackend | None, EngineClient | EngineFleet | None]:
     server = settings.server
     if server.upstream is None:
-        sections = EngineProcessSettings(settings.model, settings.engine, settings.voices, settings.logging, lexicons)
+        sections = EngineProcessSettings(
+            settings.model, settings.engine, settings.voices, settings.logging, settings.provenance, lexicons
+        )
         engine = open_engines(sections)
         stack.push_async_callback(engine.close)
         return engine, engine

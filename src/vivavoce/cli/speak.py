@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vivavoce.cli import flags
 from vivavoce.cli.console import Reporter, is_terminal, progress
 from vivavoce.cli.flags import REQUIRED, argument, flag
-from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, note_if_no_real_model
+from vivavoce.cli.model import BackendChoice, EngineChoice, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.speech_options import CODE, EMOJIS, INSTRUCTIONS, LEXICON, MODE, READING, REASONING, TOP_K, TOP_P
@@ -55,6 +55,7 @@ class SpeechSource:
     out: flags.OutOption = "out.wav"
     format: flags.FormatOption = None
     tag: flags.TagOption = True
+    watermark: flags.WatermarkOption = False
     stream: bool = flag("Write the audio while it is made: it starts sooner and ends later.", default=False)
     subtitles: Path | None = flag("Write subtitles, too: a .srt or .vtt file, overwritten if it exists.", "PATH")
     play: bool = flag("Play it, too, with sounddevice, ffplay, aplay or afplay.", default=False)
@@ -122,7 +123,7 @@ def speak(
 
         read = (text[at : at + PART_CHARS] for at in range(0, len(text), PART_CHARS))
         text = "".join(TextFilter(keywords["reasoning"]).stream(read))
-    tts, load_s = load_model(model, reporter, backends=backends)
+    tts, load_s = load_model(model, reporter, EngineChoice(watermark=source.watermark), backends)
     with reporter.working("listening …" if manner.transcript else "starting …"):
         tts.check(text)
         voice = tts.voice(manner.voice, manner.transcript)
@@ -151,6 +152,7 @@ def convert(
     out: flags.OutOption = "out.wav",
     format: flags.FormatOption = None,
     tag: flags.TagOption = True,
+    watermark: flags.WatermarkOption = False,
     voice: flags.VoiceOption = None,
     transcript: flags.TranscriptOption = "",
     speed: flags.SpeedOption = 1.0,
@@ -167,7 +169,7 @@ def convert(
 
         SpeakOptions(speed=speed, seed=seed)
         audio = decode_audio(source, field="source audio", max_seconds=MAX_REFERENCE_S)
-    tts, load_s = load_model(model, reporter)
+    tts, load_s = load_model(model, reporter, EngineChoice(watermark=watermark))
     with reporter.working("converting …"):
         speech = tts.convert(audio, tts.voice(voice, transcript), speed=speed, seed=seed)
     output.write(speech)

@@ -37,6 +37,7 @@ from vivavoce.engine.stages import Stages
 from vivavoce.engine.statistics import Statistics, StatisticsSnapshot
 from vivavoce.engine.synthesis_runner import SynthesisRunner
 from vivavoce.engine.warmup import warmup_stream
+from vivavoce.engine.watermark import WatermarkStream, marked_chunk
 from vivavoce.errors import InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.layers import PairRunner
@@ -314,4 +315,7 @@ class Engine:
         def push(more: More) -> None:
             loop.post(partial(loop.take, number, self._intake.more(more, arrival)))
 
-        return RequestHandle(outbox, cancel=partial(loop.leave, number), push=push)
+        leave = partial(loop.leave, number)
+        if self.settings.watermark and not state.tokens_only:
+            return RequestHandle(outbox, leave, push, partial(marked_chunk, WatermarkStream(self._rates.sample_rate)))
+        return RequestHandle(outbox, leave, push)

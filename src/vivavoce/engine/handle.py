@@ -211,8 +211,15 @@ class RequestHandle(Generic[T]):
     Leaving the iteration early, or dropping the handle, cancels the request.
     """
 
-    def __init__(self, outbox: Outbox[T], cancel: Callable[[], None], push: Callable[[More], None]) -> None:
-        self._outbox, self._cancel = outbox, cancel
+    def __init__(
+        self,
+        outbox: Outbox[T],
+        cancel: Callable[[], None],
+        push: Callable[[More], None],
+        change: Callable[[T], T] = lambda made: made,
+    ) -> None:
+        """change: of each piece, before the listener gets it."""
+        self._outbox, self._cancel, self._change = outbox, cancel, change
         self.text = ArrivingText(outbox, push)
         """Takes the rest of a text, or of speech tokens, that arrive piece by piece."""
 
@@ -230,14 +237,14 @@ class RequestHandle(Generic[T]):
         """Each piece in order, as soon as it exists; raises the request's error."""
         try:
             while (made := self._outbox.get()) is not None:
-                yield made
+                yield self._change(made)
         finally:
             self.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
         try:
             while (made := await self._outbox.get_async()) is not None:
-                yield made
+                yield self._change(made)
         finally:
             self.cancel()
 

@@ -55,7 +55,8 @@ class EngineSettings(AdmissionLimits):
     model; state_bytes: memory for the flow's state of the past; memory_bytes: the most memory that may be taken of a
     CUDA device, the weights included; kernels: whether our own kernels and recorded launches are used, None: where they
     are faster, on CUDA devices in 16 bit; deterministic: slower, but the same request gives the same bits whatever
-    shares its batches; lm_backend, flow_backend: runtimes of the language model and of the flow's velocity estimator,
+    shares its batches; watermark: the audio carries an inaudible mark of synthetic speech, and comes 20 ms later;
+    lm_backend, flow_backend: runtimes of the language model and of the flow's velocity estimator,
     see docs/backends.md; trt_concurrent: execution contexts of TensorRT; tp: GPUs that share each layer of the language
     model; pp: GPUs among which its layers are divided; trust_model_code: run files of the model's folder that hold
     code, though they were not made on this machine.
@@ -67,6 +68,7 @@ class EngineSettings(AdmissionLimits):
     memory_bytes: int | None = None
     kernels: bool | None = None
     deterministic: bool = False
+    watermark: bool = False
     lm_backend: str = "torch"
     flow_backend: str = "torch"
     trt_concurrent: int = 1

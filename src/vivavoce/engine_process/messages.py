@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from vivavoce.errors import VivavoceError
 from vivavoce.frontend.speech import SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import ModelInfo
-from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection, VoicesSection
+from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection, ProvenanceSection, VoicesSection
 from vivavoce_textnorm import Lexicons
 
 _LENGTH = struct.Struct("!I")
@@ -29,6 +29,7 @@ class EngineProcessSettings(NamedTuple):
     engine: EngineSection = EngineSection()
     voices: VoicesSection = VoicesSection()
     logging: LoggingSection = LoggingSection()
+    provenance: ProvenanceSection = ProvenanceSection()
     lexicons: Lexicons | None = None
 
 

@@ -204,7 +204,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         (device,),
         choose_dtype(model.dtype, device, folder),
         model.variant,
-        engine_settings(model, settings.engine),
+        engine_settings(model, settings.engine, settings.provenance.watermark),
         count_text_processes(model.text_processes, device),
     )
     if model.warm_up_s:
@@ -230,12 +230,13 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     return ModelService(engine, front_end, registry, voices.max_recording_bytes, decoding, settings.lexicons)
 
 
-def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSettings:
+def engine_settings(model: ModelSection, engine: EngineSection, watermark: bool = False) -> EngineSettings:
     return EngineSettings(
         memory_bytes=None if model.memory_gb is None else int(model.memory_gb * 1e9),
         state_bytes=None if model.state_gb is None else int(model.state_gb * 1e9),
         kernels=model.kernels,
         deterministic=model.deterministic,
+        watermark=watermark,
         **{name: getattr(model, name) for name in BACKEND_SETTINGS},
         **dict(engine),
     )

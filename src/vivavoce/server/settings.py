@@ -353,6 +353,8 @@ class ProvenanceSection(_Section):
 
     tag: bool = _setting(True, "--tag: Say in each audio file that its speech is synthetic.  [default: yes]")
     """Write into wav, mp3, opus, aac and flac that the speech is synthetic, with the model's name and the time."""
+    watermark: bool = _setting(False, "--watermark: Mark all speech as synthetic, inaudibly.")
+    """Put an inaudible mark into all speech, which `vivavoce detect` finds; the first audio comes 20 ms later."""
 
 
 class LoggingSection(_Section):

@@ -1,0 +1,249 @@
+"""How well the mark of synthetic speech is found, how often it is found where there is none, and what it costs.
+
+    python -m benchmarks.watermark [--speech FOLDER] [--limit NUMBER] [--json FILE]
+
+The mini model speaks 200 texts in four voices, which --speech keeps. Each is marked, 5 s from a random place of it are
+attacked, and the detector is asked; the same without the mark. Patterns of other keys, which nothing carries, tell how
+the scores of unmarked speech are distributed further out. PESQ is measured if the package pesq is installed, and words
+are heard if pocketsphinx is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import soxr
+
+import vivavoce
+from benchmarks.watermark_attacks import ATTACKS, HARDER, Attack, Samples
+from vivavoce.engine.watermark import DEPTH_DB, KEY, WatermarkStream
+from vivavoce_bench.evaluate.error_rate import word_errors
+from vivavoce_bench.hardware import processor
+from vivavoce_provenance.detector import THRESHOLD, contrasts, match
+
+SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
+RECORDINGS = sorted((Path(__file__).parents[1] / "tests/data").glob("**/*.wav"))
+CLIP_S, BEFORE_S = 5.0, 5.4
+"""Seconds that are examined, and those that are attacked: a faster speech is shorter."""
+OTHER_KEYS = [f"key {number}".encode() for number in range(50)]
+WORDS_HEARD = 40
+Row = dict[str, Any]
+
+
+def speech(folder: Path) -> Iterator[tuple[str, str, Samples, int]]:
+    """(voice, text, samples, hertz) of three sentences each; made once, and kept in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [line for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line.strip()][::2]
+    texts = [f"{lines[i]} {lines[i + 1]} {lines[(i + 37) % len(lines)]}" for i in range(0, len(lines) - 1, 2)]
+    with vivavoce.load() as engine:
+        for number, voice in enumerate(engine.voices()):
+            file = folder / f"{voice}.npz"
+            if not file.exists():
+                spoken = list(engine.speak_many(texts, voice, seed=number))
+                np.savez(file, *(one.samples for one in spoken), rate=spoken[0].sample_rate)
+            kept = np.load(file)
+            for text, name in zip(texts, (f"arr_{index}" for index in range(len(texts))), strict=True):
+                yield voice, text, kept[name], int(kept["rate"])
+
+
+def marked(samples: Samples, rate: int) -> Samples:
+    """The whole speech with the mark, given in pieces of 100 ms."""
+    stream = WatermarkStream(rate)
+    pieces = np.split(samples, range(rate // 10, len(samples), rate // 10))
+    return np.concatenate([*map(stream.mark, pieces), stream.finish()])
+
+
+def clip(samples: Samples, rate: int, attack: Attack, chance: np.random.Generator) -> tuple[Samples, int]:
+    """5 s of it, or as much as there is, from a random place, attacked."""
+    length = min(len(samples), round(BEFORE_S * rate))
+    begin = int(chance.integers(0, len(samples) - length + 1))
+    after, rate = attack(samples[begin : begin + length], rate, chance)
+    return np.ascontiguousarray(after[: round(CLIP_S * rate)], np.float32), rate
+
+
+def attacked(said: list[tuple[Samples, Samples, int]], name: str, attack: Attack) -> tuple[Row, list[float], Any]:
+    """One row of the table, the scores of unmarked clips, and those by other keys."""
+    chance = np.random.default_rng(0)
+    with_mark, without, others = [], [], []
+    for plain, with_it, rate in said:
+        with_mark.append(match(contrasts(*clip(with_it, rate, attack, chance))))
+        found = contrasts(*clip(plain, rate, attack, chance))
+        without.append(match(found))
+        others += [match(found, key) for key in OTHER_KEYS]
+    row = {
+        "attack": name,
+        "clips": len(said),
+        "found": sum(score >= THRESHOLD for score in with_mark) / len(said),
+        "score_median": float(np.median(with_mark)),
+        "score_least": min(with_mark),
+        "score_1_percent": float(np.quantile(with_mark, 0.01)),
+        "unmarked_found": sum(score >= THRESHOLD for score in without),
+        "unmarked_most": max(without),
+    }
+    print("  ".join(f"{key} {value if isinstance(value, str) else format(value, '.4g')}" for key, value in row.items()))
+    return row, without, others
+
+
+def chance_of(scores: list[float]) -> Row:
+    """How often scores without the mark pass the threshold: counted, and by a fitted tail.
+
+    The tail of the largest of many matches falls as exp(−z²/2s²) if they are normal; s is fitted to the upper 1 %.
+    """
+    values = np.array(scores)
+    begin = float(np.quantile(values, 0.99))
+    excess = values[values > begin] ** 2 - begin**2
+    return {
+        "clips": len(values),
+        "passed": int((values >= THRESHOLD).sum()),
+        "most": float(values.max()),
+        "fitted_chance": 0.01 * math.exp(-(THRESHOLD**2 - begin**2) / float(excess.mean())),
+    }
+
+
+def other_sounds() -> Iterator[tuple[str, Samples, int]]:
+    """Sounds that are not speech of mini, 5 s each: noise, tones, hum, clicks, and the recordings of the tests."""
+    chance, rate = np.random.default_rng(1), 24_000
+    seconds = np.arange(int(CLIP_S * rate)) / rate
+    for _ in range(200):
+        white = chance.standard_normal(len(seconds))
+        pitch, beat = chance.uniform(60, 400), chance.uniform(0.5, 30)
+        voiced = sum(np.sin(2 * np.pi * pitch * k * seconds + chance.uniform(0, 6)) / k for k in range(1, 30))
+        beating = 1 + 0.9 * np.sin(2 * np.pi * beat * seconds)
+        sounds = {
+            "noise": white,
+            "noise that beats": white * beating,
+            "hum": voiced + 0.01 * white,
+            "hum that beats": voiced * beating + 0.001 * white,
+            "clicks": (chance.random(len(seconds)) < beat / rate) + 0.001 * white,
+            "sweep": np.sin(2 * np.pi * (200 + 100 * beat * seconds) * seconds) + 0.001 * white,
+        }
+        for name, sound in sounds.items():
+            yield name, sound.astype(np.float32), rate
+    for file in RECORDINGS:
+        samples, rate = soundfile.read(file, dtype="float32")
+        for begin in range(0, len(samples) // 2, rate // 10):
+            yield "recordings, repeated", np.resize(samples[begin:], int(CLIP_S * rate)), rate
+
+
+def quality(said: list[tuple[Samples, Samples, int]]) -> Row:
+    """Distances of marked speech from unmarked."""
+    found: dict[str, list[float]] = {"segmental_snr_db": [], "log_spectral_distance_db": [], "peak_growth": []}
+    for plain, with_it, rate in said:
+        hop = rate // 50
+        cut = len(plain) // hop * hop
+        before, after = (wave[:cut].reshape(-1, hop).astype(np.float64) for wave in (plain, with_it))
+        energy = np.square(before).sum(axis=1)
+        heard = energy > energy.max() * 1e-4
+        errors = np.square(after - before).sum(axis=1)[heard]
+        found["segmental_snr_db"].append(float(np.mean(10 * np.log10(energy[heard] / errors))))
+        spectra = [
+            np.log10(np.square(np.abs(np.fft.rfft(one[heard] * np.hanning(hop)))) + 1e-9) for one in (before, after)
+        ]
+        distance = np.sqrt(np.square(10 * (spectra[0] - spectra[1])).mean(axis=1)).mean()
+        found["log_spectral_distance_db"].append(float(distance))
+        found["peak_growth"].append(float(np.abs(with_it).max() / np.abs(plain).max()))
+        if find_spec("pesq"):
+            waves = [soxr.resample(wave, rate, 16_000) for wave in (plain, with_it)]
+            found.setdefault("pesq_wideband", []).append(import_module("pesq").pesq(16_000, *waves, "wb"))
+    return {
+        "clips": len(said),
+        **{key: {"mean": float(np.mean(one)), "least": min(one), "most": max(one)} for key, one in found.items()},
+    }
+
+
+def cost(said: list[tuple[Samples, Samples, int]]) -> Row:
+    """Processor seconds for a second of speech: of marking, of detecting, and of mini's synthesis."""
+    begin = time.process_time()
+    for plain, _, rate in said:
+        marked(plain, rate)
+    marking = (time.process_time() - begin) / sum(len(plain) / rate for plain, _, rate in said)
+    plain, _, rate = said[0]
+    begin = time.process_time()
+    match(contrasts(plain[: int(CLIP_S * rate)], rate))
+    detecting = (time.process_time() - begin) / CLIP_S
+    with vivavoce.load() as engine:
+        engine.warm_up()
+        begin = time.process_time()
+        spoken = engine.speak("The morning train was late again, so we walked along the river.")
+        speaking = (time.process_time() - begin) * spoken.sample_rate / len(spoken.samples)
+    return {"marking": marking, "detecting": detecting, "mini": speaking, "share_of_mini": marking / speaking}
+
+
+def words(spoken: list[tuple[str, Samples, Samples, int]]) -> Row:
+    """Word error rates of the large vocabulary, without and with the mark."""
+    from vivavoce_bench.evaluate.recogniser import PocketSphinx, as_floats, prepare
+
+    recogniser, found = PocketSphinx(), {}
+    for name in ("unmarked", "marked"):
+        heard = [
+            (text, recogniser.transcribe(as_floats(prepare(plain if name == "unmarked" else with_it, rate))))
+            for text, plain, with_it, rate in spoken
+        ]
+        wrong = word_errors(heard)
+        found[name] = {"errors": wrong.errors, "words": wrong.total, "low": wrong.low, "high": wrong.high}
+    return {"texts": len(spoken), **found}
+
+
+def main() -> None:
+    """Print the rows as they come, and write all as JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speech", type=Path, default=Path("build/watermark"))
+    parser.add_argument("--limit", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    spoken = list(speech(given.speech))
+    spoken = spoken[:: max(1, len(spoken) // given.limit)]
+    said = [(samples, marked(samples, rate), rate) for _, _, samples, rate in spoken]
+    report: Row = {
+        "command": " ".join(["python -m benchmarks.watermark", *sys.argv[1:]]),
+        "hardware": processor(),
+        "depth_db": DEPTH_DB,
+        "key": KEY.decode(),
+        "threshold": THRESHOLD,
+        "clip_s": CLIP_S,
+        "quality": quality(said[:: max(1, len(said) // 40)]),
+        "processor_seconds_per_second": cost(said),
+    }
+    print(json.dumps(report, indent=1))
+    if find_spec("pocketsphinx"):
+        few = range(0, len(said), max(1, len(said) // WORDS_HEARD))
+        report["words"] = words([(spoken[index][1], *said[index]) for index in few])
+        print(report["words"])
+    unmarked, others = [], []
+    report["attacks"] = []
+    for name, attack in {**ATTACKS, **HARDER}.items():
+        row, without, by_other_keys = attacked(said, name, attack)
+        report["attacks"].append(row)
+        unmarked += without
+        others += by_other_keys
+    at_22k = [(soxr.resample(samples, rate, 22_050), 22_050) for _, _, samples, rate in spoken]
+    row, without, _ = attacked([(one, marked(one, rate), rate) for one, rate in at_22k], "22,050 Hz", ATTACKS["none"])
+    report["attacks"].append(row)
+    report["unmarked_speech"] = chance_of(unmarked + without)
+    report["unmarked_speech_other_keys"] = chance_of(others)
+    sounds: dict[str, list[float]] = {}
+    for name, samples, rate in other_sounds():
+        found = contrasts(np.asarray(samples, np.float32), rate)
+        sounds.setdefault(name, []).extend(match(found, key) for key in (KEY, *OTHER_KEYS[:20]))
+    report["other_sounds"] = {
+        name: {"scores": len(one), "passed": sum(score >= THRESHOLD for score in one), "most": max(one)}
+        for name, one in sounds.items()
+    }
+    print(json.dumps({key: value for key, value in report.items() if key.startswith(("unmarked", "other"))}, indent=1))
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
