@@ -1,6 +1,6 @@
 """Speech under load: time to first audio, gaps, underruns, throughput. See docs/measuring.md.
 
-Names are imported at their first use: the command line need not wait for numpy.
+Names are imported at their first use, so the command line starts without numpy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts in batches through a language model and then through token2wav, measured: `vivavoce bench offline`."""
+"""Measure batches of texts, first in a language model and then in token2wav: `vivavoce bench offline`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Samples = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """prompt: the language model's input; voice: token2wav's; seed: of the language model's draws."""
+    """One text. prompt: input of the language model; voice: input of token2wav; seed: for sampling speech tokens."""
 
     id: str
     prompt: Any
@@ -33,14 +33,14 @@ class TokenBackend(Protocol):
     sampling: str
 
     def generate(self, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
-        """Speech tokens of each prompt on the host, in order: 0 … V − 1, without the id that ended them."""
+        """Return the speech tokens (0 … V − 1) of each prompt in order, on the host and without the end token."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class BatchFigures:
-    """Times are seconds, summed over all batches."""
+    """Figures of one backend and batch size. Times are in seconds, summed over all batches."""
 
     backend: str
     sampling: str
@@ -54,7 +54,7 @@ class BatchFigures:
 
     @property
     def total_time_seconds(self) -> float:
-        """Without the warm-up and without writing files."""
+        """The time excludes the warm-up and the writing of files."""
         return self.llm_time_seconds + self.token2wav_time_seconds
 
     @property
@@ -77,10 +77,10 @@ class BatchFigures:
 
 @dataclass(frozen=True, eq=False)
 class BatchRig:
-    """One runtime of the language model before token2wav.
+    """A runtime of the language model, followed by token2wav.
 
-    waves: (jobs, tokens of each) → samples of each, [n] float32 on the host, in one batch; keep: takes the batch
-    size and each job's samples, outside the measured time; clock: seconds.
+    waves: (jobs, tokens per job) → samples per job, [n] float32 on the host, in one batch; keep: called with the batch
+    size and the samples of each job, outside of the measured time; clock: returns seconds.
     """
 
     backend: str
@@ -91,9 +91,9 @@ class BatchRig:
     clock: Callable[[], float] = time.perf_counter
 
     def measure(self, jobs: Sequence[Job], batch_size: int, token2wav_batch_size: int) -> BatchFigures:
-        """Speak all jobs, `batch_size` at a time, after the first batch was spoken once to warm up.
+        """Run the first batch once to warm up, then run and time all jobs, `batch_size` at a time.
 
-        `StageFailed`: a text got no speech token, so that token2wav has nothing to speak.
+        `StageFailed`: the language model gave no speech tokens for a text.
         """
         batches = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]
         self._speak(batches[0], token2wav_batch_size)

@@ -1,4 +1,4 @@
-"""Known speech tokens, spoken chunk by chunk and whole, measured: `vivavoce bench streaming`."""
+"""Measure token2wav on given speech tokens, chunk by chunk and all at once: `vivavoce bench streaming`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from vivavoce_bench.report import SPREAD, number, spread_row
 
 SCHEMA = "vivavoce-bench-streaming-1"
 LEAST_SIZE, GREATEST_SIZE = 5, 1000
-"""Speech tokens of a chunk: a vocoder that holds back the end of its first chunk gives nothing for less."""
+"""Limits of a chunk in speech tokens. The vocoder may return no audio for a smaller first chunk."""
 Samples = NDArray[np.float32]
 _MS = 1000.0
 _FRAME_S, _HOP_S = 0.025, 0.010
 _DEPTH = 1e-3
-"""Relative to the loudest bin: a level 60 dB below it counts as silence."""
+"""Lowest magnitude that counts, relative to the loudest bin: 60 dB below it."""
 
 
 class Strategy(str, Enum):
@@ -33,8 +33,7 @@ class Strategy(str, Enum):
 
 
 class Cut(NamedTuple):
-    """One chunk, in speech tokens. hop: tokens that become audio; seen: end of the tokens given so far, lookahead
-    included."""
+    """One chunk. hop: number of speech tokens that become audio; seen: tokens given so far, with the lookahead."""
 
     hop: int
     seen: int
@@ -42,7 +41,7 @@ class Cut(NamedTuple):
 
 
 def cuts(num_tokens: int, size: int, strategy: Strategy, lookahead: int) -> list[Cut]:
-    """Split the tokens into chunks; the tokens that do not fill a chunk and its lookahead are the last chunk."""
+    """Split the tokens into chunks. The last chunk has the tokens that do not fill a chunk and its lookahead."""
     if not LEAST_SIZE <= size <= GREATEST_SIZE:
         raise InvalidRequest(f"chunk_size: {size} is outside of {LEAST_SIZE} … {GREATEST_SIZE}; choose a number inside")
     found: list[Cut] = []
@@ -65,7 +64,7 @@ class TokenSpeech:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChunkedSpeech(PlaybackTrace):
-    """One speech both ways; the arrivals are its chunks, each requested when the one before has come."""
+    """Audio made in chunks and at once. Each arrival is a chunk, requested after the previous chunk arrived."""
 
     speech: TokenSpeech
     whole: Samples
@@ -73,7 +72,7 @@ class ChunkedSpeech(PlaybackTrace):
 
     @property
     def joins(self) -> list[int]:
-        """The first sample of every chunk but the first."""
+        """First sample of each chunk except the first chunk."""
         return list(accumulate(one.num_samples for one in self.arrivals))[:-1]
 
     @property
@@ -99,10 +98,10 @@ class ChunkedSpeech(PlaybackTrace):
 def speak_chunked(
     token2wav: Any, speech: TokenSpeech, cut: Sequence[Cut], clock: Callable[[], float] = time.perf_counter
 ) -> ChunkedSpeech:
-    """Speak it chunk by chunk, then whole.
+    """Make the audio chunk by chunk, then at once.
 
-    token2wav: has a `sample_rate` and gives samples, [n] float32 on the host: `whole(speech)` all at once,
-    `chunks(speech, cut)` an iterator of them.
+    token2wav: has `sample_rate`, `whole(speech)` (returns samples) and `chunks(speech, cut)` (yields the samples of
+    each chunk); samples are [n] float32 on the host.
     """
     started = clock()
     arrivals = tuple(Arrival(clock(), len(samples), samples) for samples in token2wav.chunks(speech, cut))
@@ -114,7 +113,7 @@ def speak_chunked(
 
 
 def chunk_figures(spoken: Sequence[ChunkedSpeech]) -> dict[str, Any]:
-    """Flat keys of docs/measuring.md over all speeches; at least one."""
+    """The keys of docs/measuring.md over all speeches; `spoken` is not empty."""
     shared = stream_figures(spoken, spoken)
     chunks_s = [one for speech in spoken for one in speech.chunks_s]
     return {
@@ -129,7 +128,7 @@ def chunk_figures(spoken: Sequence[ChunkedSpeech]) -> dict[str, Any]:
 
 
 def join_figures(spoken: Sequence[ChunkedSpeech], fade: int) -> dict[str, Any]:
-    """The sound of the joins beside whole speech of the same tokens, as flat keys; fade: samples of each join."""
+    """Compare the joins with audio made at once from the same tokens; fade: samples cross-faded at each join."""
     rate = spoken[0].sample_rate
     at_joins = np.concatenate([abruptness(one.samples, rate, one.joins) for one in spoken])
     clicks = join_clicks(at_joins, np.concatenate([abruptness_everywhere(one.whole, rate) for one in spoken]))
@@ -171,10 +170,10 @@ def chunk_rows(keys: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def spectral_distance(one: Samples, other: Samples, sample_rate: int) -> NDArray[np.float64]:
-    """Log-spectral distance of each frame of 25 ms, every 10 ms: [frames] dB, 0 where they are equal.
+    """Log-spectral distance of two signals in frames of 25 ms, every 10 ms: [frames] dB, 0 for equal frames.
 
-    The root mean square, over the bins of a Hann-windowed spectrum, of the difference of levels. Frame f is centred at
-    10 ms · f; samples beyond the shorter of the two are left out.
+    It is the root mean square of the level differences over the bins of a Hann-windowed spectrum. Frame f is centred at
+    10 ms · f. The longer signal is cut to the length of the shorter one.
     """
     frame, hop = round(_FRAME_S * sample_rate), round(_HOP_S * sample_rate)
     size = min(len(one), len(other))
@@ -188,7 +187,7 @@ def spectral_distance(one: Samples, other: Samples, sample_rate: int) -> NDArray
 
 
 def near_places(num_frames: int, sample_rate: int, places: Sequence[int], length: int = 1) -> NDArray[np.bool_]:
-    """Frames of `spectral_distance` that hold one of the `length` samples from these places on: [frames]."""
+    """Mark frames of `spectral_distance` with any of the `length` samples that start at each place: [frames]."""
     centres, reach = np.arange(num_frames) * round(_HOP_S * sample_rate), round(_FRAME_S * sample_rate) // 2
     near = np.zeros(num_frames, dtype=bool)
     for place in places:

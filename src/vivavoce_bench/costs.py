@@ -1,4 +1,4 @@
-"""Measured costs of batches on one H200, by generation: plans and simulations begin with them."""
+"""Measured costs of batches on one H200, by generation, for plans and simulations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEASURED_COSTS: Mapping[Generation, Priors] = {
         Stage.VOCODER: Coefficients(7.8e-4, 1.4e-5, 2.2e-6, 0.0),
     },
 }
-"""Seconds of batches under load on one H200, at the released models' sizes in float16 (benchmarks/results/gpu)."""
+"""Cost coefficients in seconds, fitted under load to the released models in float16 (benchmarks/results/gpu)."""
 ALONE_COSTS: Mapping[Generation, Priors] = {
     Generation.V2: {
         Stage.PREFILL: Coefficients(9.8e-4, 7.1e-5, 8.5e-7, 3.1e-9),
@@ -37,4 +37,4 @@ ALONE_COSTS: Mapping[Generation, Priors] = {
         Stage.VOCODER: Coefficients(8.2e-4, 3.7e-5, 1.9e-6, 0.0),
     },
 }
-"""The same of batches that have the H200 for themselves: fitted to the stages of `h200.json` and `h200-v3.json`."""
+"""Cost coefficients of batches that run alone on the H200, fitted to the stages of `h200.json` and `h200-v3.json`."""

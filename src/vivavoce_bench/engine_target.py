@@ -1,4 +1,4 @@
-"""A loaded model as the target of a load, and the quality of the audio that it gave."""
+"""Load-test a loaded model, and measure the quality of its audio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per"
 
 @dataclass(frozen=True, eq=False)
 class EngineTarget:
-    """A loaded model as a `Target`. policy: None for whole utterances; keep: keep the samples."""
+    """A loaded model as a `Target`. policy: None requests whole utterances; keep: keep the samples."""
 
     tts: Vivavoce
     voices: Mapping[str, Voice]
@@ -49,7 +49,7 @@ class EngineTarget:
 
 
 def instruments_for(tts: Vivavoce, utterances: Sequence[Utterance], jobs: int) -> Instruments:
-    """A recogniser and a speaker encoder, tried out before the load is put on; errors as in `evaluate.ready`."""
+    """Make and test the recogniser and the speaker encoder before the load starts; errors as in `ready`."""
     texts = dict.fromkeys(utterance.text for utterance in utterances)
     return ready(cases_of(texts), Instruments(PocketSphinx, jobs, tts.normalize, embed_with(tts.embed)), None)
 
@@ -57,7 +57,7 @@ def instruments_for(tts: Vivavoce, utterances: Sequence[Utterance], jobs: int) -
 def quality(
     ok: Sequence[Outcome], voices: Mapping[str, Voice], instruments: Instruments, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """ok: requests with their samples; a value is None where nothing could be measured."""
+    """Measure errors and speaker similarity of successful requests with samples; unmeasured values are None."""
     if not ok:
         return dict.fromkeys(QUALITY_KEYS)
     clips = (

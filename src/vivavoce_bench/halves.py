@@ -1,4 +1,4 @@
-"""A loaded model in its halves, for benchmarks that run them one by one."""
+"""The language model and token2wav (flow and vocoder) of one model, loaded apart for benchmarks."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class BenchModel:
     def jobs(
         self, texts: Sequence[Utterance], seed: int, exact_tokens: int | None, voice: Conditioning | None = None
     ) -> list[Job]:
-        """One job for each text; the seeds follow one another. `VivavoceError`: a text or a voice cannot be used.
+        """Make one job per text, with consecutive seeds. `VivavoceError`: a text or a voice cannot be used.
 
-        voice: for texts without a recording; None: the model's first.
+        voice: voice of texts without a recording; None: the model's first voice.
         """
         given = self.voice(None, "") if voice is None else voice
         heard = [given if one.reference is None else self.voice(one.reference, one.reference_text) for one in texts]
@@ -98,7 +98,7 @@ class BenchModel:
     def _prompt(self, text: str, voice: Conditioning, seed: int, exact_tokens: int | None) -> TokenRequest:
         rules, config = self.front_end.text, self.models.config
         ids = tuple(one for segment in rules.segments(text) for one in rules.encode(segment))
-        # Runtimes that are compared share the rule for lengths: one token at least, and no share of the text's.
+        # All compared runtimes have the same minimum length: one token, whatever the text.
         sampling = SamplingParams(min_ratio=0.0, exact_tokens=exact_tokens)
         room = config.rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         run = plain_run(config.lm, SegmentRequest(voice, text=ids, sampling=sampling), official=False, room=room)
@@ -106,9 +106,9 @@ class BenchModel:
 
 
 class BenchToken2Wav:
-    """Speech tokens → samples, [n] float32 on the host, by an engine without a language model.
+    """Turns speech tokens into samples, [n] float32 on the host, with an engine without a language model.
 
-    streams: chunks are made, so the flow keeps its state. Voices are `Conditioning`s.
+    streams: `chunks` is used, so the flow keeps its state. Voices are `Conditioning`s.
     """
 
     def __init__(self, models: Models, settings: EngineSettings, *, streams: bool = False) -> None:
@@ -130,14 +130,14 @@ class BenchToken2Wav:
         return self.engine.submit(EngineRequest((segment,))).result().samples
 
     def hear(self, voice: Conditioning) -> None:
-        """Compute the state of a voice's prompt, unless it is there already, as for a voice that was used before."""
+        """Compute and cache the flow's state of a voice's prompt."""
         few = (0,) * 8
         list(self.chunks(TokenSpeech("", few, voice, 0), [Cut(len(few), len(few), final=True)]))
 
     def chunks(self, speech: TokenSpeech, cuts: Sequence[Cut]) -> Iterator[Samples]:
-        """The speech chunk by chunk, each on demand.
+        """Yield the samples of each chunk; a chunk is computed when it is asked for.
 
-        The state of the voice's prompt is computed with the first chunk unless `hear` did it before.
+        The first chunk includes the time for the voice's prompt, unless `hear` was called before.
         """
         segment = SegmentRequest(speech.voice, speech_tokens=(), seed=speech.seed)
         handle = self.engine.submit(EngineRequest((segment,), ChunkPolicy.low_latency(), InputMode.SPEECH))
@@ -164,9 +164,9 @@ def measure_batches(
     folder: Path | None,
     say: Say,
 ) -> list[BatchFigures]:
-    """Figures of every runtime of the language model with every batch size.
+    """Measure every runtime of the language model with every batch size.
 
-    token2wav_size: texts at once in the second half, None: as many as in the first; folder: keeps the audio.
+    token2wav_size: batch size of token2wav, None: the language model's; folder: where the audio is saved.
     """
     found: list[BatchFigures] = []
     with closing(BenchToken2Wav(model.models, settings)) as token2wav:
@@ -189,7 +189,7 @@ def measure_batches(
 
 
 _TOGETHER = 8
-"""Texts in one batch of the language model whose time is not measured."""
+"""Batch size of the language model in `decode`, which is not timed."""
 
 
 def decode(model: BenchModel, jobs: Sequence[Job], settings: EngineSettings) -> list[TokenSpeech]:
@@ -205,7 +205,7 @@ def speak_chunks(
     folder: Path | None,
     say: Say,
 ) -> list[ChunkedSpeech]:
-    """Speak every speech both ways, after the first one was spoken once to warm up; folder: keeps the audio."""
+    """Warm up with the first speech, then time all, in chunks and at once; folder: where the audio is saved."""
     say("warming up …")
     chunked.speak_chunked(token2wav, speeches[0], cuts[0])
     reset_peaks(token2wav.engine.models.device)

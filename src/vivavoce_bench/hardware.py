@@ -1,4 +1,4 @@
-"""The machine of a measurement: its name, its software, and the memory that was used."""
+"""Name, software and peak memory of the machine that a benchmark runs on."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def reset_peaks(device: torch.device | None) -> None:
 
 
 def resources(device: torch.device | None) -> dict[str, int | None]:
-    """Peak memory: of the device since `reset_peaks`, of this process since its start."""
+    """Peak memory in bytes: the device's since `reset_peaks`, this process's since its start."""
     cuda = device is not None and device.type == "cuda"
-    # Kilobytes, but bytes on macOS.
+    # ru_maxrss is in kilobytes, on macOS in bytes.
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "gpu_memory_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,

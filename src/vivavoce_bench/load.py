@@ -1,6 +1,6 @@
 """Load tests of a streaming backend: requests, simulated users, and the outcome of each request.
 
-Time is read and spent only by the event loop (`loop.time()`, `asyncio.sleep`), so a simulated loop can replace it.
+Only the event loop reads time and waits (`loop.time()`, `asyncio.sleep`), so a simulated loop can replace it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Utterance:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A chunk of audio; samples: [num_samples] float32 in ±1, where the target keeps them."""
+    """A chunk of audio; samples: [num_samples] float32 in ±1, None if the target does not keep them."""
 
     num_samples: int
     samples: NDArray[np.float32] | None = None
@@ -51,13 +51,13 @@ class Refused(Exception):
 
 
 class Target(Protocol):
-    """A speaker under test, in one event loop."""
+    """A system under test, in one event loop."""
 
     @property
     def sample_rate(self) -> int: ...
 
     def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        """The utterance's audio, each piece as soon as it is there; `Refused` or any other error while iterated."""
+        """Yield the audio in pieces as they arrive. The iterator may raise `Refused` or any other error."""
 
 
 class Ending(str, Enum):
@@ -68,10 +68,10 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outcome(PlaybackTrace):
-    """The result of one request. In an open loop it starts at the planned moment, even if it was begun later.
+    """The result of one request. In an open loop its start is the planned time, even if it was sent later.
 
-    utterance: the request, of the target's own type; problem: the error, "" unless it failed; retry_after_s: the wait
-    that a refusal asked for; file: the audio's, if it was kept.
+    utterance: the request, in the target's own type; problem: the error of a failed request, else ""; retry_after_s:
+    the wait that a refusal asks for; file: where the audio was saved, if it was.
     """
 
     utterance: Any
@@ -107,7 +107,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Users who come at random and independently, `rate` of them per second, however slow the target is."""
+    """Users who arrive at random and independently, `rate` per second, whatever the speed of the target."""
 
     rate: float
     seed: int = 0
@@ -117,7 +117,7 @@ class OpenLoop:
             raise InvalidRequest(f"rate: {self.rate} is outside of 0 … {MAX_RATE:g} per second; choose one inside")
 
     def arrivals(self, count: int) -> list[float]:
-        """Seconds after the start at which the users come: a Poisson process whose first user comes at 0."""
+        """Arrival times in seconds after the start: a Poisson process whose first user arrives at 0."""
         drawn = random.Random(self.seed)
         times = [0.0]
         while len(times) < count:
@@ -131,7 +131,7 @@ Load = ClosedLoop | OpenLoop
 async def run_load(
     target: Target, utterances: Sequence[Utterance], load: Load, show: Callable[[int], None] = lambda _: None
 ) -> list[Outcome]:
-    """Put the load on a target, which stays open; the outcomes are in the order of `utterances`.
+    """Send the load to a target and return the outcomes in the order of `utterances`; the target stays open.
 
     show: called with the number of requests that have ended.
     """
@@ -146,7 +146,7 @@ async def run_load(
     async def user(indices: Iterator[int]) -> None:
         wait_s = 0.0
         for index in indices:
-            # A refused user obeys: asking again at once would only count how fast the target can refuse.
+            # Users wait as the refusal asks, or the load would measure how fast the target refuses.
             await asyncio.sleep(wait_s)
             wait_s = await ask(index, loop.time())
 
@@ -174,7 +174,7 @@ async def _ask(target: Target, utterance: Utterance, start_s: float) -> Outcome:
                 arrivals.append(Arrival(loop.time(), piece.num_samples, piece.samples))
     except Refused as refusal:
         ending, retry_after_s = Ending.REFUSED, refusal.retry_after_s
-    except Exception as error:  # any error of a target is a figure of this request, and ends no other
+    except Exception as error:  # an error fails this request only
         ending, problem = Ending.FAILED, f"{type(error).__name__}: {error}"
     if ending is Ending.OK and not arrivals:
         ending, problem = Ending.FAILED, "no audio came"
@@ -196,9 +196,9 @@ class Workload:
             raise InvalidRequest("texts: the list is empty; give at least one")
 
     def utterances(self, count: int, purpose: str = "load") -> list[Utterance]:
-        """`count` requests; those of another purpose (a warm-up) are drawn independently.
+        """Draw `count` requests. Requests for different purposes (such as a warm-up) are drawn independently.
 
-        The texts come in shuffled rounds, so that a load of any size has about the list's own mix of lengths.
+        Every text is used once, in random order, before any is used again, so each load has a similar mix of lengths.
         """
         drawn = random.Random(f"{purpose} {self.seed}")
         texts: list[str] = []
@@ -211,7 +211,7 @@ class Workload:
 
 
 def read_texts(path: Path) -> list[str]:
-    """A UTF-8 file with one text per line, empty lines left out; `InvalidRequest`: unreadable, or without text."""
+    """Read a UTF-8 file with one text per line; empty lines are skipped. `InvalidRequest`: unreadable or empty."""
     texts = [line.strip() for line in read_lines(path, "text_file") if line.strip()]
     if not texts:
         raise InvalidRequest(f"text_file: {str(path)!r} holds no text; write one per line")

@@ -25,7 +25,7 @@ _DIGITS = 6
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest rank: the smallest value that at least `percent` of 100 values do not exceed.
+    """The percentile by nearest rank: the smallest value that at least `percent` % of the values do not exceed.
 
     With fewer than 100 values the 99th percentile is the largest. values: not empty; percent: above 0, at most 100.
     """
@@ -33,7 +33,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def percentiles(name: str, values: Sequence[float], percents: Sequence[int] = PERCENTS) -> dict[str, float | None]:
-    """`NAME_p50` and the like; None without values."""
+    """{`NAME_p50`: value, …}, one key per percentile; values are None if there are none."""
     return {f"{name}_p{percent}": percentile(values, percent) if values else None for percent in percents}
 
 
@@ -42,7 +42,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    """`NAME_mean`, the percentiles and `NAME_max`; None without values."""
+    """{`NAME_mean`, the percentiles, `NAME_max`}; values are None if there are none."""
     return {
         f"{name}_mean": mean(values),
         **percentiles(name, values),
@@ -52,7 +52,7 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A piece of audio and its time; samples: [num_samples] float32, None where not kept."""
+    """A piece of audio and its arrival time; samples: [num_samples] float32, None if not kept."""
 
     at_s: float
     num_samples: int
@@ -61,7 +61,7 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False)
 class PlaybackTrace:
-    """An answer with its times, seconds of one clock; end_s: when it was known to be whole, or failed."""
+    """A response with its times in seconds of one clock; end_s: when it was complete or failed."""
 
     start_s: float
     end_s: float
@@ -97,9 +97,9 @@ class PlaybackTrace:
 
     @property
     def margins_s(self) -> list[float]:
-        """Seconds left to play when each piece but the first comes, for a listener who plays from the first piece on.
+        """Seconds of audio left to play when each piece after the first arrives; playback starts with the first piece.
 
-        A negative margin is the silence before that piece.
+        A negative margin is an underrun: the silence before that piece.
         """
         margins: list[float] = []
         played_until_s = self.arrivals[0].at_s if self.arrivals else 0.0
@@ -109,7 +109,7 @@ class PlaybackTrace:
         return margins[1:]
 
     def chunk_s(self, index: int) -> float | None:
-        """Seconds from the call to piece `index` (from 0); None: it did not come."""
+        """Seconds from the call to the arrival of piece `index` (from 0); None if it did not arrive."""
         return self.arrivals[index].at_s - self.start_s if index < len(self.arrivals) else None
 
 
@@ -118,7 +118,7 @@ def window_s(streams: Sequence[PlaybackTrace]) -> float:
 
 
 def stream_figures(streams: Sequence[PlaybackTrace], heard: Sequence[PlaybackTrace]) -> dict[str, Any]:
-    """Playback and audio of the streams that were heard, wall time of all; None where nothing was measured."""
+    """Playback and audio figures of the streams in `heard`, wall time of all; None: not measured."""
     audio_s, wall_s = sum(one.audio_s for one in heard), window_s(streams)
     margins = [one.margins_s for one in heard]
     silences = [[-margin for margin in one if margin < 0] for one in margins]
@@ -135,7 +135,7 @@ def stream_figures(streams: Sequence[PlaybackTrace], heard: Sequence[PlaybackTra
 
 
 def read_lines(path: Path, field: str) -> list[str]:
-    """The lines of a UTF-8 file; `InvalidRequest` about `field` if it cannot be read."""
+    """Read the lines of a UTF-8 file; `InvalidRequest` about `field` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -147,7 +147,7 @@ def read_lines(path: Path, field: str) -> list[str]:
 
 
 def read_records(path: Path, field: str, parse: Callable[[str, int], T]) -> list[T]:
-    """One record per line of a UTF-8 file; empty lines are skipped.
+    """Read one record per line of a UTF-8 file; empty lines are skipped.
 
     parse: (line, number from 1) → record; its `ValueError` says what is wrong with the line. `InvalidRequest` about
     `field`: the file cannot be read, is empty, or has a bad line.
@@ -164,7 +164,7 @@ def read_records(path: Path, field: str, parse: Callable[[str, int], T]) -> list
 
 
 def rounded(value: Any) -> Any:
-    """All floats, at any depth, with six digits after the point."""
+    """Round all floats in a nested value to six digits after the point."""
     if isinstance(value, float):
         return round(value, _DIGITS)
     if isinstance(value, dict):
@@ -209,7 +209,7 @@ def make_folder(folder: Path, *, field: str) -> None:
 
 
 def write_wav(path: Path, samples: NDArray[np.float32], sample_rate: int, *, field: str = "output") -> None:
-    """Write a 16-bit WAV file; samples beyond ±1 are clipped. `InvalidRequest` if the place cannot be written."""
+    """Write a 16-bit WAV file; samples beyond ±1 are clipped. `InvalidRequest` if the file cannot be written."""
     import soundfile
 
     try:
@@ -231,12 +231,12 @@ def check_drawing(field: str = "plot") -> None:
 def picture(path: Path, size: tuple[float, float], columns: int, *, field: str = "plot") -> Iterator[Sequence[Axes]]:
     """Axes side by side, saved as a PNG file when the block ends; size: width and height in inches.
 
-    `MissingDependency`: matplotlib is not installed. `InvalidRequest`: the place cannot be written.
+    `MissingDependency`: matplotlib is not installed. `InvalidRequest`: the file cannot be written.
     """
     check_drawing(field)
     from matplotlib.figure import Figure
 
-    # Not pyplot's figure: pyplot keeps every figure and may want a display.
+    # Without pyplot, which keeps every figure and may need a display.
     figure = Figure(figsize=size, layout="constrained")
     yield list(figure.subplots(1, columns))
     with writing(path, field):

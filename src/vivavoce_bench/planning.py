@@ -1,10 +1,9 @@
-"""An engine's memory and listeners on a GPU: the source of every planned figure in commands and pages.
+"""Plan an engine's memory and listeners on a GPU, without a device or weights.
 
-Neither a device nor weights are needed. Memory is divided as the engine divides it. Times are admission's: the costs of
-batches, fitted under load on one H200, moved to another card by its maker's data sheet. Launches stay unchanged,
-arithmetic scales with products a second, reading with bytes a second. So figures of other cards are computed, not
-measured. A fleet is planned by simulating one of its engines (`simulation.py`), with the costs of batches that run
-alone.
+Memory is divided as the engine divides it. Times come from the cost model of admission, fitted under load on one H200
+and scaled to other cards by their data sheets: launch times stay unchanged, arithmetic scales with the products per
+second, and reading with the bytes per second. Figures of other cards are therefore computed, not measured. A fleet is
+planned by simulating one engine (`simulation.py`) with the costs of batches that run alone.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from vivavoce_bench.simulation import Machine
 
 
 class Card(NamedTuple):
-    """From its maker's data sheet: float16 products with float32 sums, without sparsity; memory in GB and its rate."""
+    """Data sheet of a GPU: rate of float16 products with float32 sums, without sparsity; size and rate of memory."""
 
     name: str
     tflops: float
@@ -62,7 +61,7 @@ CARDS = (
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """weights: bytes by network; memory_bytes: the whole budget; state_s: seconds of speech whose past is kept."""
+    """weights: bytes per network; memory_bytes: the whole budget; state_s: seconds of flow state."""
 
     models: Models
     memory_bytes: int
@@ -75,9 +74,10 @@ class EnginePlan:
         return CUDA_BYTES + sum(self.weights.values()) + self.memory.num_bytes
 
     def listeners(self, card: Card) -> int:
-        """Streams of ten seconds, each in its own voice, that admission lets play at once; 0: one alone has gaps.
+        """Number of concurrent streams that admission allows; 0: even a single stream has gaps.
 
-        Memory bounds those at work at one moment: a card that is faster than its listeners finishes each sooner.
+        Each stream has ten seconds and its own voice. Memory limits only the streams that are being computed: a fast
+        card computes a stream in less time than it plays.
         """
         limits, config = AdmissionLimits(), self.models.config
         policy = policy_for(config.generation, None)
@@ -86,14 +86,14 @@ class EnginePlan:
         if self.state_s < inf:
             at_work = max(1, min(at_work, int(self.state_s / (PROMPT_S + DURATION_S / 2))))
         most = int(limits.headroom * at_work / admission.share_of_real_time(at_work))
-        low, high = 0, most + 1  # bisection: the share grows with the streams
+        low, high = 0, most + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if admission.share_of_real_time(middle) <= limits.headroom else (low, middle)
         return low
 
     def offline(self, card: Card) -> float:
-        """Seconds of speech a second if every slot speaks an utterance of ten seconds whole."""
+        """Seconds of audio per second, with a whole utterance of ten seconds in every slot."""
         costs, rates = self._costs(card), self.models.config.rates
         slots, tokens = self.memory.slots, round(DURATION_S * rates.tokens_per_second)
         prompt = TEXT_ROWS + round(PROMPT_S * rates.tokens_per_second)
@@ -106,7 +106,7 @@ class EnginePlan:
         return slots * DURATION_S / seconds
 
     def machine(self, card: Card) -> Machine:
-        """Raises InvalidRequest for an engine that cannot be simulated."""
+        """Describe this engine for a `Simulation`; InvalidRequest: it cannot be simulated."""
         generation = self.models.config.generation
         if self.memory.batch_frames is None or generation not in ALONE_COSTS:
             raise InvalidRequest("model: only CosyVoice2 and 3 in 16 bit can be simulated; leave --streams out")
@@ -119,7 +119,7 @@ class EnginePlan:
 
     def _moved(self, card: Card, measured: Priors) -> Priors:
         slower, reading = H200.tflops / card.tflops, 1e-9 / card.gb_per_s - 1e-9 / H200.gb_per_s
-        # Every batch reads its network's weights, the flow's once a step.
+        # Every batch reads its network's weights; the flow reads them in every step.
         read = {Stage.FLOW: ("flow", self.models.config.flow.num_steps), Stage.VOCODER: ("vocoder", 1)}
         moved: Priors = {}
         for stage, (fixed, row, frame, pair) in measured.items():
@@ -131,7 +131,7 @@ class EnginePlan:
 
 
 def outline_models(config: ModelConfig, dtype: torch.dtype) -> Models:
-    """The networks' shapes, without weights, on torch's meta device; dtype: as `build_models` takes it."""
+    """Build the networks without weights, on torch's meta device; dtype: as in `build_models`."""
     networks: dict[str, Any] = {
         name: part.outline(config).to(torch.float32 if part.float32 else dtype)
         for name, part in NETWORKS[config.generation].items()
@@ -140,9 +140,9 @@ def outline_models(config: ModelConfig, dtype: torch.dtype) -> Models:
 
 
 def plan_engine(config: ModelConfig, dtype: torch.dtype, memory_bytes: int, settings: EngineSettings) -> EnginePlan:
-    """An engine on a CUDA device; InvalidRequest: the memory is too small.
+    """Plan an engine on a CUDA device; InvalidRequest: the memory is too small.
 
-    dtype: of language model and flow; memory_bytes: the whole budget.
+    dtype: data type of the language model and the flow; memory_bytes: the whole budget.
     """
     models = outline_models(config, dtype)
     weights = {
@@ -152,7 +152,7 @@ def plan_engine(config: ModelConfig, dtype: torch.dtype, memory_bytes: int, sett
     kernels = suits_kernels(config.generation, dtype)
     memory = divide(room_beside(sum(weights.values()), memory_bytes), models, settings, kernels)
     state_s = inf
-    if config.generation is not Generation.V1:  # whose flow speaks the whole past anew
+    if config.generation is not Generation.V1:  # its flow keeps no state
         pool = PagePool(models, memory.state_bytes, kernels=kernels)
         state_s = pool.total * pool.page_tokens / config.rates.tokens_per_second
     return EnginePlan(models, memory_bytes, weights, memory, state_s)

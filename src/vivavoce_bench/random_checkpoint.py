@@ -1,8 +1,8 @@
-"""A complete folder of a generation with random weights of any size: it babbles, it does not speak.
+"""Make a complete checkpoint with random weights, for demos, tests and benchmarks without a download.
 
-It takes every path through the engine that a trained model takes, so a demo, a test or a measurement needs no download.
-Matrices get 1/sqrt(inputs), so that signals keep their size from layer to layer and the vocoder's output is noise of a
-speaker's loudness, neither silent nor clipped.
+Its audio is noise, but it takes every path through the engine that a trained model takes. Matrices have a standard
+deviation of 1/sqrt(inputs), so that signals keep their size from layer to layer and the audio is neither silent nor
+clipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FIRST_SPEECH_TOKENS = 4096
 class Sizes:
     """Sizes of the language model, the flow's encoder and its U-Net or DiT, and the vocoder; tiny by default.
 
-    A generation uses those of its own networks; CosyVoice 1's text encoder is as wide as its language model.
+    A generation uses only the sizes of its own networks.
     """
 
     text_vocabulary: int = 288  # 256 bytes, the special tokens of Qwen2 and CosyVoice2, rounded up
@@ -119,14 +119,14 @@ _NUM_BYTES = 256
 
 _TEXT_HEAD = "llm.model.lm_head.weight"
 _ROTARY = "decoder.estimator.rotary_embed.inv_freq"
-"""Frequencies that the official DiT keeps in its file, and computes."""
+"""Rotary frequencies: the official DiT stores them in its file, though they can be computed."""
 _END_LOGIT = 7.0
-"""Close below the best of 6561 random logits: past the minimum length an utterance ends after some ten tokens."""
+"""A little below the largest of 6561 random logits: speech ends about ten tokens after the minimum length."""
 _NEVER_LOGIT = -100.0
 _END_GAIN = 3.0
-"""Gain of the end's row where the head has no bias: now and then it is above the best speech token."""
+"""Gain of the end token's row in a head without bias, so that its logit is sometimes the largest."""
 _NORMED = re.compile(r"(conv_pre|conv_post|ups\.|resblocks|source_resblocks|f0_predictor\.condnet).*\.weight")
-"""Convolutions of the vocoder that are kept as weight norm's two tensors."""
+"""Convolutions of the vocoder that are stored with weight norm, as two tensors each."""
 _NORMS = r"norm\w*|\.out\.1|\.block\.[12]|length_regulator\.model\.(1|4|7|10)"
 _DISTRIBUTIONS = (
     (r"(embedding|embed_tokens)\.weight$", 0.0, 1.0),
@@ -141,25 +141,25 @@ _DISTRIBUTIONS = (
     (r"\.bias$", 0.0, 0.05),
     (r"\.original1$", 0.0, 1.0),
 )
-"""Tensors that are not matrices: pattern of official names, mean and standard deviation; the first match wins."""
+"""(pattern of official names, mean, standard deviation) of tensors other than matrices; the first match counts."""
 _GAINS = (
     ("llm_decoder", 2.0),
     ("source_downs", 2.0),
     ("convs2", 0.5),
     ("conv_post", 0.25),
     ("condnet", 1.5),
-    ("classifier", 150.0),  # the pitch in hertz: a random contour of some hundred
+    ("classifier", 150.0),  # pitch in hertz: a random contour of some hundred hertz
 )
-"""Gains of matrices, by a part of their official names; 1 otherwise, except the vocoder's transposed convolutions."""
+"""(part of official names, gain) of matrices; the gain is 1 without a match."""
 
 
 def make_babble_checkpoint(
     folder: Path, generation: Generation = Generation.V2, *, seed: int = 0, sizes: SizesOf = TINY
 ) -> Path:
-    """Write the checkpoint and return `folder`, which appears complete or not at all.
+    """Write the checkpoint and return `folder`; an error leaves no incomplete folder behind.
 
-    The same seed gives the same tensors. A folder that holds this very checkpoint is kept; CheckpointError: it holds
-    something else, or the place cannot be written.
+    The same seed gives the same tensors. A folder that already has this checkpoint is kept. CheckpointError: the folder
+    has other content, or cannot be written.
     """
     own = {} if sizes == TINY else {"sizes": asdict(sizes[generation])}
     card = _json(_CARD_CONTENT | {"seed": seed} | own)
@@ -174,7 +174,7 @@ def make_babble_checkpoint(
             (new / CARD).write_text(card, encoding="utf-8")
             os.replace(new, folder)
     except OSError as error:
-        if _holds(folder, generation, card):  # another process has just made the same
+        if _holds(folder, generation, card):  # another process made it meanwhile
             return folder
         reason = "is in use for something else" if os.path.exists(folder) else f"cannot be written ({error.strerror})"
         raise CheckpointError(f"folder: {folder} {reason}; choose a folder that does not exist yet") from None
@@ -209,7 +209,7 @@ def _write_files(folder: Path, generation: Generation, seed: int, sizes: Sizes) 
 
 
 def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[str, Tensor]:
-    """The state dict of a network: float32 tensors by official name.
+    """Make the state dict of a network: float32 tensors by official name.
 
     A tensor depends on seed, network and name alone, not on the order or number of the others.
     """
@@ -224,9 +224,9 @@ def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[s
         values = draw(shape, seed, f"{network.part}/{key}")
         state[key] = torch.from_numpy(values * np.float32(std) + np.float32(mean))
     if network.part == "llm":
-        if _TEXT_HEAD in network.names.unused:  # the official file repeats the text embedding there
+        if _TEXT_HEAD in network.names.unused:  # the official file has a copy of the text embedding
             state[_TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]
-        # Nothing but the end stops an utterance.
+        # Only the end token ends an utterance.
         weight, bias, end = state["llm_decoder.weight"], state.get("llm_decoder.bias"), config.lm.vocabulary.eos
         stops, rare = slice(config.lm.vocabulary.num_speech_tokens, None), _END_GAIN * weight[end]
         weight[stops] = 0
@@ -247,7 +247,7 @@ def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
     gain = next((gain for name, gain in _GAINS if name in key), 1.0)
     if key.startswith("ups.") and not isinstance(config.vocoder, CausalVocoderConfig):
         gain = math.sqrt(config.vocoder.upsample_rates[int(key.split(".")[1])] / 2)
-    if key.endswith(".original0"):  # the norms of weight norm's rows
+    if key.endswith(".original0"):  # weight norm: norms of the rows
         return gain, gain / 10
     return 0.0, gain / math.sqrt(math.prod(shape[1:]))
 
@@ -267,7 +267,7 @@ def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelC
 
 def _write_backbone(backbone: Path, sizes: Sizes) -> None:
     backbone.mkdir()
-    # GPT-2's printable stand-ins for the 256 bytes, those that print as themselves first.
+    # GPT-2's printable characters for the 256 bytes; bytes that are printable themselves come first.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     symbols = [*printable, *range(_NUM_BYTES, 2 * _NUM_BYTES - len(printable))]
     end, _, stop = range(_NUM_BYTES, _NUM_BYTES + len(_QWEN2_TOKENS))

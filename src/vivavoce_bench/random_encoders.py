@@ -1,4 +1,4 @@
-"""Random ONNX files in the place of a checkpoint's speaker encoder and speech tokenizer."""
+"""Make random ONNX files for a checkpoint's speaker encoder and speech tokenizer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def draw(shape: tuple[int, ...], seed: int, name: str) -> np.ndarray[tuple[int, 
 
 
 def speaker_encoder(seed: int) -> bytes:
-    """input [1, frames, 80] → output [1, 192]: the mean size of each band, mixed by a random matrix."""
+    """input [1, frames, 80] → output [1, 192]: the mean absolute value of each band times a random matrix."""
     mix = draw((NUM_MEL_BINS, EMBEDDING_SIZE), seed, "campplus") / np.float32(np.sqrt(NUM_MEL_BINS))
     return onnx_model(
-        # The bands' means are zero already (the features are centred), hence their absolute values.
+        # The features are centred, so the bands' means without absolute values are zero.
         nodes=[
             node("Abs", ["input"], "size"),
             node("ReduceMean", ["size"], "bands", axes=[1], keepdims=0),
@@ -37,10 +37,10 @@ def speaker_encoder(seed: int) -> bytes:
 
 
 def speech_tokenizer(generation: Generation, seed: int) -> bytes:
-    """feats [1, 128, frames], feats_length [1] → indices [1, ceil(feats_length / 4)], or half of the length.
+    """feats [1, 128, frames], feats_length [1] → indices [1, ceil(feats_length / 4)], CosyVoice 1: / 2.
 
-    The frames of a token are mixed into some numbers, each is rounded to -1, 0 or 1, and these are read as a number to
-    the base three (finite scalar quantisation, arXiv:2309.15505): 3 ** 8 = 6561, and CosyVoice 1's 4096 hold 3 ** 7.
+    Finite scalar quantisation (arXiv:2309.15505): the frames of a token are projected to 8 values (CosyVoice 1: 7),
+    each is rounded to -1, 0 or 1, and the token is the number with these base-3 digits.
     """
     frames, digits = (2, 7) if generation is Generation.V1 else (4, 8)
     mix = draw((digits, _WHISPER_BINS, frames), seed, "speech_tokenizer")

@@ -1,4 +1,4 @@
-"""A load's result: flat figures, JSON, rows of text and a picture. docs/measuring.md explains the keys."""
+"""Report a load test as flat keys, JSON, a table and a picture. docs/measuring.md explains the keys."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FAINT = 0.35
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Flat keys of docs/measuring.md; None where nothing was measured.
+    """Compute the keys of docs/measuring.md; None: not measured.
 
-    Latencies, playback and audio are of requests that ended well; the wall time is of all.
+    Latencies, playback and audio count successful requests only; the wall time counts all requests.
     """
     ok = with_ending(outcomes, Ending.OK)
     streams = stream_figures(outcomes, ok)
@@ -44,17 +44,17 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """One load and its outcomes; settings: flat keys that describe the measurement."""
+    """The outcomes of one load test; settings: flat keys that describe the measurement."""
 
     settings: Mapping[str, Any]
     outcomes: Sequence[Outcome]
     resources: Mapping[str, Any] = field(default_factory=dict)
-    """Memory, as far as the target's is known: flat keys with their units."""
+    """Memory of the target, if known: flat keys with their units."""
     quality: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of the audio of this load, if it was evaluated: flat keys."""
+    """Quality of the audio, if measured: flat keys."""
 
     def to_json(self) -> dict[str, Any]:
-        """Flat keys with plain values; None where nothing was measured."""
+        """All keys with JSON values; None: not measured."""
         return rounded({"schema": SCHEMA, **self.settings, **figures(self.outcomes), **self.resources, **self.quality})
 
     def save(self, path: Path) -> None:
@@ -66,7 +66,6 @@ def number(value: Any, digits: int, unit: str = "") -> str:
 
 
 def spread_row(keys: Mapping[str, Any], label: str, name: str, digits: int, count: int) -> list[str]:
-    """A distribution: label, `SPREAD`, number of values."""
     return [label, *(number(keys[f"{name}_{part}"], digits) for part in SPREAD), str(count)]
 
 
@@ -83,7 +82,7 @@ def figure_rows(keys: Mapping[str, Any]) -> list[list[str]]:
     others = [f"{keys[name]} {name}" for name in ("refused", "failed") if keys[name]]
     used, held, rss = (keys.get(name) for name in ("gpu_memory_bytes", "gpu_memory_reserved_bytes", "rss_bytes"))
     underruns = NOTHING
-    if keys["margin_ms_min"] is not None:  # a second chunk came
+    if keys["margin_ms_min"] is not None:  # a stream had a second chunk
         underruns = f"{keys['underruns']} in {keys['underrun_requests']} of {keys['ok']} requests, "
         underruns += f"{keys['stall_s']:.3f} s silent"
     lines = [
@@ -109,7 +108,7 @@ def _gib(value: Any) -> str:
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw the wait for first audio, the playback margins and all chunks' times; errors as in `measure.picture`."""
+    """Draw times to first audio, playback margins and all chunks' times; errors as in `measure.picture`."""
     ok = with_ending(outcomes, Ending.OK)
     with picture(path, (16.0, 4.6), 3) as (first, margins, timeline):
         _draw_first_audio(first, ok)

@@ -1,7 +1,7 @@
-"""An engine on a virtual clock: the real loop, scheduler, admission and bookkeeping; batches only take time.
+"""Simulate an engine on a virtual clock.
 
-Nothing is computed or waited for. A batch of a stage takes the seconds of a cost model, on a device whose two queues
-run side by side; the engine's own code plans the batches, admits requests and keeps the flow's state.
+The engine's own loop, scheduler and admission run unchanged, but the networks compute nothing: each batch takes the
+time that a cost model gives, on a device with two parallel queues.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from vivavoce.errors import Overloaded
 from vivavoce.models.build import Models
 
 BESIDE = 0.65
-"""Speed of a queue while the other one has work, too, as a share of its speed alone; fitted, like `TURN_S`, to first
-audio of 64 to 600 listeners of CosyVoice2 on one H200 (benchmarks/results/gpu)."""
+"""Relative speed of a queue while the other queue is busy. It and `TURN_S` are fitted to the times to first audio of 64
+to 600 listeners of CosyVoice2 on one H200 (benchmarks/results/gpu)."""
 TURN_S = 3e-4
-"""The host's time for one turn of the loop."""
+"""Host time of one iteration of the engine's loop."""
 READ_S = 5e-3
-"""The time to read a request's text before the engine gets it."""
+"""Time to prepare a request's text before it reaches the engine."""
 PROMPT, PROMPT_TEXT, TEXT = 87, 20, 40
-"""Speech tokens and text ids of each voice's reference, and text ids of each request."""
+"""Speech tokens of each voice's prompt, text ids of its transcript, and text ids of each request."""
 _TINY_S = 1e-9
 _ZEROS = torch.zeros(1)
 
 
 class Visit(NamedTuple):
-    """A listener who comes at `at_s` to hear `tokens` speech tokens in voice number `voice`."""
+    """A request at `at_s` for `tokens` speech tokens in voice number `voice`."""
 
     at_s: float
     tokens: int
@@ -57,7 +57,7 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """models: outlines; costs: of batches that run alone; exclusive: stages share one processor."""
+    """models: networks without weights; costs: of batches that run alone; exclusive: stages never overlap."""
 
     models: Models
     memory: MemoryPlan
@@ -66,13 +66,13 @@ class Machine:
 
 
 class Device:
-    """A virtual clock, and two queues whose work goes on while it advances; exclusive: a launch waits for its work."""
+    """A virtual clock and two work queues; exclusive: each launch blocks until its work is done."""
 
     def __init__(self, exclusive: bool) -> None:
         self.now, self.exclusive = 0.0, exclusive
         self.queues: list[SimulatedQueue] = []
         self.alarms: deque[tuple[float, Callable[[], object]]] = deque()
-        """Calls by their time on the clock, in order."""
+        """(time, function to call then), in order of time."""
 
     def advance(self, until: float, mark: SimulatedMark | None = None) -> None:
         while self.now < until and not (mark and mark.passed):
@@ -90,7 +90,7 @@ class Device:
 
 @dataclass(eq=False)
 class SimulatedMark(QueueEvent):
-    """A point in a queue's work, after `work` seconds of it."""
+    """An event that is reached after `work` seconds of a queue's work."""
 
     device: Device
     work: float
@@ -103,7 +103,7 @@ class SimulatedMark(QueueEvent):
 
 
 class SimulatedQueue(DeviceQueue):
-    """A queue whose launches take the time that stages `spend` in them."""
+    """A queue whose launches take the seconds that stages add with `spend`."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(torch.device("cpu"), clock=lambda: device.now)
@@ -132,14 +132,12 @@ class SimulatedQueue(DeviceQueue):
 
 
 class _LM:
-    """An `LMInterface` that gives exactly the requested number of ids."""
-
     self_paced = False
 
     def __init__(self, queue: SimulatedQueue, machine: Machine) -> None:
         self.slots, self._queue, self._costs = machine.memory.slots, queue, machine.costs
         self._free, self._open = list(range(self.slots)), dict[int, list[int]]()
-        """Each open slot: ids that are still to be launched, and positions."""
+        """Slot → [ids that are not launched yet, positions in the cache]."""
         self._launches: deque[tuple[QueueEvent, int, list[tuple[int, list[int], int]]]] = deque()
 
     free_slots = property(lambda self: len(self._free))
@@ -178,7 +176,7 @@ class _LM:
         arrived = []
         while self._launches and self._launches[0][0].reached():
             for number, slot, ids in self._launches.popleft()[2]:
-                if self._open.get(number) is slot:  # else it was closed meanwhile
+                if self._open.get(number) is slot:  # the slot was not closed meanwhile
                     arrived.append(Sampled(number, (0,) * ids, False))
         return arrived
 
@@ -246,7 +244,7 @@ class Simulation:
         self._asked: list[RequestTimings | None] = []
 
     def run(self, visits: Sequence[Visit]) -> list[RequestTimings | None]:
-        """The times of each visit from its call on, None: it was refused; visits: in order of time."""
+        """Return the timings of each visit, or None if it was refused; visits: in order of time."""
         device, loop = self._device, self._loop
         device.alarms.extend((visit.at_s + READ_S, partial(self._arrive, visit)) for visit in visits)
         with torch.inference_mode():

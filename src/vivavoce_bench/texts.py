@@ -1,4 +1,4 @@
-"""The default sentences of a load."""
+"""The default sentences of a load test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runtimes of the language model that `vivavoce bench offline` compares; each imports its package on creation."""
+"""Language model runtimes for `vivavoce bench offline`; each imports its package when it is created."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vivavoce_bench.halves import BenchModel
 
 _MEMORY_SHARE = 0.5
-"""Share of the device's memory; the flow and the vocoder need the rest."""
+"""The language model's share of the device memory; the flow and the vocoder use the rest."""
 
 
 _NEEDS = {
@@ -40,7 +40,7 @@ _NEEDS = {
 
 
 def check_backends(names: Sequence[str]) -> list[str]:
-    """Each once. `InvalidRequest`: unknown; `MissingDependency`: its package is missing; nothing is imported."""
+    """Drop duplicates, import nothing. `InvalidRequest`: unknown name; `MissingDependency`: missing package."""
     for name in names:
         if name not in LM_BACKENDS:
             raise InvalidRequest(f"backend: {name!r} is unknown; use one of {', '.join(LM_BACKENDS)}")
@@ -52,7 +52,7 @@ def check_backends(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class BackendSampling:
-    """Sampling of an engine: the values of CosyVoice2's published Triton deployment."""
+    """Sampling parameters of a TensorRT engine, by default those of CosyVoice2's published Triton deployment."""
 
     top_p: float = 0.95
     top_k: int = 50
@@ -64,7 +64,7 @@ class BackendSampling:
 
 
 def merged_model(model: BenchModel, name_or_path: str | None) -> str:
-    """The folder or hub name that was given, else a folder exported by `merged_folder`.
+    """Return the given folder or hub name, or export the model with `merged_folder` if none is given.
 
     `CheckpointError`: the folder belongs to another model.
     """
@@ -76,7 +76,7 @@ def merged_model(model: BenchModel, name_or_path: str | None) -> str:
 
 
 def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
-    """Speech must begin at this model's id: ids of another table would still give some speech."""
+    """Check the first speech id: a folder of another model would give wrong speech without an error."""
     if not is_hugging_face(folder):
         raise CheckpointError(
             f"llm_model_name_or_path: {str(folder)!r} has no {CONFIG}; make the folder with `vivavoce export hf`"
@@ -105,7 +105,7 @@ class OwnModel:
 
 
 class TensorRTModel:
-    """The merged model as an engine built by trtllm-build, for releases of TensorRT-LLM that still run engines.
+    """The merged model as an engine of trtllm-build, for TensorRT-LLM releases that still run such engines.
 
     bias: [padded_size] float32, added to the logits; −∞ at ids that are not speech.
     """
@@ -122,7 +122,7 @@ class TensorRTModel:
         self._vocabulary, self._bias = vocabulary, bias
         self._drawing, self._parameters = asdict(sampling), package.SamplingParams
         self.sampling = sampling.describe()
-        # An engine has its dtype and its limits from when it was built.
+        # The dtype and the limits were fixed when the engine was built.
         self._llm = _engine_class(package)(model=str(engine_dir), skip_tokenizer_init=True, kv_cache_config=cache)
 
     def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
@@ -146,7 +146,7 @@ class TensorRTModel:
         return [self._speech(one.outputs[0].token_ids) for one in given]
 
     def _speech(self, ids: Sequence[int]) -> list[int]:
-        """Merged ids → speech tokens up to the first other id; long silences are cut as in our engine."""
+        """Merged ids → speech tokens before the first other id, with long silences cut as in our engine."""
         said = [one - self._vocabulary.text_size for one in takewhile(self._vocabulary.is_speech, ids)]
         return without_long_silence(said, self._vocabulary.own.silent, 0)[0]
 
@@ -155,7 +155,7 @@ class TensorRTModel:
 
 
 def _engine_class(package: Any) -> Any:
-    """Since 1.0 the class that runs engines is not the package's default one."""
+    """The class that runs engines; since TensorRT-LLM 1.0 it is not the default one."""
     try:
         return import_module("tensorrt_llm._tensorrt_engine").LLM
     except ImportError:
@@ -171,9 +171,9 @@ def open_backend(
     engine_dir: Path | None = None,
     sampling: BackendSampling = BackendSampling(),
 ) -> TokenBackend:
-    """Load a runtime. All but our own read the merged model; engines of TensorRT-LLM alone use `sampling`.
+    """Load a runtime. `torch` reads the model itself, all others the merged model; only engines use `sampling`.
 
-    batch_size: the largest batch; merged: see `merged_model`. `MissingDependency`: its package has an untested version;
+    batch_size: the largest batch; merged: see `merged_model`. `MissingDependency`: the package has an untested version;
     `CheckpointError`: the folder belongs to another model.
     """
     if backend == "torch":
@@ -182,7 +182,7 @@ def open_backend(
     if backend == "trtllm" and engine_dir is not None:
         bias = open_merged_lm(model.folder, model.vocabulary.text_size, model.variant).read(HEAD_BIAS)
         return TensorRTModel(model.vocabulary, bias, engine_dir, sampling)
-    models = model.models  # whose language model is an outline
+    models = model.models  # its language model has no weights
     config = LanguageConfig(models.config.lm, models.config.generation)
     alone = LanguageModel(config, models.lm, models.device, models.dtype, Path(folder))
     return OwnModel(alone, replace(settings, lm_backend=backend), batch_size)

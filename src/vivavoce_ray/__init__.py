@@ -1,4 +1,4 @@
-"""An application of Ray Serve: `serve run vivavoce.entrypoints.ray:app model=CosyVoice2-0.5B gpus=1`."""
+"""A Ray Serve application: `serve run vivavoce.entrypoints.ray:app model=CosyVoice2-0.5B gpus=1`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 NUMBERS: Mapping[str, float] = {"replicas": 1, "max_replicas": 0, "gpus": 0.0, "cpus": 1.0, "cpu_replicas": 0}
-"""The arguments for Ray with their defaults: least and most engines (0: as many as the least), GPUs and CPUs of each,
-and further engines on CPUs, which get the requests that the others have no room for."""
+"""The numeric arguments and their defaults. With `max_replicas` 0 the number of engines is fixed; `gpus` and `cpus`
+are per engine; the `cpu_replicas` engines run on CPUs and get the requests that the other engines have no room for."""
 AT_ONCE = 10_000
-"""Calls that a replica takes at once: the engine's own admission limits the streams."""
+"""Concurrent calls of a replica; the engine's admission limits its streams."""
 BEYOND_DRAIN_S = 10.0
-"""Time that a replica has to end after the server's drain, to report how its streams ended."""
+"""Seconds that a replica gets after the server's drain to report how its streams ended."""
 
 
 def app(arguments: dict[str, Any]) -> Application:
-    """The application; InvalidRequest: an argument is unknown or wrong.
+    """Build the application. Raises InvalidRequest if an argument is unknown or wrong.
 
-    arguments: `NUMBERS`; `config`, a TOML file; `model`; any other setting of `vivavoce serve` by its name
-    ("engine.slots"). File and variables (VIVAVOCE_…) are read on the machine that runs this function.
+    arguments: the names in `NUMBERS`; `config`, a TOML file; `model`; any other setting of `vivavoce serve` by its name
+    ("engine.slots"). The file and the variables VIVAVOCE_… are read on the machine that runs this function.
     """
     from ray import serve
 

@@ -1,4 +1,4 @@
-"""A backend whose engines are replicas of Ray Serve's deployments."""
+"""A backend whose engines are replicas of Ray Serve deployments."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 AWAY = (RayError, RayServeException, TimeoutError, asyncio.TimeoutError)
 TRIES = 3
-"""Replicas of a pool that are asked for one request, the one with the most headroom first."""
+"""The most replicas of a pool that one request is sent to."""
 ASK_S = 120.0
-"""Time for an answer; a working replica needs less, even with a voice, a text and a wait for room."""
+"""Timeout of a call, which may extract a voice, normalise a text and wait for a slot."""
 PULSE_S, LATE_S = 1.0, 3.0
-"""Seconds between two questions for a pool's state, and for its answer until it counts as unreachable."""
+"""Seconds between two checks of a pool's state, and the timeout of a check."""
 
 
 class _Stream:
@@ -66,17 +66,17 @@ class _Stream:
 
 
 class RayBackend:
-    """The `SpeechBackend` of Ray's replicas, for one event loop and the life of its process."""
+    """A `SpeechBackend` of Ray Serve replicas, for one event loop; it is never closed."""
 
     stuck = False
     """An unreachable replica counts as not ready."""
 
     def __init__(self, pools: Sequence[Any]) -> None:
-        """pools: handles to deployments of `EngineReplica`, in the order in which they are asked."""
+        """pools: handles to deployments of `EngineReplica`, in the order in which requests try them."""
         self._pools = pools
         self._about: ModelInfo | None = None
         self._states: list[tuple[bool, str] | None] = [None] * len(pools)
-        """For each pool whether it is ready, and its voice store; None: unreachable."""
+        """(ready, state of the voice store) of each pool; None: the pool is unreachable."""
         self._mailbox = ray.remote(TextMailbox).options(num_cpus=0, max_restarts=-1, max_concurrency=100_000).remote()
         self._watching = [asyncio.ensure_future(self._watch(index)) for index in range(len(pools))]
 
@@ -113,7 +113,7 @@ class RayBackend:
                     raise answer
                 refusals = (*refusals, answer)
                 if replica in avoid:
-                    break  # the router has no other
+                    break  # the router has no other replica
                 avoid |= {replica}
         raise shortest_wait(refusals or (_unreachable(),))
 
@@ -130,14 +130,14 @@ class RayBackend:
         await self._call("remove_voice", *arguments)
 
     async def statistics(self) -> BackendStatistics | None:
-        """None: those of one engine would mislead, and Ray's metrics name each."""
+        """Always None; Ray's metrics have the statistics of each engine."""
         return None
 
     def _reachable(self) -> list[Any]:
         return [pool for pool, state in zip(self._pools, self._states, strict=True) if state is not None]
 
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """The result of a method of any engine: all have the same store of voices."""
+        """Call a method of any engine: all share one voice store."""
         for pool in self._reachable():
             try:
                 answer = await asyncio.wait_for(pool.call.remote(method, arguments, options), ASK_S)
@@ -163,7 +163,7 @@ class RayBackend:
 
 
 async def _first(calls: Any) -> tuple[str, int | VivavoceError]:
-    """The first item of a call: the replica's name with the sample rate or a refusal; "" for a lost replica."""
+    """(name of the replica, sample rate or error), the first item of a call; the name of a lost replica is ""."""
     try:
         return cast(tuple[str, int | VivavoceError], await asyncio.wait_for(anext(calls), ASK_S))
     except (*AWAY, StopAsyncIteration):
@@ -175,8 +175,8 @@ async def _first(calls: Any) -> tuple[str, int | VivavoceError]:
 
 
 def _unreachable() -> EngineStopped:
-    return EngineStopped("engine: none can be reached just now; ask again in some seconds")
+    return EngineStopped("engine: no engine can be reached; try again in some seconds")
 
 
 def _lost() -> EngineStopped:
-    return EngineStopped("engine: its replica has ended before the speech was whole; ask again soon")
+    return EngineStopped("engine: its replica ended before the speech was complete; try again")

@@ -1,4 +1,4 @@
-"""A deployment of Ray Serve with one engine in each replica, and the actor that brings streamed texts to them."""
+"""A deployment of Ray Serve with one engine in each replica, and an actor that passes streamed texts to the engines."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vivavoce.logs import configure
 
 
 class TextMailbox:
-    """An actor of each server that keeps streamed texts, by stream, until the engine takes them.
+    """An actor that queues the text of each stream until the stream's engine takes it.
 
-    Serve routes each call anew, and never to a replica that drains, but a text has to reach the engine of its stream.
+    Serve may route each call to another replica, and routes none to a draining one, so calls cannot carry the text.
     """
 
     def __init__(self) -> None:
         self._texts: defaultdict[str, asyncio.Queue[str | None]] = defaultdict(asyncio.Queue)
 
     async def put(self, stream_id: str, piece: str | None) -> None:
-        """Add a piece; None: the end of the text."""
+        """Add a piece of the text; None ends it."""
         self._texts[stream_id].put_nowait(piece)
 
     async def take(self, stream_id: str) -> str | None:
@@ -37,7 +37,7 @@ class TextMailbox:
 
 
 class EngineReplica:
-    """One replica. It sends errors as values, since Ray would wrap and log raised ones."""
+    """One engine. Its methods return errors as values, because Ray wraps and logs raised errors."""
 
     def __init__(self, settings: EngineProcessSettings) -> None:
         from ray import serve
@@ -50,7 +50,7 @@ class EngineReplica:
     async def speak(
         self, key: bytes | None, avoid: frozenset[str], request: SpeechRequest, mailbox: Any, stream_id: str
     ) -> AsyncIterator[tuple[str, int | VivavoceError] | SpeechEvent | Verdict | VivavoceError]:
-        """First its name with the sample rate or a refusal, then events, then the end; key, avoid: for the router."""
+        """Yield (replica name, sample rate or error), events, and the verdict; `key` and `avoid` are for the router."""
         try:
             stream = await self._engine.speak(request)
         except VivavoceError as refusal:
@@ -89,14 +89,14 @@ class EngineReplica:
         """Serve checks before the first request and then regularly; it replaces the replica after three failures."""
         await asyncio.shield(self._starting)
         if not self._engine.ready:
-            raise EngineStopped("engine: it takes no requests now; it is started again, or replaced if that lasts")
+            raise EngineStopped("engine: it accepts no requests; it is restarted, or replaced if it stays so")
 
     async def __del__(self) -> None:
         await self._engine.close()
 
 
 async def _feed(stream: Any, mailbox: Any, stream_id: str) -> None:
-    """Bring a streamed text to the engine; if the mailbox is lost, so is the listener."""
+    """Pass a streamed text to the engine; cancel the stream if the mailbox is lost."""
     from ray.exceptions import RayError
 
     with suppress(RayError):

@@ -25,10 +25,10 @@ _CONNECTION_METHODS = ("begin_request", "end_request", "accept_websocket", "mess
 
 
 class Ingress:
-    """One replica, without torch."""
+    """One replica of the server; it does not import torch."""
 
     def __init__(self, settings: ServerSettings, *pools: Any) -> None:
-        """pools: handles to deployments of `EngineReplica`; the first one with room speaks."""
+        """pools: handles to deployments of `EngineReplica`; a request goes to the first one with room."""
         configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
         logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
         request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
@@ -44,7 +44,7 @@ class Ingress:
 
         async def proxied(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "lifespan":
-                await app.router.lifespan(scope, receive, send)  # the middleware is for requests
+                await app.router.lifespan(scope, receive, send)  # the middleware handles requests only
                 return
             no_ops = dict.fromkeys(_CONNECTION_METHODS, lambda **_: None)
             connection = SimpleNamespace(is_crowded=False, waits_since=math.inf, **no_ops)

@@ -11,8 +11,8 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from vivavoce.engine.routing import EngineLoad, order
 
 FULL = 0.7
-"""Share of the capacity from which one more engine is wanted. The rest is for requests that come while it loads, and
-for those of an engine that ends."""
+"""Share of the capacity in use at which another engine is started. The rest serves requests that come while that engine
+loads, and the requests of an engine that ends."""
 
 
 class HeadroomRouter(RequestRouter):
@@ -21,7 +21,7 @@ class HeadroomRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replicas, each in a rank of its own, the best first; all in one rank if none is ready."""
+        """Rank the replicas, the best first, one replica per rank; if none is ready, one rank has all."""
         key, avoid = None, frozenset[str]()
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
@@ -32,7 +32,7 @@ class HeadroomRouter(RequestRouter):
         return [[replicas[load.name]] for load in order(loads, key)] or [candidate_replicas]
 
     def _load(self, replica: RunningReplica) -> EngineLoad:
-        """The replica's last report, with the number of its calls as of now."""
+        """The replica's last report, with its current number of calls."""
         report, calls = replica.routing_stats, self.replica_queue_len_cache.get(replica.replica_id)
         streams = report.get("streams", 0) if calls is None else calls
         return EngineLoad(replica.replica_id.unique_id, report.get("ready", True), streams, report.get("capacity", 1))

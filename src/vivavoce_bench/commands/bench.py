@@ -1,4 +1,4 @@
-"""`vivavoce bench`: speed under load; its subcommands measure the halves of a model one by one."""
+"""`vivavoce bench`: speed under load. Subcommands measure the language model and token2wav separately."""
 
 from __future__ import annotations
 
@@ -58,23 +58,27 @@ _DEFAULT_WARMUP = 4
 
 @dataclass(frozen=True)
 class BenchLoad:
-    concurrency: int | None = flag("Users who ask again when answered.  [default: 1]", "NUMBER", "-c")
-    rate: float | None = flag("Instead: users who come at random, so many per second.", "NUMBER")
-    requests: int = flag("Requests that are measured.", "NUMBER", "-n", default=32, min=1)
-    warmup: int | None = flag("Requests before that.  [default: one per user, or 4 with --rate]", "NUMBER", min=0)
+    concurrency: int | None = flag("Users who each send one request after another.  [default: 1]", "NUMBER", "-c")
+    rate: float | None = flag("Users who arrive at random per second, instead of --concurrency.", "NUMBER")
+    requests: int = flag("Measured requests.", "NUMBER", "-n", default=32, min=1)
+    warmup: int | None = flag(
+        "Requests before the measured ones.  [default: one per user, or 4 with --rate]", "NUMBER", min=0
+    )
     text_file: Path | None = flag("One text per line.  [default: 40 English sentences]", "FILE", "-f")
-    words: str | None = flag("Take texts of that many words only.", "MIN-MAX")
+    words: str | None = flag("Use only texts with this number of words.", "MIN-MAX")
     tokens: TokensOption = None
     voice: list[str] | None = flag(
-        "May be repeated: they speak in turn.  [default: the model's first voice]", "NAME|RECORDING", "-v"
+        "Voice; if repeated, requests use the voices in turn.  [default: the model's first voice]",
+        "NAME|RECORDING",
+        "-v",
     )
     transcript: TranscriptsOption = None
-    offline: bool = flag("Ask for whole utterances instead of streams.", default=False)
+    offline: bool = flag("Request whole utterances instead of streams.", default=False)
     policy: str | None = flag(
         "Chunk policy of streams: official, low_latency (default), equal, exponential or time_based.", "NAME"
     )
     first_hop: int | None = flag("Speech tokens of the first chunk.", "NUMBER")
-    lookahead: int | None = flag("Speech tokens that each chunk waits for beyond its own.", "NUMBER")
+    lookahead: int | None = flag("Speech tokens after a chunk that it waits for.", "NUMBER")
     seed: int = flag("Seed of texts, arrivals and speech.", "NUMBER", default=0)
 
     def load(self) -> Load:
@@ -84,7 +88,7 @@ class BenchLoad:
             return ClosedLoop(1 if self.concurrency is None else self.concurrency)
         if self.concurrency is not None:
             raise InvalidRequest(
-                "rate: users come at a rate or ask again when answered; leave --rate or --concurrency out"
+                "rate: the load has a rate or a number of users, not both; leave --rate or --concurrency out"
             )
         return OpenLoop(self.rate, self.seed)
 
@@ -94,7 +98,7 @@ class BenchLoad:
         return min(self.concurrency or 1, self.requests) if self.rate is None else _DEFAULT_WARMUP
 
     def workload(self, voices: Sequence[str | None] = (None,)) -> Workload:
-        """Raises InvalidRequest for unreadable texts, or if all texts are too long or too short."""
+        """Raises InvalidRequest if texts cannot be read, or none has the wanted number of words."""
         from vivavoce_bench import SENTENCES, Workload
         from vivavoce_bench.load import read_texts, with_words
 
@@ -109,7 +113,7 @@ class BenchLoad:
         return Workload(texts, voices, self.seed)
 
     def chunk_policy(self, generation: Generation | None = None) -> ChunkPolicy | None:
-        """None for whole utterances, and while no model is known."""
+        """The checked chunk policy; None for whole utterances, or without a given option and a known generation."""
         from vivavoce.engine.chunk_policy import ChunkPolicy, Schedule, policy_for
 
         given = {"--policy": self.policy, "--first-hop": self.first_hop, "--lookahead": self.lookahead}
@@ -136,7 +140,7 @@ class BenchLoad:
 
 @dataclass(frozen=True)
 class BenchOutput:
-    quality: bool = flag("Measure errors and similarity of the same audio; needs vivavoce[eval].", default=False)
+    quality: bool = flag("Measure word errors and speaker similarity too; needs vivavoce[eval].", default=False)
     json_file: JsonFileOption = None
     plot: PlotOption = None
 
@@ -163,7 +167,7 @@ class BenchRequest:
         self.spread.over(self.model.device)
         if self.output.quality and self.load.tokens is not None:
             raise InvalidRequest(
-                "quality: speech of a forced length says nothing whole; leave --tokens or --quality out"
+                "quality: speech of a forced length is not intelligible; leave --tokens or --quality out"
             )
         check_report_places(self.output.json_file, self.output.plot)
 
@@ -180,9 +184,9 @@ def bench(
     spread: Spread,
     quiet: flags.QuietOption = False,
 ) -> None:
-    """Put a load on the engine: time to first audio, gaps, underruns, throughput, memory.
+    """Load-test the engine: time to first audio, gaps, underruns, throughput, memory.
 
-    The exit code is 1 if a request failed; refusals are figures. docs/measuring.md explains them all.
+    The exit code is 1 if a request failed; refused requests are only counted. docs/measuring.md explains the figures.
     """
     if context.invoked_subcommand is not None:
         _refuse_lost_options(context)
@@ -193,7 +197,7 @@ def bench(
 
 
 def _refuse_lost_options(context: typer.Context) -> None:
-    """Options before the subcommand belong to the load alone: without this check they would be ignored silently."""
+    """Refuse options before a subcommand: they belong to the load test, and would be ignored silently."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -204,7 +208,7 @@ def _refuse_lost_options(context: typer.Context) -> None:
 def run_bench(
     request: BenchRequest, reporter: Reporter, load: Callable[[BenchRequest], Vivavoce] | None = None
 ) -> bool:
-    """Put the load on, print the figures, and return True if a request failed. load: gives the model to be measured."""
+    """Run the load test, print the figures, and return True if a request failed. load: loads the model."""
     with reporter.working("starting …"):
         request.check()
     if load is None:
@@ -221,7 +225,7 @@ def run_bench(
 
 
 def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report:
-    """Put the load on a loaded model, which stays open."""
+    """Run the load test on a loaded model, which stays open."""
     from vivavoce_bench import Ending, Report, run_load
     from vivavoce_bench.engine_target import EngineTarget, instruments_for, quality
     from vivavoce_bench.hardware import reset_peaks, resources
@@ -239,7 +243,7 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
             tts.warm_up()
     target = EngineTarget(tts, voices, load.chunk_policy(tts.generation), load.sampling(), request.output.quality)
 
-    own = tts.device if request.spread == Spread() else None  # of other processes' devices this one knows no peak
+    own = tts.device if request.spread == Spread() else None  # peaks of other processes are unknown
 
     def show(ended: int) -> None:
         bar("speaking", ended, len(warmup) + len(utterances), "")
@@ -297,5 +301,5 @@ def _deliver(report: Report, output: BenchOutput, reporter: Reporter) -> bool:
     failed = with_ending(report.outcomes, Ending.FAILED)
     if failed:
         first = failed[0].utterance.number
-        reporter.report(f"{len(failed)} requests failed, the first one (number {first}) by {failed[0].problem}")
+        reporter.report(f"{len(failed)} requests failed, the first one (number {first}) with {failed[0].problem}")
     return bool(failed)

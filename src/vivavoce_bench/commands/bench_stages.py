@@ -1,4 +1,4 @@
-"""`vivavoce bench offline` and `vivavoce bench streaming`: the language model alone, and its tokens to sound."""
+"""`vivavoce bench offline` and `vivavoce bench streaming`: benchmarks of the language model and token2wav."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STREAMING_EXAMPLES = (
 )
 BATCH_SIZES = (16, 8, 4, 2, 1)
 DEFAULT_TEXTS, DEFAULT_SPEECHES = 16, 4
-"""Numbers of built-in sentences: enough for the largest batch, and for `streaming`."""
+"""Default numbers of built-in sentences, for `offline` (enough for the largest batch) and `streaming`."""
 _LARGEST_BATCH = 256
 
 
@@ -51,13 +51,17 @@ class StageModel(ModelChoice):
 
 @dataclass(frozen=True)
 class TextChoice:
-    num_texts: int | None = flag("Take the first texts only.  [default: all of a list]", "NUMBER", "-n", min=1)
+    num_texts: int | None = flag(
+        "Use only this many texts from the start.  [default: all of a list]", "NUMBER", "-n", min=1
+    )
     text_file: Path | None = flag("One text per line.  [default: built-in English sentences]", "FILE", "-f")
     manifest: Path | None = flag(
         "Lines of id|prompt text|prompt recording|text, or JSON.", "FILE", "--manifest", "--manifest-path"
     )
     dataset: str | None = flag(
-        "With the columns id, prompt_text, prompt_audio, target_text; needs datasets.", "NAME", "--huggingface-dataset"
+        "Data set with the columns id, prompt_text, prompt_audio, target_text; needs datasets.",
+        "NAME",
+        "--huggingface-dataset",
     )
     split: str | None = flag("Part of the data set.  [default: train]", "NAME", "--split-name")
     voice: flags.VoiceOption = None
@@ -76,7 +80,7 @@ class TextChoice:
         given = {"--text-file": self.text_file, "--manifest": self.manifest, "--huggingface-dataset": self.dataset}
         named = [option for option, value in given.items() if value is not None]
         if len(named) > 1:
-            raise InvalidRequest(f"texts: {' and '.join(named)} exclude one another; leave all but one out")
+            raise InvalidRequest(f"texts: {' and '.join(named)} exclude one another; give one of them")
         if self.split is not None and self.dataset is None:
             raise InvalidRequest("split_name: belongs to a data set; name it with --huggingface-dataset")
         if self.voice is not None and (self.manifest or self.dataset):
@@ -85,7 +89,7 @@ class TextChoice:
             raise InvalidRequest("transcript: belongs to a recording; name it with --voice")
 
     def read(self, built_in: int = DEFAULT_TEXTS) -> list[Utterance]:
-        """built_in: number of built-in sentences where none was given; a list is read whole."""
+        """Read the texts; built_in: number of built-in sentences if no number is given."""
         from vivavoce_bench.load import read_texts
         from vivavoce_bench.texts import SENTENCES
 
@@ -103,8 +107,8 @@ class TextChoice:
 @dataclass(frozen=True)
 class StageRun:
     tokens: TokensOption = None
-    seed: int = flag("Seed of the first text; the others follow.", "NUMBER", default=0)
-    output_dir: Path | None = flag("Keep the audio as WAV files here.", "FOLDER")
+    seed: int = flag("Seed of the first text; each further text has the next one.", "NUMBER", default=0)
+    output_dir: Path | None = flag("Save the audio as WAV files here.", "FOLDER")
     json_file: JsonFileOption = None
     kernels: flags.KernelsOption = None
 
@@ -135,21 +139,23 @@ class StageRun:
 
 @dataclass(frozen=True)
 class Batches:
-    backend: list[str] | None = flag("torch, vllm or trtllm; may be repeated.  [default: torch, our own]", "NAME")
-    batch_size: list[str] | None = flag("Texts at once, such as 16,4.  [default: 16,8,4,2,1]", "NUMBERS")
+    backend: list[str] | None = flag(
+        "Runtime: torch (vivavoce), vllm or trtllm; may be repeated.  [default: torch]", "NAME"
+    )
+    batch_size: list[str] | None = flag("Batch sizes, such as 16,4.  [default: 16,8,4,2,1]", "NUMBERS")
     token2wav_batch_size: int | None = flag(
-        "Texts at once in the second half, tokens to samples.  [default: the same]", "NUMBER", min=1, max=_LARGEST_BATCH
+        "Batch size of token2wav.  [default: the same]", "NUMBER", min=1, max=_LARGEST_BATCH
     )
     llm_model: str | None = flag(
-        "The merged language model of vllm and trtllm.  [default: made from the model, and kept]",
+        "The merged language model for vllm and trtllm.  [default: exported from the model]",
         "NAME|FOLDER",
         "--llm-model-name-or-path",
     )
-    engine_dir: Path | None = flag("An engine that trtllm-build made.", "FOLDER")
+    engine_dir: Path | None = flag("An engine made by trtllm-build.", "FOLDER")
     plot: PlotOption = None
 
     def backends(self) -> list[str]:
-        """Raises InvalidRequest for an unknown runtime or an unused option, MissingDependency for a missing package."""
+        """The chosen runtimes; InvalidRequest: unknown runtime or unused option; MissingDependency: missing package."""
         from vivavoce_bench.token_backends import check_backends
 
         found = check_backends(self.backend or ["torch"])
@@ -159,15 +165,15 @@ class Batches:
             raise InvalidRequest(f"engine_dir: {str(self.engine_dir)!r} is not a folder; name the one of trtllm-build")
         if self.llm_model is not None and found == ["torch"]:
             raise InvalidRequest(
-                "llm_model_name_or_path: torch reads the model's own folder; add a --backend that reads a merged one "
-                "(vllm or trtllm), or leave it out"
+                "llm_model_name_or_path: torch does not read a merged model; add --backend vllm or --backend trtllm, "
+                "or leave it out"
             )
         return found
 
     def sizes(self, num_texts: int | None = None) -> list[int]:
-        """The batch sizes; by default all that can be filled.
+        """The batch sizes; by default all usual sizes that the texts fill.
 
-        num_texts: None: not known yet. `InvalidRequest`: a size is out of its limits, or larger than the number of
+        num_texts: None if not known yet. `InvalidRequest`: a size is out of its limits, or larger than the number of
         texts.
         """
         parts = [part for one in self.batch_size or () for part in re.split(r"[,\s]+", one.strip())]
@@ -175,12 +181,12 @@ class Batches:
         for part, size in zip(parts, sizes, strict=True):
             if not 1 <= size <= _LARGEST_BATCH:
                 raise InvalidRequest(
-                    f"batch_size: {part!r} is not a number in 1 … {_LARGEST_BATCH}; write some such as 16,8,1"
+                    f"batch_size: {part!r} is not a number in 1 … {_LARGEST_BATCH}; write numbers such as 16,8,1"
                 )
         num_texts = num_texts or _LARGEST_BATCH
         if max(sizes, default=0) > num_texts:
             raise InvalidRequest(
-                f"batch_size: {max(sizes)} is more than the {num_texts} texts; give more, or take it out"
+                f"batch_size: {max(sizes)} is more than the {num_texts} texts; give more texts, or leave this size out"
             )
         return list(dict.fromkeys(sizes)) or [size for size in BATCH_SIZES if size <= num_texts]
 
@@ -188,7 +194,7 @@ class Batches:
 def offline(
     batches: Batches, texts: TextChoice, run: StageRun, model: StageModel, quiet: flags.QuietOption = False
 ) -> None:
-    """Speak texts in batches: seconds of the language model and of token2wav, by runtime and batch size."""
+    """Measure the language model and token2wav on batches of texts, by runtime and batch size."""
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
         backends = batches.backends()
@@ -218,9 +224,11 @@ def offline(
 
 @dataclass(frozen=True)
 class Chunks:
-    chunk_size: int = flag("Speech tokens of the first chunk: 25 are a second.", "NUMBER", default=25)
-    strategy: str = flag("equal, or exponential: each chunk twice the one before.", "NAME", default="equal")
-    recording: list[Path] | None = flag("Speak the tokens of a recording instead of texts; may be repeated.", "FILE")
+    chunk_size: int = flag("Speech tokens of the first chunk (25 per second).", "NUMBER", default=25)
+    strategy: str = flag("Chunk sizes: equal, or exponential (each chunk is twice as long).", "NAME", default="equal")
+    recording: list[Path] | None = flag(
+        "Use the speech tokens of a recording instead of texts; may be repeated.", "FILE"
+    )
     memory: flags.MemoryOption = None
 
     def check(self, texts: TextChoice, tokens: int | None) -> Strategy:
@@ -233,9 +241,7 @@ class Chunks:
             raise InvalidRequest(f"strategy: {self.strategy!r} is unknown; use one of {known}") from None
         cuts(1, self.chunk_size, strategy, 0)
         if self.recording and (not texts.built_in or texts.num_texts or tokens):
-            raise InvalidRequest(
-                "recording: its tokens are spoken, no text is; leave texts, their number and --tokens out"
-            )
+            raise InvalidRequest("recording: its tokens replace the texts; leave texts, their number and --tokens out")
         for path in self.recording or ():
             if not path.is_file():
                 raise InvalidRequest(f"recording: {str(path)!r} is not a file; check the path")
@@ -245,7 +251,7 @@ class Chunks:
 def streaming(
     chunks: Chunks, texts: TextChoice, run: StageRun, model: StageModel, quiet: flags.QuietOption = False
 ) -> None:
-    """Turn speech tokens into sound chunk by chunk: time to the first one and to each, and what joins sound like."""
+    """Measure token2wav chunk by chunk: time to the first chunk and to each chunk, and clicks at the joins."""
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
         run.check()
@@ -260,8 +266,7 @@ def streaming(
         loaded = BenchModel.load(**vars(model))
         if not loaded.models.config.rates.frames_per_token:
             raise UnsupportedModel(
-                "model: CosyVoice 1 makes its chunks as officially, of no other size; measure its streams with "
-                "`vivavoce bench`"
+                "model: CosyVoice 1 has fixed chunk sizes; measure its streams with `vivavoce bench`"
             )
         say("making speech tokens …")
         if chunks.recording:

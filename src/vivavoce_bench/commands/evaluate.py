@@ -41,7 +41,7 @@ BUILT_IN_RECOGNISER = "pocketsphinx"
 Say = Callable[[str], None]
 _MOST_JOBS = 8
 _UTTERANCES_PER_JOB = 8
-"""A further recogniser takes longer to start than to hear a few utterances."""
+"""Fewest utterances per recogniser process: a process takes longer to start than to recognise a few."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,29 @@ class EvaluationFlags:
     sentences: Path | None = flag("One sentence per line.  [default: 20 English sentences]", "FILE")
     list_: Path | None = flag("Lines as in seed-tts-eval: id|prompt text|prompt wav|text.", "FILE", "--list")
     audio: Path | None = flag(
-        "Score recordings instead: one per sentence, or lines of recording, tab, text (, tab, voice).", "FOLDER|TABLE"
+        "Score recordings: a folder with one per sentence, or lines of recording, tab, text[, tab, voice].",
+        "FOLDER|TABLE",
     )
-    limit: int | None = flag("Take the first sentences only.", "NUMBER", min=1)
+    limit: int | None = flag("Use only this many sentences from the start.", "NUMBER", min=1)
     voice: list[str] | None = flag(
-        "May be repeated.  [default: the model's voices, else those stored for it]", "NAME|RECORDING", "-v"
+        "Voice; may be repeated.  [default: the model's voices, or stored voices if it has none]",
+        "NAME|RECORDING",
+        "-v",
     )
     transcript: TranscriptsOption = None
-    mode: str | None = flag("zero_shot, cross_lingual, instruct or sft.  [default: fullest]", "NAME")
+    mode: str | None = flag("zero_shot, cross_lingual, instruct or sft.  [default: the fullest of the voice]", "NAME")
     instructions: str | None = flag("Instructions for the manner of speaking.", "TEXT")
-    seed: int = flag("Seed of the first sentence; the others follow.", "NUMBER", default=0)
+    seed: int = flag("Seed of the first sentence; each further one has the next seed.", "NUMBER", default=0)
     top_p: float | None = flag("0 to 1.", "NUMBER")
     top_k: int | None = flag("1 or more.", "NUMBER")
-    stream: bool = flag("Score streams, and compare their joins with whole speech.", default=False)
-    control: str | None = flag("Spoil it first: shuffled, wrong-text or reversed.", "NAME")
+    stream: bool = flag("Score streams, and compare their joins with audio made at once.", default=False)
+    control: str | None = flag("Spoil the speech as a control: shuffled, wrong-text or reversed.", "NAME")
     recogniser: str = flag(
-        "pocketsphinx, none, or code of your own, which is imported and run.",
+        "pocketsphinx, none, or MODULE:CALLABLE, which is imported and run.",
         "MODULE:CALLABLE",
         default=BUILT_IN_RECOGNISER,
     )
-    jobs: int | None = flag("Recogniser processes.  [default: by cores; 1 for your own]", "NUMBER", min=1)
+    jobs: int | None = flag("Recogniser processes.  [default: by cores; 1 for MODULE:CALLABLE]", "NUMBER", min=1)
 
     def check(self) -> None:
         if self.audio is not None:
@@ -78,10 +81,10 @@ class EvaluationFlags:
                     raise InvalidRequest(f"audio: recordings are scored as they are; leave --{option} out")
             if len(self.voice or ()) > 1:
                 raise InvalidRequest(
-                    "voice: recordings are compared with one voice, or with those that their table names"
+                    "voice: several are given; compare recordings with one voice, or with the voices in their table"
                 )
         if self.list_ is not None and self.voice:
-            raise InvalidRequest("voice: a list names the voice of each line itself; leave --voice out")
+            raise InvalidRequest("voice: each line of a list names its voice; leave --voice out")
 
     def read(self) -> tuple[str, list[Case]]:
         from vivavoce_bench.evaluate import cases as reading
@@ -95,7 +98,7 @@ class EvaluationFlags:
         given = [(path, read) for path, read in sources if path is not None]
         if len(given) > 1:
             raise InvalidRequest(
-                "sentences: are given twice, by --sentences, --list or the table in --audio; give one of them"
+                "sentences: --sentences, --list and a table in --audio exclude one another; give one of them"
             )
         source, cases = "built in", reading.cases_of(reading.SENTENCES)
         for path, read in given:
@@ -117,7 +120,7 @@ def recogniser_jobs(num_utterances: int) -> int:
 
 
 def recogniser_factory(name: str) -> RecogniserFactory:
-    """The built-in recogniser, or the user's own module:callable, also from the working folder."""
+    """The built-in recogniser, or the user's module:callable, which may be in the working folder."""
     from vivavoce_bench.evaluate.recogniser import PocketSphinx, recogniser_named
 
     if name == BUILT_IN_RECOGNISER:
@@ -131,14 +134,14 @@ def evaluate(
     flags: EvaluationFlags,
     model: ModelChoice,
     backends: BackendChoice,
-    out: Path | None = flag("Keep the audio, report.json and report.png here.", "FOLDER", "-o"),
+    out: Path | None = flag("Save the audio, report.json and report.png here.", "FOLDER", "-o"),
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Measure speech: word errors, speaker similarity, lengths, silence, pitch, clicks and speed.
 
-    Every voice speaks every sentence, a recogniser writes down what it hears, and each rate comes with its 95 %
-    interval. With mini that is 80 utterances, which take minutes on a CPU; --limit takes fewer. Needs pip install
+    Every voice speaks every sentence, a recogniser transcribes the audio, and each rate has a 95 % interval. The model
+    mini speaks 80 utterances, which takes minutes on a CPU; --limit reduces their number. Needs pip install
     'vivavoce[eval]'. docs/measuring.md explains the figures.
     """
     reporter = Reporter(quiet)
@@ -159,7 +162,7 @@ def evaluate(
         manner = flags.manner()
         model_path = model_folder(model.model)
         text = TextFrontEnd(TextTokenizer.from_folder(model_path / BACKBONE), scripts=read_card(model_path).scripts)
-        # Refuse unscorable sentences before the networks load.
+        # Refuse sentences that cannot be scored before the networks load.
         factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser)
         jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
         spelled = Instruments(factory, flags.jobs or jobs, lambda said: text.explain(said).spoken)
@@ -195,7 +198,7 @@ def _recordings_folder(out: Path, cases: Sequence[Case], voices: Sequence[str]) 
     sources = [*prompts, *(path for case in cases for path in (case.audio, case.truth) if path is not None)]
     if any(path.resolve().parent == out.resolve() for path in sources):
         raise InvalidRequest(
-            "out: holds the recordings that are evaluated, which would be replaced; choose another folder"
+            "out: this folder holds the evaluated recordings, which would be replaced; choose another folder"
         )
     own = any((case.voice, case.audio) != (None, None) for case in cases)
     return RecordingsFolder(out, by_voice=not own and len(voices) != 1)
@@ -229,7 +232,7 @@ def _spoken(
 
 
 class _PromptVoices(dict[str, "Voice"]):
-    """The voices of a list's prompt recordings, each extracted when its line's turn comes, and not kept."""
+    """Voices of prompt recordings; each is extracted when it is needed, and not kept."""
 
     def __init__(self, cases: Sequence[Case], resolve: Callable[[Path, str], Voice]) -> None:
         self._transcripts = {case.voice: case.prompt_text for case in cases}
@@ -240,7 +243,7 @@ class _PromptVoices(dict[str, "Voice"]):
 
 
 def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce) -> dict[str, Voice]:
-    """A list's; else the requested ones; else the model's built-in ones; else stored ones that fit the model."""
+    """The voices of --list or --voice. The default is the built-in voices, or all stored ones if there are none."""
     from vivavoce.frontend.voices.voice import built_in_voices
 
     if flags.list_ is not None:
@@ -249,7 +252,7 @@ def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path
         return named_voices(flags.voice, flags.transcript or (), tts.voices(), tts.voice)
     found = built_in_voices(folder)
     for name in () if found else tts.voices():
-        with suppress(InvalidRequest):  # a voice of another model
+        with suppress(InvalidRequest):
             found[name] = tts.voice(name)
     if not found:
         raise InvalidRequest(
@@ -261,7 +264,7 @@ def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path
 def _recorded(
     flags: EvaluationFlags, cases: Sequence[Case], folder: Path, model: ModelChoice, show: Say
 ) -> tuple[Iterator[Clip], Mapping[str, VoiceLike], Embed | None, dict[str, Any]]:
-    """The cases' recordings; of the model only its text rules and, for comparison with voices, encoders are loaded."""
+    """Prepare to score recordings; of the model only text rules and encoders are loaded."""
     from vivavoce.checkpoint.folder import read_card
     from vivavoce.frontend.front_end import load_front_end
     from vivavoce.frontend.voices.registry import VoiceRegistry
@@ -288,17 +291,16 @@ def _recorded(
 
 
 def _prompt_speakers(cases: Sequence[Case], embed: Callable[[Path], Any], show: Say) -> dict[str, VoiceLike]:
-    """The speakers of a list's prompt recordings, each once; errors as in `vivavoce.Vivavoce.embed`."""
     names = list(dict.fromkeys(case.voice for case in cases if case.voice is not None))
     speakers: dict[str, VoiceLike] = {}
     for number, name in enumerate(names, start=1):
-        show(f"hearing prompts … {number} of {len(names)}")
+        show(f"reading prompts … {number} of {len(names)}")
         speakers[name] = SimpleNamespace(embedding=embed(Path(name)))
     return speakers
 
 
 def _longest_speech(folder: Path, text: TextFrontEnd, max_ratio: float) -> Callable[[str], float]:
-    """The model is stopped in a text after these seconds: `max_ratio` speech tokens per text token."""
+    """Make a function that gives the longest possible speech of a text: `max_ratio` speech tokens per text token."""
     from vivavoce.checkpoint.settings import read_config
     from vivavoce.checkpoint.weights import find_part, read_tensors
 

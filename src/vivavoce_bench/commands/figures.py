@@ -1,4 +1,4 @@
-"""Figures on stdout as tables or JSON, and checks of the places where reports and audio go."""
+"""Print figures as tables or JSON, and check where reports and audio are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands of this package have, and the voices that they name."""
+"""Options that several commands share, and the voices that they name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vivavoce.frontend.voices.voice import Voice
 
 TranscriptsOption = Annotated[
-    list[str] | None, shared("Words of a recording; one for each recording, in order.", "TEXT", "--transcript")
+    list[str] | None, shared("Transcript of a recording; one per recording, in order.", "TEXT", "--transcript")
 ]
 TokensOption = Annotated[
     int | None, shared("Exact length of the speech in tokens (25 per second; CosyVoice 1: 50).", "NUMBER", "--tokens")
@@ -26,16 +26,16 @@ PlotOption = Annotated[Path | None, shared("Draw a PNG file; needs vivavoce[eval
 def named_voices(
     names: Sequence[str], transcripts: Sequence[str], known: Sequence[str], resolve: Callable[[Any, str], Voice]
 ) -> dict[str, Voice]:
-    """The voices for names and recordings, by these names.
+    """Map each name or recording to its voice.
 
-    transcripts: one for each of the recordings among them, in their order, or none; known: names of stored and
-    built-in voices; resolve: (name or recording, transcript) → voice.
+    transcripts: one per recording in `names`, in their order, or none; known: names of stored and built-in voices;
+    resolve: (name or recording, transcript) → voice.
     """
     recordings = [name for name in names if unicodedata.normalize("NFC", name) not in known]
     if transcripts and len(transcripts) != len(recordings):
         raise InvalidRequest(
             f"transcript: {len(transcripts)} given for {len(recordings)} recordings among the voices; give one "
-            "for each recording, in their order, or none"
+            "per recording, in order, or none"
         )
     said = dict(zip(recordings, transcripts, strict=True)) if transcripts else {}
     return {name: resolve(name, said.get(name, "")) for name in names}

@@ -1,4 +1,4 @@
-"""`vivavoce plan`: an engine's memory on a GPU, and the GPUs that listeners need, without a GPU or weights."""
+"""`vivavoce plan`: plan the memory of an engine, or the number of GPUs, without a GPU or weights."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _COLUMNS = ("card", "memory, GB", "audio s per s, offline", "listeners at once")
 def plan(
     model: str = flag("A known model, downloaded or not, or a folder.", "NAME", "-m", default="CosyVoice2-0.5B"),
     memory: MemoryOption = None,
-    gpu: str | None = flag("One of the listed cards, with all of its memory unless --memory says less.", "NAME"),
+    gpu: str | None = flag("One of the listed GPUs; --memory limits its memory.", "NAME"),
     dtype: DtypeOption = "auto",
     listeners: Listeners = Listeners(),
     as_json: JsonOption = False,
 ) -> None:
-    """Plan an engine: how a GPU's memory is divided, and how many listeners to expect; with --streams, how many GPUs.
+    """Plan an engine: the division of a GPU's memory and the number of listeners; with --streams, the number of GPUs.
 
-    Memory is divided as the engine itself divides it. Speeds are those of one measured H200, moved to other cards by
-    their data sheets: computed, not measured. --streams simulates the engine with such costs.
+    Memory is divided as the engine divides it. Speeds were measured on one H200 and are computed for other GPUs from
+    their data sheets. --streams simulates the engine with these speeds.
     """
     from vivavoce_bench.planning import CARDS
 
@@ -49,7 +49,9 @@ def plan(
     rows = card_rows(config, dtype, [card for card in cards if memory is None or card.gb >= memory], memory)
     if listeners.streams is not None:
         if gpu is None or not rows or rows[0]["listeners"] is None:
-            raise InvalidRequest("streams: they need a card and a released model; name both: --gpu h200 --model NAME")
+            raise InvalidRequest(
+                "streams: the plan needs a known GPU and a released model; give --gpu h200 --model NAME"
+            )
         found = fleet(listeners, planned_engine(config, dtype, rows[0]["memory_gb"]), cards[0])
         if as_json:
             print(json.dumps(found, ensure_ascii=False, indent=2))
@@ -78,10 +80,9 @@ def _print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
 
 
 def card_rows(config: ModelConfig, dtype: str, cards: list[Card], memory: float | None = None) -> list[dict[str, Any]]:
-    """One row per card. Speeds are None where the model's size was not measured, and rounded to two digits: they are
-    computed.
+    """One row per card. Speeds are rounded to two digits, and None for models of a size that was not measured.
 
-    memory: GB that are used, None: all of the card's.
+    memory: GB that are used; None: all memory of the card.
     """
     from vivavoce_bench.random_checkpoint import release_config
 
@@ -136,7 +137,6 @@ def _text(key: str, value: Any) -> str:
 
 
 def _config(model: str) -> ModelConfig:
-    """The sizes of a folder, or of a known model, which need not be downloaded."""
     from vivavoce.checkpoint.known_models import known_model
     from vivavoce.checkpoint.settings import read_config
     from vivavoce.checkpoint.weights import find_part, read_tensors

@@ -1,4 +1,4 @@
-"""The number of GPUs that listeners need: one GPU is simulated with its share of the listeners."""
+"""Find the number of GPUs for some listeners by simulating one GPU with its share of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GAPS_ALLOWED = 1e-3
 SIMULATED_S, FEWEST = 30.0, 200
-"""Seconds in which simulated listeners come, and the smallest number of them."""
+"""Length of the simulation in seconds, and its smallest number of visits."""
 COLUMNS = ("GPUs", "listeners each", "TTFB p50, ms", "TTFB p99, ms", "with gaps, %", "refused, %", "per hour of audio")
 
 
@@ -35,15 +35,19 @@ def _time(given: str) -> float:
 
 @dataclass(frozen=True)
 class Listeners:
-    streams: int | None = flag("Listeners at once: how many GPUs do they need?", "NUMBER", min=1, max=1_000_000)
-    ttfb_p99: float = flag("Time to first audio of 99 in 100.", "TIME", default="1s", parser=_time)
-    seconds: float = flag("Mean length of a speech.", "NUMBER", default=10.0, min=1, max=120)
-    voices: int = flag("Different voices, which speak in turn.", "NUMBER", default=1, min=1)
+    streams: int | None = flag(
+        "Compute the number of GPUs for this many concurrent listeners.", "NUMBER", min=1, max=1_000_000
+    )
+    ttfb_p99: float = flag(
+        "Limit of the time to first audio for 99 % of the requests.", "TIME", default="1s", parser=_time
+    )
+    seconds: float = flag("Mean seconds of audio per request.", "NUMBER", default=10.0, min=1, max=120)
+    voices: int = flag("Number of voices, which speak in turn.", "NUMBER", default=1, min=1)
     policy: str = flag("Chunk policy of streams, as in bench.", "NAME", default="low_latency")
     price: float | None = flag("Price of one GPU for an hour, in any currency.", "NUMBER", min=0)
 
     def visits(self, gpus: int, rates: Rates) -> list[Visit]:
-        """Random visits of one GPU's share of the listeners; text lengths are spread as those of bench."""
+        """Draw visits of one GPU's share of the listeners; lengths are distributed as the texts of bench."""
         from vivavoce_bench import OpenLoop, Workload
         from vivavoce_bench.simulation import Visit
 
@@ -58,7 +62,7 @@ class Listeners:
 
 @dataclass(frozen=True)
 class Expected:
-    """ttfb_*: seconds, ∞: nothing is served; gaps, refused: shares of the visits."""
+    """ttfb_*: seconds, ∞ if no visit is served; gaps, refused: shares of the visits."""
 
     ttfb_p50_s: float = inf
     ttfb_p99_s: float = inf
@@ -73,21 +77,23 @@ class Expected:
         return cls(p50, p99, gaps, 1 - len(served) / len(heard))
 
     def within(self, ttfb_p99_s: float) -> bool:
-        """First audio comes in time, almost all streams are without gaps, all requests are accepted."""
+        """First audio is in time, almost no stream has gaps, and no request is refused."""
         return self.ttfb_p99_s <= ttfb_p99_s and self.gaps <= GAPS_ALLOWED and not self.refused
 
 
 def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, most: int) -> int:
     """The smallest sufficient number of GPUs.
 
-    expected: figures for a number of GPUs, never worse with more; most: GPUs at which each has one listener.
+    expected: number of GPUs → figures, never worse with more GPUs; most: number at which each GPU has one listener.
     InvalidRequest: more GPUs would not help.
     """
     low, high = 0, max(1, min(guess, most))
     while not (found := expected(high)).within(ttfb_p99_s):
         if high == most:
-            p99 = f"{found.ttfb_p99_s * 1e3:.0f} ms, that of one listener alone"
-            raise InvalidRequest(f"ttfb-p99: {ttfb_p99_s * 1e3:g} ms is below {p99}; allow more, or take a faster card")
+            p99 = f"{found.ttfb_p99_s * 1e3:.0f} ms, the p99 of a single listener"
+            raise InvalidRequest(
+                f"ttfb-p99: {ttfb_p99_s * 1e3:g} ms is below {p99}; allow more, or choose a faster GPU"
+            )
         low, high = high, min(most, 2 * high)
     while high - low > 1:
         middle = (low + high) // 2
@@ -96,7 +102,7 @@ def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, m
 
 
 def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
-    """Plain JSON values: the GPUs needed, and the figures with one GPU fewer, with all of them, and with one more."""
+    """JSON values: the number of GPUs, and the figures for one GPU fewer, this number, and one more."""
     from vivavoce.engine.admission import AdmissionMode
     from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
     from vivavoce.engine.settings import EngineSettings
@@ -105,7 +111,7 @@ def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
 
     streams, price, config = asked.streams or 0, asked.price, planned.models.config
     machine, policy = planned.machine(card), policy_for(config.generation, ChunkPolicy.parse(asked.policy))
-    known, settings = {0: Expected()}, EngineSettings(admission=AdmissionMode.AUTO)  # as a server's
+    known, settings = {0: Expected()}, EngineSettings(admission=AdmissionMode.AUTO)
 
     def expected(gpus: int) -> Expected:
         if gpus not in known:

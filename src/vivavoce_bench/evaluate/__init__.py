@@ -1,4 +1,4 @@
-"""Intelligibility, speaker similarity and sound of speech, in figures. See docs/measuring.md."""
+"""Measure intelligibility, speaker similarity and sound quality of speech. See docs/measuring.md."""
 
 from vivavoce_bench.evaluate.assessment import Instruments as Instruments
 from vivavoce_bench.evaluate.assessment import assess as assess

@@ -1,4 +1,4 @@
-"""Speech against its texts: one row of figures per utterance, and the whole evaluation."""
+"""Evaluate speech: measure each utterance and compare its transcript with its text."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instruments:
-    """The instruments to measure with; None: not measured."""
+    """The recogniser, speaker encoder and length limit to measure with. None skips a measurement."""
 
     recogniser: RecogniserFactory | None = None
     jobs: int = 1
-    """Processes that listen, each with its own recogniser; 1: this process."""
+    """Number of recogniser processes; 1: the recogniser runs in this process."""
     spell: Spell = as_written
-    """Applied to texts and transcripts alike before they are compared."""
+    """Applied to both texts and transcripts before they are compared."""
     embed: Embed | None = None
     longest_s: Callable[[str], float] | None = None
-    """Seconds of speech after which the model is stopped in a text."""
+    """Text → seconds of speech after which generation stops."""
 
 
 def evaluate(
@@ -66,11 +66,11 @@ def evaluate(
     jobs: int = 1,
     show: Callable[[str], None] = lambda _: None,
 ) -> EvaluationReport:
-    """Let a model speak every sentence in every voice, and measure what comes out; see docs/measuring.md.
+    """Speak every sentence in every voice and measure the audio; see docs/measuring.md.
 
-    voices: by any name, as in `{"me": tts.voice("me.wav", "What I say.")}`; sentences: texts, or cases that know more;
-    spell: None is the model's own `normalize`; show: called with a few words on what is being done. `VivavoceError`
-    for bad input or a recogniser that fails.
+    voices: by any name, as in `{"me": tts.voice("me.wav", "What I say.")}`; sentences: texts or cases; spell: None:
+    the model's own `normalize`; show: called with a short progress message. `VivavoceError`: the input is bad, or the
+    recogniser fails.
     """
     cases = [
         one if isinstance(one, Case) else Case(f"{number:04d}", one) for number, one in enumerate(sentences, start=1)
@@ -82,10 +82,10 @@ def evaluate(
 
 
 def ready(cases: Sequence[Case], instruments: Instruments, control: Control | None = None) -> Instruments:
-    """Refuse unscorable sentences before anything is spoken, and try the recogniser out.
+    """Test the recogniser and refuse sentences that cannot be scored, before anything is spoken.
 
-    The same instruments come back; a recogniser for this process is made now and not again. `InvalidText`,
-    `InvalidRequest` or `MissingDependency` for a text without spelling or known word, or a recogniser that fails.
+    Returns the instruments; with one job they keep the recogniser that was made here. `InvalidText`: a text cannot be
+    normalised; `InvalidRequest` or `MissingDependency`: the recogniser fails, or knows no word of a text.
     """
     spoil_texts([case.text for case in cases], control)
     texts = []
@@ -101,7 +101,7 @@ def ready(cases: Sequence[Case], instruments: Instruments, control: Control | No
         said = split_like(text)(text)
         if len(unknown_words(recogniser, said)) == len(said):
             raise InvalidRequest(
-                f"recogniser: it knows not one word of sentence {case.id}, {case.text[:40]!r}; name another "
+                f"recogniser: it knows no word of sentence {case.id}, {case.text[:40]!r}; name another "
                 "recogniser, or leave the sentence out"
             )
     return instruments if instruments.jobs > 1 else replace(instruments, recogniser=lambda: recogniser)
@@ -109,8 +109,6 @@ def ready(cases: Sequence[Case], instruments: Instruments, control: Control | No
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """An utterance before it is listened to, and the parts of its audio that later steps need."""
-
     row: Row
     wave: NDArray[np.int16]
     at_joins: NDArray[np.float64]
@@ -128,7 +126,7 @@ def assess(
     settings: Mapping[str, Any] | None = None,
     show: Callable[[str], None] = lambda _: None,
 ) -> EvaluationReport:
-    """Measure each clip when it arrives, then transcribe all of them. The clips' samples are not kept in memory.
+    """Measure each clip when it arrives, then transcribe all clips. Their samples are not kept in memory.
 
     voices: the voices that speaker similarity compares with, by name; folder: where the audio is saved; settings: shown
     in the report. `InvalidRequest`: the list of clips is empty, the recogniser fails, or a file cannot be written.
@@ -169,7 +167,7 @@ def _measure(
 ) -> _Measured:
     if control in (Control.SHUFFLED, Control.REVERSED):
         samples = spoil_audio(clip.samples, clip.sample_rate, control)
-        clip = replace(clip, samples=samples, joins=(), whole=None)  # the joins are elsewhere now
+        clip = replace(clip, samples=samples, joins=(), whole=None)  # the joins have moved
     case, samples, rate = clip.case, clip.samples, clip.sample_rate
     duration, truth_s = len(samples) / rate, truth_seconds(case)
     count = num_characters(_spelled(case.text, instruments.spell))
@@ -202,21 +200,21 @@ def _measure(
         prepare(samples, rate),
         abruptness(samples, rate, clip.joins),
         np.zeros(0) if clip.whole is None else abruptness_everywhere(clip.whole, rate),
-        likeness if len(references) <= MOST_REFERENCES else {},  # a thousand prompts would have a million
+        likeness if len(references) <= MOST_REFERENCES else {},  # n voices have n² cosines
     )
 
 
 _TIMES = 2.0
 _SLACK_S = 1.0
-"""Short texts take longer per character: this much more than expected is always allowed."""
+"""Excess over the expected duration that is always allowed, because short texts take longer per character."""
 _AT_LIMIT = 0.98
 
 
 def _mark_runaways(rows: Sequence[Row], longest_s: Callable[[str], float] | None) -> None:
     """Set each row's `runaway` to the reason, or None.
 
-    A runaway lasts more than twice (and a second more than) its expected time at the voice's median pace, or reaches
-    the length at which the model is stopped.
+    An utterance is a runaway if it lasts more than twice the time expected from the voice's median pace, and at least a
+    second more; or if it reaches the length at which generation stops.
     """
     paces: dict[str, list[float]] = {}
     for row in rows:
@@ -240,7 +238,7 @@ def _recognise(
     control: Control | None,
     show: Callable[[str], None],
 ) -> None:
-    """Add the recogniser's figures to each row; waves: as `prepare` gives them; errors as in `listen`."""
+    """Add the recogniser's figures to each row; waves: from `prepare`; errors as in `listen`."""
     if instruments.recogniser is None:
         return
     said = spoil_texts([row["text"] for row in rows], control)
@@ -255,7 +253,6 @@ def _recognise(
 
 
 def _spelled(text: str, spell: Spell) -> str:
-    """The text as it is spoken; unchanged where the model cannot read it, as may happen with a transcript."""
     try:
         return spell(text) if text.strip() else ""
     except InvalidText:

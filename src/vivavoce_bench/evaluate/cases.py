@@ -39,18 +39,18 @@ _AUDIO_SUFFIXES = frozenset({".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", "
 
 @dataclass(frozen=True)
 class Case:
-    """One text, with the voice that speaks it and the recordings of it."""
+    """One text with its voice and recordings."""
 
     id: str
     text: str
     voice: str | None = None
-    """A voice's name or a reference recording's path; None: every voice that is evaluated."""
+    """Name of a voice or path of a reference recording; None: every evaluated voice."""
     prompt_text: str = ""
     audio: Path | None = None
-    """A recording of the text that is scored as it is; None: the text is spoken."""
+    """A recording to score; None: the model speaks the text."""
     truth: Path | None = None
     truth_s: float | None = None
-    """Its length, if the recording itself is missing."""
+    """Seconds of a person's recording (`truth`), if only its length is known."""
 
 
 def cases_of(sentences: Iterable[str]) -> list[Case]:
@@ -78,8 +78,7 @@ def read_sentences(path: Path) -> list[Case]:
 
 
 def read_seed_tts_list(path: Path) -> list[Case]:
-    """A list as in seed-tts-eval, paths relative: id|prompt text|prompt recording|text, optionally |a person's
-    recording."""
+    """Read lines as in seed-tts-eval, paths relative: id|prompt text|prompt recording|text[|person's recording]."""
 
     def parse(line: str, _: int) -> Case:
         fields = _fields(line, "|")
@@ -104,7 +103,7 @@ def read_seed_tts_list(path: Path) -> list[Case]:
 
 
 def read_audio_table(path: Path) -> list[Case]:
-    """Recordings with their texts, one per line, paths relative: path, tab, text, optionally a tab and a voice."""
+    """Read lines of recording (a relative path), tab and text, optionally followed by a tab and a voice."""
 
     def parse(line: str, number: int) -> Case:
         fields = _fields(line, "\t")
@@ -119,7 +118,7 @@ def read_audio_table(path: Path) -> list[Case]:
 
 
 def with_audio(cases: Sequence[Case], folder: Path) -> list[Case]:
-    """The same cases with a folder's recordings: by id if all are there, else in the order of their names."""
+    """Add a folder's recordings to cases: by id if each id has a file, else in the order of the file names."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _AUDIO_SUFFIXES)
     by_stem = {file.stem: file for file in files}
     if all(case.id in by_stem for case in cases):

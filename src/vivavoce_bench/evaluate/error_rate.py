@@ -1,4 +1,4 @@
-"""Edits between texts and transcripts, and error rates with their 95 % intervals."""
+"""Count edits between texts and transcripts, and compute error rates with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import regex
 from numpy.typing import NDArray
 
 Spell = Callable[[str], str]
-"""Writes a text as it is spoken: "11:42" → "eleven forty two"."""
+"""Normalises a text: "11:42" → "eleven forty two"."""
 
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}]")
 _WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+(?:'[\p{L}\p{M}\p{N}]+)*")
@@ -28,12 +28,12 @@ def is_unspaced(text: str) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """The words in lower case. Hyphens separate; other punctuation is dropped, except apostrophes inside a word."""
+    """Lower-case words. Hyphens separate words; other punctuation is dropped, except apostrophes inside words."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower())
 
 
 def characters(text: str) -> list[str]:
-    """Words, with every Chinese or Japanese character on its own; a Latin word between them stays whole."""
+    """Split into words, and Chinese and Japanese text into characters."""
     return words(_UNSPACED.sub(r" \g<0> ", unicodedata.normalize("NFKC", text)))
 
 
@@ -43,12 +43,12 @@ def split_like(text: str) -> Callable[[str], list[str]]:
 
 
 def num_characters(text: str) -> int:
-    """Letters, digits and Chinese characters; white space and punctuation take no time to say."""
+    """Number of letters, digits and Chinese characters, without white space and punctuation."""
     return sum(len(word) for word in words(text))
 
 
 class Edits(NamedTuple):
-    """The edits of one utterance against `total` expected units, under a report's keys."""
+    """Edits of one utterance with `total` expected units; the field names are report keys."""
 
     substitutions: int
     deletions: int
@@ -58,8 +58,8 @@ class Edits(NamedTuple):
 
 
 def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
-    """The fewest edits (Levenshtein, 1966); of several ways with as few, the one with most substitutions."""
-    # Each cell holds (errors, −substitutions) of the best way there.
+    """The fewest edits (Levenshtein, 1966); among equal counts, the alignment with most substitutions."""
+    # Each cell is (errors, −substitutions) of the best alignment so far.
     above = [(count, 0) for count in range(len(heard) + 1)]
     for row, unit in enumerate(said, start=1):
         cells = [(row, 0)]
@@ -78,9 +78,9 @@ def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
 
 
 def phone_errors(pronunciations: Sequence[Sequence[Sequence[str]]], heard: Sequence[str]) -> tuple[int, int]:
-    """(errors, expected phones): the fewest edits from any pronunciation of the words to the phones heard.
+    """(errors, expected phones): the fewest edits between any pronunciation of the words and the recognised phones.
 
-    pronunciations: for each word in order, one or more; the expected phones are those of each word's shortest.
+    pronunciations: one or more per word, in order; the shortest of each word count as expected phones.
     """
     row = np.arange(len(heard) + 1)
     for ways in pronunciations:
@@ -89,7 +89,7 @@ def phone_errors(pronunciations: Sequence[Sequence[Sequence[str]]], heard: Seque
 
 
 def _after(phones: Sequence[str], heard: Sequence[str], row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The edit table's row after some more phones; with column numbers taken off, steps right are a running minimum."""
+    """Advance a row of the edit table by some phones. Insertions are a running minimum after subtracting the column."""
     steps = np.arange(len(row))
     for phone in phones:
         below = row + 1
@@ -119,7 +119,7 @@ def word_errors(pairs: Iterable[tuple[str, str]]) -> ErrorRate:
 
 
 def character_errors(pairs: Iterable[tuple[str, str]]) -> ErrorRate:
-    """The same by `characters`, for Chinese."""
+    """The character error rate of (text, transcript) pairs, for Chinese; `ValueError` if the texts have none."""
     return _errors(pairs, characters)
 
 
@@ -130,19 +130,19 @@ def _errors(pairs: Iterable[tuple[str, str]], split: Callable[[str], list[str]])
 
 _RESAMPLES = 2000
 _LARGEST_DRAW = 1 << 20
-"""Utterances drawn at a time: memory is bounded, and thousands of small draws would be slow."""
+"""Utterances per bootstrap draw: it bounds memory, and avoids thousands of small, slow draws."""
 _TAIL = 0.025
 
 
 def pooled(counts: Sequence[tuple[int, int]]) -> ErrorRate:
-    """One rate of the (errors, units) of all utterances, its interval by bootstrap over the utterances.
+    """The rate of the summed (errors, units) of all utterances, with an interval by bootstrap over utterances.
 
-    Utterances and not words are drawn anew because errors come in company. Without errors the bootstrap gives an empty
-    interval: the upper bound is then the exact one for `total` independent units, 1 − 0.025^(1/total).
+    Whole utterances are resampled because errors within an utterance are correlated. Without errors the bootstrap
+    interval is empty, so the upper bound is the exact one for `total` independent units: 1 − 0.025^(1/total).
     """
     errors, totals = np.array(counts, dtype=float).reshape(-1, 2).T
     if not totals.sum():
-        raise ValueError("nothing was to be said")
+        raise ValueError("the texts have no units to count")
     low, high = _bootstrap(errors, totals)
     total = int(totals.sum())
     return ErrorRate(int(errors.sum()), total, low, high if errors.any() else 1 - _TAIL ** (1 / total))

@@ -1,4 +1,4 @@
-"""Speech recognisers: their interface, the built-in PocketSphinx, and listening in several processes."""
+"""Speech recognition: the interface, the built-in PocketSphinx, and recognition in several processes."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class Recogniser(Protocol):
 
 
 RecogniserFactory = Callable[[], Recogniser]
-"""Makes a recogniser, once in each process that listens. With several processes it must be picklable, from a module
-that they can import, not from the program's own script."""
+"""Makes a recogniser, once per process. With several processes it must be picklable, and defined in a module that they
+can import, not in the program's script."""
 
 
 def recogniser_named(name: str) -> RecogniserFactory:
-    """A factory of the user's own, as "module:callable"; the module is imported at the first call."""
+    """The user's factory, given as "module:callable"; the module is imported at the first call."""
     return partial(_named, name)
 
 
 def _named(name: str) -> Recogniser:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        raise InvalidRequest(f"recogniser: {name!r} is not of the form module:callable; name one such")
+        raise InvalidRequest(f"recogniser: {name!r} is not of the form module:callable; give such a name")
     try:
         factory = getattr(import_module(module_name), attribute)
     except ImportError as error:
@@ -78,13 +78,12 @@ def _named(name: str) -> Recogniser:
 
 
 def _guarded(name: str, call: Callable[[], Any]) -> Any:
-    """Errors of the user's own code become InvalidRequest."""
     try:
         return call()
     except VivavoceError:
         raise
     except Exception as error:
-        raise InvalidRequest(f"recogniser: {name} fails ({type(error).__name__}: {error}); mend it") from error
+        raise InvalidRequest(f"recogniser: {name} fails ({type(error).__name__}: {error}); correct it") from error
 
 
 _PAD_S = 0.2
@@ -94,9 +93,9 @@ _SMALLEST_PEAK = 1e-3
 
 
 def prepare(samples: Samples, sample_rate: int) -> NDArray[np.int16]:
-    """Audio as every recogniser gets it: [n] int16 at 16 kHz, the peak at 0.6, 0.2 s of silence on either side.
+    """Convert audio for recognisers: [n] int16 at 16 kHz, peak at 0.6, with 0.2 s of silence on both sides.
 
-    It has noise of 1e-4, the same for all audio: recognisers stumble over digital silence.
+    The same noise of 1e-4 is added to all audio, because recognisers err on digital silence.
     """
     import soxr
 
@@ -115,7 +114,7 @@ def as_floats(prepared: NDArray[np.int16]) -> Samples:
 _NO_PHONES = frozenset({"SIL", "+BREATH+", "+COUGH+", "+NOISE+", "+NSN+", "+SMACK+", "+SPN+", "+UH+"})
 _PHONE_BEAM = 1e-20
 _PHONE_WEIGHT = 2.0
-"""The value in PocketSphinx's documentation for loops of phones."""
+"""Language weight for phone loops, from PocketSphinx's documentation."""
 
 
 class _Sphinx:
@@ -129,14 +128,14 @@ class _Sphinx:
 
 
 class PocketSphinx(_Sphinx):
-    """English of a large vocabulary (trigram), of listed sentences alone (`closed`), or phone by phone."""
+    """English recognition with a large vocabulary (trigram), with given sentences (`closed`), or of phones."""
 
     def __init__(self) -> None:
-        """Load the large vocabulary; `MissingDependency` without the package."""
+        """Load the large vocabulary; `MissingDependency`: the package is not installed."""
         super().__init__("en-us.lm.bin")
 
     def closed(self, sentences: Sequence[Sequence[str]]) -> Recogniser:
-        """A recogniser of these sentences only, by a bigram of those of their words that are in its dictionary."""
+        """A recogniser with a bigram of these sentences only; words that are not in the dictionary are left out."""
         known = [[word for word in one if self._decoder.lookup_word(word)] for one in sentences]
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "closed.lm")
@@ -149,7 +148,7 @@ class PocketSphinx(_Sphinx):
         return [segment.word for segment in self._phone_loop.seg() or () if segment.word not in _NO_PHONES]
 
     def pronunciations(self, word: str) -> list[list[str]]:
-        """The ways to pronounce a word in lower case; empty if it is not in the dictionary."""
+        """All pronunciations of a lower-case word; empty if it is not in the dictionary."""
         ways, written = [], word
         while (way := self._decoder.lookup_word(written)) is not None:
             ways.append(way.split())
@@ -162,10 +161,10 @@ class PocketSphinx(_Sphinx):
 
 
 def _decoder(**settings: Any) -> Decoder:
-    """A decoder; file names are those of the wheel's model folder, or absolute.
+    """Make a decoder; file names are absolute or relative to the wheel's model folder.
 
-    `cmn=batch` normalises each utterance by itself: by default the decoder carries a running mean over from earlier
-    audio, and figures would depend on the order of the utterances.
+    `cmn=batch` normalises each utterance separately. With the default, a running mean over earlier
+    audio, results depend on the order of the utterances.
     """
     try:
         import pocketsphinx
@@ -190,22 +189,22 @@ def _decode(decoder: Decoder, samples: Samples) -> None:
 
 START, END = "<s>", "</s>"
 _DISCOUNT = 0.3
-"""Taken off every pair's count and given to pairs that never occur."""
+"""Discount: subtracted from each pair's count, and distributed among pairs that never occur."""
 _NEVER = -99.0
-"""ARPA's logarithm of zero."""
+"""Logarithm of zero in ARPA files."""
 _ROUNDING = 1e-9
-"""If all words follow a word, its back-off mass is zero up to rounding; this much counts as zero."""
+"""A back-off mass up to this counts as zero: a word that every word follows has none, up to rounding."""
 
 
 def bigram_arpa(sentences: Iterable[Sequence[str]]) -> str:
-    """An ARPA bigram with absolute discounting (Ney, Essen and Kneser 1994) of sentences, each a list of words.
+    """Make an ARPA bigram with absolute discounting (Ney, Essen and Kneser 1994); a sentence is a list of words.
 
-    Single words count once more than they occur. For every word the probabilities of all that may follow sum to 1.
+    Unigram counts are increased by 1. The probabilities of all successors of a word sum to 1.
     """
     framed = [[START, *sentence, END] for sentence in sentences]
     occurrences = Counter(word for sentence in framed for word in sentence)
     pairs = Counter(pair for sentence in framed for pair in pairwise(sentence))
-    total = sum(count + 1 for word, count in occurrences.items() if word != START)  # a start follows nothing
+    total = sum(count + 1 for word, count in occurrences.items() if word != START)  # the start is never predicted
     single = {word: (count + 1) / total for word, count in occurrences.items() if word != START}
     lines = ["\\data\\", f"ngram 1={len(occurrences)}", f"ngram 2={len(pairs)}", "", "\\1-grams:"]
     pair_lines = ["", "\\2-grams:"]
@@ -231,7 +230,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Heard:
-    """A recogniser's results for one utterance; None: it lacks the method. phones: separated by spaces."""
+    """Recognition results of one utterance; None: the recogniser lacks the method. phones: separated by spaces."""
 
     free: str
     closed: str | None
@@ -239,11 +238,11 @@ class Heard:
     phone_errors: int = 0
     num_phones: int = 0
     unknown: frozenset[str] = frozenset()
-    """Expected words that the recogniser can never write."""
+    """Expected words that are not in the recogniser's vocabulary."""
 
 
 def unknown_words(recogniser: Recogniser, sentence: Iterable[str]) -> list[str]:
-    """Words of a sentence that the recogniser can never write; empty if it does not tell."""
+    """Words of a sentence outside of the recogniser's vocabulary; empty if it has no `pronunciations`."""
     if not hasattr(recogniser, "pronunciations"):
         return []
     return [word for word in sentence if not recogniser.pronunciations(word)]
@@ -252,10 +251,10 @@ def unknown_words(recogniser: Recogniser, sentence: Iterable[str]) -> list[str]:
 def listen(
     tasks: Sequence[Task], factory: RecogniserFactory, jobs: int = 1, show: Callable[[int], None] = lambda _: None
 ) -> list[Heard]:
-    """Transcribe all utterances in every way that the recogniser has; the closed vocabulary is that of the tasks.
+    """Transcribe all utterances with every method of the recogniser; the closed vocabulary has the tasks' words.
 
-    jobs: processes, each with its own recogniser (1: this process); show: called with the number of finished tasks.
-    `InvalidRequest` if the recogniser fails, or one of its processes dies.
+    jobs: number of recogniser processes (1: this process); show: called with the number of finished tasks.
+    `InvalidRequest`: the recogniser fails, or one of its processes dies.
     """
     sentences = sorted({task.said for task in tasks})
     if jobs <= 1 or len(tasks) <= 1:
@@ -271,9 +270,9 @@ def listen(
 
 
 def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: Sequence[Sequence[str]]) -> list[Heard]:
-    """`_listen_to` in a new process, started as a program: a forked one would inherit the threads' locks of the
-    networks that have just spoken, and one of `multiprocessing` takes modules from the current folder."""
-    # The path comes first: what follows may be of modules that are found there.
+    """Run `_listen_to` in a new program: a fork would inherit locks of the networks' threads, and `multiprocessing`
+    imports modules from the current folder."""
+    # sys.path comes first, because unpickling the rest may import modules from it.
     question = pickle.dumps(sys.path) + pickle.dumps((tasks, factory, sentences))
     done = subprocess.run(python_command(__name__), input=question, stdout=subprocess.PIPE, check=False)
     if done.returncode:
@@ -285,7 +284,7 @@ def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: 
 
 
 def main() -> None:
-    # Ctrl-C is sent to all processes of the terminal; this one ends silently, and the main process reports it.
+    # Ctrl-C reaches all processes of the terminal: this one ends silently, the main process reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # output that a recogniser prints is not part of the answer

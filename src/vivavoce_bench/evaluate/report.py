@@ -1,4 +1,4 @@
-"""An evaluation's result: figures of the run, of each voice and of each utterance; JSON, table, files, a picture."""
+"""Report an evaluation as JSON, a table, files and a picture, with figures per run, voice and utterance."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class EvaluationReport:
-    """All figures of one run, under the names of report.json."""
+    """All figures of one run; the field names are keys of report.json."""
 
     settings: Mapping[str, Any]
     summary: Mapping[str, Any]
     voices: Mapping[str, Mapping[str, Any]]
-    """Like `summary`, for each voice alone."""
+    """The keys of `summary` for each voice."""
     similarity_matrix: Mapping[str, Mapping[str, float]]
-    """Mean cosine of each voice's audio (rows) with each voice's reference; {} without references, or with more than
-    32."""
+    """Audio's voice → reference's voice → mean cosine; {} for 0 or more than 32 references."""
     utterances: tuple[Row, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Flat keys for the run and each voice, one row per utterance; fractions are of 1."""
+        """JSON with flat keys for the run and each voice, and a row per utterance; shares are 0 … 1."""
         found: dict[str, Any] = rounded({"schema": SCHEMA, **vars(self)})
         return found
 
@@ -63,9 +62,9 @@ _OVER_UTTERANCES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
 
 
 def summarise(rows: Sequence[Row], num_references: int, clicks: Row) -> Row:
-    """The keys of docs/measuring.md for some utterances; a key is absent where nothing was measured.
+    """The keys of docs/measuring.md for some utterances; a key is absent if it was not measured.
 
-    clicks: the joins of these utterances against the run's whole speech.
+    clicks: the joins of these utterances, compared with the run's utterances that were made at once.
     """
     summary: Row = {"utterances": len(rows), **_recognition([row for row in rows if "unit" in row])}
     summary |= _mean("speaker_similarity", _known(rows, "speaker_similarity"))
@@ -156,7 +155,7 @@ _LINES = (
 
 
 def report_rows(report: EvaluationReport) -> tuple[list[str], list[list[str]]]:
-    """A row per measured figure; columns for the run and each of a few voices."""
+    """A table with a row per measured figure, and columns for the run and each of a few voices."""
     columns = {"all": report.summary}
     if 1 < len(report.voices) <= _MOST_COLUMNS:
         columns |= report.voices
@@ -178,7 +177,7 @@ _LONGEST_FILE_NAME = 40
 
 class RecordingsFolder:
     def __init__(self, folder: Path, *, by_voice: bool) -> None:
-        """by_voice: file names hold the voice, because several voices say the same sentence."""
+        """by_voice: file names include the voice, because several voices speak the same sentence."""
         self.folder, self._by_voice = folder, by_voice
         self._taken: set[str] = set()
         make_folder(folder, field="out")
@@ -194,13 +193,13 @@ class RecordingsFolder:
         return name
 
     def write_table(self, rows: Sequence[Row]) -> None:
-        """Write file name, text and voice of each utterance, the format of `read_audio_table`."""
+        """Write file name, text and voice of each utterance, as `read_audio_table` reads them."""
         lines = ("\t".join((row["audio"], " ".join(row["text"].split()), _anywhere(row["voice"]))) for row in rows)
         write_text(self.folder / TABLE, "".join(f"{line}\n" for line in lines), field="out")
 
 
 def _anywhere(voice: str) -> str:
-    """A recording's absolute path, valid from the table's folder too; a name stays unchanged."""
+    """Make the path of a recording absolute; return a voice's name unchanged."""
     if voice == UNNAMED:
         return ""
     return str(Path(voice).resolve()) if Path(voice).is_file() else voice
@@ -209,7 +208,7 @@ def _anywhere(voice: str) -> str:
 _MOST_VOICES = 16
 _LONGEST_NAME = 14
 _LIGHT = 0.6
-"""Similarity from which the map's colours are light."""
+"""Similarity above which the cells' colours are light and need dark text."""
 _RATES = {
     **{"wer_free": "WER free", "wer_closed": "WER closed"},
     **{"cer_free": "CER free", "cer_closed": "CER closed", "per": "phones"},
@@ -239,7 +238,7 @@ def _draw_rates(axes: Axes, report: EvaluationReport) -> None:
         axes.bar(places + number * width, values, width, yerr=around, capsize=2, label=label)
     axes.set_xticks(places + 0.4 - width / 2, [_short(name) for name in columns], rotation=30, ha="right")
     axes.set(title="Errors, with 95 % intervals", ylabel="% of words, characters or phones")
-    axes.margins(y=0.3)  # room for the legend
+    axes.margins(y=0.3)
     if rates:
         axes.legend(fontsize="small")
 

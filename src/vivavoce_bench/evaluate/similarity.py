@@ -17,12 +17,10 @@ Embed = Callable[[Samples, int], NDArray[np.float32] | None]
 """(samples, sample rate) → speaker embedding [n]; None for audio without one (too short, silent)."""
 
 _LONGEST_S = 30.0
-"""Longest part of an utterance that is embedded: the limit of voice recordings."""
+"""Only this much of an utterance is embedded; it is the limit of voice recordings."""
 
 
 def embed_with(embed_recording: Callable[[bytes], Any]) -> Embed:
-    """The `Embed` of a loaded model's `embed`, which takes WAV files."""
-
     def embed(samples: Samples, sample_rate: int) -> NDArray[np.float32] | None:
         file = io.BytesIO()
         soundfile.write(file, samples[: int(_LONGEST_S * sample_rate)], sample_rate, format="WAV", subtype="FLOAT")
@@ -39,7 +37,7 @@ def as_vector(embedding: Any) -> NDArray[np.float32]:
 
 
 def cosines(embedding: NDArray[np.float32], references: Mapping[str, NDArray[np.float32]]) -> dict[str, float]:
-    """Cosine of an embedding [n] and each reference: 1 alike, 0 nothing in common."""
+    """Cosine of an embedding [n] with each reference."""
     found = {}
     for name, vector in references.items():
         lengths = float(np.linalg.norm(embedding) * np.linalg.norm(vector))

@@ -1,4 +1,4 @@
-"""Figures of the waveform: clicks at the joins of streams, silence, clipping and pitch."""
+"""Measure clicks at the joins of chunks, silence, clipping and pitch."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ _NEAR_S = 0.002
 _AROUND_S = 0.025
 _HOP_S = 0.005
 _STRONG = 0.9
-"""Quantile of the bends on one side that stands for its strong ones: pulses of the voice, or hiss."""
+"""Quantile of the bends on one side that counts as strong, such as voice pulses or hiss."""
 _FLOOR = 1e-4
-"""Added to second differences: as large as rounding to 16 bits, so that digital silence has no clicks."""
+"""Added to second differences, about the error of 16 bits, so that digital silence has no clicks."""
 _QUANTILE = 0.999
 _BLOCK = 1000
-"""Places or frames in one pass; bounds the memory for long speech."""
+"""Places or frames per pass, which bounds the memory."""
 
 
 class JoinClicks(NamedTuple):
-    """Abruptness of a stream at its joins, beside whole speech of the same texts and seeds, under a report's keys."""
+    """Abruptness at a stream's joins, compared with audio made at once from the same texts and seeds."""
 
     joins: int
     joins_over: int
-    """Joins more abrupt than 99.9 % of all places in whole speech; expect about 0.1 % of clean joins."""
+    """Joins that are more abrupt than 99.9 % of all places in audio made at once; 0.1 % of clean joins are."""
     join_worst_ratio: float | None
-    """The most abrupt join over that 99.9th percentile; None: no joins, or only silence to compare with."""
+    """The most abrupt join divided by this 99.9th percentile; None: no joins, or all else is silent."""
     join_median_ratio: float | None
-    """The median join over the median place in whole speech; 1 where joins are like any other place."""
+    """The median at joins divided by the median at all places in audio made at once; 1 for clean joins."""
 
 
 def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[int]) -> NDArray[np.float64]:
     """Sharpest bend within 2 ms of each place, relative to the 25 ms before and after: [places].
 
-    A bend is the second difference |x₊ − 2x + x₋|: a step or a spike shows in it, speech's own slow waves hardly. The
-    sharpest is divided by the strong bends (90th percentile, plus 1e-4) of the side that has the stronger ones, so that
-    neither a hissing sound nor the start of a sound after silence counts as a click.
+    A bend is the second difference |x₊ − 2x + x₋|, which is large for steps and spikes and small for speech. The
+    sharpest bend is divided by the 90th percentile (plus 1e-4) of the bends before or after, whichever is larger, so
+    that neither hiss nor the start of a sound after silence counts as a click.
     """
     near, around = round(_NEAR_S * sample_rate), round(_AROUND_S * sample_rate)
     bends = np.abs(np.diff(samples.astype(np.float64), n=2))
@@ -55,12 +55,12 @@ def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[
 
 
 def abruptness_everywhere(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """The same at a place every 5 ms: the usual values of this audio."""
+    """`abruptness` every 5 ms: the usual values of this audio."""
     return abruptness(samples, sample_rate, range(0, len(samples), round(_HOP_S * sample_rate)))
 
 
 def join_clicks(at_joins: NDArray[np.float64], usual: NDArray[np.float64]) -> JoinClicks:
-    """Compare the abruptness at joins [joins] with that of all places in whole speech [places]."""
+    """Compare the abruptness at joins [joins] with the abruptness of audio made at once [places]."""
     if not len(at_joins) or not len(usual):
         return JoinClicks(len(at_joins), 0, None, None)
     limit, middle = float(np.quantile(usual, _QUANTILE)), float(np.median(usual))
@@ -74,18 +74,18 @@ def join_clicks(at_joins: NDArray[np.float64], usual: NDArray[np.float64]) -> Jo
 
 _FRAME_S = 0.02
 _LOUD = 0.95
-"""Quantile of the frames' levels that stands for the utterance's loud level."""
+"""Quantile of the frames' levels that is the loud level of an utterance."""
 _SILENT_DB = -45.0
 _CLIPPING_FROM = 0.95
 _FLAT = 1.5 / 32768
-"""Neighbours within 16-bit rounding are equal."""
+"""Neighbours that differ by less count as equal: the rounding of 16 bits."""
 
 
 def silence(samples: NDArray[np.float32], sample_rate: int) -> tuple[float, float]:
-    """(share of silent 20 ms frames, seconds of the longest run of them).
+    """(share of silent 20 ms frames, seconds of the longest run of silent frames).
 
-    Silent frames are 45 dB or more below the loud level: the 95th percentile of the frames' root mean squares. samples:
-    [n] in ±1. Audio of zeros, or shorter than one frame, is silent as a whole.
+    A frame is silent if it is 45 dB or more below the 95th percentile of the frames' root mean squares. Audio of zeros,
+    and audio shorter than one frame, is silent. samples: [n] in ±1.
     """
     size = round(_FRAME_S * sample_rate)
     frames = samples[: len(samples) // size * size].reshape(-1, size).astype(np.float64)
@@ -105,7 +105,7 @@ def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
 def clipping_share(samples: NDArray[np.float32]) -> float:
     """Share of samples in flat tops: three or more equal neighbours at 0.95 of full scale or beyond.
 
-    A ceiling just below full scale, as some vocoders have one, is found as well; a round peak does not count.
+    This includes the limits of some vocoders just below full scale, but not round peaks.
     """
     if len(samples) < 3:
         return 0.0
@@ -120,20 +120,20 @@ def clipping_share(samples: NDArray[np.float32]) -> float:
 _MIN_HZ, _MAX_HZ = 60.0, 500.0
 _PITCH_WINDOW_S, _PITCH_HOP_S = 0.05, 0.01
 _VOICED_FROM = 0.5
-"""Autocorrelation, 1 for a periodic sound, from which a frame counts as voiced."""
+"""Least autocorrelation of a voiced frame; a periodic sound has 1."""
 _OCTAVE_COST = 0.02
-"""Per octave downwards: of two lags that fit equally well the shorter is the period."""
+"""Penalty per octave downwards, so that the shorter of two equally good lags is the period."""
 _SILENT = 0.03
-"""Share of the loudest frame's level below which a frame is unvoiced."""
+"""Least level of a voiced frame, relative to the loudest frame."""
 _SHORTEST_RUN = 3
-"""Frames; noise looks periodic for one or two."""
+"""Fewest frames of a voiced run; one or two frames of noise may look periodic."""
 _FEWEST_FRAMES = 10
 
 
 def pitch(samples: NDArray[np.float32], sample_rate: int) -> dict[str, float | None]:
     """Percentiles of the fundamental frequency of samples [n], and the share of voiced frames, by report keys.
 
-    The percentiles are None where fewer than ten frames of 10 ms are voiced.
+    The percentiles are None if fewer than ten frames of 10 ms are voiced.
     """
     track = track_f0(samples, sample_rate)
     voiced = track[track > 0]
@@ -144,9 +144,9 @@ def pitch(samples: NDArray[np.float32], sample_rate: int) -> dict[str, float | N
 
 
 def track_f0(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """Hz per 10 ms between 60 and 500, 0 where unvoiced: [frames].
+    """Fundamental frequency every 10 ms: [frames], 60 to 500 Hz, 0 for unvoiced frames.
 
-    Each 50 ms frame's autocorrelation is divided by that of its window, which removes the window's own decay
+    The autocorrelation of each 50 ms frame is divided by the window's autocorrelation, which removes its decay
     (Boersma 1993, "Accurate short-term analysis of the fundamental frequency"); its highest peak gives the period.
     """
     size, hop = round(_PITCH_WINDOW_S * sample_rate), round(_PITCH_HOP_S * sample_rate)
@@ -162,7 +162,7 @@ def track_f0(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float
 
 
 def _measure(frames: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """Lag of the period in samples, autocorrelation there, and root mean square of each frame: [3, frames]."""
+    """[3, frames]: period in samples, autocorrelation at the period, root mean square."""
     centred = frames.astype(np.float64)
     centred -= centred.mean(axis=1, keepdims=True)
     window = np.hanning(frames.shape[1])
@@ -172,7 +172,7 @@ def _measure(frames: NDArray[np.float32], sample_rate: int) -> NDArray[np.float6
 
 
 def _autocorrelation(frames: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[frames, lags], 1 at lag 0; 0 throughout for a frame of zeros."""
+    """[frames, lags], 1 at lag 0; all 0 for a frame of zeros."""
     size = frames.shape[1]
     spectrum = np.fft.rfft(frames, 2 * size)
     products = np.fft.irfft(np.abs(spectrum) ** 2)[:, :size]
@@ -180,7 +180,7 @@ def _autocorrelation(frames: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _best_lags(likeness: NDArray[np.float64], sample_rate: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The lag of each frame's highest peak, in fractions of a sample, and its height."""
+    """The interpolated lag of each frame's highest peak in samples, and the peak's height."""
     shortest, longest = int(sample_rate / _MAX_HZ), int(np.ceil(sample_rate / _MIN_HZ))
     inner = likeness[:, shortest : longest + 1]
     before, after = likeness[:, shortest - 1 : longest], likeness[:, shortest + 1 : longest + 2]

@@ -1,4 +1,4 @@
-"""Speech to be measured: spoken by a model, read from recordings, or spoilt on purpose."""
+"""Get the speech to evaluate from a model or from recordings, and spoil it for control runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Samples = NDArray[np.float32]
 
 UNNAMED = "recordings"
-"""The voice of recordings without one."""
+"""Voice name for recordings without a voice."""
 
 
 class VoiceLike(Protocol):
@@ -41,12 +41,12 @@ class Manner:
     seed: int = 0
     sampling: Any = None
     stream: bool = False
-    """Score each sentence as a stream; it is also spoken whole with the same seed, for comparison."""
+    """Score streamed audio, and also make each sentence at once with the same seed for comparison."""
 
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """One utterance. samples: [n] float32 in ±1; fields after `sample_rate` are set only if vivavoce spoke it."""
+    """One utterance. samples: [n] float32 in ±1; fields after `sample_rate` are only set for audio made by vivavoce."""
 
     case: Case
     voice: str
@@ -56,7 +56,7 @@ class Clip:
     work_s: float | None = None
     first_audio_s: float | None = None
     joins: tuple[int, ...] = ()
-    """The first sample of each chunk but the first."""
+    """First sample of each chunk except the first chunk."""
     whole: Samples | None = None
 
 
@@ -67,7 +67,7 @@ def speak_all(
     manner: Manner = Manner(),
     show: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Clip]:
-    """Speak all cases, each on demand: those with a voice of their own, then the others in every voice."""
+    """Yield the speech of all cases: first cases with their own voice, then all other cases in every voice."""
     plan = [(index, case, case.voice) for index, case in enumerate(cases) if case.voice is not None]
     plan += [(index, case, voice) for voice in voices for index, case in enumerate(cases) if case.voice is None]
     began = time.perf_counter()
@@ -97,7 +97,7 @@ def _speak(tts: Vivavoce, case: Case, name: str, voice: Any, manner: Manner, see
 def read_all(
     cases: Sequence[Case], voice: str = UNNAMED, show: Callable[[str], None] = lambda _: None
 ) -> Iterator[Clip]:
-    """Read the recordings of cases, each on demand; voice: for cases without one."""
+    """Yield the recordings of all cases; voice: name for cases without a voice."""
     for number, case in enumerate(cases, start=1):
         show(f"measuring … {number} of {len(cases)}")
         if case.audio is None:
@@ -107,7 +107,7 @@ def read_all(
 
 
 def truth_seconds(case: Case) -> float | None:
-    """A person's seconds for the text, if known; `InvalidAudio`: the recording cannot be read."""
+    """Seconds that a person needs for the text, if known; `InvalidAudio`: the recording cannot be read."""
     if (path := case.truth) is None:
         return case.truth_s
     try:
@@ -120,12 +120,12 @@ _PIECE_S = 0.16
 
 
 class Control(str, Enum):
-    """The part of an utterance that is spoilt."""
+    """Ways to spoil utterances, to check that the figures get worse."""
 
     SHUFFLED = "shuffled"
-    """The audio's 160 ms pieces, in another order."""
+    """Shuffle 160 ms pieces of the audio."""
     WRONG_TEXT = "wrong-text"
-    """Each audio is compared with the text of the next."""
+    """Compare the audio with the text of the next utterance."""
     REVERSED = "reversed"
 
 
@@ -138,7 +138,7 @@ def parse_control(name: str) -> Control:
 
 
 def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> Samples:
-    """The audio of a control, as long as before; always the same for the same audio."""
+    """Spoil the audio deterministically; its length stays the same."""
     if control is Control.REVERSED:
         return samples[::-1].copy()
     if control is Control.SHUFFLED and len(samples):
@@ -149,7 +149,7 @@ def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> 
 
 
 def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
-    """The texts to compare with; for `WRONG_TEXT` the next one that differs."""
+    """The texts to compare with; `WRONG_TEXT` replaces each text by the next different text."""
     if control is not Control.WRONG_TEXT:
         return list(texts)
     if len(set(texts)) < 2:

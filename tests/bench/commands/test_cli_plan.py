@@ -113,7 +113,7 @@ def test_nobody_may_wait_be_cut_off_or_refused(figures: tuple[float, ...], fits:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("--streams", "10"), "streams: they need a card and a released model"),
+        (("--streams", "10"), "streams: the plan needs a known GPU and a released model"),
         (("--streams", "1", "--gpu", "h200", "--ttfb-p99", "9ms"), "ttfb-p99: 9 ms is below"),
         (("--streams", "1", "--gpu", "h200", "--model", "CosyVoice-300M"), "model: only CosyVoice2 and 3 in 16 bit"),
         (("--memory", "2"), "memory_bytes: 2000000000 is too little"),
