@@ -313,4 +313,4 @@ class VoiceRegistry:
 
 def _summary(voice: Voice, kind: Literal["built_in", "stored"], *, public: bool) -> VoiceSummary:
     about = {key: getattr(voice, key) for key in ("description", "transcript", "has_prompt", "language", "sex")}
-    return VoiceSummary(voice.name, kind, public, **about, **consent_fields(voice))
+    return VoiceSummary(voice.name, kind, public, **{**about, **consent_fields(voice)})

@@ -115,9 +115,10 @@ def router(state: AppState) -> APIRouter:
             recording = Recording(content, texts.get("transcript", ""))
             description, replace = texts.get("description", ""), _flag("replace", texts)
             consent = given_consent(texts.get("consent", ""), texts.get("consent_by", ""))
-            more = {"description": description, "replace": replace, "consent": consent}
             try:
-                voice = await backend.add_voice(owner, name, recording, **more)
+                voice = await backend.add_voice(
+                    owner, name, recording, description=description, replace=replace, consent=consent
+                )
             except InvalidRequest as error:
                 raise renamed(error, _NAMES) from None
         return _entry(voice).model_copy(update={"created_at": int(time.time())})
