@@ -35,6 +35,7 @@ from vivavoce.errors import (
 )
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.audio.samples import Samples
+from vivavoce.frontend.audio.tag import AudioTag
 from vivavoce.frontend.speech import FinishReason, Verdict
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http.app import build_app, build_legacy_app
@@ -331,8 +332,8 @@ def test_a_slow_encoder_holds_up_no_other_stream(monkeypatch: pytest.MonkeyPatch
 
     usual = OutputFormat.open
 
-    def opened(output: OutputFormat, rate: int) -> Any:
-        return held if output.codec is AudioFormat.MP3 else usual(output, rate)
+    def opened(output: OutputFormat, rate: int, tag: AudioTag | None) -> Any:
+        return held if output.codec is AudioFormat.MP3 else usual(output, rate, tag)
 
     closed = threading.Event()
     held = Mock(encode=encode, finish=lambda: b"", close=Mock(side_effect=closed.set))
@@ -414,8 +415,9 @@ def test_a_list_is_read_by_open_webui_too(server: Served) -> None:
 
 
 def test_a_consent_is_stored_and_listed(server: Served) -> None:
-    assert add(server, consent="All but politics.", consent_by="Anna").status_code == 201
-    stored = httpx.get(f"{server.url}/v1/audio/voices").json()["data"][-1]
+    assert add(server, replace="true", consent="All but politics.", consent_by="Anna").status_code == 201
+    listed = httpx.get(f"{server.url}/v1/audio/voices").json()["data"]
+    stored = next(voice for voice in listed if voice["id"] == "me")
     assert (stored["consent"], stored["consent_by"]) == ("All but politics.", "Anna")
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", stored["consent_at"])
     for given, field, problem in (

@@ -154,7 +154,9 @@ async def test_the_audio_has_the_rate_and_bitrate_that_were_asked_for() -> None:
     async with connected(path=ANNA + "?output_format=mp3_44100_192") as (client, _):
         await send(client, {"text": " "}, {"text": "Hello there. " * 9}, {"text": ""})
         content = audio_of(await all_replies(client))
-    assert content[:3] == b"\xff\xfb\xb0"  # MPEG-1 Layer III, 192 kbit/s, 44.1 kHz
+    assert (
+        content[content.index(0xFF) :][:3] == b"\xff\xfb\xb0"
+    )  # behind the tag: MPEG-1 Layer III, 192 kbit/s, 44.1 kHz
     async with connected(path=ANNA + "?output_format=ulaw_8000") as (client, _):
         await send(client, {"text": " "}, {"text": "Hello."}, {"text": ""})
         assert len(audio_of(await all_replies(client))) == 80 * len(" Hello.")
