@@ -79,7 +79,6 @@ def _atoms(text: str) -> list[str]:
 
 
 def _narrow(atom: str) -> Iterator[str]:
-    """Split a word that is wider than a subtitle line."""
     piece, columns = "", 0
     for character in regex.findall(r"\X", atom):
         width = _columns(character)
@@ -120,7 +119,6 @@ def _good_end(atoms: Sequence[str], limit: int) -> int:
 
 
 def _wrapped(atoms: Sequence[str]) -> str:
-    """One line, or two of about the same width."""
     whole = "".join(atoms).rstrip()
     if _columns(whole) <= MAX_COLUMNS:
         return whole

@@ -204,7 +204,6 @@ class SentenceSplitter:
         return self._is_first and self._holds(_FIRST_CLAUSE, mark.start())
 
     def _holds(self, amount: _Amount, end: int) -> bool:
-        """Whether the text before `end` has at least this amount."""
         left = amount.words * amount.characters
         for word in _WORD.finditer(self._held, 0, end):
             left -= amount.words if word["cjk"] else amount.characters
