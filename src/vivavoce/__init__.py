@@ -16,9 +16,8 @@ from importlib import import_module
 
 from vivavoce.version import __version__ as __version__
 
-# OpenMP's threads spin while they wait for one another: on a machine with other work, speech took six times as long.
-# Spinning briefly and then sleeping costs some per cent on an idle one. Read once, when torch is imported: here is the
-# last place that all programs pass before.
+# OpenMP's threads spin while they wait for one another, which made speech six times slower on a busy machine. A short
+# spin costs some per cent on an idle one. The variable is read once, when torch is imported, which happens later.
 if not ("torch" in sys.modules or {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"} & os.environ.keys()):
     os.environ["GOMP_SPINCOUNT"] = "10000"
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 # For `-m` and `-c`, Python puts the current folder first in sys.path: a file `soundfile.py` there would run instead of
-# the library (`-P` prevents that, but only from Python 3.11 on). The package is taken from where this process found
-# it; libraries beside it are found last, so that they cannot hide a module of Python's own.
+# the library (`-P` prevents that, but only from Python 3.11 on). The package is imported from its folder in this
+# process; that folder then comes last in sys.path, so that nothing in it hides a module of Python's own.
 _BOOT = """
 import sys
 if sys.path[0] == "": del sys.path[0]
@@ -34,7 +34,7 @@ def python_command(module: str, *arguments: str, python: Path | str = sys.execut
 
 
 def ignore_signals(*more: signal.Signals) -> None:
-    """Ignore what a terminal sends to all of its processes: the parent gets it, too, and ends this one in time."""
+    """Ignore signals that a terminal sends to all of its processes; the parent gets them, too, and ends this one."""
     for number in (signal.SIGINT, signal.SIGHUP, *more):
         signal.signal(number, signal.SIG_IGN)
 

@@ -65,7 +65,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _with_old_keywords(call: _Call) -> _Call:
-    """Take the keywords of the original's former versions, too, each with a warning."""
+    """Accept the keywords of older CosyVoice versions, too, and log a warning for each."""
 
     @functools.wraps(call)
     def taking(*given: Any, **keywords: Any) -> Any:
@@ -91,8 +91,8 @@ class CosyVoice:
     cancels its speech. One object serves any number of threads, whose work is batched; its engine stops when the object
     is deleted. Each call draws its seed from torch's generator.
 
-    model_dir: an official folder, or a published model's name or id, which is downloaded if it is missing; fp16:
-    float16 on CUDA, where it is the default anyway, elsewhere False; load_jit, load_trt: the flow's backends jit and
+    model_dir: an official folder, or a published model's name or id, which is downloaded if it is missing; fp16: use
+    float16 on CUDA (the default there), without effect elsewhere; load_jit, load_trt: the flow's backends jit and
     tensorrt (if both are given: tensorrt, with trt_concurrent contexts); load_vllm: the language model's backend vllm;
     see docs/backends.md. As in the official code, load_trt is False without CUDA. For CosyVoice 1 these flags change
     nothing, and a warning is logged. trust_model_code: run code of the folder that was not exported on this machine.
@@ -140,7 +140,7 @@ class CosyVoice:
         front_end = replace(front_end, extractor=replace(front_end.extractor, as_recorded=True))
         text = front_end.text.as_written()
         plain = replace(front_end, text=text, extractor=replace(front_end.extractor, text=text))
-        # By text_frontend: True normalises and splits texts, False speaks them as they are written.
+        # The key is text_frontend: True normalises and splits texts, False speaks them as they are written.
         self._tts = {True: Vivavoce(engine, front_end), False: Vivavoce(engine, plain)}
         self._folder, self._voices, self._added = folder, built_in_voices(folder), dict[str, Voice]()
         self.model_dir, self.fp16, self.sample_rate = str(model_dir), fp16, self._tts[True].sample_rate
@@ -161,7 +161,7 @@ class CosyVoice:
         return True
 
     def save_spkinfo(self) -> None:
-        """Write the added speakers into the folder's spk2info.pt; all others in it stay as they are."""
+        """Write the added speakers into the folder's spk2info.pt; its other speakers stay."""
         voices_to_spk2info(self._added.values(), self._folder / SPEAKERS, keep=True)
 
     def inference_sft(
@@ -282,7 +282,7 @@ _CLASSES = {Generation.V1: CosyVoice, Generation.V2: CosyVoice2, Generation.V3: 
 
 
 def AutoModel(model_dir: Folder, **flags: Any) -> CosyVoice:  # noqa: N802 - the official name
-    """Load a folder of any generation; flags: those of the generation's class."""
+    """Load a folder of any generation; flags: arguments of the generation's class."""
     folder = _find_folder(model_dir)
     return _CLASSES[detect_generation(folder)](folder, **flags)
 
@@ -318,7 +318,7 @@ def _recording(wav: Prompt) -> AudioSource:
 
 
 def _find_folder(model_dir: Folder) -> Path:
-    """The folder, or that of the published model that the end of the path names, downloaded if it is missing."""
+    """Return the folder; if it does not exist, download the published model that the path's last name names."""
     if not model_dir or not isinstance(model_dir, (str, Path)):
         raise InvalidRequest(f"model_dir: {model_dir!r} is not a folder; give one, or the name of a published model")
     try:

@@ -1,7 +1,7 @@
 """Every error that vivavoce raises on purpose, with its stable code and its HTTP, gRPC and exit status.
 
 A message is one line. It names the field, the value and the limit, and ends with the way out. Exit code 1: the user
-cannot change anything about the error; 130: interrupted, as in shells.
+cannot mend the error; 130: interrupted, as in shells.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Overloaded(VivavoceError, http_status=429, grpc_status="RESOURCE_EXHAUSTED
 
     retry_after_s: float
 
-    # Unpickling calls it with the message only, and sets the attributes afterwards; hence the defaults.
+    # Unpickling passes only the message and sets the attributes afterwards, so the others have defaults.
     def __init__(self, message: str = "", retry_after_s: float = 1.0, figures: str = "") -> None:
         """figures: the scheduler's reason, for the log."""
         super().__init__(message)

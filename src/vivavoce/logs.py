@@ -164,7 +164,6 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord, given: Mapping[str, object] = MappingProxyType({})) -> dict[str, Field]:
-    """Infinity and NaN become text, as JSON has neither."""
     scope = current_scope() or RequestScope()
     known = {"request_id": scope.request_id, "caller": scope.principal_name, "trace_id": scope.trace_id}
     fields: dict[str, Field] = {name: text for name, text in known.items() if text}

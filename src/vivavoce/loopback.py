@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 
 def is_local(address: str) -> bool:
-    """Whether host:port, with a scheme or without, is at this machine, to which no proxy leads."""
+    """Whether an address host:port, with or without a scheme, is on this machine."""
     found = re.fullmatch(r"(?:\w+://)?(?:\[(.*?)\]|([^:/]*))(?:[:/].*)?", address)
     host = (found[1] or found[2]) if found else ""
     try:

@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Successful calls so far; computed: the value was computed; hits: it was there, or another thread computed it."""
+    """Successful calls so far; computed: they computed the value; hits: they found it, or waited for another thread."""
 
     computed: int
     hits: int

@@ -22,12 +22,12 @@ class Rates:
     def frames_of(self, tokens: int) -> int:
         """Whole mel frames of this many speech tokens.
 
-        The official int(tokens / 50 · 22050 / 256) is the same for all lengths that the flow has noise for.
+        The official int(tokens / 50 · 22050 / 256) gives the same number for all lengths that the flow accepts.
         """
         return tokens * self.sample_rate // (self.samples_per_frame * self.tokens_per_second)
 
     def tokens_in(self, frames: int) -> int:
-        """The most speech tokens with at most this many mel frames."""
+        """The largest number of speech tokens that fit into this many mel frames."""
         return ((frames + 1) * self.samples_per_frame * self.tokens_per_second - 1) // self.sample_rate
 
     @property

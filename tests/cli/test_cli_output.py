@@ -202,4 +202,4 @@ def test_it_is_played_as_well(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
         assert run("speak", text, "-o", "out.wav", "--play").code == 0
         assert sum(played) == len(read_wav(Path("out.wav")))
     assert len(played) > 1
-    assert "play: a stream is played by what reads it" in run("speak Hi. --play --stream").error
+    assert "play: does not go with --stream" in run("speak Hi. --play --stream").error

@@ -76,7 +76,7 @@ def _list_known(as_json: bool) -> None:
 
 
 def _described(model: KnownModel) -> dict[str, Any]:
-    """A model as JSON values; bytes: of the local files, else as published; None: unknown."""
+    """A model as JSON values; bytes: size of the local files or, without them, of the published ones; None: unknown."""
     from vivavoce.checkpoint.known_models import is_begun, model_folder, read_record
 
     folder = model_folder(model)

@@ -1,4 +1,4 @@
-"""How commands are declared: dataclasses whose fields become options, and options that several commands share."""
+"""Declarations of commands: dataclasses whose fields become options, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class PlainCommand(TyperCommand):
 
 
 def command(app: typer.Typer, *lines: str, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
-    """lines: examples; settings: as typer's own `command` takes them."""
+    """lines: examples; settings: arguments of typer's own `command`."""
 
     def added(function: Command) -> Command:
         app.command(name, cls=PlainCommand, epilog=examples(*lines), **settings)(with_flags(function))

@@ -62,7 +62,7 @@ class ModelReport:
     """The result of `inspect_model`; None or empty where something cannot be read, which `problems` explains.
 
     generation: v1, v2 or v3, by the yaml file; source: hub, repository and revision of a download;
-    tokenizer_size: text tokens, special ones included; problems: everything that keeps the model from working.
+    tokenizer_size: text tokens, special ones included; problems: all reasons why the model cannot work.
     """
 
     folder: Path
@@ -162,7 +162,7 @@ def _readable_files(report: ModelReport) -> set[str]:
 
 
 def _check_fit(part: str, path: Path, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """Compare names and shapes with the network of that configuration, without memory for either."""
+    """Compare names and shapes of the weights with the configured network, without memory for either."""
     network_part = _NETWORKS[config.generation][part]
     network = network_part.outline(config)
     shapes = {key: tensor.to("meta") for key, tensor in tensors.items()}

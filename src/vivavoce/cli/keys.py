@@ -28,7 +28,7 @@ _FILE = flag(
     "-f",
     default=REQUIRED,
     envvar="VIVAVOCE_AUTH_KEYS_FILE",
-    callback=lambda path: Path(os.path.expanduser(path)),  # as the server reads it
+    callback=lambda path: Path(os.path.expanduser(path)),  # like the server's setting
 )
 _NAME = argument("Name of the key, shown in logs and traces.", "NAME", default=REQUIRED)
 

@@ -32,7 +32,7 @@ _COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
 
 
 class _Source(NamedTuple):
-    """Where a command is declared: a function of that module with its examples, or a group of commands."""
+    """A command's declaration: a function of a module with its examples, or a group of commands."""
 
     module: str
     attribute: str
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; `arguments` default to the program's own."""
     given = sys.argv[1:] if arguments is None else arguments
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name must not fail for a terminal's narrow encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not encode all names
     try:
         with quiet_libraries():
             return _run(given)
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk or a missing permission: a traceback would not help
         print_error(f"error: {error.filename or 'stdout'}: {error.strerror or error}; check the place and its space")
         return EXIT_USAGE
-    except Exception as error:  # a defect of ours
+    except Exception as error:  # a defect of the program
         return _explain_defect(error)
     finally:
         try:

@@ -41,15 +41,15 @@ Result = TypeVar("Result")
 _APPS = {"port": build_app, "legacy_port": build_legacy_app, "health_port": build_health_app}
 
 FILES_BESIDE = 512
-"""Open files of a server that are not connections to its ports: of the engine, Redis, voices."""
+"""Open files of a server besides connections to its ports, such as those of the engine, Redis and voices."""
 GRPC_GRACE_S = 5.0
 
 
 async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
-    """Serve until a signal, which lets running requests finish; a second one but SIGHUP ends them."""
+    """Serve until a signal, which lets running requests finish; a second SIGINT or SIGTERM ends them."""
     logging_to, server = settings.logging, settings.server
     configure(logging_to.format, logging_to.level, log_text=logging_to.log_text)
-    # Our own request log replaces its access log.
+    # Our own request log replaces uvicorn's access log.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     as_log = logging_to.format == "json" and not reporter.quiet
 
@@ -97,7 +97,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         for line in await _other_protocols(dispatcher, keys, server, home, stack):
             report(line)
         await stop.wait()
-        report(f"stopping: requests that run: {dispatcher.active}, seconds that they have: {server.drain_s:g}")
+        report(f"stopping: {dispatcher.active} running requests may end within {server.drain_s:g} s")
         await _unless(hurry, dispatcher.drain(server.drain_s))
         await dispatcher.drain(0.0)  # a second signal ends running requests at once
         report("stopped")
@@ -127,7 +127,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         loop.add_signal_handler(signal.SIGHUP, stop.set)  # a terminal that closes may send it twice
     return stop, hurry
 
@@ -157,7 +157,7 @@ def _sockets(server: ServerSection, stack: AsyncExitStack) -> dict[str, socket.s
 
 
 def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
-    """Raise the limit of open files to fit all connections; else return settings with fewer connections."""
+    """Raise the limit of open files to fit all connections; or return settings with fewer connections."""
     wanted = ports * (server.max_connections + MARGIN) + FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < wanted:  # negative: unlimited

@@ -107,12 +107,12 @@ def speak(
 ) -> None:
     """Speak a text of any length into an audio file.
 
-    A long text is written while it is made: Ctrl-C leaves a whole file of what was spoken until then.
+    The audio of a long text is written while it is made. Ctrl-C leaves a complete file of the audio until then.
     """
     output, reporter, subtitles = Output(source.out, source.format, source.tag), Reporter(quiet), source.subtitles
     output.check()
     if source.play and source.stream:
-        raise InvalidRequest("play: a stream is played by what reads it; leave --stream out, or pipe it into a player")
+        raise InvalidRequest("play: does not go with --stream; leave --stream out, or pipe the stream into a player")
     if subtitles is not None:
         check_subtitles(subtitles)
     text = read_text(source.text, source.file)
@@ -178,7 +178,7 @@ def convert(
 
 
 def read_text(argument: str | None, file: str | None) -> str:
-    """`-` or neither: standard input. InvalidRequest: two texts, or none; InvalidText: not speakable."""
+    """Read the text; file: - is stdin, which is also read without both. InvalidRequest: two texts, or none."""
     if argument is not None and file is not None:
         raise InvalidRequest("text: is given twice, as an argument and with --file; leave one out")
     if argument is None and file is None and is_terminal(sys.stdin):
@@ -204,7 +204,7 @@ def _read_file(path: str) -> str:
                 content = opened.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise InvalidRequest(f"file: {label!r} cannot be read ({error.strerror}); check the path") from None
-    if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16 has them, too
+    if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16 has zero bytes, too
         raise InvalidText(f"file: {label!r} is not text; give a UTF-8 text, and a recording with --voice")
     if len(content) > MAX_TEXT_BYTES:
         raise InvalidText(
@@ -234,7 +234,7 @@ def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
 
 @dataclass(eq=False)
 class PartwiseSpeech:
-    """A text spoken part by part: memory holds only the audio of the parts in work."""
+    """Speaks a text part by part, so that memory holds only the audio of a few parts."""
 
     tts: Vivavoce
     parts: Sequence[tuple[int, str]]

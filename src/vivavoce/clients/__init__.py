@@ -1,1 +1,1 @@
-"""Programs that speak to servers; they know nothing of models."""
+"""Clients of servers, which need no model."""

@@ -5,8 +5,8 @@
         for pcm in speech:
             play(pcm, speech.started.sample_rate)
 
-Messages are those of `protos/vivavoce.proto`. It needs grpcio and protobuf, no torch. What the server refuses raises
-`grpc.RpcError`: `code()` is the status, `details()` one line why, `trailing_metadata()` has the stable `error-code`.
+Messages are those of `protos/vivavoce.proto`. It needs grpcio and protobuf, no torch. A refusal raises
+`grpc.RpcError`: `code()` is the status, `details()` the reason, `trailing_metadata()` has the stable `error-code`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         self._metadata = (("x-api-key", key),) if key else ()
 
     def speak(self, text: str | Iterable[str | None], *, timeout_s: float | None = None, **start: Any) -> SpokenText:
-        """Have a text spoken; returns at once.
+        """Ask the server to speak a text; returns at once.
 
         text: all of it, or pieces as they are written, read in a thread. A piece of None is a flush: the text so far is
         spoken without waiting for more. start: fields of `Start`, such as voice="calm", seed=1, or
@@ -60,7 +60,7 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         return SpokenText(method(requests(), timeout=timeout_s, metadata=self._metadata))
 
     def voices(self) -> list[Any]:
-        """The voices that may be asked for, as `Voice` messages."""
+        """All voices that requests may name, as `Voice` messages."""
         return list(self._ask("ListVoices", "ListVoicesRequest", "ListVoicesResponse").voices)
 
     def add_voice(self, name: str, recording: bytes, transcript: str = "", **more: Any) -> Any:
@@ -73,7 +73,7 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         self._ask("RemoveVoice", "RemoveVoiceRequest", "RemoveVoiceResponse", name=name, public=public)
 
     def close(self) -> None:
-        """End the connection, and what is being spoken through it."""
+        """End the connection and all speech through it."""
         self._channel.close()
 
     def __exit__(self, *_: object) -> None:

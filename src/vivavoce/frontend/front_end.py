@@ -37,7 +37,7 @@ from vivavoce_textnorm import CancelCheck, check_paused, is_speakable, never_can
 log = logging.getLogger(__name__)
 
 DEMO_REFERENCE_S = 12.0
-"""Measured on mini: short texts lose no word after 13 s of speech, and two of three after 17 s."""
+"""Longest advised reference of a demo model. Mini loses no word of short texts with 13 s, but does with 17 s."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class FrontEnd:
         The text is normalised block by block, as its segments are asked for. All errors come before the first segment,
         except for characters that the vocabulary cannot write.
 
-        silent: a text with nothing to speak is `SILENCE_S` of silence; an empty one is refused all the same.
+        silent: speak a text without words as `SILENCE_S` of silence; an empty text is still refused.
 
         Raises:
             InvalidText: there is nothing to speak, it is too long, or the model lacks characters of it.
@@ -103,7 +103,7 @@ class FrontEnd:
 
     @property
     def arrival(self) -> InputMode:
-        """Whether `plan_arriving` plans sentences or words: as the model's card says; for CosyVoice 1 sentences."""
+        """The unit of `plan_arriving`: words if the generation and the model's card allow them, otherwise sentences."""
         by_words = self._modes.by_words and self.card.text_stream is TextStream.INTERLEAVED
         return InputMode.TOKENS if by_words else InputMode.SEGMENTS
 
@@ -117,10 +117,9 @@ class FrontEnd:
     ) -> Iterator[PlannedSegment]:
         """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
 
-        By sentences: each sentence is planned as by `plan`. By words: all requests continue one segment, with the text
-        ids of the next words (as the natural reading says them, else as they are written); start and end are then the
-        characters that have been read so far. A system prompt must come whole in the first piece. Errors as `plan`,
-        when a piece is read.
+        By sentences: each sentence is planned as by `plan`. By words: all requests continue one segment, each with the
+        text ids of the next words, which only natural rules normalise; start and end are the characters read so far. A
+        system prompt must come whole in the first piece. Errors as `plan`, when a piece is read.
         """
         text_filter = TextFilter(options.reasoning)
         one = None
@@ -196,7 +195,7 @@ class FrontEnd:
         default = self.text.encode(self.text.normalize(system or self._modes.prompt()))
         if default[-1] not in text:
             return condition(voice, route, text, default)
-        end = len(text) - text[::-1].index(default[-1])  # the instruction's, or what a transcript was written with
+        end = len(text) - text[::-1].index(default[-1])  # the instruction or transcript may begin with a prompt
         return condition(voice, route, text[end:], default if system else text[:end])
 
     def instruction(self, instruct: str) -> tuple[int, ...]:
@@ -204,7 +203,7 @@ class FrontEnd:
         return self.text.encode(self.text.normalize(self._modes.prompt(instruct)))
 
     def plan_conversion(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> SegmentRequest:
-        """A voice conversion: the source's speech tokens, conditioned on the voice, which must fit the model."""
+        """Plan a voice conversion: the source's speech tokens, conditioned on the voice, which must fit the model."""
         tokens = tuple(self.extractor.speech_tokens(source).tolist())
         return SegmentRequest(condition(voice, CONVERSION), speech_tokens=tokens, speed=speed, seed=seed)
 
@@ -217,7 +216,7 @@ class FrontEnd:
         start: int = 0,
         index: int = 0,
     ) -> Iterator[PlannedSegment]:
-        """start: the text's first character in the input; index: of its first segment."""
+        """start: place of the text's first character in the input; index: number of its first segment."""
         found = self.text.located(text, options.language, is_cancelled, options.reading, options.natural)
         for seed, one in enumerate(found, options.seed + index):
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
@@ -238,14 +237,14 @@ class FrontEnd:
 def _unmarked(pieces: Iterable[str]) -> Iterator[str]:
     for piece in pieces:
         if isinstance(piece, str) and END_OF_PROMPT in piece:
-            raise InvalidText(f"text: {END_OF_PROMPT} came after the first piece; send all that it ends in that one")
+            raise InvalidText(f"text: {END_OF_PROMPT} came after the first piece; send all of the prompt in the first")
         yield piece
 
 
 def load_front_end(folder: Path, config: ModelConfig | None = None, text_processes: int = 0) -> FrontEnd:
     """Load the tokenizer, the text rules and the two encoders of an official folder; errors as `read_config`.
 
-    config: sizes, if they have been read already; text_processes: see `TextFrontEnd`.
+    config: the model's sizes, None: read them; text_processes: see `TextFrontEnd`.
     """
     # Weights are mapped, not read: the sizes need their names only.
     config = config or read_config(folder, read_tensors(find_part(folder, "flow")))

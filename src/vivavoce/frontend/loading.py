@@ -30,7 +30,7 @@ def load_model(
 ) -> tuple[Engine, FrontEnd]:
     """Engine and front end of an official folder; arguments and errors as `build_models` and `TextFrontEnd`.
 
-    With several devices each has an engine in a process of its own; a device named twice is shared by two.
+    Each of several devices gets an engine in a process of its own; a device that is listed twice gets two engines.
     """
     if len(devices) == 1:
         engine = open_engine(folder, devices[0], dtype, variant, settings)
@@ -52,7 +52,7 @@ def open_engine(
     settings: EngineSettings,
     engines: int = 1,
 ) -> Engine:
-    """The engine of an official folder; engines: all on the device, this one included."""
+    """Load the engine of an official folder; engines: number of engines that share the device."""
     share_device(device, engines, bounded=settings.memory_bytes is not None)
     external = settings.lm_backend != "torch"
     models = build_models(folder, device, dtype, variant, language_model=not external)

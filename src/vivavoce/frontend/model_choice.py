@@ -1,4 +1,4 @@
-"""Which model speaks, where it runs and in which precision: an operator's words → a folder and torch's values."""
+"""Find the folder of a model, a device and a dtype by the names that a user gives."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vivavoce.checkpoint.weights import find_part
 from vivavoce.errors import CheckpointError, InvalidRequest, ModelNotFound
 
 MINI = Path(__file__).parents[1] / "data" / "mini"
-"""The default: a small demo model inside the package; a folder of that name comes first, as for every model."""
+"""The default model: a small demo inside the package. A folder of this name in the current folder comes first."""
 UNTRAINED_MODEL = "babble"
-"""Random weights of a tiny size, to try everything that does not need speech."""
+"""A tiny model with random weights, to try everything that does not need speech."""
 BABBLE = "babble-1"
-"""Its folder among the downloaded models, made at first use; the number moves with its layout."""
+"""Name of the untrained model's folder, which is made at first use; the number changes with the folder's layout."""
 _LARGE_BYTES = 1 << 29
-"""A language model's file of more bytes is a large model."""
+"""A model is large if the file of its language model has more bytes."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -68,8 +68,8 @@ def choose_device(name: str) -> torch.device:
 def choose_dtype(name: str, device: torch.device, folder: Path | None = None) -> torch.dtype:
     """The dtype of that name; InvalidRequest: it is unknown.
 
-    "auto" is float16 on CUDA, else float32; but bfloat16 for a large model in `folder`, where the processor multiplies
-    such numbers: reading its weights is what takes time there, and a small model loses more by converting numbers.
+    "auto" is float16 on CUDA and float32 elsewhere. A large model in `folder` gets bfloat16 on a CPU that multiplies
+    it, because reading weights takes most of its time; a small model would lose more time by conversions.
     """
     if name == "auto":
         if device.type == "cuda":
@@ -81,14 +81,12 @@ def choose_dtype(name: str, device: torch.device, folder: Path | None = None) ->
 
 
 def _is_large(folder: Path | None) -> bool:
-    """Whether it holds a CosyVoice2 or 3 of the released size."""
     if folder is None or detect_generation(folder) is Generation.V1:
         return False
     return find_part(folder, "llm").stat().st_size > _LARGE_BYTES
 
 
 def _has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16, as far as the system tells."""
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     except OSError:
@@ -97,9 +95,9 @@ def _has_bfloat16() -> bool:
 
 
 def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 2) -> int:
-    """Processes that read texts out; None: two to four on CUDA, `on_cpu` elsewhere. InvalidRequest: too few or many."""
+    """The number of processes that read texts; None: 2 to 4 on CUDA, `on_cpu` elsewhere. InvalidRequest: not 0 … 64."""
     if asked is None:
-        # Four read more texts than one GPU speaks; of two, one is always there for short texts.
+        # Four processes read more text than one GPU speaks; with two, one is always free for short texts.
         return max(2, min(4, (os.cpu_count() or 1) // 4)) if device.type == "cuda" else on_cpu
     if not 0 <= asked <= 64:
         raise InvalidRequest(f"text_processes: {asked} is outside of 0 … 64; choose a few")
@@ -107,9 +105,9 @@ def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 
 
 
 def share_device(device: torch.device, engines: int, bounded: bool) -> None:
-    """Leave the other engines on a device their part of it: of a CPU's threads, for what this thread begins.
+    """Limit this thread to its engine's share of a CPU's threads, so that other engines have theirs.
 
-    bounded: each has its own bound of memory. InvalidRequest: they are on a GPU and have none.
+    bounded: each engine has a limit of memory. InvalidRequest: several engines share a GPU without such limits.
     """
     if engines > 1 and device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // engines))

@@ -10,8 +10,8 @@
 The speaker embedding reaches the flow in every mode. All generations convert voices: the speech tokens come from the
 source recording in place of the language model, and the flow gets the same as in cross_lingual.
 
-CosyVoice3 reads a system prompt before all that, in every mode: "You are a helpful assistant.", in instruct with the
-instruction behind it, and the mark that ends it. CosyVoice 1's mark is plain text for its vocabulary.
+In every mode, CosyVoice3 first reads a system prompt: "You are a helpful assistant.", in mode instruct the instruction,
+and a mark that ends the prompt. CosyVoice 1's mark is plain text for its vocabulary.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ class Route:
 
 @dataclass(frozen=True)
 class GenerationModes:
-    """The modes of a generation; system: begins its system prompt, "": it was trained without one; mark: ends the
-    prompt; by_words: a text may be spoken while its words arrive, otherwise sentence by sentence.
+    """The modes of a generation.
+
+    system: how its system prompt begins, "" if it has none; mark: ends the prompt; by_words: speech may follow an
+    arriving text word by word, otherwise sentence by sentence.
     """
 
     title: str
@@ -52,7 +54,7 @@ class GenerationModes:
     by_words: bool = True
 
     def prompt(self, instruct: str = "") -> str:
-        """The text before the spoken one, with the mark at its end; an instruction that holds a mark is unchanged."""
+        """The prompt before the spoken text, with the mark at its end; an instruction with a mark stays unchanged."""
         if self.mark in instruct or END_OF_PROMPT in instruct:
             return instruct
         return (f"{self.system} {instruct.strip()}".strip() if self.system else instruct) + self.mark
@@ -81,7 +83,7 @@ CONVERSION = Route()
 def choose_mode(
     voice: Voice, generation: Generation, instruct: str | None = None, wanted: Mode | str | None = None
 ) -> Mode:
-    """The mode that was asked for, or the fullest one that the voice allows; InvalidRequest names what a mode lacks."""
+    """The wanted mode, or the fullest one that the voice allows. InvalidRequest: the mode lacks something."""
     mode, modes = None if wanted is None else Mode(wanted), MODES[generation]
     if mode is Mode.INSTRUCT and not instruct:
         raise InvalidRequest("mode: instruct needs an instruction; give one as instructions")
@@ -103,7 +105,7 @@ def choose_mode(
 
 
 def condition(voice: Voice, route: Route, text: tuple[int, ...] = (), system: tuple[int, ...] = ()) -> Conditioning:
-    """Route a voice's features; text: ids of its transcript or of an instruction; system: of the system prompt."""
+    """Route a voice's features; text: ids of its transcript or of an instruction; system: ids of the system prompt."""
     prompted = route.flow_prompt and voice.has_prompt
     tokens = voice.speech_tokens.long()
     return Conditioning(

@@ -32,7 +32,7 @@ from vivavoce_textnorm import MAX_BLOCK_CHARS
 
 Text = str | Iterable[str] | AsyncIterable[str]
 AHEAD = 4
-"""Segments that the engine has beyond the one that is heard: enough for no gap, and a bound on what waits unheard."""
+"""Segments that the engine gets ahead of the one that is heard: enough to leave no gap, and few to be made unheard."""
 
 
 class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
@@ -59,8 +59,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     ) -> None:
         """policy: how the audio is cut into chunks; None: the model's default; errors as `policy_for`.
 
-        later: calls `start` of the session that it is given; it is called for the first chunk, by `async for` in a
-        thread.
+        later: a function that calls the session's `start` when the first chunk is wanted, with `async for` in a thread.
         """
         self._engine, self._front_end, self._later = engine, front_end, later
         self._progress = _Progress()
@@ -87,7 +86,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         if isinstance(text, str):
             progress.text = text
             segments = self._front_end.plan(text, voice, options, progress.closed.is_set, silent)
-            # A short text is read at once: the engine gets what is near, and learns whether there is more.
+            # A short text is read at once, so that the engine learns whether more segments follow the first ones.
             is_short = len(text) <= MAX_BLOCK_CHARS
             near = list(islice(segments, AHEAD + 2 if is_short else 1))
             arrival = InputMode.WHOLE if is_short and len(near) < AHEAD + 2 else InputMode.SEGMENTS
@@ -162,7 +161,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         start(self)
 
     async def events(self) -> AsyncIterator[SpeechEvent]:
-        """Chunks with samples, and each segment's text before its audio; raises what the request failed with."""
+        """Chunks with samples, and each segment's text before its audio; raises the request's error."""
         announced = self._progress.announced
         async for chunk in self.handle:
             while announced:
@@ -174,10 +173,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """The characters and times of each segment heard so far.
-
-        The last one's end moves with each chunk; `cut` is known at the end only.
-        """
+        """Characters and times of the segments heard so far; the last end moves, and `cut` is known only at the end."""
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
         return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.outcome.cut)
 
@@ -187,7 +183,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         return f"ChunkStream({state}, {seconds:.2f} s taken)"
 
     def verdict(self) -> Verdict:
-        """How it ended, once its chunks have; the listener adds the audio that it took."""
+        """The verdict after the last chunk; the listener adds the seconds of audio that it took."""
         given = len(self._progress.spans)
         return Verdict(
             FinishReason.LENGTH if any(self.handle.outcome.cut) else FinishReason.STOP,
@@ -224,9 +220,8 @@ _NOT_STARTED = _not_started()
 class _Progress:
     """The state of a session that the listener and the thread that reads the text share.
 
-    text: as far as it was read; spans: the characters of each segment that the engine was given; samples: of each
-    segment that was heard; heard: the segment that the listener is at; loop: reads a text that is an async iterable;
-    end_source: ends that.
+    text: the text read so far; spans: characters of each segment that the engine got; samples: numbers of samples heard
+    of each segment; heard: the segment that is heard; loop: reads an async iterable; end_source: ends this reading.
     """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -250,7 +245,7 @@ class _Progress:
             yield piece
 
     def give(self, segment: PlannedSegment) -> None:
-        """Count a segment that the engine gets; by words: the next words of the only segment."""
+        """Record the segment that the engine gets, or, by words, the next words of the only segment."""
         if self.arrival is not InputMode.TOKENS:
             self.spans.append((segment.start, segment.end))
         else:  # a system prompt before it is not spoken

@@ -34,7 +34,7 @@ Options = TypeVar("Options", bound="SpeakOptions")
 
 
 class Mode(str, Enum):
-    """How a voice is used; the table in `front_end` shows which of its features reach which stage."""
+    """A use of a voice; the table in `modes` shows which of its features reach which stage."""
 
     ZERO_SHOT = "zero_shot"
     CROSS_LINGUAL = "cross_lingual"
@@ -43,7 +43,7 @@ class Mode(str, Enum):
 
 
 def parse_mode(name: str) -> Mode:
-    """The mode of that name; dashes are as good as underscores. InvalidRequest lists all modes."""
+    """The mode of that name, written with dashes or underscores. InvalidRequest lists all modes."""
     try:
         return Mode(str(name).replace("-", "_"))
     except ValueError:
@@ -58,7 +58,7 @@ def check_seed(seed: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeakOptions:
-    """How a text is spoken; `speech_options` says what each option means. InvalidRequest: a value is out of its limits.
+    """Options of speech, which `speech_options` explains. InvalidRequest: a value is out of its limits.
 
     The constructor takes a mode by its name, a language by a code, tag or name and a lexicon as a mapping, and keeps a
     `Mode`, a code ("en") and a `Lexicon`.
@@ -81,7 +81,7 @@ class SpeakOptions:
             object.__setattr__(self, "mode", parse_mode(self.mode))
         check_speed(self.speed)
         check_seed(self.seed)
-        object.__setattr__(self, "seed", int(self.seed))  # such as NumPy's
+        object.__setattr__(self, "seed", int(self.seed))  # from NumPy's integers, too
         check_kind("sampling", self.sampling, SamplingParams, "such as vivavoce.SamplingParams(top_k=5)")
         if self.instruct is not None:
             check_kind("instructions", self.instruct, str, "say in words how to speak")
@@ -108,7 +108,7 @@ INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them;
 
 
 def without_instructions(options: Options) -> Options:
-    """The same, for a model that cannot follow instructions: it would speak them."""
+    """The options without instructions, for a model that would speak them."""
     return replace(options, instruct=None, mode=None if options.mode is Mode.INSTRUCT else options.mode)
 
 
@@ -140,7 +140,7 @@ class SpeechRequest(SpeakOptions):
 class SegmentText:
     """A segment of the text, announced before its first audio: it speaks the characters start … end − 1 of the input.
 
-    Of a text that arrives word by word the one segment is announced again as it grows.
+    A text that arrives word by word is one segment, which is announced again as it grows.
     """
 
     place: int
@@ -152,16 +152,16 @@ SpeechEvent = SegmentText | AudioChunk
 
 
 class FinishReason(str, Enum):
-    """Why no more audio came."""
+    """The reason for the end of the audio."""
 
     STOP = "stop"
     """All of the text was spoken."""
     LENGTH = "length"
     """A segment reached its limit of speech tokens and was cut there; the other segments were spoken in full."""
     CANCELLED = "cancelled"
-    """The caller ended it, or the listener disconnected."""
+    """The caller ended the request, or the listener disconnected."""
     ERROR = "error"
-    """It failed; the audio that was made until then was sent."""
+    """The request failed; the audio that was made before was sent."""
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ _THREE_ALIKE = regex.compile(r"(.)\1\1")
 
 
 def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
-    """The faults that a text invites: repeats that the model may lose, and a language that it does not speak.
+    """Warnings of repeats in a text, which a model may lose, and of a language that the model does not speak.
 
-    language: of the text, None: told from it; languages: the model's codes.
+    language: the text's code, None: detect it; languages: codes of the model's languages.
     """
     warnings = []
     repeated = next((one[0] for one in _REPEATED.finditer(text) if _THREE_ALIKE.search(one[0]) or one[1]), None)
@@ -208,7 +208,7 @@ def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tu
 
 
 def foreign_to(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
-    """A line, if the model does not speak a text's language; arguments as of `warnings_of`."""
+    """A warning if the model does not speak the text's language; arguments as in `warnings_of`."""
     told = language or (detect_language(text) if is_speakable(text) else None)
     if told is None or told in languages:
         return ()
@@ -219,9 +219,9 @@ def foreign_to(text: str, language: str | None, languages: Sequence[str]) -> tup
 class Mark:
     """A segment of a text and when its audio is heard; times are counted in samples, so they are exact.
 
-    text: what it speaks, as it was written: the characters start_character … end_character − 1 of the input; start_s,
-    end_s: seconds from the beginning of the audio, the end of one being the start of the next; cut: its speech was
-    ended for its length, so that words of it may be missing.
+    text: the characters start_character … end_character − 1 of the input; start_s, end_s: seconds from the beginning of
+    the audio, and each mark starts at the end of the one before; cut: the speech reached its limit of length, so words
+    may be missing.
     """
 
     text: str
@@ -237,8 +237,8 @@ def marks_of(
 ) -> tuple[Mark, ...]:
     """The marks of a text's first segments.
 
-    spans: for each segment its first character and the one after its last; samples: of each segment, of which there
-    are as many marks; cut: of each segment, () where it is not known yet.
+    spans: each segment's first character and the one after its last; samples: each segment's number of samples, with
+    one mark for each; cut: whether each segment was cut, () if it is not known yet.
     """
     times = pairwise(end / sample_rate for end in accumulate(samples, initial=0))
     return tuple(

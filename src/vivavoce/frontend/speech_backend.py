@@ -61,9 +61,7 @@ class BackendStatistics:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model that speaks. demo: it only shows how the program works; instructions: it follows them; languages: codes
-    of ISO 639.
-    """
+    """The served model. demo: it is a demo only; instructions: it follows them; languages: codes of ISO 639."""
 
     name: str
     description: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_SEED = 2**53
-"""Seeds survive a passage through JSON numbers, which are doubles in many clients."""
+"""The largest seed. Many clients read numbers of JSON as doubles, which hold it exactly."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ CHUNK_POLICY = Option(
     field="policy",
 )
 READING_OPTIONS = (LANGUAGE, READING, EMOJIS, CODE, REASONING)
-"""Options that decide how a text is read; a lexicon belongs to a voice or a file."""
+"""Options of reading a text, without the lexicon, which belongs to a voice or a file."""
 SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, CHUNK_POLICY)
 
 _MODEL = "as the model is set"
@@ -114,4 +114,4 @@ SAMPLING_OPTIONS = (
     Option("min_ratio", "Fewest speech tokens per text token.", float, minimum=0, maximum=50),
     Option("max_ratio", "Most speech tokens per text token.", float, minimum=1, maximum=50),
 )
-"""How speech tokens are drawn: fields of `SamplingParams`; None is the model's own setting."""
+"""Options of drawing speech tokens: fields of `SamplingParams`; None is the model's own setting."""

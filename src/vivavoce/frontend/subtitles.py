@@ -17,13 +17,13 @@ import regex
 from vivavoce.frontend.speech import Mark
 
 MAX_COLUMNS = 42
-"""Width of a line at most; Chinese and Japanese characters, and others of full width, count as two."""
+"""Most columns of a line; a character of full width, such as a Chinese one, takes two."""
 MAX_LINES = 2
-"""Lines of a subtitle at most."""
+"""Most lines of a subtitle."""
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _OPENING = r"\p{Ps}\p{Pi}"
-# Stays on one line: a word with the marks that touch it, or one character of a script without spaces.
+# These stay on one line: a word with the marks that touch it, or one character of a script without spaces.
 _ATOM = regex.compile(rf"""[{_OPENING}]*(?:[{_CJK}]|[^\s{_CJK}{_OPENING}]+)?[\p{{Pe}}\p{{Pf}}\p{{Po}}]*\s*""")
 _ENDS = (
     regex.compile(r"""[.?!。？！｡…]["'\p{Pe}\p{Pf}]*\s*\Z"""),
@@ -79,7 +79,6 @@ def _atoms(text: str) -> list[str]:
 
 
 def _narrow(atom: str) -> Iterator[str]:
-    """Split a word that is wider than a subtitle line."""
     piece, columns = "", 0
     for character in regex.findall(r"\X", atom):
         width = _columns(character)
@@ -98,7 +97,6 @@ def _parts(atoms: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _fitting(atoms: Sequence[str]) -> int:
-    """The number of atoms that fit into one subtitle."""
     line, used = 1, 0
     for count, atom in enumerate(atoms):
         if used + _columns(atom.rstrip()) > MAX_COLUMNS:
@@ -110,7 +108,7 @@ def _fitting(atoms: Sequence[str]) -> int:
 
 
 def _good_end(atoms: Sequence[str], limit: int) -> int:
-    """Atoms to take: up to the last end of a sentence, or else of a clause, in the second half."""
+    """The number of atoms up to the last end of a sentence, or of a clause, in the second half."""
     if limit == len(atoms):
         return limit
     for end in _ENDS:
@@ -121,7 +119,6 @@ def _good_end(atoms: Sequence[str], limit: int) -> int:
 
 
 def _wrapped(atoms: Sequence[str]) -> str:
-    """One line, or two of about the same width."""
     whole = "".join(atoms).rstrip()
     if _columns(whole) <= MAX_COLUMNS:
         return whole

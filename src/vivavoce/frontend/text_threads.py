@@ -16,9 +16,9 @@ from vivavoce.errors import RequestCancelled
 
 T = TypeVar("T")
 _ENDING_S = 1.0
-"""Seconds that all threads together have to end with the interpreter; a block of text takes a third of that."""
+"""Seconds in which all threads must end at the interpreter's exit; a block of text takes a third of it."""
 AT_ONCE = 4
-"""Whole texts that an event loop reads at once: hundreds of threads would keep the interpreter from the engine."""
+"""Most whole texts that an event loop reads at once, since hundreds of threads would slow the engine."""
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _threads: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
 """Running threads, each with a function that asks the thread to end."""

@@ -5,12 +5,12 @@
     [[key]]
     name = "team-a"
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-    owner = "team-a"               # whose voices it sees and keeps; default: its name
+    owner = "team-a"               # owner of the voices that it uses; default: its name
     may_publish = false            # may add and remove public voices
     requests_per_minute = 60
     characters_per_minute = 20000
     concurrent = 4
-    expires = 2027-01-01           # from 00:00 UTC of that day on it is refused
+    expires = 2027-01-01           # the key is refused from 00:00 UTC of this day on
 
 A key is 32 random bytes, which cannot be guessed, so one SHA-256 of it is enough.
 """
@@ -61,7 +61,7 @@ class KeyRing:
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = path, clock
-        # Taken before the file is read, so that a change meanwhile is seen later.
+        # The state is taken before the file is read, so that a change meanwhile is noticed.
         self._state = None if path is None else _state_of(path)
         self._entries = () if path is None else read_keys(path)
 
@@ -83,7 +83,7 @@ class KeyRing:
         """The principal of the key of this name, for clients that cannot send one; Unauthorized: unknown or expired."""
         if self._path is None:
             return ANONYMOUS
-        unknown = f"API key: there is none of the name {name!r}, which speaks for this port; add it"
+        unknown = f"API key: the setting of this port names {name!r}, which does not exist; add this key"
         return self._find(self._path, name, lambda entry: entry.name, unknown)
 
     def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str], unknown: str) -> KeyEntry:
@@ -97,16 +97,14 @@ class KeyRing:
                 damage = {"error": error, "count": len(self._entries)}
                 _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", damage)
         found, sent = None, given.encode("utf-8", "surrogatepass")
-        for entry in self._entries:  # always all, so that the time does not show which one matches
+        for entry in self._entries:  # all entries, so that the time does not show which one matches
             if hmac.compare_digest(wanted(entry).encode(), sent):
                 found = entry
         if found is None:
             raise Unauthorized(unknown)
         if found.expires is not None and found.has_expired(self._clock()):
             moment = found.expires.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-            raise Unauthorized(
-                f"API key: that of {found.name!r} has expired at {moment}; ask the operator for a new one"
-            )
+            raise Unauthorized(f"API key: {found.name!r} has expired at {moment}; ask the operator for a new one")
         return found
 
 
@@ -166,7 +164,7 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _state_of(path: Path) -> tuple[int, ...]:
-    """Differs after each change of the file, and after its removal."""
+    """Values that change with each change of the file, and with its removal."""
     try:
         found = os.stat(path)
     except OSError:

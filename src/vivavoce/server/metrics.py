@@ -46,13 +46,13 @@ class RequestMetrics:
         self._active = Gauge(
             "vivavoce_streams_active", "Requests for speech that were taken and have not ended.", registry=registry
         )
-        text = "Requests for speech that came to an end, by how: a verdict's reason, or refused."
+        text = "Requests for speech that ended, by the reason of the verdict, or refused."
         self._requests = counter("requests", text, "door", "outcome")
         self._refused = counter("refused", "Requests for speech that were not taken, by error code.", "door", "code")
         self.first_audio = histogram("first_audio_seconds", "From a request to its first audio.", "door")
         self._wall = histogram("request_seconds", "From a request to its end, of those that ended.", "door")
         self._gap = histogram("gap_seconds", "Between two pieces of audio of one stream.")
-        self._late = histogram("late_seconds", "How late audio came whose listener had played all before it.")
+        self._late = histogram("late_seconds", "Delay of audio that came after its listener had played all before it.")
         self._underruns = counter("underruns", "Pieces of audio that came too late for gapless playing.")
         self._audio_s = counter("audio_seconds", "Seconds of audio handed to listeners, by requests that ended.")
         self.characters = counter("characters", "Characters of text taken in.")
@@ -95,7 +95,7 @@ class RequestMetrics:
             self._underruns.inc()
 
     def families(self, callers: bool = False) -> Iterator[Metric]:
-        """All metrics, with `callers` those of each key. Buckets' bounds are written as the engine's: 1, not 1.0."""
+        """All metrics; callers: also those of each key. Bounds of buckets are written like the engine's: 1, not 1.0."""
         for family in chain(self.registry.collect(), self._of_callers.collect() if callers else ()):
             for index, sample in enumerate(family.samples):
                 if "le" in sample.labels:
@@ -156,7 +156,7 @@ def _engine_families(engine: StatisticsSnapshot) -> Iterator[Metric]:
     yield _gauge("requests_waiting", "Requests that the engine took and has not begun.", engine.waiting)
     text = "From a stream's acceptance by the engine to its first chunk."
     yield _histogram("engine_first_chunk_seconds", text, {"": engine.streams.first_chunk_s})
-    text = "How late the engine made chunks whose listener had played all before them."
+    text = "Delay of chunks that the engine made after their listener had played all before them."
     yield _histogram("engine_late_seconds", text, {"": engine.streams.lateness_s})
     yield _gauge("slots_used", "Sequences that are decoded now.", engine.slots.used)
     yield _gauge("slots_peak", "The most sequences that were decoded at once.", engine.slots.peak)

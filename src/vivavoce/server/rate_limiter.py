@@ -1,6 +1,6 @@
-"""The senders of requests and their limits: rates as token buckets, and requests at once. Used in one event loop.
+"""The senders of requests, and their limits of rates and of concurrent requests. Used in one event loop.
 
-A bucket fills evenly and holds one minute's worth, so a principal may use a minute's worth in one burst.
+A rate is a token bucket that fills evenly and holds a minute's worth, which a principal may use in one burst.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def voice_owner(principal: Principal, public: bool) -> str:
 
 @dataclass
 class _Account:
-    """One principal: when each bucket is full again, by its content, and the number of running requests."""
+    """The state of one principal: the time at which each bucket is full again, and the number of running requests."""
 
     full_at: dict[str, float] = field(default_factory=dict)
     running: int = 0
@@ -63,7 +63,7 @@ class RateLimiter:
         return len(self._accounts)
 
     def enter(self, principal: Principal, characters: int) -> Permit:
-        """Admit a request; characters: of its text, 0 for a streamed one (`Permit.charge`).
+        """Admit a request; characters: length of its text, 0 for a streamed text, which `Permit.charge` counts.
 
         A refusal costs nothing. InvalidRequest: more characters than a minute's worth; Overloaded: too many requests at
         once, or too much in this minute, with the time to try again.

@@ -29,10 +29,9 @@ _log = logging.getLogger("vivavoce.speech")
 class RequestRecord:
     """One request, running (its fields hold the state so far) or finished.
 
-    principal_name: "" on a server without keys; started: Unix time; figures: the engine's, if it had no room;
-    admission_s: seconds until it was accepted, None if it is not; first_audio_s, total_s: seconds from the start, None
-    without audio or end; deadline: by the dispatcher's clock, None: never; notes: deviations from the request, for the
-    client.
+    principal_name: "" on a server without keys; started: Unix time; figures: the engine's figures, if it had no room;
+    admission_s: seconds until the request was accepted, None if it was not; first_audio_s, total_s: seconds from the
+    start, None without audio or end; deadline: on the dispatcher's clock, or None; notes: deviations for the client.
     """
 
     request_id: str
@@ -69,7 +68,7 @@ class RequestLog:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self.observers: list[Callable[[RequestRecord], None]] = []
-        # By principal and id, so that clients cannot see or block the ids of others.
+        # The keys are principal and id, so that clients cannot see or block the ids of others.
         self._running: dict[tuple[str, str], RequestRecord] = {}
         self._finished: dict[tuple[str, str], RequestRecord] = {}
 

@@ -10,7 +10,7 @@ from vivavoce.frontend.speech import SegmentText
 class SegmentClock:
     """Counts sent samples. Segments and characters are counted over all requests of a text.
 
-    Methods return the events that follow, as JSON values; begun, done: their types.
+    Methods return the events that follow, as JSON values; begun, done: types of the events.
     """
 
     def __init__(self, sample_rate: int, begun: str, done: str) -> None:

@@ -28,7 +28,7 @@ DEFAULT = "default"
 _ALIASES = {"VIVAVOCE_MODEL": "VIVAVOCE_MODEL_MODEL", "VIVAVOCE_VOICES": "VIVAVOCE_VOICES_PLACE"}
 """Variables that every command reads."""
 _OTHERS = {"VIVAVOCE_CONFIG", "VIVAVOCE_HOME", "VIVAVOCE_DEBUG", "VIVAVOCE_MODELSCOPE_ENDPOINT", *_ALIASES}
-"""Variables that are not settings; the server does not read those of `training`."""
+"""Known variables that are not settings."""
 _CLUSTER = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 _LOGIN = re.compile(r"://.*@", re.DOTALL)
 _SECRET = re.compile(r"([?&][a-z_]*(?:password|token|secret|key)=)[^&]*", re.IGNORECASE)
@@ -51,9 +51,9 @@ _KINDS = {
 class Setting:
     """One field of one section.
 
-    name: "server.port"; flag_spec: as `settings.py` declares it; flag: "--port", "" without one; default: as TOML and
-    JSON write it, None: unset; example: a value as a file could have it; kind: the JSON schema of a value that is not
-    unset; wanted: the values that it may have, in words.
+    name: "server.port"; flag_spec: as `settings.py` declares it; flag: "--port", "" without one; default: a value of
+    TOML and JSON, None: unset; example: a value for a file; kind: the JSON schema of a value that is set; wanted: the
+    allowed values in words.
     """
 
     section: str
@@ -95,7 +95,7 @@ def _settings() -> Iterator[Setting]:
 
 
 def _wanted(kind: Mapping[str, Any]) -> str:
-    """The values that a schema allows: "a whole number in 0 … 65535"."""
+    """The values that a schema allows, in words such as "a whole number in 0 … 65535"."""
     if "enum" in kind:
         return f"one of {', '.join(kind['enum'])}"
     if kind.get("format") == "path":
@@ -112,7 +112,7 @@ def _wanted(kind: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Resolved:
-    """origins: of each value, by its name ("server.port")."""
+    """origins: the origin of each value, by the setting's name ("server.port")."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
@@ -128,7 +128,7 @@ def resolve_settings(
 ) -> Resolved:
     """The settings of a server; InvalidRequest names the first problem.
 
-    config: the TOML file; None: the one of VIVAVOCE_CONFIG, if set; flags: by the settings' names, None: not given.
+    config: the TOML file; None: the file that VIVAVOCE_CONFIG names, if set; flags: values by settings, or None.
     """
     resolved, problems = try_settings(config, environment, flags)
     if resolved is None:
@@ -169,8 +169,8 @@ def try_settings(
 
 @dataclass(frozen=True)
 class _Source:
-    """values: by section and field; origin: of a setting's value; unknown: the error about a section and field that do
-    not exist; is_file: a number in quotes is an error.
+    """values: sections with their fields; origin: tells the origin of a setting's value; unknown: makes the error about
+    a section and field that do not exist; is_file: a number in quotes is an error.
     """
 
     values: Mapping[str, Any]

@@ -26,7 +26,7 @@ class Tracing:
 
     @classmethod
     def exporting(cls, endpoint: str, service_name: str) -> Tracing:
-        """For a collector of OTLP over HTTP; OpenTelemetry's own variables (OTEL_TRACES_SAMPLER …) apply, too."""
+        """Export to a collector of OTLP over HTTP; OpenTelemetry's own variables (OTEL_TRACES_SAMPLER …) apply, too."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -73,7 +73,7 @@ def traces_address(endpoint: str) -> str:
 
 
 def _parts(record: RequestRecord, total_s: float) -> list[tuple[str, float, float]]:
-    """Name, begin and end of a request's parts, in seconds from its start; only the admission if refused."""
+    """Name, begin and end of a request's parts, in seconds from its start; a refused request has only its admission."""
     if record.admission_s is None:
         return [("admission", 0.0, total_s)]
     first_s = total_s if record.first_audio_s is None else record.first_audio_s

@@ -23,9 +23,9 @@ from vivavoce_textnorm import MAX_TEXT_CHARS
 log = logging.getLogger(__name__)
 
 PIECES_PER_S = 10
-"""Messages for a second of audio, at least; a cancellation takes effect between two of them."""
+"""Fewest messages for a second of audio; a cancellation takes effect between two of them."""
 MAX_WAITING = 200
-"""Flushed passages that are not spoken yet."""
+"""Most flushed passages that are not spoken yet."""
 
 Reply = dict[str, Any]
 """A message to the client with its "type"; audio as {"type": "audio", "audio": bytes}."""
@@ -37,14 +37,14 @@ class Passage:
 
     first_character: int
     reasoning: TextFilter
-    """Takes in the same pieces, to know whether they end within reasoning."""
+    """A filter of the same pieces, which tells whether they end within reasoning."""
     texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
-    """Its pieces; None at the end."""
+    """The passage's pieces; None at the end."""
     length: int = 0
     is_blank: bool = True
     is_open: bool = True
     flushes: int = 0
-    """Flushes to confirm when its audio was sent."""
+    """Flushes to confirm after the passage's audio was sent."""
 
     def push(self, text: str) -> None:
         if text:  # the limit of length does not bound the number of empty pieces
@@ -60,7 +60,7 @@ class Passage:
 
 
 class StreamedUtterance:
-    """Speaks its passages one after another, each as a request: two at once would count as two streams.
+    """Speaks its passages one after another, each as a request, because two at once would count as two streams.
 
     start_request: starts a request with this `request_id`; send: sends a reply, and raises `disconnected` if the client
     has left; refuse: gets the error of a refused piece of text; None: the error ends the utterance; reasoning: see
@@ -96,7 +96,7 @@ class StreamedUtterance:
         self._passage = self._begin_passage(0)  # now, so that a wrong voice is refused before the text comes
         self.delivery = asyncio.create_task(self._deliver())
         """Ends when all audio was sent; raises VivavoceError, or `disconnected`."""
-        # A connection that closes does not read the exception, and asyncio must not report it.
+        # A closed connection does not read the task's exception, which asyncio must not report.
         self.delivery.add_done_callback(lambda delivery: delivery.cancelled() or delivery.exception())
 
     @property
@@ -105,7 +105,7 @@ class StreamedUtterance:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether all words that came are to be spoken."""
+        """Whether all words that came were flushed."""
         return not self._passage.is_open or (self._passage.is_blank and self._passage.length > 0)
 
     def push(self, text: str) -> None:

@@ -118,11 +118,12 @@ class _Connection:
                         return
                     raise InvalidRequest(f"text: none came for {TEXT_PAUSE_S:g} s; send synthesize-stop at its end")
         except VivavoceError as error:
-            if self._utterance is None or not self._utterance.delivery.done():  # else the dispatcher has counted it
+            # The dispatcher counts errors of an utterance itself.
+            if self._utterance is None or not self._utterance.delivery.done():
                 self._dispatcher.metrics.refuse(PROTOCOL, error.code)
             await self._end_with(error)
         except OSError:
-            pass  # it has disconnected
+            pass  # the client has disconnected
         except Exception:
             log.exception("wyoming failed")
             await self._end_with(StageFailed("server: an internal error, which was logged; tell its operator"))
@@ -133,7 +134,7 @@ class _Connection:
             asyncio.get_running_loop().call_later(CLOSING_S, self.writer.transport.abort)
 
     async def _read(self) -> tuple[str, dict[str, Any]] | None:
-        """None: the client has disconnected."""
+        """Read an event; None: the client has disconnected."""
         try:
             if not (line := await self._reader.readline()):
                 return None
@@ -149,7 +150,7 @@ class _Connection:
         except asyncio.IncompleteReadError:
             return None
         except (ValueError, TypeError, RecursionError):
-            raise InvalidRequest(f"event: no line of JSON with up to {LINE_BYTES} bytes; speak Wyoming here") from None
+            raise InvalidRequest(f"event: is not JSON of up to {LINE_BYTES} bytes; send Wyoming's events") from None
         return str(head.get("type")), data
 
     async def _handle(self, kind: str, data: dict[str, Any]) -> None:

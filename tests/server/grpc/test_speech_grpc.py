@@ -177,7 +177,7 @@ async def test_what_is_not_as_wished_is_told_and_nothing_to_say_is_a_silence() -
 @pytest.mark.parametrize(
     ("requests", "code", "message"),
     [
-        ([], "invalid_request", "message: holds nothing that is known"),
+        ([], "invalid_request", "message: is empty or unknown"),
         (
             [b"\xff\xff"],
             "invalid_request",

@@ -145,7 +145,7 @@ def test_a_stored_voice_in_place_of_a_recording(shared: Served, route: str) -> N
         ("inference_cross_lingual", {"tts_text": TEXT, "prompt_wav": "a.wav"}, None, 400, "prompt_wav: is text; send"),
         ("inference_instruct", {"tts_text": TEXT, "spk_id": "anna"}, None, 400, "instruct_text: is missing"),
         ("inference_instruct2", {"tts_text": TEXT}, WAV, 400, "instruct_text: is missing"),
-        ("inference_vc", {}, None, 404, "path: there is no '/inference_vc' here"),
+        ("inference_vc", {}, None, 404, "path: '/inference_vc' does not exist"),
     ],
 )
 def test_what_cannot_be_done_is_said(

@@ -87,8 +87,8 @@ def test_malformed_http_is_refused(client: Client, sent: bytes) -> None:
 @pytest.mark.parametrize(
     ("sent", "status", "message"),
     [
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "request: HTTP/1.1 is spoken"),
-        (b"GET / HTTP/9.9\r\nhost: localhost\r\n\r\n", 505, "request: HTTP/1.1 is spoken"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "request: wrong HTTP version"),
+        (b"GET / HTTP/9.9\r\nhost: localhost\r\n\r\n", 505, "request: wrong HTTP version"),
         (POST + b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n", 400, "headers: transfer-encoding"),
         (POST.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, "headers: transfer-enco"),
         (b"GET /" + b"a" * HEADER_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 431, "headers: "),

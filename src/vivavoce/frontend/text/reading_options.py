@@ -1,4 +1,4 @@
-"""The choices of how a text is read: its language, the rules, and how emojis and code are said."""
+"""Options of reading a text: its language, the rules, and the treatment of emojis and code."""
 
 from __future__ import annotations
 

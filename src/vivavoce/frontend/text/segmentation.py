@@ -27,12 +27,12 @@ _CLOSING_QUOTES = '"”'
 _FINAL_MARK: dict[Language, str] = {"zh": "。", "ja": "。"}
 _ENDED = regex.compile(r"""[\p{Sentence_Terminal}…:：;；]["'*_\p{Pe}\p{Pf}“«\s]*\Z""")
 _LONGEST_SENTENCE = 2_000
-"""Characters without a mark after which a sentence of a text that is still being read is cut."""
+"""A sentence whose end has not arrived is cut when it has more characters."""
 
 _ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
 _AFTER_COMMA = regex.compile(r"[，、]|,(?=\s)")
 _SPACE = regex.compile(r"\s+")
-# what is not to be torn: a tag, or a character with its combining marks
+# A cut must not tear a tag, or a character with its combining marks.
 _ATOM = regex.compile(r"<\|[^|<>]{1,40}\|>|\[[\w-]{1,40}\]|</?\w{1,40}>|\X")
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
@@ -45,8 +45,8 @@ _SAME_MARK = str.maketrans("。？！；：，、．｡…", ".?!;:,,...")
 _SAME_MARKS = frozenset(".?!;:,")
 
 _REACH = 300
-"""Characters around the likely end of a segment, where the text was rewritten, in which a better one is sought."""
-# Marks that open and close alike close here if nothing follows them; “ before a space does, too.
+"""In a rewritten text, the end of a segment is sought within this many characters of the likely one."""
+# A quote that can open or close, closes before a space, a closing mark or the text's end; “ closes before a space, too.
 _CLOSERS = rf"{_MARKS}\p{{Pe}}\p{{Pf}}"
 _CLOSING = regex.compile(rf"""(?:[{_CLOSERS}]|["'*_]+(?=[{_CLOSERS}\s]|\Z)|{GERMAN_CLOSING})*+\s*""")
 _OPENING = regex.compile(r"""["'*_\p{Ps}\p{Pi}]+\Z""")
@@ -69,13 +69,13 @@ def split_paragraph(
 ) -> Iterator[tuple[str, str]]:
     """Split text at its marks and join the sentences up to a length, as the official front end does.
 
-    text: comes in pieces, which mean nothing. Each result is given as soon as no later text can change it, with what
-    is known by then to follow it.
+    text: arrives in pieces of any length. A segment is yielded as soon as no later text can change it, with the text
+    after it that is known by then.
 
-    `length` measures text (characters for zh, tokens for others). A piece is closed when the next sentence would take
-    it past `token_max_n` and it has more than `token_min_n` already, so one long sentence stays whole. A last piece
-    shorter than `merge_len` joins the one before. Text without a final mark gets one. Text of marks alone, and empty
-    text, give no piece. Other languages than zh and en keep all marks; their sentences end where those do that arrive.
+    `length` measures text (characters for zh, tokens for others). A segment ends when the next sentence would make it
+    longer than `token_max_n` and it is longer than `token_min_n` already, so one long sentence stays whole. A last
+    segment shorter than `merge_len` joins the one before. A text without a final mark gets one; a text of marks alone
+    gives no segment. Languages other than zh and en keep all marks, and sentences end by `ends_sentence`.
     """
     if lang == "zh" or lang == "en":
         marks = _SENTENCE_MARKS[lang] + (_COMMAS if comma_split else "")
@@ -85,7 +85,7 @@ def split_paragraph(
     closed, current, current_length = "", "", 0
     for sentence in sentences:
         joined = current + sentence
-        joined_length = length(joined)  # each is measured once, for measuring English means tokenising
+        joined_length = length(joined)  # measured only once, because English is tokenised for it
         if joined_length > token_max_n and current_length > token_min_n:
             if closed:
                 yield closed, current
@@ -99,16 +99,15 @@ def split_paragraph(
 
 
 def _sentences(text: Iterable[str], marks: str, final_mark: str) -> Iterator[str]:
-    """Cut after every mark; a mark with nothing before it goes, a closing quote right after a mark stays with it.
+    """Cut after every mark; a mark without text before it is dropped, a closing quote after a mark stays with it.
 
-    A closing quote after a mark at the very start has no sentence to join (the official code fails there); it opens
-    the first one. A sentence without a mark is cut when it is longer than `_LONGEST_SENTENCE` and its end is not there.
+    A closing quote after a mark at the very start begins the first sentence (the official code fails there).
     """
     mark, quote = f"[{regex.escape(marks)}]", f"[{_CLOSING_QUOTES}]"
     complete = regex.compile(rf"[^{regex.escape(marks)}]+{mark}(?P<after>{quote}?(?:{mark}{quote}?)*+)")
     held = ""
     for piece in chain(text, (None,)):
-        held = (held + (piece or "")).lstrip(marks)  # a mark begins the whole text only
+        held = (held + (piece or "")).lstrip(marks)  # only the whole text can begin with a mark
         if piece is None and held and held[-1] not in marks:
             held += final_mark
         while (found := complete.match(held)) and (found.end() < len(held) or piece is None):
@@ -134,11 +133,10 @@ def _written_sentences(text: str, lang: Language, final_mark: str) -> Iterator[s
 
 
 def cut_long(text: str, length: Callable[[str], int], limit: int) -> list[str]:
-    """Halve text, and its halves, until every piece has `length` of at most `limit`; shorter text is returned whole.
+    """Halve text, and its halves, until every piece has `length` of at most `limit`.
 
-    Each cut is made near the middle, after a comma if there is one there, else after white space, else between two
-    characters; tags such as `[laughter]` are not torn. The pieces joined are the text. A single character is never
-    cut, whatever its length.
+    Each cut is near the middle: preferably after a comma, then after white space, then between two characters, but
+    never in a tag such as `[laughter]`. The joined pieces are the text. A single character is not cut at any length.
     """
     if len(text) < 2 or length(text) <= limit:
         return [text]
@@ -147,7 +145,6 @@ def cut_long(text: str, length: Callable[[str], int], limit: int) -> list[str]:
 
 
 def _cut_near_middle(text: str) -> int:
-    """The best place to cut: a breath in the middle half of the text, else the gap nearest the middle."""
     size = len(text)
     for pattern, margin in ((_AFTER_COMMA, size // 4), (_SPACE, size // 4), (_ATOM, 0)):
         ends = (match.end() for match in pattern.finditer(text))
@@ -158,9 +155,9 @@ def _cut_near_middle(text: str) -> int:
 
 
 class TextSegment(NamedTuple):
-    """A segment as the model is given it (spoken); it speaks the characters start … end − 1 of the text.
+    """A segment in the words for the model (spoken), and its characters start … end − 1 of the text.
 
-    rate: times the speed of the request; pause_s: seconds of silence, of a segment that speaks nothing.
+    rate: factor of the request's speed; pause_s: seconds of silence, for a segment without words.
     """
 
     spoken: str
@@ -173,12 +170,12 @@ class TextSegment(NamedTuple):
 def find_spans(
     text: str, pieces: Iterable[tuple[Sequence[str], str]], said: Sequence[tuple[int, str]]
 ) -> Iterator[TextSegment]:
-    """Each segment with the characters of `text` that it speaks: contiguous ranges, in order, from 0 to its end.
+    """Yield each segment with its characters of `text`: contiguous ranges, in order, from 0 to the text's end.
 
-    text: as it was given; pieces: segments that were made of it, with what is known to follow them; said: grows while
-    pieces come: the blocks in which the text is read, each with the place of its end and its words. A segment is given
-    as soon as it is known whether another one follows. Closing quotes and white space after a segment count to it. A
-    range is empty where several segments speak one character.
+    pieces: segments made from the text, with the known text after them; said: the blocks in which the text is read,
+    each with its end in the text and its words; the list grows while pieces come. A segment is yielded as soon as it is
+    known whether another one follows. Closing quotes and white space after a segment belong to it. A range is empty if
+    several segments speak one character.
     """
     aligned, start, waiting = _Aligned(text, said), 0, deque[str]()
     for segments, following in chain(pieces, (((), None),)):
@@ -190,18 +187,18 @@ def find_spans(
 
 
 class _Aligned:
-    """Finds where segments end in a text, token by token of the block that says a segment's end."""
+    """Finds the ends of segments in a text: aligns the tokens of one block at a time with the words that it became."""
 
     def __init__(self, text: str, blocks: Sequence[tuple[int, str]]) -> None:
         self._text, self._blocks = text, blocks
-        self._words_end = 0  # of the last segment, in the words of all blocks
+        self._words_end = 0  # end of the last segment in the words of all blocks
         self._block, self._end, self._said_end = -1, 0, 0  # the block, and its ends in the text and in the words
 
     def end_of(self, segment: str) -> int:
         words = "".join(said for _, said in self._blocks)
         if words.startswith(segment, self._words_end):
             self._words_end += len(segment)
-        else:  # it lacks marks of the words
+        else:  # the segment lacks some marks of the words
             for character in segment:
                 self._words_end = words.find(character, self._words_end) + 1 or self._words_end
         said = self._words_end
@@ -226,7 +223,7 @@ class _Aligned:
     def _cut(self, said: int) -> int:
         following = min(bisect_left(self._pairs, said, lo=1, key=lambda pair: pair[2]), len(self._pairs) - 1)
         (before, start, said_before, said_start), (end, _, said_end, _) = self._pairs[following - 1 : following + 1]
-        if said_start > said:  # a long word was torn
+        if said_start > said:  # a long word was cut
             return min(before + said - said_before, start)
         last = bisect_left(self._said, (said,)) - 1
         if last < 0 or self._said[last][1] <= said_start:
@@ -234,7 +231,7 @@ class _Aligned:
         # The last token of the segment matches nothing.
         whole = min(end, self._end)
         wanted = start + round((said - said_start) / max(1, said_end - said_start) * (whole - start))
-        if last + 1 >= len(self._said) or self._said[last + 1][0] >= said_end:  # the next one does
+        if last + 1 >= len(self._said) or self._said[last + 1][0] >= said_end:  # the next token matches
             wanted = whole
         start, end = max(start, wanted - _REACH), min(end, wanted + _REACH)
         inside = range(bisect_left(self._tokens, (start,)), bisect_left(self._tokens, (end,)))
@@ -267,7 +264,7 @@ def _key(token: str) -> str:
 
 
 def matches(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
-    """Places of equal tokens in both, each in ascending order: of a longest common subsequence."""
+    """Places of a longest common subsequence in both, in ascending order."""
     unequal = (place for place, (token, beside) in enumerate(zip(one, other, strict=False)) if token != beside)
     same = next(unequal, min(len(one), len(other)))
     rest = _longest_common(one[same:], other[same:])

@@ -18,7 +18,7 @@ from vivavoce_textnorm import (
 )
 
 MAX_HELD = 300
-"""Characters of a sentence at most; a longer one is cut where it can be."""
+"""Most characters of a sentence; a longer one is cut."""
 
 
 class Sentence(NamedTuple):
@@ -34,7 +34,7 @@ class Sentence(NamedTuple):
 
 
 class _Amount(NamedTuple):
-    """Words, or Chinese and Japanese characters; of a mixture, shares of both that add up to one."""
+    """An amount of words or of Chinese and Japanese characters; a mixture adds up the shares of both."""
 
     words: int
     characters: int
@@ -51,10 +51,10 @@ LOOKAHEAD = 8
 _LONGEST_ABBREVIATION = 24
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _CLOSING = r"""["'*_\p{Pe}\p{Pf}]{0,8}"""
-# German ends a quotation with “ or « where others begin one.
+# German ends a quotation with “ or «, with which other languages begin one.
 GERMAN_CLOSING = r"[“«](?=[\s,;:.!?)])"
 
-# Each alternative begins with a single character, so that a mark is found as soon as that one is there.
+# Each alternative begins with a single character, so that a mark is found as soon as this character arrives.
 MARK = regex.compile(
     r"(?P<line>(?<!\p{Ll}[-‐\u00AD]\r?)[\n\r\x0b\x0c\x85\u2028\u2029])"
     rf"|(?P<stop>[\p{{Sentence_Terminal}}…]+)(?P<closing>{_CLOSING}(?:(?<![。！？｡]{_CLOSING}){GERMAN_CLOSING})?)"
@@ -83,7 +83,7 @@ _ELSEWHERE = regex.compile(
     r"|avv|dott|ing|pag|sigg?|акад|гр|др|им|кв|коп|мин|млн|млрд|обл|пер|пл|пр|просп|проф|рис|руб|см|ст|стр|тел|тов|тыс|ул)\Z",
     regex.IGNORECASE,
 )
-# Abbreviations that end a sentence too, but not before a small letter or a number: those listed, and what has no vowel.
+# Abbreviations that may end a sentence, but not before a small letter or a number; any word without a vowel is one.
 _BEFORE_LOWER_CASE = regex.compile(
     r"al|approx|apr|art|assn|assoc|aug|ave|bros|ca|co|corp|dec|dept|eds?|eq|esp|est|etc|excl|ext|feb|figs?|fri|govt|ibid"
     r"|incl?|inst|jan|ju[ln]|mar|max|min|misc|mon|nos?|nov|oct|op|oz|resp|sat|sec|sept?|seq|sun|tel|temp|thu(rs?)?"
@@ -95,11 +95,11 @@ _BEFORE_LOWER_CASE = regex.compile(
 def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) -> Iterator[Sentence]:
     """The sentences of a text that arrives in pieces; see `SentenceSplitter`.
 
-    marks: those of the model, for a text whose brackets and SSML are read. Then SSML is one sentence, no sentence ends
-    inside of a bracket, and pauses before the first words stand in one sentence with these. None: all of it is text.
+    marks: the model's marks, for a text with brackets and SSML; None: read both as plain text. SSML is one sentence, no
+    sentence ends inside a bracket, and pauses before the first words belong to the sentence of these words.
 
     Raises:
-        InvalidText: a piece or the SSML is too long or no text; the SSML or a bracket asks for what cannot be.
+        InvalidText: a piece or the SSML is too long or not a text; the SSML or a bracket is invalid.
     """
     if marks is None:
         yield from _split(pieces)
@@ -127,27 +127,26 @@ def _split(pieces: Iterable[str]) -> Iterator[Sentence]:
 
 
 class SentenceSplitter:
-    """Gathers pieces of a text into sentences; each is given as soon as the text shows that it is complete.
+    """Gathers pieces of a text into sentences; each is yielded as soon as the text shows that it is complete.
 
-    A sentence ends at . ? ! and their like in other scripts, closing quotes and brackets included, where white space
-    or the beginning of a Chinese or Japanese sentence follows, and at the end of a line. Marks inside of numbers,
-    addresses and abbreviations end nothing, nor does that of a German ordinal. A sentence shorter than `_LEAST` is
-    joined with the next unless the line or the text ends; what holds no word is joined across lines. The first sentence
-    ends at a comma, semicolon, colon or dash already, if it has `_FIRST_CLAUSE` before it. What would become longer
-    than `MAX_HELD` characters is cut at the last such mark, else at white space, else between two characters.
+    A sentence ends at the end of a line, and at . ? ! and similar marks of other scripts, with closing quotes and
+    brackets, if white space or a Chinese or Japanese sentence follows. Marks in numbers, addresses, abbreviations and
+    German ordinals end no sentence. A sentence shorter than `_LEAST` is joined with the next one of its line; text
+    without a word is joined across lines. The first sentence may end at a comma, semicolon, colon or dash after
+    `_FIRST_CLAUSE`. Text longer than `MAX_HELD` is cut at the last such mark, at white space or between two characters.
 
-    The sentences are stripped; joined, they are the text but for white space at the cuts. Where the text is cut depends
-    on the text alone, not on how it came in pieces. The last sentence may hold nothing that can be spoken, and so may
-    one that was cut for its length; all others hold a letter or a number.
+    The sentences are stripped; joined, they are the text without white space at the cuts. The cuts depend only on the
+    text and not on its pieces. The last sentence, and one that was cut for its length, may hold nothing to speak; all
+    others hold a letter or a number.
     """
 
     def __init__(self) -> None:
         self._held = ""  # the sentence that is being gathered, from its first character that is not white space
         self._start = 0
-        self._searched = 0  # no cut lies before: what was searched once is not searched again
-        self._last_clause = 0  # the end of the last clause in the second half of what may be held
+        self._searched = 0  # there is no cut before this place
+        self._last_clause = 0  # end of the last clause in the second half of `MAX_HELD`
         self._is_first = True
-        self._language: Language | None = None  # of the last sentence
+        self._language: Language | None = None  # language of the last sentence
 
     def add(self, piece: str) -> Iterator[Sentence]:
         check_length(piece)
@@ -175,7 +174,7 @@ class SentenceSplitter:
         self._start += len(text) - len(self._held)
 
     def _next_cut(self) -> int | None:
-        """Where the sentence ends; None as long as the text does not show it."""
+        """The end of the sentence; None: it is not known yet."""
         for mark in MARK.finditer(self._held, self._searched):
             if mark.end() > MAX_HELD:
                 break
@@ -205,7 +204,6 @@ class SentenceSplitter:
         return self._is_first and self._holds(_FIRST_CLAUSE, mark.start())
 
     def _holds(self, amount: _Amount, end: int) -> bool:
-        """Whether the amount, or more, is said before `end`."""
         left = amount.words * amount.characters
         for word in _WORD.finditer(self._held, 0, end):
             left -= amount.words if word["cjk"] else amount.characters
@@ -226,7 +224,7 @@ class SentenceSplitter:
 
 
 def ends_sentence(before: str, stop: str, closing: str, after: str, language: Language | None) -> bool | None:
-    """Whether a stop ends a sentence, by what is around it (after: `LOOKAHEAD` + 1 characters); None: not known yet."""
+    """Whether a stop ends a sentence; after: up to `LOOKAHEAD` + 1 characters behind it; None: not known yet."""
     if stop[-1] in "。！？｡":
         return not (closing and "ぁ" <= after[0] <= "ん")  # in 「はい。」と the sentence continues after the quote
     is_ellipsis = _ELLIPSIS.fullmatch(stop) is not None
@@ -238,7 +236,7 @@ def ends_sentence(before: str, stop: str, closing: str, after: str, language: La
     tail = before[-_LONGEST_ABBREVIATION:] if stop == "." else ""
     found = _LAST_WORD.search(tail)
     word = found[0] if found else ""
-    if _INITIAL.fullmatch(word):  # a single letter ends a sentence as the pronoun I only
+    if _INITIAL.fullmatch(word):  # the only single letter that ends a sentence is the pronoun I
         if not _PRONOUN.search(tail):
             return False
     elif _BEFORE_NAMES.fullmatch(word) or _DOTTED.fullmatch(word):

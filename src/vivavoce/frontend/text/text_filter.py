@@ -1,4 +1,4 @@
-"""Where a text comes in, whole or in pieces: what nothing can say is left out before the text is cut or read."""
+"""A filter that removes what cannot be spoken from a text, whole or in pieces, before it is cut or read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import regex
 
 from vivavoce_textnorm import check_length
 
-_SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # quick, for most have none
+_SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # a quick test
 _TAG = "(?:think(?:ing)?|reasoning)"
 _LEFT_OUT = regex.compile(
     "(?P<pair>[\ud800-\udbff][\udc00-\udfff])"
@@ -19,7 +19,7 @@ _LEFT_OUT = regex.compile(
     rf"|(?<!`)<(?P<opened>{_TAG})(?:\s[^<>]{{0,200}})?>|</(?P<closed>{_TAG})\s{{0,20}}>",
     regex.V1 | regex.IGNORECASE,
 )
-# The end of a piece that the next one may turn into something of these.
+# The end of a piece that may become a match of `_LEFT_OUT` with the next piece.
 _UNFINISHED = regex.compile(
     "(?:[\ud800-\udbff]|"
     rf"\x1b(?:\[[\d;?]{{0,20}})?|`|`?<(?:/?[a-z]{{0,9}}|{_TAG}\s[^<>]{{0,200}}|/{_TAG}\s{{0,20}}))\Z",
@@ -36,24 +36,24 @@ def readable(text: str) -> str:
 
 
 class TextFilter:
-    """Takes in the pieces of one text, however they are torn.
+    """Filters the pieces of one text, which may be cut anywhere.
 
-    The halves of a UTF-16 surrogate pair become one character. A lone half is dropped, and so are U+FFFD, which stands
-    for what was lost before, control characters other than white space, and a terminal's colours. The reasoning of a
-    language model, between `<think>`, `<thinking>` or `<reasoning>` and the tag that closes it, or the text's end,
-    becomes one space; if it is read, its tags do.
+    The halves of a UTF-16 surrogate pair become one character. A lone half is dropped, and so are U+FFFD (the mark of
+    lost characters), control characters other than white space, and a terminal's colours. The reasoning of a language
+    model, from `<think>`, `<thinking>` or `<reasoning>` to its closing tag or the text's end, becomes one space; if
+    reasoning is read, only its tags are left out.
     """
 
     def __init__(self, reasoning: Reasoning = "silent") -> None:
         self._is_read = reasoning == "read"
         self._held = self._open = ""
-        self._moved = [(0, 0)]  # from this character on of what is kept, each stands that many further in the text
+        self._moved = [(0, 0)]  # (place in the kept text, distance to the same character's place in the text)
         self._kept = 0
         self.taken = 0
-        """Characters of the text that were looked at."""
+        """Characters of the text that were filtered so far."""
 
     def add(self, piece: str, is_last: bool = False) -> str:
-        """The text that is kept so far and was not given yet. InvalidText: the piece is too long, or not a text."""
+        """Return the next kept text, as far as it is certain. InvalidText: the piece is too long, or not a text."""
         check_length(piece)
         if not (self._held or self._open or _SUSPECT.search(piece)):
             self.taken, self._kept = self.taken + len(piece), self._kept + len(piece)
@@ -85,13 +85,12 @@ class TextFilter:
         return self._open != ""
 
     def original(self, at: int) -> int:
-        """The character of the text that a character of what is kept stands for; of the end, the end."""
+        """The place in the text of a character of the kept text; the ends correspond."""
         if at >= self._kept:
             return self.taken
         return at + self._moved[bisect_right(self._moved, at, key=lambda one: one[0]) - 1][1]
 
     def stream(self, pieces: Iterable[str]) -> Iterator[str]:
-        """`add` for each piece."""
         for piece in pieces:
             yield self.add(piece)
         yield self.add("", is_last=True)

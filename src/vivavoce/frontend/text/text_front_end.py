@@ -42,7 +42,7 @@ from vivavoce_textnorm import (
 )
 
 MAX_SEGMENT_TOKENS = 200
-"""Tokens of a segment after which it is cut wherever it can be: about a minute of English without a full stop."""
+"""Most tokens of a segment, about a minute of English; a longer one is cut."""
 
 SMALL_VOCABULARY = 32_000
 MAX_SEGMENT_TOKENS_SMALL = 500
@@ -65,7 +65,7 @@ _NAME = regex.compile(r"\w+")
 _SCRIPT: dict[Language, str] = {"zh": "Han", "ja": "Hiragana", "ko": "Hangul", "ru": "Cyrillic"}
 
 # Symbols outside ASCII, but not modifiers such as ´, which people type for an apostrophe. Variation selectors and the
-# keycap mark belong to emoji only; joiners and tags do inside a run of them.
+# keycap mark occur only in emoji; joiners and tags count as symbols only after another symbol.
 _SYMBOL = r"[[\p{S}--[\p{ASCII}\p{Sk}]]\p{Emoji_Modifier}\uFE0E\uFE0F\u20E3]"
 _SYMBOLS = regex.compile(rf"{_SYMBOL}(?:{_SYMBOL}|[\u200D\U000E0020-\U000E007F])*+", regex.V1)
 _SPACES = regex.compile(r" {2,}")
@@ -77,14 +77,14 @@ _UNITS = regex.compile(r"(?<=\p{N}\s?[kMG]?)[\u03A9\u2126]|(?<=\p{N}\s?)\u03BC(?
 class TextFrontEnd:
     """Text as CosyVoice2's official front end prepares it, with bad input refused and the length of segments bounded.
 
-    Wherever the official code returns a result, so does this, the same one, with these exceptions: text in which
-    nothing can be spoken is refused; pieces longer than the bound on tokens are cut; text longer than 500 characters
-    is read block by block, the next block when its segments are asked for; text in other languages than English and
-    Chinese is spoken as it is written. Safe to use from several threads.
+    The results are those of the official code, with these exceptions: a text with nothing to speak is refused; segments
+    longer than the bound on tokens are cut; a text longer than 500 characters is read block by block, when its segments
+    are wanted; text in other languages than English and Chinese is spoken as it is written. Safe to use from several
+    threads.
 
     `scripts` names the scripts a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and
-    symbols that remain after normalisation left out. `processes`: this many others read the texts, which holds the
-    interpreter for up to 0.2 s a block; 0: this one does.
+    symbols that remain after normalisation left out. `processes`: number of processes that read texts, because reading
+    holds the interpreter for up to 0.2 s a block; 0: read in this process.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class TextFrontEnd:
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
     def as_written(self) -> TextFrontEnd:
-        """The same, giving any text to the model as it is written, unsplit but for the bound on tokens."""
+        """A copy that gives texts to the model as they are written, split only at the bound on tokens."""
         plain = copy(self)
         plain._official = plain._processes = None
         return plain
 
     def warm_up(self) -> None:
-        """Takes a second or two: the rules of each language that the model may read, here and in the processes."""
+        """Load the rules of the model's languages, here and in the processes; takes a second or two."""
         if self._official is None:
             return
         samples = [
@@ -135,11 +135,11 @@ class TextFrontEnd:
             self._processes.close()
 
     def segments(self, text: str, language: str | None = None, reading: Normalization = "official") -> list[str]:
-        """The text normalised and split for synthesis: at least one segment, and something to say among them.
+        """Normalise a text and split it into segments, with something to speak in one at least.
 
         Text that holds both `<|` and `|>` is neither normalised nor split at sentences, as in the official code.
-        language: one of nine, whose rules split it, and read it if it is "en" or "zh"; None: told from the text, which
-        is English or Chinese for a model of few scripts. Raises `InvalidRequest` for another language, or one whose
+        language: one of nine, whose rules split the text and, for "en" and "zh", read it; None: it is detected, as
+        English or Chinese for a model of few scripts. Raises `InvalidRequest` for another language, or one whose
         script the model does not know; `InvalidText` for text with nothing to speak, longer than `MAX_TEXT_CHARS`, with
         control characters or lone surrogates, or with characters that the model does not know.
         """
@@ -153,15 +153,15 @@ class TextFrontEnd:
         reading: Normalization = "official",
         how: Settings = Settings(),
     ) -> Iterator[TextSegment]:
-        """`segments`, each with the characters of the text that it speaks: all of them, in order.
+        """`segments`, each with the characters of the text that it speaks; together they are the text, in order.
 
-        A segment is given as soon as no later text can change it. The whole text is checked before any of it is read.
-        Natural rules read a text with `<|` and `|>`, too, but for what is between; how: what is chosen of them. A text
-        may consist of pauses.
+        A segment is yielded as soon as no later text can change it. The whole text is checked before any of it is read.
+        Natural rules read a text with `<|` and `|>`, too, except between these; how: options of natural rules. A text
+        may consist of pauses alone.
         """
         self._check(text)
         wanted, begun = self._wanted(language), list[TextSegment]()
-        # Signs are read as words in short texts: some are all that is to be said.
+        # In short texts signs are read as words, so that a text of signs alone may be spoken.
         if len(text) <= MAX_BLOCK_CHARS or is_speakable(text):
             found = self._segments(text, wanted, self._normalizer(reading, text, how), cancelled)
             for one in found:
@@ -220,9 +220,9 @@ class TextFrontEnd:
         return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), said)
 
     def normalize(self, text: str, language: str | None = None) -> str:
-        """Not split, as the transcript of a prompt is; "" for empty text and white space.
+        """Normalise a text without splitting it, such as a transcript; "" for empty text and white space.
 
-        By official rules, or by natural ones where the former are not installed.
+        Official rules read it, or natural ones if the official rules are not installed.
         """
         text = TextFilter("read").add(text, is_last=True)
         self._check(text)
@@ -240,10 +240,10 @@ class TextFrontEnd:
         how: Settings = Settings(),
         reasoning: Reasoning = "silent",
     ) -> NormalizedText:
-        """The words of a text, not split: by natural rules, piece by piece; by official ones as a single piece.
+        """The words of a text in pieces with their rules; official rules give one piece.
 
-        language: "yue", too, with natural rules; how: what a request chooses of these; reasoning: see `TextFilter`, the
-        rule of a piece with characters that are left out before all reading is "left out". Errors as `normalize`.
+        language: with natural rules also "yue"; how: options of natural rules; reasoning: see `TextFilter`. A piece
+        from which only this filter left characters out has the rule "left out". Errors as `normalize`.
         """
         text_filter = TextFilter(reasoning)
         found = self._explain(text_filter.add(text, is_last=True), language, reading, how).pieces
@@ -267,7 +267,7 @@ class TextFrontEnd:
         return NormalizedText(text, (*((Piece(0, at, system),) if at else ()), *moved))
 
     def part(self, text: str) -> tuple[str, str]:
-        """The system prompt that a text for CosyVoice3 begins with, up to the mark that ends it, and what is spoken."""
+        """Split a text for CosyVoice3 into its system prompt, with the mark that ends it, and the spoken text."""
         if not self._tokenizer.prompted:
             return "", text
         check_length(text)
@@ -281,7 +281,7 @@ class TextFrontEnd:
         reading: Normalization = "official",
         how: Settings = Settings(),
     ) -> Iterator[tuple[str, int]]:
-        """`whole_words`: as they are written, or by natural rules as they are said."""
+        """Words of an arriving text, normalised by natural rules only, each with the count of characters read."""
         return self._normalizer(reading, how=how).words(pieces, self._wanted(language))
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -329,7 +329,7 @@ class TextFrontEnd:
             yield spoken
 
     def _pieces(self, words: Iterable[str], language: Language | None) -> Iterator[tuple[list[str], str]]:
-        # Length as the splitting counts it: characters of Chinese, tokens of anything else.
+        # The length is counted in characters for Chinese and in tokens for other languages.
         measure = len if language == "zh" else self._num_tokens
         split = split_paragraph(words, measure, language) if language else ((piece, "") for piece in words)
         for piece, following in split:
@@ -341,7 +341,7 @@ class TextFrontEnd:
 
 
 def _letters_of_others(scripts: frozenset[str]) -> regex.Pattern[str]:
-    """Letters of other scripts than those of these Unicode names (`Latin`, `Han`, `Cyrillic`, …).
+    """A pattern of the letters of all scripts but these, by their Unicode names (`Latin`, `Han`, `Cyrillic`, …).
 
     A letter belongs to the scripts of its Unicode property Script_Extensions; letters common to all scripts, digits,
     punctuation and combining marks always pass.
@@ -360,7 +360,7 @@ def _letters_of_others(scripts: frozenset[str]) -> regex.Pattern[str]:
 def drop_symbols(text: str) -> str:
     """Leave out emoji and other symbols beyond ASCII; a space takes their place where words would touch.
 
-    So goes the backslash that wetext puts before a quotation mark: such a model has never seen one.
+    The backslash that wetext puts before a quotation mark is left out, too, because models were trained without it.
     """
     text = text.replace('\\"', '"')
     without = _SYMBOLS.sub(" ", text)

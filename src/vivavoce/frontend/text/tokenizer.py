@@ -28,7 +28,7 @@ SPECIAL_TOKENS = (
     "[vocalized-noise]", "[lipsmack]", "[mn]",
 )  # fmt: skip
 """CosyVoice2's special tokens. Their order is part of the model: those the tokenizer's files do not know get the next
-free ids in this order (in the release `<|endofprompt|>` is 151646); known ones keep theirs."""
+free ids in this order (in the release `<|endofprompt|>` is 151646); known tokens keep their ids."""
 
 _VOWELS, _CONSONANTS = (
     "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW",
@@ -43,7 +43,7 @@ uán uáng uè ué uì uí uò uó uā uāi uān uāng uē uě uī uō uǎ uǎi 
 ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu ǔ ǔn ǘ ǚ ǜ
 """
 PRONUNCIATION_TOKENS = ("<|endofsystem|>", *(f"[{phone}]" for phone in (*_ARPABET, *_PINYIN.split())))
-"""CosyVoice3's, after CosyVoice2's: phones of ARPAbet, and pinyin's initials and finals with their tones."""
+"""CosyVoice3's further special tokens: phones of ARPAbet, and initials and finals of pinyin with tones."""
 END_OF_PROMPT = "<|endofprompt|>"
 """Ends an instruction, and CosyVoice3's system prompt; the models were trained with it."""
 
@@ -61,7 +61,7 @@ WHISPER_TOKENS = tuple(
         *(f"{place / 50:.2f}" for place in range(1_501)),
     )
 )
-"""Whisper's special tokens, in the order of their ids: of 100 languages, and of times up to 30 s."""
+"""Whisper's special tokens in the order of their ids, with 100 languages and times up to 30 s."""
 
 # Qwen2's pre-tokeniser: English clitics, words with the character before them, single digits, marks, white space
 _WORDS = (
@@ -78,11 +78,11 @@ _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 class TextTokenizer:
     """The tokenizer of a checkpoint. Immutable, and safe to use from several threads.
 
-    prompted: of CosyVoice3, whose texts may begin with a system prompt and hold `PRONUNCIATION_TOKENS`.
+    prompted: it is CosyVoice3's, whose texts may begin with a system prompt and hold `PRONUNCIATION_TOKENS`.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: Sequence[str] = SPECIAL_TOKENS) -> None:
-        """special: the model's own tokens, of which those that are not known get the next free ids."""
+        """special: the model's own tokens; unknown ones get the next free ids."""
         prompted = PRONUNCIATION_TOKENS[-1] in special
         tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
         self.prompted = prompted
@@ -95,9 +95,8 @@ class TextTokenizer:
     def from_folder(cls, folder: Path) -> TextTokenizer:
         """Read `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`, from the folder.
 
-        The yaml beside the folder tells the special tokens; without one they are CosyVoice2's. Beside CosyVoice 1's
-        yaml the folder is not looked for. Raises `CheckpointError` that names the file which is missing or
-        cannot be used.
+        The yaml beside the folder tells the special tokens; without one they are CosyVoice2's. With CosyVoice 1's yaml
+        the folder is not read. Raises `CheckpointError` that names the file which is missing or cannot be used.
         """
         known = any((folder.parent / name).is_file() for name in YAML_OF.values())
         beside = detect_generation(folder.parent) if known else None
@@ -122,7 +121,7 @@ class TextTokenizer:
     def encode(self, text: str) -> tuple[int, ...]:
         """`InvalidText`: the vocabulary has no bytes for a character, or it is a lone surrogate."""
         check_surrogates(text)
-        if self._missing_bytes:  # BPE drops a character for want of one of its bytes, without a word
+        if self._missing_bytes:  # BPE silently drops a character if one of its bytes is missing
             plain = unicodedata.normalize("NFC", self._added.sub("", text))
             lost = [one for one in dict.fromkeys(plain) if not self._missing_bytes.isdisjoint(one.encode("utf-8"))]
             if lost:

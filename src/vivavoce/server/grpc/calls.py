@@ -47,7 +47,7 @@ class Call:
     request_id: str
 
     async def receive(self, name: str) -> Any:
-        """The one message, of this full name, of a unary method's client; errors as `Calls.message`."""
+        """Receive the only message of a unary call; name: the message's full name; errors as `Calls.message`."""
         return parsed(name, await self.port.message(self.context, self.principal.name) or b"")
 
     async def send(self, name: str, /, **fields: Any) -> None:
@@ -61,15 +61,13 @@ Answer = Callable[[Call], Awaitable[Metadata]]
 
 
 class Calls:
-    """All calls of a port."""
-
     def __init__(self, dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection) -> None:
         self.dispatcher, self._keys = dispatcher, keys
         self.patience_s, self._message_s = settings.listener_timeout_s, settings.request_timeout_s
         self._max_conc, self.at_once = settings.max_conc, max(LEAST_STREAMS, 2 * settings.max_conc)
         self._speaking = 0
         self._reading: Counter[str] = Counter()
-        """Messages that are being read, by the name of the key; health checks by their service."""
+        """Numbers of messages that are being read, by the name of the key; health checks by their service."""
 
     async def serve(self, answer: Answer, _: object, context: Context) -> None:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
@@ -98,7 +96,7 @@ class Calls:
             await self._end(context, grpc.StatusCode.INTERNAL, details, trailing)
 
     async def message(self, context: Context, caller: str) -> bytes | None:
-        """None: the client has closed its side."""
+        """Read the next message; None: the client has closed its side."""
         if self._reading[caller] >= self.at_once:
             raise Overloaded(f"calls: {self.at_once} are being read, which is the limit; try again soon")
         self._reading[caller] += 1
@@ -129,7 +127,7 @@ class Calls:
             self._speaking -= 1
 
     def deadline(self, call: Call) -> float | None:
-        """On the dispatcher's clock; None: the client waits for ever."""
+        """The call's deadline on the dispatcher's clock; None: it has none."""
         left_s = call.context.time_remaining()
         return None if left_s is None else self.dispatcher.clock() + left_s
 

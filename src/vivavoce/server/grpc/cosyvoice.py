@@ -27,7 +27,7 @@ async def infer(call: Call) -> Metadata:
             notes = ((WARNING, "; ".join(active.request.notes)),) if active.request.notes else ()
             await call.context.send_initial_metadata(((REQUEST_ID, identity), waited, *notes))
             async for event in active:
-                if isinstance(event, AudioChunk):  # after the one before was sent
+                if isinstance(event, AudioChunk):
                     pcm = to_int16(event.samples).astype("<i2").tobytes()
                     sending = call.context.write(response(tts_audio=pcm).SerializeToString())
                     await active.sent_within(call.port.patience_s, sending)

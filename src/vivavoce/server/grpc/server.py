@@ -40,13 +40,13 @@ async def start_grpc(
         options=(
             ("grpc.max_receive_message_length", min(MOST_BYTES, settings.max_body_bytes)),
             ("grpc.http2.lookahead_bytes", 65_536),  # unread bytes of a call
-            ("grpc.http2.bdp_probe", 0),  # it would raise that to megabytes
-            ("grpc.max_concurrent_streams", calls.at_once),  # of a connection
+            ("grpc.http2.bdp_probe", 0),  # the probe would raise this limit to megabytes
+            ("grpc.max_concurrent_streams", calls.at_once),  # for each connection
             ("grpc.max_allowed_incoming_connections", settings.max_connections),
             ("grpc.max_connection_idle_ms", 1_000 * settings.keep_alive_s),
             ("grpc.max_connection_age_ms", 1_000 * CONNECTION_S),
             ("grpc.max_connection_age_grace_ms", 1_000 * GRACE_S),
-            ("grpc.server_handshake_timeout_ms", patience_ms),  # of TLS
+            ("grpc.server_handshake_timeout_ms", patience_ms),  # for TLS
             ("grpc.http2.settings_timeout", patience_ms),  # until a connection's first frame
             ("grpc.so_reuseport", 0),  # otherwise two servers could share a port, and each would get some of the calls
         )
@@ -127,7 +127,6 @@ async def reflect(call: Call) -> Metadata:
 
 
 def _file(kind: str | None, wanted: str) -> bytes | None:
-    """The serialised file of that name or with that symbol; the files have no extensions."""
     if kind == "file_containing_symbol":
         for symbol in (wanted, wanted.rpartition(".")[0]):  # the pool finds services, but not their methods
             with suppress(KeyError):

@@ -1,4 +1,4 @@
-"""`vivavoce.v1.Speech`: text in while it is written, audio and marks out while it is spoken, and the voices for it."""
+"""`vivavoce.v1.Speech`: text is streamed in, audio and marks are streamed out; voices are listed and changed."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Conversation:
             elif kind == "flush":
                 await utterance.flush()
             elif kind is None:
-                raise InvalidRequest("message: holds nothing that is known; send start, text or flush")
+                raise InvalidRequest("message: is empty or unknown; send start, text or flush")
             elif not is_first:
                 raise InvalidRequest("start: is not the first message; make a call for each utterance")
             request, is_first = await self._next(utterance), False

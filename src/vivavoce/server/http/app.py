@@ -1,4 +1,4 @@
-"""The apps of a server's main port, of CosyVoice's own routes, and of its health alone."""
+"""The apps of a server: for its main port, for CosyVoice's own routes, and for health alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build_legacy_app(state: AppState) -> FastAPI:
 
 
 def build_health_app(state: AppState) -> FastAPI:
-    """Health and metrics, for a port of their own, which clients of the others cannot fill."""
+    """Health and metrics, for a separate port, whose connections other clients cannot use up."""
     app = _BoundedApp(state, "vivavoce's health", "Health checks, and metrics for Prometheus.")
     app.include_router(pages.health_router(state))
     if state.settings.server.metrics:
@@ -64,7 +64,7 @@ def build_health_app(state: AppState) -> FastAPI:
 
 
 class _BoundedApp(FastAPI):
-    """An app without routes, with bounds, that answers all failures in one form."""
+    """An app without routes, which bounds requests and answers all failures in one form."""
 
     has_pages = False
 
@@ -123,5 +123,5 @@ async def _not_routed(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 404 also to unknown WebSockets, which Starlette refuses with 403."""
     if scope["type"] != "websocket":
         raise HTTPException(404)
-    message = f"path: there is no WebSocket at {scope['path'][:100]!r} here; text is taken at /v1/audio/stream"
+    message = f"path: there is no WebSocket at {scope['path'][:100]!r}; send text to /v1/audio/stream"
     await WebSocket(scope, receive, send).send_denial_response(errors.error_response(404, message, "not_found"))

@@ -29,10 +29,10 @@ TIMEOUT = {
     "name": TIMEOUT_HEADER,
     "in": "header",
     "schema": _SECONDS,
-    "description": "Seconds after which the speech is given up.",
+    "description": "Seconds after which the request ends, even if its speech is incomplete.",
 }
 PUBLIC_READER = Principal("*", concurrent=16)
-"""All callers without a key together, if only lists are open; a key cannot have this name."""
+"""The principal of all callers without a key while lists are open; a key cannot have this name."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
@@ -68,7 +68,7 @@ ListReader = Annotated[Principal, Depends(list_reader)]
 
 
 async def deadline_of(connection: HTTPConnection) -> float | None:
-    """On the dispatcher's clock, counted from now; None: the client sent none."""
+    """The deadline on the dispatcher's clock, counted from now; None: the client sent no timeout."""
     if (given := connection.headers.get(TIMEOUT_HEADER)) is None:
         return None
     try:

@@ -39,7 +39,7 @@ def _any_half(text: Any, check: Callable[[str], str]) -> str:
 
 
 AnyText = Annotated[str, WrapValidator(_any_half)]
-"""A text that may hold halves of UTF-16 surrogate pairs, of which pieces of a text may begin and end with one."""
+"""A text that may hold halves of UTF-16 surrogate pairs, since pieces of a text may be cut between these."""
 
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -122,7 +122,7 @@ def known_names(model: type[BaseModel]) -> Set[str]:
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """All references are replaced by their definitions."""
+    """The JSON schema of a model, with definitions in place of references."""
     schema = model.model_json_schema()
     return dict(_inlined(schema, schema.pop("$defs", {})))
 
@@ -164,7 +164,7 @@ async def read_form(request: Request, max_fields: int) -> Form:
 
 
 def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[str, str]]:
-    """Starlette's own parser replaces bytes that are not UTF-8; this one refuses them."""
+    """The fields of a form or query. Bytes that are not UTF-8 are refused; Starlette's parser would replace them."""
     if encoded.count(b"&") >= max_fields:
         raise InvalidRequest(f"form: has more than {max_fields} fields; send fewer")
     fields = []
@@ -180,7 +180,7 @@ def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[
 class _Parser(MultiPartParser):
     spool_max_size = 0
     has_ended = False
-    """The boundary after the last part has come. Starlette takes a form without it, which may have lost parts."""
+    """Whether the last boundary has come. Starlette accepts a form without it, which may have lost parts."""
 
     def on_end(self) -> None:
         self.has_ended = True

@@ -142,7 +142,7 @@ _SUBSCRIPTION: dict[str, Any] = {
     **{"can_use_professional_voice_cloning": False, "max_credit_limit_extension": 0, "open_invoices": []},
     **{"has_open_invoices": False, "current_overage": {"amount": "0", "currency": "usd"}},
 }
-"""ElevenLabs' clients read the rest of a month's characters here. A key's limits are reported when they are met."""
+"""ElevenLabs' clients read the rest of a month's characters here. A key's limits show only in errors."""
 _USER: dict[str, Any] = {
     **{"created_at": 0, "seat_type": "workspace_admin", "subscription": _SUBSCRIPTION},
     **dict.fromkeys(("is_new_user", "can_use_delayed_payment_methods"), False),
@@ -195,7 +195,6 @@ def output_format(name: str) -> OutputFormat:
 
 
 def _fields(voice: str | None, settings: VoiceSettings | None, seed: Any, language: str | None) -> dict[str, Any]:
-    """The fields of `CommonFields` for ElevenLabs' fields."""
     found = {"voice": voice, "seed": seed, "speed": settings.speed if settings else None}
     with suppress(InvalidRequest):  # an unknown language is told from the text
         found["language"] = parse_language(language or "auto")
@@ -233,7 +232,7 @@ class Alignment:
 
 
 class AlignedBody(TimedBody):
-    """Audio with the alignment of the text that was spoken before it, in frames of a subclass."""
+    """Audio with the alignment of segments that are complete; subclasses define the frames."""
 
     media_type = "application/json"
 
@@ -367,7 +366,7 @@ class ElevenLabsDialect(Dialect):
         return {"audio": audio, "isFinal": None, "normalizedAlignment": alignment, "alignment": alignment}
 
     def _aligned(self, alignment: Alignment, mark: Reply) -> dict[str, Any]:
-        """Times from the segment's beginning; with `sync_alignment` from the beginning of the audio."""
+        """Times are counted from the segment's beginning, with `sync_alignment` from the beginning of the audio."""
         characters, times = alignment.take(mark)
         first = 0.0 if self._query.get("sync_alignment") == "true" else mark["start"]
         edges = [round(1000 * (time - first)) for time in times]

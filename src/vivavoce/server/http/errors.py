@@ -144,10 +144,10 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     status, path = error.status_code, request.scope["path"][:100]
     code, message, headers = "invalid_request", str(error.detail), error.headers
     if status == 404:
-        code, message = "not_found", f"path: there is no {path!r} here; /openapi.json lists what there is"
+        code, message = "not_found", f"path: {path!r} does not exist; /openapi.json lists all paths"
     elif status == 405:
         code = "method_not_allowed"
-        message = f"method: {request.method} is not what {path!r} takes; /openapi.json says what it does"
+        message = f"method: {path!r} does not take {request.method}; /openapi.json lists its methods"
         # A route knows only its own methods, and several routes may share a path.
         scopes = {method: {**request.scope, "method": method} for method in _METHODS}
         routes = request.app.routes
@@ -157,7 +157,6 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 
 
 async def _defect(request: Request, _: Exception) -> Response:
-    """The answer to an unforeseen exception, which only the log shows."""
     # Only this answer is made outside the middleware, which adds the id to all others.
     message = "server: an internal error, which was logged; tell its operator the x-request-id of this answer"
     return error_response(500, message, "internal_error", {REQUEST_ID_HEADER: request.state.request_id})

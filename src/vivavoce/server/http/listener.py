@@ -56,7 +56,7 @@ class BoundedConnection(asyncio.Protocol):
         self._settings, self._connections = listener.settings, listener.connections
         self._protocol: asyncio.Protocol = H11Protocol(listener.config, listener.server_state, listener.lifespan.state)
         self.opening: asyncio.Task[None] | None = None
-        """The task that opens it, which takes a handshake with TLS; None: it is open."""
+        """The task that opens the connection, with TLS by a handshake; None: it is open."""
         self.waits_since = asyncio.get_running_loop().time()
         """Start of the server's wait for the client; inf: it does not wait."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -68,7 +68,7 @@ class BoundedConnection(asyncio.Protocol):
         self._is_paused = self._is_websocket = False
         self._has_left = False
         self.is_unread = False
-        """The client does not read as fast as is written."""
+        """Whether the client reads more slowly than the server writes."""
         self.waiting = 0
         """Bytes of a WebSocket that came since the app took a message."""
 
@@ -137,7 +137,7 @@ class BoundedConnection(asyncio.Protocol):
         self._protocol = protocol
 
     def pause_reading(self) -> None:
-        """Forward nothing more. Reading goes on for a while, because only a read shows that the client disconnects."""
+        """Stop forwarding data. Reading goes on for a while, because only a read shows that the client disconnects."""
         self._is_paused = True
 
     def resume_reading(self) -> None:
@@ -166,7 +166,7 @@ class BoundedConnection(asyncio.Protocol):
         self._stop_timer("head")
 
     def end_request(self, *, body_was_read: bool) -> None:
-        """A request is answered. The next data may be the rest of its body, which 408 would not answer."""
+        """End a request. Without body_was_read the rest of its body may come next, and is not answered with 408."""
         self._requests -= 1
         self._head_begun = False
         self._may_answer_late_head = body_was_read
@@ -220,7 +220,7 @@ class BoundedConnection(asyncio.Protocol):
         self._start_timer("head", idle_s + self._settings.request_timeout_s, self._give_up_head)
 
     def _await_reader(self) -> None:
-        # Speech gives up earlier, and its verdict has the reason.
+        # A request for speech ends earlier, with the reason in its verdict.
         self._start_timer("unread", 2 * self._settings.listener_timeout_s, self._transport.abort)
 
     def _start_timer(self, name: str, seconds: float, act: Callable[[], None]) -> None:
@@ -328,7 +328,7 @@ class Listener(uvicorn.Server):
         await self.shutdown([self._socket])
 
     async def _take_all(self) -> None:
-        """asyncio's own servers count and bound nothing, and log a line for each connection that they cannot accept."""
+        """Accept connections. asyncio's own servers have no bounds, and log each connection that they cannot accept."""
         loop, logged_at = asyncio.get_running_loop(), -math.inf
         while True:
             most = self.settings.max_connections

@@ -28,7 +28,7 @@ PATIENCE_S = 2.0
 
 
 def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
-    """Callers are named only on a port of its own, which is for monitoring alone."""
+    """The route; it names callers only on a separate port for health and metrics."""
     callers = state.settings.server.health_port is not None
     wanted = [Depends(current_principal)] if state.settings.server.metrics_key_required else []
     routes = APIRouter(tags=["operation"], dependencies=wanted)

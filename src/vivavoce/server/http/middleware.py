@@ -29,11 +29,11 @@ access_log = logging.getLogger("vivavoce.access")
 LINGER_S = 10.0
 """Time in which the rest of a refused body is read and dropped, so that a client that writes first sees the answer."""
 PAUSE_S = 1.0
-"""Silence of such a client after which it is taken to have stopped."""
+"""Silence of such a client after which nothing more is read."""
 BODY_BYTES_PER_S = 16 * 1024
 """The lowest rate of a body, beside the time that each of its parts may take."""
 CALLERS_SHARE = 4
-"""The bodies of one caller may be this fraction of all."""
+"""The bodies of one caller may have the limit of all bodies, divided by this."""
 _HEALTH = "/health"
 """Answered even with too many connections: an orchestrator must not restart a full server as a broken one."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
@@ -45,8 +45,8 @@ _CLOSE = {"connection": "close"}
 class RequestMiddleware:
     """Adds `x-request-id` to answers, writes the access log, and refuses requests that break a bound.
 
-    A body has at most `max_body_bytes`, and at most `listener_timeout_s` between its parts; its whole time is that and
-    the time of its bytes at the lowest rate. All bodies that are being read have at most 16 times `max_body_bytes`
+    A body has at most `max_body_bytes`, and at most `listener_timeout_s` between two parts; it may take this time plus
+    the time of its bytes at `BODY_BYTES_PER_S`. All bodies that are being read have at most 16 times `max_body_bytes`
     together, and those of one caller a quarter of it.
     """
 
@@ -87,11 +87,11 @@ class RequestMiddleware:
 
     def _refusal(self, scope: Scope, headers: Headers, is_crowded: bool) -> Response | None:
         if is_crowded and not scope["path"].startswith(_HEALTH):
-            message = "connections: there are as many as this server takes; try again in some seconds"
+            message = "connections: their number has reached the server's limit; try again in some seconds"
             return error_response(503, message, "overloaded", {**_CLOSE, "retry-after": "2"})
         version = scope.get("http_version", "1.1")
         if scope["type"] == "http" and version not in _VERSIONS:
-            return error_response(505, "request: HTTP/1.1 is spoken here, and HTTP/1.0", "invalid_request", _CLOSE)
+            return error_response(505, "request: wrong HTTP version; use 1.1 or 1.0", "invalid_request", _CLOSE)
         # uvicorn bounds incomplete headers; headers that come in one piece may be longer.
         line = len(scope.get("raw_path", b"")) + len(scope["query_string"])
         limit = self.settings.max_header_bytes
@@ -104,7 +104,7 @@ class RequestMiddleware:
             return error_response(400, message, "invalid_request", _CLOSE)
         host = headers.get("host")  # browsers always name one
         if self._hosts is not None and host is not None and not _is_known(host, self._hosts):
-            message = f"host: {host[:100]!r} is not a name that this server is known by; add it with --allowed-host"
+            message = f"host: {host[:100]!r} is not an allowed name of this server; add it with --allowed-host"
             return response_of(Forbidden(message))
         return None
 
@@ -131,14 +131,14 @@ class _Exchange:
         self._is_whole = False
 
     async def receive(self) -> Message:
-        """After the body comes the client's disconnection, which may take any time."""
+        """Receive a message; after the body, wait for the client's disconnection, which may take any time."""
         if self._is_websocket:
             message = await self._receive()
             current_connection.get().message_taken()
             return message
         if self.body_was_read:
             return await self._receive()
-        self._take(0)  # before the server asks the client for what it has promised
+        self._take(0)  # refuse a promised size before the client sends the body
         connection, now = current_connection.get(), asyncio.get_running_loop().time()
         seconds = self._bounds.settings.listener_timeout_s
         # The time up to which the received bytes count at the lowest rate; a slower client falls behind it.
@@ -185,7 +185,7 @@ class _Exchange:
             del bodies[self._caller]
 
     async def send(self, message: Message) -> None:
-        """Closing a connection with unread data would destroy the answer, so the body is read for a while."""
+        """Send a message. To close with unread data would destroy the answer, so the body is read for a while first."""
         self.release_body()  # the app has read the body, and speech may go on for minutes
         kind = message["type"].removeprefix("websocket.")  # a WebSocket may be denied with an HTTP answer
         if kind in ("http.response.start", "accept"):
@@ -224,7 +224,7 @@ class _Exchange:
             self._status, self._is_whole = 500, True
 
     def log(self, seconds: float) -> None:
-        """Log a line with the path, without its query, which may hold a key."""
+        """Log a line; the path has no query, which may hold a key."""
         path, client = self._scope["path"], self._scope.get("client")
         log_event(
             access_log,

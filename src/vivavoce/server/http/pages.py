@@ -23,7 +23,7 @@ from vivavoce.server.http.app_state import AppState, KnownPrincipal
 
 PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}
 RETRY_AFTER_S = 5
-"""Seconds in Retry-After while a server is not ready; an engine starts in some multiple of it."""
+"""Seconds in Retry-After while a server is not ready; an engine needs several times as long to start."""
 _Rate = Annotated[int, Query(ge=8_000, le=48_000)]
 _UNCACHED = {"cache-control": "no-store"}
 _CONTENT_TYPES = {
@@ -80,7 +80,7 @@ def _unready_reason(dispatcher: RequestDispatcher) -> str | None:
     if dispatcher.backend.ready:
         return None
     if dispatcher.backend.stuck:
-        return "engine_stuck"  # it may go on; else its process is ended soon
+        return "engine_stuck"  # it may recover; otherwise its process is ended soon
     try:
         _ = dispatcher.backend.about
     except EngineStopped:

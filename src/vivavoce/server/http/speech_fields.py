@@ -44,7 +44,7 @@ _STRUCTURED = ("voice", "sampling")
 _WHITE_SPACE = b" \t\r\n"
 
 RECORDING_NAMES = ("prompt_audio", "ref_audio", "reference_audio", "prompt_wav", "speaker_wav", "audio_prompt")
-"""The field of a reference recording, and its names in other engines' APIs."""
+"""The field of a reference recording, followed by its names in other engines' APIs."""
 
 _VOICE_NAMES = ("voice", "voice_id", "speaker", "speaker_id", "spk_id")
 
@@ -88,7 +88,7 @@ class VoiceId(BaseModel):
 
 
 class SamplingFields(_SamplingOptions):
-    """How speech tokens are drawn. Default of each field: as the model is set."""
+    """Options of drawing speech tokens. Default of each field: the model's own setting."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -199,7 +199,7 @@ class SpeechFields(CommonFields):
 
 
 def check_model(name: str, about: ModelInfo, rules: RequestsSection) -> None:
-    """ModelNotFound: the name is neither the served model's nor one that stands for any model."""
+    """Check a model's name. ModelNotFound: it is neither the served model's nor an alias for any model."""
     asked, others = plain_name(name), {plain_name(alias) for alias in rules.model_aliases}
     if asked not in plain_names(about.name) | others and not _OPENAI_MODEL.fullmatch(asked):
         known = ", ".join((about.name, *rules.model_aliases, *OPENAI_MODELS))

@@ -64,7 +64,7 @@ _TYPES: dict[str, type[ClientMessage]] = {
 def json_object(text: str) -> dict[str, Any]:
     check_separators(text, "message")
     try:
-        found = json.loads(text)  # which takes half of a surrogate pair
+        found = json.loads(text)  # accepts half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"message: is not JSON ({error}); send one object in each frame") from None
     if not isinstance(found, dict):
@@ -79,7 +79,7 @@ def error_reply(error: VivavoceError) -> Reply:
 
 
 class Dialect:
-    """How a client writes and reads messages; this is the server's own dialect (docs/websocket.md)."""
+    """A form of messages to and from clients; this is the server's own form (docs/websocket.md)."""
 
     one_utterance = False
     several = False
@@ -96,7 +96,7 @@ class Dialect:
         return [validated(model, fields, "message")]
 
     def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | bytes | None:
-        """The text or binary frame of a reply; None: the dialect has none. is_open: the context is open."""
+        """The text or binary frame of a reply; None: the reply is not sent. is_open: the context is open."""
         if reply["type"] != "audio":
             return compact_json(reply)
         data: bytes = reply["audio"]

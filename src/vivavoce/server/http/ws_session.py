@@ -91,7 +91,7 @@ class Session:
         self._open: dict[str, StreamedUtterance] = {}
         self._is_leaving = False
         self._stray: Literal["begins", "is refused", "is ignored"] = "begins"
-        """Treatment of text without an utterance: it begins one with defaults, or belongs to one that has ended."""
+        """Treatment of text that comes while no utterance is open."""
         self._next_id: str | None = socket.state.request_id
 
     async def serve(self) -> None:
@@ -254,7 +254,7 @@ class Session:
             utterance.end()
 
     async def _leave(self, is_all: bool, context: str) -> None:
-        """End one utterance or all; those with unflushed text, or whose text has ended, are interrupted."""
+        """End one utterance or all; an utterance with unflushed text, or a single one that has ended, is cancelled."""
         for one in [*self._open] if is_all else [context]:
             utterance = self._open.get(one)
             if utterance is None or (is_all and utterance.has_ended):
@@ -293,7 +293,7 @@ class Session:
         await self._close_if_done()
 
     async def _send(self, reply: Reply, context: str = "") -> None:
-        """Frames of several tasks go out whole and in order. ListenerStalled: the client has not read for too long."""
+        """Send a reply; several tasks may do so. ListenerStalled: the client has not read for too long."""
         frame = self._dialect.render(reply, context, context in self._open)
         if frame is None:
             return
@@ -312,7 +312,7 @@ class Session:
         """Seconds until the client's pause is too long; None: nothing is expected from it now."""
         if not all(utterance.waits_for_text for utterance in self._open.values()):
             return None
-        # Without a key it has this time, even if it sends other messages.
+        # A client without a key has `KEY_S`, even if it sends other messages.
         until = self._began + KEY_S if self._principal is None else self._last_at + self._idle_s
         return max(0.0, until - self._loop.time())
 
@@ -337,7 +337,7 @@ class Session:
             await self._close(GOING_AWAY, "the server shuts down")
 
     async def _close(self, code: int, reason: str) -> None:
-        """Drop the connection if the client does not read its last frames."""
+        """Close the WebSocket; drop the connection if the client does not read its last frames."""
         if self._is_closed:
             return
         self._is_closed = True
