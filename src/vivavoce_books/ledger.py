@@ -51,20 +51,17 @@ class Ledger:
         self.path, self._connection = path, connection
 
     def agree(self, settings: Mapping[str, str], *, shown: bool = True) -> None:
-        """Keep the settings that are new; refuse those that differ from the kept ones, the first by its name.
+        """Keep the settings; refuse those that differ from what a segment was spoken with, the first by its name.
 
         shown: whether a person can compare the values, which are fingerprints otherwise.
         """
         with _explaining(self.path), self._connection as transaction:
-            kept = dict(transaction.execute("SELECT name, value FROM settings"))
+            kept = dict(transaction.execute("SELECT * FROM settings WHERE EXISTS (SELECT 1 FROM segments)"))
             for name, value in settings.items():
-                was = kept.get(name, value)
-                if was != value:
+                if (was := kept.get(name, value)) != value:
                     values = f" ({was}, now {value})" if shown else ""
                     raise InvalidRequest(f"ledger: {str(self.path)!r} was begun with another {name}{values}; {_AGAIN}")
-            transaction.executemany(
-                "INSERT INTO settings VALUES (?, ?)", [one for one in settings.items() if one[0] not in kept]
-            )
+            transaction.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings.items())
 
     def places(self) -> set[int]:
         """The places (`Segment.index`) of the segments that it has."""

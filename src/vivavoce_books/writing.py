@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from fractions import Fraction
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +20,10 @@ import regex
 from numpy.typing import NDArray
 
 from vivavoce.errors import InvalidRequest
-from vivavoce.files import replacing
+from vivavoce.files import replace_file, replacing
 from vivavoce_books.book import Cover
 from vivavoce_books.ledger import Ledger, Piece
-from vivavoce_books.plan import Plan, Segment
+from vivavoce_books.plan import Check, Plan, Segment, check_spoken
 
 Blocks = Iterator[NDArray[np.int16]]
 
@@ -125,7 +127,7 @@ def loudness_gain(blocks: Blocks, rate: int, target: float) -> float:
     source.link_to(meter)
     meter.link_to(sink)
     graph.configure()
-    for frame in (*_frames(blocks, rate), None):
+    for frame in chain(_frames(blocks, rate), [None]):
         graph.push(frame)
         with suppress(BlockingIOError, EOFError):
             while True:
@@ -174,7 +176,7 @@ def write_audio(
 
     kind, base = KINDS[path.suffix.lower()], Fraction(1, rate)
     with explained(path), replacing(path) as file, av.open(
-        str(file.name), "w", format=kind.container, options=dict(kind.options)
+        file, "w", format=kind.container, options=dict(kind.options)
     ) as output:  # fmt: skip
         stream = output.add_stream(kind.codec, rate=_OPUS_RATE if kind.codec == "libopus" else rate, layout="mono")
         stream.bit_rate = kind.bitrate
@@ -198,7 +200,7 @@ def write_audio(
             packet.stream, packet.pts, packet.dts, packet.time_base = cover, 0, 0, Fraction(1, 90_000)
             packet.is_keyframe = True
             output.mux(packet)
-        for frame in (*(), *[]) or _frames(blocks, rate):
+        for frame in _frames(blocks, rate):
             output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
 
@@ -218,8 +220,9 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, FFmpegError) as error:
+        reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
         raise InvalidRequest(
-            f"output: {str(path)!r} cannot be written ({error.strerror}); free space or choose another place, "
+            f"output: {str(path)!r} cannot be written ({reason.strerror}); free space or choose another place, "
             "and the same command goes on"
         ) from None
 
@@ -229,3 +232,106 @@ def readable_text(text: str, marks: Iterable[str] = ()) -> str:
     for mark in marks:
         text = text.replace(mark, " ")
     return " ".join(_SAID_TAG.sub(r"\1", _SILENT_TAG.sub(" ", text)).split())
+
+
+@dataclass(frozen=True)
+class Track:
+    """One audio file with these chapters."""
+
+    path: Path
+    title: str
+    chapters: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Things that are made beside, or of, the audio; each as the option of that name has it."""
+
+    subtitles: str | None = None
+    times: bool = False
+    loudness: float | None = None
+
+
+def write_track(
+    track: Track, plan: Plan, ledger: Ledger, rate: int, extras: Extras, marks: Iterable[str]
+) -> Iterator[str]:
+    """Write a file and what belongs to it; gives lines to report. marks: as of `readable_text`."""
+    from vivavoce.frontend.subtitles import Cue, to_srt, to_vtt
+
+    heard = timeline(plan, ledger, track.chapters, rate)
+    of_chapter = {one: [piece for piece in heard if piece.segment.chapter == one] for one in track.chapters}
+    of_chapter = {one: pieces for one, pieces in of_chapter.items() if pieces}
+    gains = {}
+    if extras.loudness is not None:
+        gains = {one: loudness_gain(audio(pieces, ledger), rate, extras.loudness) for one, pieces in of_chapter.items()}
+    book = plan.book
+    titles = {one: book.chapters[one].title or f"{one + 1}" for one in of_chapter}
+    bounds = [(titles[one], pieces[0].at, pieces[-1].after) for one, pieces in of_chapter.items()]
+    single = len(track.chapters) == 1
+    tags = {"title": titles[track.chapters[0]] if single else book.title, "artist": book.author, "album": book.title}
+    tags |= {"genre": "Audiobook", "media_type": "2"} | ({"track": str(track.chapters[0] + 1)} if single else {})
+    picture = read_picture(book.cover) if book.cover else None
+    if book.cover and picture is None:
+        yield f"note: cover: {book.cover.media_type} is neither JPEG nor PNG; the audio has no cover"
+    write_audio(track.path, rate, audio(heard, ledger, gains), bounds, tags, picture)
+    if extras.subtitles:
+        cues = [Cue(one.start_s, one.end_s, readable_text(one.text, marks)) for one in heard]
+        content = (to_srt if extras.subtitles == "srt" else to_vtt)(one for one in cues if one.text)
+        with explained(path := track.path.with_suffix(f".{extras.subtitles}")):
+            replace_file(path, content)
+    check = check_spoken(plan, {one: [_range(piece) for piece in pieces] for one, pieces in of_chapter.items()})
+    if extras.times:
+        with explained(path := track.path.with_suffix(".json")):
+            replace_file(path, json.dumps(_times(track, plan, of_chapter, rate, check), ensure_ascii=False, indent=1))
+    duration = timedelta(seconds=round(heard[-1].after / rate)) if heard else timedelta()
+    yield f"{track.path}: {duration} of audio in {len(of_chapter)} chapters; {told(check)}"
+    cut = [one for one in heard if one.piece.cut]
+    if cut:
+        first = cut[0].segment
+        yield (
+            f"note: {len(cut)} sentences were ended for their length, words may be missing; the first: "
+            f"chapter {first.chapter + 1}, character {first.start + cut[0].piece.start:,}"
+        )
+
+
+def told(check: Check) -> str:
+    left_out = {**check.not_read, **({"labels and signs": check.left_out} if check.left_out else {})}
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in left_out.items())
+    line = f"{check.spoken:,} characters were spoken once"
+    line += f", {sum(left_out.values()):,} left out on purpose ({reasons})" if left_out else ""
+    return line + (f", {check.lost:,} LOST, {check.doubled:,} DOUBLED" if not check.whole else ", none was lost")
+
+
+def _range(one: Heard) -> tuple[int, int]:
+    return one.segment.start + one.piece.start, one.segment.start + one.piece.end
+
+
+def _times(
+    track: Track, plan: Plan, of_chapter: Mapping[int, Sequence[Heard]], rate: int, check: Check
+) -> dict[str, Any]:
+    chapters = [
+        {
+            "number": number + 1,
+            "title": plan.book.chapters[number].title,
+            "start_s": pieces[0].start_s,
+            "end_s": pieces[-1].after / rate,
+            "sentences": [
+                {
+                    **dict(zip(("start_character", "end_character"), _range(one), strict=True)),
+                    **{"start_s": one.start_s, "end_s": one.end_s, "text": one.text.strip()},
+                    **{"role": one.segment.role, "cut": one.piece.cut},
+                }
+                for one in pieces
+            ],
+            "left_out": [
+                *(
+                    {"start_character": span.start, "end_character": span.end, "reason": span.reason}
+                    for span in plan.left_out[number]
+                ),
+                *({"text": one.text, "reason": one.reason} for one in plan.book.chapters[number].left_out),
+            ],
+        }
+        for number, pieces in of_chapter.items()
+    ]
+    head = {"file": track.path.name, "title": plan.book.title, "author": plan.book.author, "sample_rate": rate}
+    return {**head, "check": {**asdict(check), "whole": check.whole}, "chapters": chapters}
