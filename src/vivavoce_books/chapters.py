@@ -134,12 +134,12 @@ def _joined(sections: list[_Section]) -> list[_Section]:
     """A section of headings alone is the beginning of the next one."""
     joined: list[_Section] = []
     for section in sections:
-        last = joined[-1] if joined else None
-        if last and not last.front and not section.front and not last.has(BlockKind.PARAGRAPH):
-            last.title = combined_title(last.title, section.title)
-            last.items += section.items
-        else:
-            joined.append(section)
+        last = next((before for before in reversed(joined) if not before.front), None)
+        headed = last is not None and (last.title or last.has(BlockKind.HEADING))
+        if last and headed and not section.front and not last.has(BlockKind.PARAGRAPH):
+            joined.remove(last)
+            section = _Section(combined_title(last.title, section.title), last.items + section.items)
+        joined.append(section)
     return joined
 
 

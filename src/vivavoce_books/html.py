@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 100
 """Elements within each other; books have about 20."""
+MAX_OPEN_TAGS = 300
+"""Signs < in a row without a >: html.parser's time grows with their square."""
 UNSEEN = frozenset({"head", "script", "style", "template", "title", "meta", "link"})
 BLOCK = re.compile(
     "address|article|aside|blockquote|body|caption|center|d[dlt]|details|dialog|div|fieldset|figcaption|figure|footer"
     "|form|h[1-6]|header|hgroup|html|legend|li|main|nav|[ou]l|p|pre|section|summary|table|t(?:body|d|foot|h|head|r)"
 )
+OPTIONAL_ENDS = {"p": BLOCK.pattern, "li": "li", "a": "a", "tr": "tr"} | {
+    **dict.fromkeys(("dt", "dd"), "d[dt]"),
+    **dict.fromkeys(("td", "th"), "t[dhr]"),
+}
+"""Tags that may lack an end, which then comes before one of these; html.parser would nest them (HTML, 13.1.2.4)."""
 SILENT_TAGS = {
     **{"rt": "ruby", "rp": "ruby", "rtc": "ruby", "svg": "image", "math": "formula", "nav": "table of contents"},
     **dict.fromkeys(("audio", "video", "iframe", "object", "canvas"), "media"),
@@ -80,6 +87,12 @@ def parse(markup: str, label: str) -> BeautifulSoup:
         raise MissingDependency("books need Beautiful Soup; type pip install 'vivavoce[books]'") from None
     if "<!ENTITY" in markup:
         raise InvalidRequest(f"book: {label} defines entities, which are not read (<!ENTITY); write them out")
+    if any(part.count("<") > MAX_OPEN_TAGS for part in markup.split(">")):
+        raise InvalidRequest(f"book: {label} has broken HTML (over {MAX_OPEN_TAGS} tags without an end); repair it")
+    for name, following in OPTIONAL_ENDS.items():
+        started, ended = (len(re.findall(rf"(?i)<{slash}{name}[\s>]", markup)) for slash in ("", "/"))
+        if ended < started:
+            markup = re.sub(rf"(?i)(?=<(?:{following})[\s>])", f"</{name}>", markup)
     try:
         return BeautifulSoup(markup, "html.parser")
     except (AssertionError, RecursionError, ValueError) as error:  # all that html.parser raises

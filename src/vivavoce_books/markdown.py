@@ -23,8 +23,8 @@ def read_markdown(text: str, label: str, options: BookOptions) -> Book:
     # More levels than the reader of HTML permits: markdown-it drops what is deeper without a word.
     reader = MarkdownIt("commonmark", {"html": True, "maxNesting": 2 * MAX_DEPTH}).enable(["table", "strikethrough"])
     head = _METADATA.match(text)
-    pairs = re.findall(r"(?m)^(title|author|lang)(?:uage)?:[ \t]*[\"']?(.+?)[\"']?[ \t]*$", head[1] if head else "")
-    values, body = dict(pairs), text[head.end() :] if head else text
+    pairs = re.findall(r"(?m)^(title|author|lang)(?:uage)?:(.+)$", head[1] if head else "")
+    values, body = {name: value.strip(" \t\"'") for name, value in pairs}, text[head.end() :] if head else text
     book = read_html(reader.render(_NOTE.sub(r"\n\1\\:", body)), label, options)
     language = language_code(values.get("lang"))
     return replace(book, title=values.get("title", book.title), author=values.get("author", ""), language=language)

@@ -12,10 +12,10 @@ LINE_END = "\u2028"
 """Stands for a line's end that is meant, as of a verse, until the text is tidy."""
 _CJK = "[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]"
 _INVISIBLE = str.maketrans(dict.fromkeys("\u00ad\u200b\u2060\ufeff"))
-_NOTE_MARK = re.compile(r"[ \t\xa0]*[\[［〔]\s*(?:\d{1,3}|[*†‡§]{1,3}|\^[^\]\s]{1,40})?\s*[\]］〕]")
+_NOTE_MARK = re.compile(r"[ \t\xa0]{0,9}[\[［〔]\s?(?:\d{1,3}|[*†‡§]{1,3}|\^[^\]\s]{1,40})?\s?[\]］〕]")
 NOTE_START = re.compile(r"(\[\^[^\]\s]{1,40}\]):\s")
 """How a footnote begins in Markdown."""
-_BROKEN_WORD = re.compile(r"([^\W\d_]+)-[ \t]*\n\s*([^\W\d_]+)")
+_BROKEN_WORD = re.compile(r"(?<![^\W\d_])([^\W\d_]{1,40})-[ \t]{0,9}\n\s*([^\W\d_]+)")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 ORNAMENT = re.compile(r"[\s*⁂∗⁎•·~–—=_#❦☙❧❖✦✧★☆◇◆○●※+°-]*[*⁂∗⁎•·~–—=_#❦☙❧❖✦✧★☆◇◆○●※+°-]")
 
@@ -75,7 +75,8 @@ def _checked(text: str, label: str) -> str:
 
 
 def vocabulary(text: str) -> frozenset[str]:
-    return frozenset(_WORD.findall(text.lower()))
+    """The words of a text that no line's end has broken."""
+    return frozenset(_WORD.findall(_BROKEN_WORD.sub(" ", text.lower())))
 
 
 def tidy(text: str, words: Callable[[], Collection[str]]) -> tuple[str, list[str]]:
