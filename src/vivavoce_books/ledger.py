@@ -71,7 +71,8 @@ class Ledger:
     def add(self, place: int, spoken: Spoken, sample_rate: int) -> None:
         from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
 
-        audio = encode_whole(AudioFormat.FLAC, spoken.samples.astype(np.float32) / 32768, sample_rate)
+        floats = spoken.samples.astype(np.float32) / 32768
+        audio = encode_whole(AudioFormat.FLAC, floats, sample_rate) if len(floats) else b""
         with _explaining(self.path), self._connection as transaction:
             transaction.execute("INSERT INTO segments VALUES (?, ?, ?)", (place, json.dumps(spoken.pieces), audio))
 
@@ -84,8 +85,8 @@ class Ledger:
 
         import soundfile
 
-        samples, _ = soundfile.read(io.BytesIO(self._row("audio", place)), dtype="int16")
-        return np.asarray(samples, np.int16)
+        content = self._row("audio", place)
+        return soundfile.read(io.BytesIO(content), dtype="int16")[0] if content else np.zeros(0, np.int16)
 
     def _row(self, column: str, place: int) -> bytes:
         with _explaining(self.path):

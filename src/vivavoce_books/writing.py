@@ -159,7 +159,8 @@ def read_picture(cover: Cover) -> Picture | None:
     try:
         with av.open(io.BytesIO(cover.content), format=form) as opened:  # the format named: nothing else is opened
             stream = opened.streams.video[0]
-            return Picture(cover.content, codec, media_type, stream.width, stream.height)
+            sizes = stream.width, stream.height
+            return Picture(cover.content, codec, media_type, *sizes) if all(sizes) else None
     except (av.FFmpegError, IndexError, ValueError):
         return None
 
@@ -220,7 +221,7 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, FFmpegError) as error:
-        reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        reason = error.__context__ if isinstance(error.__context__, OSError) else error
         raise InvalidRequest(
             f"output: {str(path)!r} cannot be written ({reason.strerror}); free space or choose another place, "
             "and the same command goes on"
