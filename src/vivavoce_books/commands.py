@@ -24,6 +24,7 @@ from vivavoce_books.writing import KINDS, Extras, Track, write_track
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce
+    from vivavoce.frontend.voices.voice import Voice
 
 EXAMPLES = (
     "vivavoce read book.epub -o book.m4b",
@@ -103,8 +104,7 @@ def read(
         raise InvalidRequest(f"loudness: {results.loudness:g} LUFS is outside of -40 … -5; audiobooks have -18 to -23")
     out = source.out or str(source.book.with_suffix(".m4b").name)
     tracks = tracks_of(out, results.split, book, chosen)
-    ledger_path = Path(out.partition("{")[0].rstrip("/ ") if results.split else out)
-    ledger_path = ledger_path.with_name(f"{ledger_path.name}.ledger")
+    ledger_path = ledger_of(out, results.split, source.book)
     for path in (ledger_path, *(track.path for track in tracks)):
         with explaining("output", str(path)):
             check_writable(path)
@@ -120,14 +120,8 @@ def read(
         ledger.agree(_fingerprints_of_text(plan), shown=False)
         try:
             tts = _loaded(model, reporter)
-            _speak(
-                tts,
-                Job(plan, {}, {"speed": manner.speed, "reasoning": "read"}, manner.seed),
-                cast,
-                wanted,
-                ledger,
-                reporter,
-            )
+            job = Job(plan, {}, {"speed": manner.speed, "reasoning": "read"}, manner.seed)
+            _speak(tts, job, cast, wanted, ledger, reporter)
             with reporter.working("writing …"):
                 for track in tracks:
                     for line in write_track(track, plan, ledger, tts.sample_rate, extras, tts.front_end.text.marks):
@@ -137,7 +131,8 @@ def read(
             place = place_of(plan, left[0]) if left else "the writing of the audio"
             reporter.report(f"stopped at {place}; the same command goes on")
             raise
-        reporter.report(f"{ledger_path}: {size_text(ledger_path.stat().st_size)} that may be removed when all is well")
+        size = size_text(ledger_path.stat().st_size)
+        reporter.report(f"{ledger_path}: {size} of spoken segments; remove it when the book is as you want it")
     note_if_no_real_model(tts.card, reporter)
 
 
@@ -181,6 +176,12 @@ def tracks_of(out: str, split: bool, book: Book, chosen: Sequence[int]) -> list[
         if track.path.suffix.lower() not in KINDS:
             raise InvalidRequest(f"output: {str(track.path)!r} cannot be written; end it with {', '.join(KINDS)}")
     return tracks
+
+
+def ledger_of(out: str, split: bool, book: Path) -> Path:
+    place = Path(out.partition("{")[0].rstrip("/ ") if split else out)
+    place = place / book.stem if place.name in ("", "..") else place
+    return place.with_name(f"{place.name}.ledger")
 
 
 def list_chapters(plan: Plan, chosen: Sequence[int]) -> None:
@@ -258,7 +259,7 @@ def _fingerprints_of_text(plan: Plan) -> dict[str, str]:
     }
 
 
-def _fingerprint_of_voice(voice: object) -> str:
+def _fingerprint_of_voice(voice: Voice) -> str:
     found = hashlib.sha256(repr(voice.prompt_text).encode())
     for tensor in (voice.embedding, voice.speech_tokens, voice.mel):
         found.update(tensor.contiguous().numpy().tobytes())

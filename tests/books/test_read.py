@@ -207,6 +207,13 @@ def test_a_file_for_each_chapter(tones: Tones) -> None:
     assert Path("parts.ledger").exists()
 
 
+def test_the_ledger_lies_beside_the_output() -> None:
+    book = Path("some/book.epub")
+    names = ("a/book.m4b", "a/parts/", "a/{number}.mp3", "{number}.mp3", ".", "..")
+    found = [str(commands.ledger_of(name, split=at > 0, book=book)) for at, name in enumerate(names)]
+    assert found == ["a/book.m4b.ledger", "a/parts.ledger", "a.ledger", "book.ledger", "book.ledger", "../book.ledger"]
+
+
 def test_another_voice_is_refused_and_begun_again_on_demand(tones: Tones, capsys: pytest.CaptureFixture[str]) -> None:
     assert read("play.txt", "-o", "play.m4b", *CAST, "-q") == 0
     capsys.readouterr()
