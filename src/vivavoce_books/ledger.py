@@ -71,7 +71,7 @@ class Ledger:
     def add(self, place: int, spoken: Spoken, sample_rate: int) -> None:
         from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
 
-        floats = spoken.samples.astype(np.float32) / 32768
+        floats = (spoken.samples / 32768).astype(np.float32)
         audio = encode_whole(AudioFormat.FLAC, floats, sample_rate) if len(floats) else b""
         with _explaining(self.path), self._connection as transaction:
             transaction.execute("INSERT INTO segments VALUES (?, ?, ?)", (place, json.dumps(spoken.pieces), audio))

@@ -167,7 +167,7 @@ class Check:
 
 def check_spoken(plan: Plan, heard: Mapping[int, Iterable[tuple[int, int]]]) -> Check:
     """heard: of each chosen chapter, the ranges of characters for which there is audio."""
-    sums, not_read = np.zeros(4, int), dict[str, int]()
+    counts, not_read = np.zeros(4, int), dict[str, int]()
     for chapter, ranges in heard.items():
         text = plan.texts[chapter]
         words = np.array([not one.isspace() for one in text], bool)
@@ -176,12 +176,10 @@ def check_spoken(plan: Plan, heard: Mapping[int, Iterable[tuple[int, int]]]) -> 
             spoken[start:end] += 1
         for span in plan.left_out[chapter]:
             skipped[span.start : span.end] += 1
-        both = (spoken + skipped)[words]
-        sums += [np.sum((spoken[words] == 1) & (both == 1)), np.sum(skipped[words] > 0), *_wrong(both)]
-        for one in plan.book.chapters[chapter].left_out:
-            not_read[one.reason] = not_read.get(one.reason, 0) + sum(not char.isspace() for char in one.text)
-    return Check(*map(int, sums), not_read=not_read)
-
-
-def _wrong(counts: np.ndarray) -> tuple[int, int]:
-    return int(np.sum(counts == 0)), int(np.sum(counts > 1))
+        both = spoken + skipped
+        found = ((spoken == 1) & (both == 1), skipped > 0, both == 0, both > 1)
+        counts += [np.sum(one & words) for one in found]
+        for part in plan.book.chapters[chapter].left_out:
+            not_read[part.reason] = not_read.get(part.reason, 0) + sum(not char.isspace() for char in part.text)
+    right, left_out, lost, doubled = map(int, counts)
+    return Check(right, left_out, lost, doubled, not_read)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from threading import Event
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,24 +20,13 @@ from vivavoce_books.plan import Plan, Segment, ends_sentence
 from vivavoce_textnorm import check_characters
 
 if TYPE_CHECKING:
+    from vivavoce.api import Vivavoce
     from vivavoce.frontend.speech_result import Speech
 
 MAX_AT_ONCE, AT_ONCE_ON_CPU = 64, 4
 """Segments in work: enough to fill the batches of a GPU; a CPU gains little by more, and memory grows by each."""
 SILENT = round(32768 * 10 ** (-50 / 20))
 """Samples up to this, -50 dBFS, are silence at the ends of sentences."""
-
-
-class Speaker(Protocol):
-    """The part of `Vivavoce` that speaks."""
-
-    sample_rate: int
-
-    def speak(self, text: str, voice: Any = None, *, cancel: Event | None = None, **manner: Any) -> Speech: ...
-
-    def check(self, text: str) -> None: ...
-
-    def normalize(self, text: str, **manner: Any) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -59,19 +48,18 @@ def place_of(plan: Plan, segment: Segment) -> str:
     return f"chapter {segment.chapter + 1}, character {segment.start:,}"
 
 
-def check_texts(speaker: Speaker, plan: Plan, segments: Iterable[Segment]) -> None:
+def check_texts(tts: Vivavoce, plan: Plan, segments: Iterable[Segment]) -> None:
     """InvalidRequest: names the first segment that the model cannot speak."""
     for one in segments:
-        with_place = f"segment {one.index + 1} ({place_of(plan, one)})"
         try:
             check_characters(one.text)
-            speaker.check(one.text)
+            tts.check(one.text)
         except InvalidRequest as error:
-            raise type(error)(f"{with_place}: {error}") from None
+            raise type(error)(f"segment {one.index + 1} ({place_of(plan, one)}): {error}") from None
 
 
 def speak_missing(
-    speaker: Speaker,
+    tts: Vivavoce,
     job: Job,
     segments: Sequence[Segment],
     ledger: Ledger,
@@ -83,30 +71,30 @@ def speak_missing(
     An error or an interruption ends it after the segments that are complete were kept.
     """
     cancel, left = Event(), iter(segments)
-    languages = cache(lambda code: _known_language(speaker, code))
+    languages = cache(lambda code: _known_language(tts, code))
     pending: dict[Future[Spoken], Segment] = {}
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="book")
     try:
         while True:
             for one in islice(left, at_once - len(pending)):
-                pending[pool.submit(_speak, speaker, job, one, languages(one.language), cancel)] = one
+                pending[pool.submit(_speak, tts, job, one, languages(one.language), cancel)] = one
             if not pending:
                 return
             finished = wait(pending, return_when=FIRST_COMPLETED).done
             for future in sorted(finished, key=lambda one: one.exception() is not None):  # keep before raising
                 segment = pending.pop(future)
-                ledger.add(segment.index, future.result(), speaker.sample_rate)
+                ledger.add(segment.index, future.result(), tts.sample_rate)
                 done(segment)
     finally:
         cancel.set()
         pool.shutdown(cancel_futures=True)
 
 
-def _speak(speaker: Speaker, job: Job, segment: Segment, language: str | None, cancel: Event) -> Spoken:
+def _speak(tts: Vivavoce, job: Job, segment: Segment, language: str | None, cancel: Event) -> Spoken:
     manner = {**job.manner, "seed": seed_of(job.seed, segment.index), "language": language}
     for again in (True, False):
         try:
-            speech = speaker.speak(segment.text, job.voices[segment.role], cancel=cancel, **manner)
+            speech = tts.speak(segment.text, job.voices[segment.role], cancel=cancel, **manner)
             return cut_silence(speech, segment)
         except RequestCancelled:
             raise
@@ -133,10 +121,10 @@ def cut_silence(speech: Speech, segment: Segment) -> Spoken:
     return Spoken(tuple(pieces), np.concatenate(parts) if parts else np.zeros(0, np.int16))
 
 
-def _known_language(speaker: Speaker, code: str | None) -> str | None:
+def _known_language(tts: Vivavoce, code: str | None) -> str | None:
     """The language, if its rules are known and the model has its script; None leaves it to be told from the text."""
     try:
-        speaker.normalize("1", language=code)
+        tts.normalize("1", language=code)
         return code
     except InvalidRequest:
         return None

@@ -260,6 +260,9 @@ def write_track(
     from vivavoce.frontend.subtitles import Cue, to_srt, to_vtt
 
     heard = timeline(plan, ledger, track.chapters, rate)
+    if not heard:
+        yield f"note: {track.path}: nothing in it can be spoken; it was not written"
+        return
     of_chapter = {one: [piece for piece in heard if piece.segment.chapter == one] for one in track.chapters}
     of_chapter = {one: pieces for one, pieces in of_chapter.items() if pieces}
     gains = {}
@@ -284,7 +287,7 @@ def write_track(
     if extras.times:
         with explained(path := track.path.with_suffix(".json")):
             replace_file(path, json.dumps(_times(track, plan, of_chapter, rate, check), ensure_ascii=False, indent=1))
-    duration = timedelta(seconds=round(heard[-1].after / rate)) if heard else timedelta()
+    duration = timedelta(seconds=round(heard[-1].after / rate))
     yield f"{track.path}: {duration} of audio in {len(of_chapter)} chapters; {told(check)}"
     cut = [one for one in heard if one.piece.cut]
     if cut:
@@ -316,7 +319,7 @@ def _times(
             "title": plan.book.chapters[number].title,
             "start_s": pieces[0].start_s,
             "end_s": pieces[-1].after / rate,
-            "sentences": [
+            "segments": [
                 {
                     **dict(zip(("start_character", "end_character"), _range(one), strict=True)),
                     **{"start_s": one.start_s, "end_s": one.end_s, "text": one.text.strip()},

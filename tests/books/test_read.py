@@ -144,7 +144,7 @@ def test_an_audiobook_has_chapters_tags_and_the_cover(tones: Tones, capsys: pyte
 def test_sentences_are_where_the_times_say_and_pauses_are_exact(tones: Tones) -> None:
     assert read("play.txt", "-o", "play.mp3", "--times", *CAST, "--pause-sentence", 0.5, "--subtitles", "vtt") == 0
     (chapter,) = json.loads(Path("play.json").read_text(encoding="utf-8"))["chapters"]
-    sentences = chapter["sentences"]
+    sentences = chapter["segments"]
     assert [one["role"] for one in sentences][-4:] == ["anna", "tom", "anna", "anna"]
     texts = [one["text"] for one in sentences]
     assert texts[-4:] == ["Is it cold?", "It is. And", "so say I.", "Then they left."]
@@ -205,6 +205,13 @@ def test_a_file_for_each_chapter(tones: Tones) -> None:
         assert opened.streams.audio[0].metadata["track"] == "2"
         assert opened.streams.video[0].disposition == av.stream.Disposition.attached_pic
     assert Path("parts.ledger").exists()
+
+
+def test_a_chapter_without_words_has_no_file(tones: Tones, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("book.md").write_text("# One\n\nIt rained.\n\n# …\n\n— — …\n\n# Three\n\nIt stopped.\n", encoding="utf-8")
+    assert read("book.md", "--split", "-o", "parts") == 0
+    assert sorted(path.name for path in Path("parts").iterdir()) == ["01 One.m4b", "03 Three.m4b"]
+    assert "nothing in it can be spoken" in capsys.readouterr().err
 
 
 def test_the_ledger_lies_beside_the_output() -> None:
