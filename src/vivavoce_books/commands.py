@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -95,6 +95,7 @@ def read(
     cast = read_cast(manner.cast or [], Part(manner.voice, manner.transcript))
     with reporter.working("reading the book …"):
         book = open_book(source.book, source.options())
+        book = replace(book, title=book.title or source.book.stem)
         plan = plan_book(book, cast, manner.pauses())
     chosen = parse_chapters(source.chapters, len(book.chapters))
     if source.list:
@@ -224,8 +225,8 @@ def _speak(tts: Vivavoce, job: Job, cast: Cast, wanted: Sequence[Segment], ledge
         roles = sorted({one.role for one in plan.segments})
         voices = {role: tts.voice(cast[role].voice, cast[role].transcript) for role in roles}
         prints = {f"voice of {role}": _fingerprint_of_voice(voice) for role, voice in voices.items()}
-        ledger.agree({"device": tts.device.type, "dtype": str(tts.dtype)})
-        ledger.agree({f"model ({tts.card.name})": _fingerprint_of_model(tts), **prints}, shown=False)
+        ledger.agree({"model": tts.card.name, "device": tts.device.type, "dtype": str(tts.dtype)})
+        ledger.agree({"file of weights": _fingerprint_of_model(tts), **prints}, shown=False)
         there = ledger.places()
         missing = [one for one in wanted if one.index not in there]
         check_texts(tts, plan, missing)

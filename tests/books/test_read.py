@@ -229,6 +229,12 @@ def test_another_voice_is_refused_and_begun_again_on_demand(tones: Tones, capsys
     assert "another voice of anna; use the former one, or begin again with --restart" in one_line(capsys)
     assert read("play.txt", "-o", "play.m4b", *CAST, "--speed", 1.5) == 2
     assert "another speed (1.0, now 1.5)" in one_line(capsys)
+    (tones.front_end.folder / "llm.pt").write_bytes(b"tuned")
+    assert read("play.txt", "-o", "play.m4b", *CAST) == 2
+    assert "another file of weights;" in one_line(capsys)
+    tones.card.name = "bells"
+    assert read("play.txt", "-o", "play.m4b", *CAST) == 2
+    assert "another model (tones, now bells)" in one_line(capsys)
     assert read("play.txt", "-o", "play.m4b", *other, "--restart", "-q") == 0
 
 
