@@ -49,6 +49,7 @@ SATELLITES = {
     "vivavoce_runtimes": {"engine", "models", "checkpoint", "rates", "errors", "files", "child"},
     "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_runtimes", "vivavoce_triton"}
     - {"server", "compat"},
+    "vivavoce_books": {"api", "errors", "files", "cli", "frontend", "vivavoce_textnorm"},
     "vivavoce_triton": {
         *HEIGHT,
         "clients",
@@ -69,6 +70,7 @@ CORE_TO_SATELLITE = {
     "vivavoce_export": {"frontend.loading"},
     "vivavoce_runtimes": {"engine.engine"},
     "vivavoce_bench": {"frontend.model_choice"},
+    "vivavoce_books": set(),
     "vivavoce_triton": {"cli.server"},
     "vivavoce_ray": set(),
     "vivavoce_provenance": set(),

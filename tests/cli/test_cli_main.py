@@ -16,6 +16,7 @@ from vivavoce.errors import VoiceNotFound
 
 COMMANDS = (
     "speak",
+    "read",
     "convert",
     "bench",
     "voice",

@@ -42,6 +42,7 @@ class _Source(NamedTuple):
 
 _SOURCES = {
     "speak": _Source("vivavoce.cli.speak", "speak", "Speak a text of any length into an audio file."),
+    "read": _Source("vivavoce_books.commands", "read", "Read a book into an audiobook with chapters."),
     "voice": _Source("vivavoce.cli.voice", "app", "Keep voices by name: add, list, show, remove, import, export."),
     "convert": _Source(
         *("vivavoce.cli.speak", "convert", "Repeat a recording's words in another voice.", "CONVERT_EXAMPLES")

@@ -1,0 +1,146 @@
+"""A book as its listener gets it: chapters of blocks, and the text of each that is not spoken, with reasons."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+from vivavoce.errors import InvalidRequest
+
+Choice = Literal["skip", "speak"]
+
+MAX_BOOK_BYTES = 20_000_000
+"""Of a book's text with its markup, and of an EPUB's parts that are read; the longest novels have 12,000,000."""
+SUFFIXES = (".epub", ".html", ".htm", ".xhtml", ".md", ".markdown", ".txt")
+FOREIGN: dict[str, tuple[bytes, int]] = {
+    "a PDF": (b"%PDF", 0),
+    "a Kindle book": (b"BOOKMOBI", 60),
+    "an RTF document": (b"{\\rtf", 0),
+    "a Word document": (b"\xd0\xcf\x11\xe0", 0),
+    "a DjVu scan": (b"AT&TFORM", 0),
+}
+"""Signs of formats that are not read, each with its place in the file."""
+
+
+class BlockKind(str, Enum):
+    """A list item, a quotation, a verse and a table's row are paragraphs."""
+
+    HEADING = "heading"
+    PARAGRAPH = "paragraph"
+    SCENE_BREAK = "scene break"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of speech; a newline in `text` ends a line of verse.
+
+    language: ISO code where the book names one for this block.
+    """
+
+    kind: BlockKind
+    text: str = ""
+    language: str | None = None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Text that is not spoken, and the reason: "footnote", "page number", "table" and so on."""
+
+    chapter: str
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """title: empty where the book names none."""
+
+    title: str
+    blocks: tuple[Block, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cover:
+    """The picture of the front, as it is stored in the book."""
+
+    content: bytes
+    media_type: str
+
+
+@dataclass(frozen=True)
+class Book:
+    """language: ISO code; None where the book does not say."""
+
+    title: str
+    author: str
+    language: str | None
+    chapters: tuple[Chapter, ...]
+    cover: Cover | None = None
+
+
+@dataclass(frozen=True)
+class BookOptions:
+    """Which parts beside the text are spoken."""
+
+    footnotes: Choice = "skip"
+    tables: Choice = "skip"
+    front_matter: Choice = "skip"
+    code: Choice = "skip"
+
+
+def open_book(path: Path, options: BookOptions = BookOptions()) -> Book:
+    """Read a book by what its content is; the suffix decides between HTML, Markdown and plain text.
+
+    Raises:
+        InvalidRequest: the file cannot be read, is no book, is damaged or beyond a limit.
+        MissingDependency: the extra "books" is not installed.
+    """
+    label = repr(path.name)
+    try:
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "no regular file"
+            raise InvalidRequest(f"book: {label} is {kind}; give one file: {', '.join(SUFFIXES)}")
+        with path.open("rb") as opened:
+            start = opened.read(4096)
+            if start.startswith(b"PK"):
+                return _spoken(_epub(path, options), label)
+            content = start + opened.read(MAX_BOOK_BYTES + 1 - len(start))
+            size = os.fstat(opened.fileno()).st_size
+    except OSError as error:
+        raise InvalidRequest(f"book: {label} cannot be read ({error.strerror}); check the path") from None
+    for known, (sign, at) in FOREIGN.items():
+        if start[at:].startswith(sign):
+            raise InvalidRequest(f"book: {label} is {known}; convert it to EPUB or text, for example with Calibre")
+    if len(content) > MAX_BOOK_BYTES:
+        raise InvalidRequest(f"book: {label} has {size} bytes, above the limit of {MAX_BOOK_BYTES}; split it")
+    return _spoken(_text_book(content, path.suffix.lower(), label, options), label)
+
+
+def _epub(path: Path, options: BookOptions) -> Book:
+    from vivavoce_books.epub import read_epub
+
+    return read_epub(path, options)
+
+
+def _text_book(content: bytes, suffix: str, label: str, options: BookOptions) -> Book:
+    from vivavoce_books.html import read_html
+    from vivavoce_books.markdown import read_markdown
+    from vivavoce_books.plain import read_plain
+    from vivavoce_books.text import decode
+
+    looks = re.match(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html|\?xml)\b", content[:4096], re.IGNORECASE)
+    if looks or suffix in (".html", ".htm", ".xhtml"):
+        return read_html(decode(content, label, markup=True), label, options)
+    text = decode(content, label)
+    return read_markdown(text, label, options) if suffix in (".md", ".markdown") else read_plain(text, options)
+
+
+def _spoken(book: Book, label: str) -> Book:
+    if not any(block.text for chapter in book.chapters for block in chapter.blocks):
+        raise InvalidRequest(f"book: {label} has no text to speak; scanned pages must be recognised (OCR) first")
+    return book

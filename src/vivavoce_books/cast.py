@@ -1,0 +1,107 @@
+"""Who speaks: the cast of a book, and the lines and tags in its text that give a stretch to one of the cast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import regex
+
+from vivavoce.errors import InvalidRequest
+
+NARRATOR = "narrator"
+MAX_CAST_BYTES = 1_000_000
+_NAME = r"[^\[\]\n=|#:]{1,64}"
+_TAG = rf"\[voice:\s*(?P<tag>{_NAME})\]|(?P<end>\[/voice\])"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The voice of one name of the cast, as `--voice` takes it; transcript: the words of a recording."""
+
+    voice: str | None = None
+    transcript: str = ""
+
+
+Cast = Mapping[str, Part]
+"""Names in small letters, `NARRATOR` among them."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters start … end − 1 of a text. role: who speaks them; reason: why they are not spoken."""
+
+    start: int
+    end: int
+    role: str = NARRATOR
+    reason: str = ""
+
+
+def read_cast(given: Sequence[str], narrator: Part) -> dict[str, Part]:
+    """The cast of `--cast`: files, or entries such as "anna=anna.wav"; a later entry replaces an earlier one.
+
+    Raises:
+        InvalidRequest: a file cannot be read, or a line of it is no entry.
+    """
+    cast = {NARRATOR: Part()}
+    for one in given:
+        if "=" in one and not Path(one).is_file():
+            cast.update([_entry(one, repr(one))])
+            continue
+        for number, line in enumerate(_lines(one), start=1):
+            bare = line.partition("#")[0].strip()
+            if bare:
+                cast.update([_entry(bare, f"line {number} of {one!r}")])
+    return cast if narrator == Part() else {**cast, NARRATOR: narrator}
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_CAST_BYTES + 1)
+        if len(content) > MAX_CAST_BYTES:
+            raise InvalidRequest(f"cast: {path!r} is larger than {MAX_CAST_BYTES} bytes; name a list of voices")
+        return content.decode("utf-8-sig").splitlines()
+    except OSError as error:
+        raise InvalidRequest(
+            f"cast: {path!r} cannot be read ({error.strerror}); name a file, or give NAME=VOICE"
+        ) from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"cast: {path!r} is not UTF-8; save it as UTF-8 text") from None
+
+
+def _entry(text: str, place: str) -> tuple[str, Part]:
+    name, _, rest = (one.strip() for one in text.partition("="))
+    voice, _, transcript = (one.strip() for one in rest.partition("|"))
+    if not (voice and regex.fullmatch(_NAME, name)):
+        raise InvalidRequest(f"cast: {place} is no entry; write NAME = VOICE, or NAME = RECORDING | its words")
+    return name.casefold(), Part(voice, transcript)
+
+
+def stretches(text: str, cast: Cast, role: str) -> tuple[list[Span], list[Span], str]:
+    """The stretches of a block with their roles, what of it is a label or a tag, and the role that goes on after it.
+
+    A line that begins with a name of the cast and a colon is spoken by that name up to the line's end. A tag holds up
+    to the next tag. role: that of the text before. InvalidRequest: a tag names nobody of the cast.
+    """
+    names = "|".join(regex.escape(name) for name in sorted(cast, key=len, reverse=True))
+    sign = regex.compile(rf"{_TAG}|^[ \t]*(?P<label>{names})[ \t]*[:：]\s*|(?P<line>\n)", regex.M | regex.I)
+    spoken: list[Span] = []
+    left_out: list[Span] = []
+    begin, line_role = 0, ""
+    for found in sign.finditer(text):
+        if found["line"] and not line_role:
+            continue
+        spoken.append(Span(begin, found.start(), line_role or role))
+        begin, line_role = found.end(), (found["label"] or "").casefold()
+        if found["tag"] or found["end"]:
+            role = found["tag"].strip().casefold() if found["tag"] else NARRATOR
+            if role not in cast:
+                raise InvalidRequest(
+                    f"cast: {found[0]} names nobody of the cast ({', '.join(cast)}); add --cast '{role}=VOICE'"
+                )
+        if not found["line"]:
+            left_out.append(Span(found.start(), begin, reason="label" if found["label"] else "voice tag"))
+    spoken.append(Span(begin, len(text), line_role or role))
+    return [one for one in spoken if text[one.start : one.end].strip()], left_out, role

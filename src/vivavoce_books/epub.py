@@ -1,0 +1,266 @@
+"""EPUB 2 and 3: documents by the spine, chapters by the table of contents."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+from vivavoce.errors import InvalidRequest
+from vivavoce_books.book import MAX_BOOK_BYTES, BlockKind, Book, BookOptions, Cover
+from vivavoce_books.chapters import Item, combined_title, divide, one_line, start_at_headings
+from vivavoce_books.html import FRONT_KINDS, Links, Page, attribute, parse, words_of
+from vivavoce_books.text import decode, language_code
+
+MAX_ENTRIES = 10_000
+MAX_DIRECTORY_BYTES = 4_000_000
+DOCUMENTS = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
+FONT_SCRAMBLING = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")
+LOCKS = ("META-INF/rights.xml", "META-INF/sinf.xml", "META-INF/license.lcpl")
+_REPAIR = "repair it, for example with Calibre"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A line of the table of contents, which names a place ("text/one.xhtml", "part2")."""
+
+    title: str
+    path: str
+    anchor: str
+
+
+class _Archive:
+    """The files in an EPUB; together no more than the limit of a book is inflated."""
+
+    def __init__(self, path: Path) -> None:
+        self.label = repr(path.name)
+        _check_directory(path, self.label)
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            raise InvalidRequest(f"book: {self.label} is a damaged EPUB ({error}); download it again") from None
+        self._names, self._left = frozenset(self._zip.namelist()), MAX_BOOK_BYTES
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def read(self, name: str) -> bytes:
+        if name not in self._names:
+            raise InvalidRequest(f"book: {self.label} lacks {name!r}, which an EPUB of its kind has; {_REPAIR}")
+        try:
+            with self._zip.open(name) as opened:
+                content = opened.read(self._left + 1)
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+            raise InvalidRequest(f"book: {self.label} has a damaged file {name!r} ({error}); {_REPAIR}") from None
+        self._left -= len(content)
+        if self._left < 0:
+            raise InvalidRequest(
+                f"book: {self.label} inflates to more than the limit of {MAX_BOOK_BYTES} bytes (at {name!r}); split it"
+            )
+        return content
+
+    def text(self, name: str) -> str:
+        return decode(self.read(name), f"{name!r} in {self.label}", markup=True)
+
+    def xml(self, name: str) -> ElementTree.Element:
+        text = self.text(name)
+        if "<!ENTITY" in text:
+            raise InvalidRequest(f"book: {name!r} in {self.label} defines entities (<!ENTITY), which are not read")
+        try:
+            return ElementTree.fromstring(text)
+        except (ElementTree.ParseError, ValueError) as error:
+            raise InvalidRequest(f"book: {name!r} in {self.label} is broken XML ({error}); {_REPAIR}") from None
+
+    def within(self, folder: str, href: str) -> str:
+        """The name of a file that another one in `folder` names."""
+        name = posixpath.normpath(posixpath.join(folder, unquote(href)))
+        if name.startswith(("../", "/")) or name == "..":
+            raise InvalidRequest(f"book: {self.label} names a file outside itself ({href[:80]!r}); {_REPAIR}")
+        return name
+
+
+def _check_directory(path: Path, label: str) -> None:
+    """Bound the archive's directory before it is read as a whole (its end: APPNOTE.TXT of PKWARE, section 4.3.16)."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 65_557))
+        tail = file.read()
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) < at + 22:
+        raise InvalidRequest(f"book: {label} is a damaged EPUB (its end is missing); download it again")
+    entries, size = struct.unpack("<HL", tail[at + 10 : at + 16])
+    if entries > MAX_ENTRIES or size > MAX_DIRECTORY_BYTES or tail[max(0, at - 20) : at].startswith(b"PK\6\7"):
+        raise InvalidRequest(
+            f"book: {label} has {entries} files in a directory of {size} bytes, beyond the limits of {MAX_ENTRIES}"
+            f" and {MAX_DIRECTORY_BYTES}; pack it anew, for example with Calibre"
+        )
+
+
+def _local(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _all(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    return [element for element in root.iter() if isinstance(element.tag, str) and _local(element) == name]
+
+
+def read_epub(path: Path, options: BookOptions) -> Book:
+    archive = _Archive(path)
+    if "META-INF/container.xml" not in archive:
+        raise InvalidRequest(
+            f"book: {archive.label} is a zip archive, but no EPUB (META-INF/container.xml is missing); give an EPUB"
+        )
+    _check_locks(archive)
+    files = [found.get("full-path", "") for found in _all(archive.xml("META-INF/container.xml"), "rootfile")]
+    if not files:
+        raise InvalidRequest(f"book: {archive.label} names no package in META-INF/container.xml; {_REPAIR}")
+    opf = archive.within("", files[0])
+    package, folder = archive.xml(opf), posixpath.dirname(opf)
+    manifest = {item.get("id", ""): item for item in _all(package, "item")}
+    first = {
+        name: one_line("".join(found[0].itertext())) for name in ("title", "language") if (found := _all(package, name))
+    }
+    author = ", ".join(one_line("".join(found.itertext())) for found in _all(package, "creator"))
+    entries, fronts = _contents(archive, package, manifest, folder)
+    items = _items(archive, package, manifest, folder, options, fronts)
+    if not items:
+        raise InvalidRequest(f"book: {archive.label} has an empty spine: nothing to read; {_REPAIR}")
+    chapters = divide(_with_titles(items, entries), options)
+    cover = _cover(archive, package, manifest, folder)
+    return Book(first.get("title", ""), author, language_code(first.get("language")), chapters, cover)
+
+
+def _check_locks(archive: _Archive) -> None:
+    used: set[str] = set()
+    if "META-INF/encryption.xml" in archive:
+        methods = _all(archive.xml("META-INF/encryption.xml"), "EncryptionMethod")
+        used = {method.get("Algorithm", "") for method in methods} - set(FONT_SCRAMBLING)
+    lock = next((name for name in LOCKS if name in archive), "META-INF/encryption.xml" if used else "")
+    if lock:
+        raise InvalidRequest(f"book: {archive.label} is encrypted (DRM, {lock}); give a copy without copy protection")
+
+
+def _contents(
+    archive: _Archive, package: ElementTree.Element, manifest: dict[str, ElementTree.Element], folder: str
+) -> tuple[list[_Entry], dict[str, str]]:
+    """Lines of the table of contents, and documents that are front matter, each with its reason."""
+    fronts: dict[str, str] = {}
+    for reference in _all(package, "reference"):
+        _add_front(fronts, archive, folder, reference.get("type", ""), reference.get("href", ""))
+    entries: list[_Entry] = []
+    nav = next((item for item in manifest.values() if "nav" in item.get("properties", "").split()), None)
+    if nav is not None:
+        name = archive.within(folder, nav.get("href", ""))
+        soup = parse(archive.text(name), f"{name!r} in {archive.label}")
+        lists = {attribute(found, "epub:type") or attribute(found, "role"): found for found in soup.find_all("nav")}
+        for link in lists["landmarks"].find_all("a") if "landmarks" in lists else ():
+            kind = attribute(link, "epub:type")
+            _add_front(fronts, archive, posixpath.dirname(name), kind, attribute(link, "href"))
+        toc = lists.get("toc") or lists.get("doc-toc")
+        for link in toc.find_all("a") if toc else ():
+            place = archive.within(posixpath.dirname(name), attribute(link, "href")).partition("#")
+            depth = sum(parent.name == "ol" for parent in link.parents)
+            if depth <= 2 or all(place[0] != entry.path for entry in entries):
+                entries.append(_Entry(words_of(link), place[0], place[2]))
+    ncx = next((item for item in manifest.values() if item.get("media-type") == "application/x-dtbncx+xml"), None)
+    if not entries and ncx is not None:
+        name = archive.within(folder, ncx.get("href", ""))
+        if name in archive:
+            entries = list(_points(archive, archive.xml(name), posixpath.dirname(name), 0))
+    return entries, fronts
+
+
+def _add_front(fronts: dict[str, str], archive: _Archive, folder: str, kinds: str, href: str) -> None:
+    reason = next((FRONT_KINDS[kind] for kind in kinds.split() if kind in FRONT_KINDS), None)
+    if reason and href and "#" not in href:
+        fronts[archive.within(folder, href)] = reason
+
+
+def _points(archive: _Archive, parent: ElementTree.Element, folder: str, depth: int) -> Iterator[_Entry]:
+    for child in parent:
+        name = _local(child)
+        if name == "navMap":
+            yield from _points(archive, child, folder, depth)
+        elif name == "navPoint" and depth < 2:
+            label = next((one_line("".join(found.itertext())) for found in child if _local(found) == "navLabel"), "")
+            source = next((found.get("src", "") for found in child if _local(found) == "content"), "")
+            place = archive.within(folder, source).partition("#")
+            yield _Entry(label, place[0], place[2])
+            yield from _points(archive, child, folder, depth + 1)
+
+
+def _items(
+    archive: _Archive,
+    package: ElementTree.Element,
+    manifest: dict[str, ElementTree.Element],
+    folder: str,
+    options: BookOptions,
+    fronts: dict[str, str],
+) -> list[Item]:
+    """Items of all documents in the order of the spine; each document begins with one that has its path as anchor."""
+    items: list[Item] = []
+    links, spine = Links(), _all(package, "itemref")
+    for reference in spine:
+        item = manifest.get(reference.get("idref", ""))
+        if item is None:
+            raise InvalidRequest(
+                f"book: {archive.label} has {reference.get('idref', '')!r} in its spine, but not in its manifest;"
+                f" {_REPAIR}"
+            )
+        name, label = archive.within(folder, item.get("href", "")), f"{item.get('href', '')!r} in {archive.label}"
+        if item.get("media-type") not in DOCUMENTS:
+            items.append(Item(None, name, "image" if item.get("media-type", "").startswith("image/") else "media"))
+            continue
+        soup = parse(archive.text(name), label)
+        reason = fronts.get(name, "") if options.front_matter == "skip" and len(spine) > 1 else ""
+        reason = reason or ("outside the reading order" if reference.get("linear") == "no" else "")
+        page = Page(soup, label, options, base=name, reason=reason, links=links)
+        items += [Item(None, ids=(name,)), *page.items]
+    return items
+
+
+def _with_titles(items: list[Item], entries: list[_Entry]) -> list[Item]:
+    """Chapters begin where the table of contents says, and with a document that begins with a heading of its own."""
+    places = {anchor: at for at, item in reversed(list(enumerate(items))) for anchor in item.ids}
+    titles: dict[int, str] = {}
+    for entry in entries:
+        at = (
+            places.get(f"{entry.path}#{entry.anchor}", places.get(entry.path))
+            if entry.anchor
+            else places.get(entry.path)
+        )
+        if at is not None:
+            titles[at] = combined_title(titles[at], entry.title) if at in titles else entry.title
+    if len(titles) < 2:
+        return start_at_headings(items)
+    for at, item in enumerate(items):
+        if any("#" not in anchor for anchor in item.ids) and at not in titles:
+            head = next(
+                (
+                    i
+                    for i in range(at + 1, len(items))
+                    if items[i].kind or (items[i].ids[:1] and "#" not in items[i].ids[0])
+                ),
+                at,
+            )
+            if items[head].kind is BlockKind.HEADING and items[head].level <= 2 and head not in titles:
+                titles[at] = one_line(items[head].text)
+    return [replace(item, title=titles.get(at)) for at, item in enumerate(items)]
+
+
+def _cover(
+    archive: _Archive, package: ElementTree.Element, manifest: dict[str, ElementTree.Element], folder: str
+) -> Cover | None:
+    named = next((meta.get("content", "") for meta in _all(package, "meta") if meta.get("name") == "cover"), "")
+    found = next((item for item in manifest.values() if "cover-image" in item.get("properties", "").split()), None)
+    found = found if found is not None else manifest.get(named)
+    if found is None or not re.fullmatch(r"image/[\w.+-]+", found.get("media-type", "")):
+        return None
+    name = archive.within(folder, found.get("href", ""))
+    return Cover(archive.read(name), found.get("media-type", "")) if name in archive else None

@@ -1,0 +1,136 @@
+"""The ledger of a book: one SQLite file that keeps each spoken segment once, so that a run goes on where one ended."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.errors import InvalidRequest
+
+_FORMAT = "1"
+_FREE = "free space, and the same command goes on"
+_AGAIN = "use the former one, or begin again with --restart"
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS segments (place INTEGER PRIMARY KEY, pieces TEXT NOT NULL, audio BLOB NOT NULL)",
+)
+
+
+class Piece(NamedTuple):
+    """Characters start … end − 1 of a segment's text, which are heard for `frames` samples; closes: they end a
+    sentence; cut: their speech was ended for its length, so that words may be missing.
+    """
+
+    start: int
+    end: int
+    frames: int
+    closes: bool
+    cut: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Spoken:
+    """A spoken segment: its pieces, and the samples of all of them, [n] int16, without pauses."""
+
+    pieces: tuple[Piece, ...]
+    samples: NDArray[np.int16]
+
+
+class Ledger:
+    """Made by `open_ledger`. Errors of all methods: InvalidRequest, one line; the file then holds whole segments."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path, self._connection = path, connection
+
+    def agree(self, settings: Mapping[str, str], *, shown: bool = True) -> None:
+        """Keep the settings; refuse those that differ from what a segment was spoken with, the first by its name.
+
+        shown: whether a person can compare the values, which are fingerprints otherwise.
+        """
+        with _explaining(self.path), self._connection as transaction:
+            kept = dict(transaction.execute("SELECT * FROM settings WHERE EXISTS (SELECT 1 FROM segments)"))
+            for name, value in settings.items():
+                if (was := kept.get(name, value)) != value:
+                    values = f" ({was}, now {value})" if shown else ""
+                    raise InvalidRequest(f"ledger: {str(self.path)!r} was begun with another {name}{values}; {_AGAIN}")
+            transaction.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings.items())
+
+    def places(self) -> set[int]:
+        """The places (`Segment.index`) of the segments that it has."""
+        with _explaining(self.path):
+            return {place for (place,) in self._connection.execute("SELECT place FROM segments")}
+
+    def add(self, place: int, spoken: Spoken, sample_rate: int) -> None:
+        from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
+
+        floats = (spoken.samples / 32768).astype(np.float32)
+        audio = encode_whole(AudioFormat.FLAC, floats, sample_rate) if len(floats) else b""
+        with _explaining(self.path), self._connection as transaction:
+            transaction.execute("INSERT INTO segments VALUES (?, ?, ?)", (place, json.dumps(spoken.pieces), audio))
+
+    def pieces(self, place: int) -> tuple[Piece, ...]:
+        return tuple(Piece(*one) for one in json.loads(self._row("pieces", place)))
+
+    def samples(self, place: int) -> NDArray[np.int16]:
+        """[n] int16."""
+        import io
+
+        import soundfile
+
+        content = self._row("audio", place)
+        return soundfile.read(io.BytesIO(content), dtype="int16")[0] if content else np.zeros(0, np.int16)
+
+    def _row(self, column: str, place: int) -> bytes:
+        with _explaining(self.path):
+            found = self._connection.execute(f"SELECT {column} FROM segments WHERE place = ?", (place,)).fetchone()
+        if found is None:
+            raise InvalidRequest(f"ledger: {str(self.path)!r} lacks segment {place + 1}; run the command again")
+        value: bytes = found[0]
+        return value
+
+
+@contextmanager
+def open_ledger(path: Path, *, restart: bool = False) -> Iterator[Ledger]:
+    """Open it for this process alone, until the block ends. restart: without what it held.
+
+    Raises:
+        InvalidRequest: another run has it, it is another file, or cannot be written.
+    """
+    with _explaining(path), closing(sqlite3.connect(path, timeout=0.0)) as connection:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA synchronous = FULL")
+        with connection as transaction:
+            transaction.execute("BEGIN EXCLUSIVE")
+            for statement in (*_emptied(restart), *_TABLES):
+                transaction.execute(statement)
+        ledger = Ledger(path, connection)
+        ledger.agree({"format of the ledger": _FORMAT})
+        yield ledger
+
+
+def _emptied(restart: bool) -> Sequence[str]:
+    return ("DROP TABLE IF EXISTS segments", "DROP TABLE IF EXISTS settings") if restart else ()
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorname", "") or str(error)
+        label = repr(str(path))
+        if "BUSY" in code or "locked" in code:
+            way = "belongs to another run that still writes it; wait for its end, or choose another output"
+        elif "NOTADB" in code or "not a database" in code or "no such column" in str(error):
+            way = "is another file, not a ledger of a book; remove it, or choose another output"
+        else:
+            way = f"cannot be written ({error}); {_FREE}"
+        raise InvalidRequest(f"ledger: {label} {way}") from None

@@ -1,0 +1,185 @@
+"""A book, a cast and pauses → the segments that are spoken one by one, and the check that nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
+import numpy as np
+import regex
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.text.sentence_stream import sentence_stream
+from vivavoce_books.book import Block, BlockKind, Book, Chapter
+from vivavoce_books.cast import NARRATOR, Cast, Span, stretches
+from vivavoce_textnorm import is_speakable
+
+MAX_CHARS = 400
+"""Characters of a segment at most, but for a sentence that is longer."""
+_JOIN = "\n\n"
+_FEED = 1_000
+_ENDS = regex.compile(r"(?:[\p{Sentence_Terminal}…:;][\"'*_\p{Pe}\p{Pf}]*\s*|\n\s*)\Z")
+_DENSE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
+_SECONDS_EACH = 1 / 15
+_SECONDS_DENSE = 1 / 4.5
+"""Of a character in Latin script with the space around it, and of one that stands for a syllable."""
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Seconds of silence after a sentence, between paragraphs, around headings, and where the scene changes."""
+
+    sentence_s: float = 0.25
+    paragraph_s: float = 0.6
+    heading_s: float = 1.5
+    scene_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if not 0 <= value <= 60:
+                raise InvalidRequest(
+                    f"pause-{one.name.removesuffix('_s')}: {value:g} s is outside of 0 … 60; choose one"
+                )
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Characters start … end − 1 of a chapter, spoken by one voice in one go.
+
+    index: its place in the whole book, whichever chapters are chosen. opens, closes: whether a sentence begins and ends
+    with it; block: the block of the chapter that it belongs to.
+    """
+
+    index: int
+    chapter: int
+    start: int
+    end: int
+    text: str
+    role: str
+    language: str | None
+    block: int
+    opens: bool = True
+    closes: bool = True
+    pause_after_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """texts, left_out: of each chapter, its text and what of that is left out on purpose."""
+
+    book: Book
+    pauses: Pauses
+    texts: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    left_out: tuple[tuple[Span, ...], ...]
+
+    def of(self, chapter: int) -> list[Segment]:
+        return [one for one in self.segments if one.chapter == chapter]
+
+
+def plan_book(book: Book, cast: Cast, pauses: Pauses = Pauses()) -> Plan:
+    """InvalidRequest: a tag names nobody of the cast."""
+    texts, segments, left_out = [], list[Segment](), []
+    for number, chapter in enumerate(book.chapters):
+        texts.append(_JOIN.join(block.text for block in chapter.blocks))
+        skipped: list[Span] = []
+        found = [replace(one, chapter=number) for one in _segments(chapter, book.language, cast, skipped)]
+        left_out.append(tuple(skipped))
+        for one in _paused(chapter, found, pauses):
+            segments.append(replace(one, index=len(segments)))
+    return Plan(book, pauses, tuple(texts), tuple(segments), tuple(left_out))
+
+
+def _segments(chapter: Chapter, language: str | None, cast: Cast, skipped: list[Span]) -> Iterator[Segment]:
+    at, role = 0, NARRATOR
+    for place, block in enumerate(chapter.blocks):
+        if block.kind is BlockKind.HEADING:
+            role = NARRATOR
+        spoken, signs, role = stretches(block.text, cast, role)
+        skipped += [Span(at + one.start, at + one.end, reason=one.reason) for one in signs]
+        opens = True
+        for start, end, speaker in _groups(block, spoken, at, skipped):
+            text = block.text[start:end]
+            closes = bool(_ENDS.search(text)) or not is_speakable(block.text[end:]) or "\n" in block.text[end : end + 1]
+            yield Segment(-1, -1, at + start, at + end, text, speaker, block.language or language, place, opens, closes)
+            opens = closes
+        at += len(block.text) + len(_JOIN)
+
+
+def _groups(block: Block, spoken: Iterable[Span], at: int, skipped: list[Span]) -> Iterator[tuple[int, int, str]]:
+    """Sentences of one stretch, gathered up to `MAX_CHARS`; those without a word are left out."""
+    for stretch in spoken:
+        text, groups = block.text[stretch.start : stretch.end], list[tuple[int, int]]()
+        pieces = (text[begin : begin + _FEED] for begin in range(0, len(text), _FEED))
+        for one in sentence_stream(pieces):
+            if groups and (one.end - groups[-1][0] <= MAX_CHARS or not is_speakable(one.text)):
+                groups[-1] = (groups[-1][0], one.end)
+            else:
+                groups.append((one.start, one.end))
+        for start, end in ((stretch.start + start, stretch.start + end) for start, end in groups):
+            if is_speakable(block.text[start:end]):
+                yield start, end, stretch.role
+            else:
+                skipped.append(Span(at + start, at + end, reason="no words"))
+
+
+def _paused(chapter: Chapter, segments: list[Segment], pauses: Pauses) -> Iterator[Segment]:
+    for one, following in pairwise([*segments, None]):
+        assert one is not None
+        kinds = {block.kind for block in chapter.blocks[one.block : following.block + 1 if following else None]}
+        if following and following.block == one.block:
+            pause_s = pauses.sentence_s if one.closes else 0.0
+        elif BlockKind.SCENE_BREAK in kinds and following:
+            pause_s = pauses.scene_s
+        else:
+            pause_s = pauses.heading_s if BlockKind.HEADING in kinds or not following else pauses.paragraph_s
+        yield replace(one, pause_after_s=pause_s)
+
+
+def ends_sentence(text: str) -> bool:
+    return _ENDS.search(text) is not None
+
+
+def estimate_s(text: str) -> float:
+    """Seconds that a text takes to be spoken, without pauses; by the number of its characters."""
+    dense = len(_DENSE.findall(text))
+    return _SECONDS_DENSE * dense + _SECONDS_EACH * (len(text) - dense)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Characters of the chosen chapters, without white space: of each chapter's text they were spoken by one segment,
+    left out on purpose, lost, or spoken twice. not_read: what the book's reader left out, by reasons.
+    """
+
+    spoken: int
+    left_out: int
+    lost: int
+    doubled: int
+    not_read: Mapping[str, int]
+
+    @property
+    def whole(self) -> bool:
+        return not (self.lost or self.doubled)
+
+
+def check_spoken(plan: Plan, heard: Mapping[int, Iterable[tuple[int, int]]]) -> Check:
+    """heard: of each chosen chapter, the ranges of characters for which there is audio."""
+    counts, not_read = np.zeros(4, int), dict[str, int]()
+    for chapter, ranges in heard.items():
+        text = plan.texts[chapter]
+        words = np.array([not one.isspace() for one in text], bool)
+        spoken, skipped = np.zeros(len(text), int), np.zeros(len(text), int)
+        for start, end in ranges:
+            spoken[start:end] += 1
+        for span in plan.left_out[chapter]:
+            skipped[span.start : span.end] += 1
+        both = spoken + skipped
+        found = ((spoken == 1) & (both == 1), skipped > 0, both == 0, both > 1)
+        counts += [np.sum(one & words) for one in found]
+        for part in plan.book.chapters[chapter].left_out:
+            not_read[part.reason] = not_read.get(part.reason, 0) + sum(not char.isspace() for char in part.text)
+    right, left_out, lost, doubled = map(int, counts)
+    return Check(right, left_out, lost, doubled, not_read)

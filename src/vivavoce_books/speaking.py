@@ -1,0 +1,130 @@
+"""Speak the segments that a ledger lacks, several at once, each with a seed of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vivavoce.errors import InvalidRequest, RequestCancelled, VivavoceError
+from vivavoce.frontend.audio.samples import to_int16
+from vivavoce_books.ledger import Ledger, Piece, Spoken
+from vivavoce_books.plan import Plan, Segment, ends_sentence
+from vivavoce_textnorm import check_characters
+
+if TYPE_CHECKING:
+    from vivavoce.api import Vivavoce
+    from vivavoce.frontend.speech_result import Speech
+
+MAX_AT_ONCE, AT_ONCE_ON_CPU = 64, 4
+"""Segments in work: enough to fill the batches of a GPU; a CPU gains little by more, and memory grows by each."""
+SILENT = round(32768 * 10 ** (-50 / 20))
+"""Samples up to this, -50 dBFS, are silence at the ends of sentences."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that the audio of a segment depends on. voices: of each role; manner: other keywords of `speak`."""
+
+    plan: Plan
+    voices: Mapping[str, Any]
+    manner: Mapping[str, Any]
+    seed: int = 0
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of a segment, whatever was spoken before it."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:6], "big")
+
+
+def place_of(plan: Plan, segment: Segment) -> str:
+    return f"chapter {segment.chapter + 1}, character {segment.start:,}"
+
+
+def check_texts(tts: Vivavoce, plan: Plan, segments: Iterable[Segment]) -> None:
+    """InvalidRequest: names the first segment that the model cannot speak."""
+    for one in segments:
+        try:
+            check_characters(one.text)
+            tts.check(one.text)
+        except InvalidRequest as error:
+            raise type(error)(f"segment {one.index + 1} ({place_of(plan, one)}): {error}") from None
+
+
+def speak_missing(
+    tts: Vivavoce,
+    job: Job,
+    segments: Sequence[Segment],
+    ledger: Ledger,
+    at_once: int,
+    done: Callable[[Segment], None],
+) -> None:
+    """Speak the segments and keep each in the ledger as soon as it is made; done: is called after it was kept.
+
+    An error or an interruption ends it after the segments that are complete were kept.
+    """
+    cancel, left = Event(), iter(segments)
+    languages = cache(lambda code: _known_language(tts, code))
+    pending: dict[Future[Spoken], Segment] = {}
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="book")
+    try:
+        while True:
+            for one in islice(left, at_once - len(pending)):
+                pending[pool.submit(_speak, tts, job, one, languages(one.language), cancel)] = one
+            if not pending:
+                return
+            finished = wait(pending, return_when=FIRST_COMPLETED).done
+            for future in sorted(finished, key=lambda one: one.exception() is not None):  # keep before raising
+                segment = pending.pop(future)
+                ledger.add(segment.index, future.result(), tts.sample_rate)
+                done(segment)
+    finally:
+        cancel.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _speak(tts: Vivavoce, job: Job, segment: Segment, language: str | None, cancel: Event) -> Spoken:
+    manner = {**job.manner, "seed": seed_of(job.seed, segment.index), "language": language}
+    for again in (True, False):
+        try:
+            speech = tts.speak(segment.text, job.voices[segment.role], cancel=cancel, **manner)
+            return cut_silence(speech, segment)
+        except RequestCancelled:
+            raise
+        except VivavoceError as error:
+            if not again or isinstance(error, InvalidRequest):
+                where = f"segment {segment.index + 1} ({place_of(job.plan, segment)})"
+                raise type(error)(f"{where} failed: {error}; the same command goes on there") from None
+    raise AssertionError("unreachable")
+
+
+def cut_silence(speech: Speech, segment: Segment) -> Spoken:
+    """The speech without the silence before and after its sentences; a pause that the text asks for stays."""
+    samples, opens = to_int16(speech.samples), segment.opens
+    pieces, parts = list[Piece](), []
+    for mark in speech.marks:
+        part = samples[round(mark.start_s * speech.sample_rate) : round(mark.end_s * speech.sample_rate)]
+        closes = segment.closes if mark is speech.marks[-1] else ends_sentence(mark.text)
+        heard = np.flatnonzero(np.abs(part.astype(np.int32)) > SILENT)
+        if len(heard):
+            part = part[heard[0] if opens else 0 : heard[-1] + 1 if closes else None]
+        pieces.append(Piece(mark.start_character, mark.end_character, len(part), closes, mark.cut))
+        parts.append(part)
+        opens = closes
+    return Spoken(tuple(pieces), np.concatenate(parts) if parts else np.zeros(0, np.int16))
+
+
+def _known_language(tts: Vivavoce, code: str | None) -> str | None:
+    """The language, if its rules are known and the model has its script; None leaves it to be told from the text."""
+    try:
+        tts.normalize("1", language=code)
+        return code
+    except InvalidRequest:
+        return None

@@ -1,0 +1,97 @@
+"""Text of books: bytes to characters, lines to paragraphs, and the marks in them that are not spoken."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Collection
+
+from vivavoce.errors import InvalidRequest
+
+LINE_END = "\u2028"
+"""Stands for a line's end that is meant, as of a verse, until the text is tidy."""
+_CJK = "[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]"
+_INVISIBLE = str.maketrans(dict.fromkeys("\u00ad\u200b\u2060\ufeff"))
+_NOTE_MARK = re.compile(r"[ \t\xa0]{0,9}[\[［〔]\s?(?:\d{1,3}|[*†‡§]{1,3}|\^[^\]\s]{1,40})?\s?[\]］〕]")
+NOTE_START = re.compile(r"(\[\^[^\]\s]{1,40}\]):\s")
+"""How a footnote begins in Markdown."""
+_BROKEN_WORD = re.compile(r"(?<![^\W\d_])([^\W\d_]{1,40})-[ \t]{0,9}\n\s*([^\W\d_]+)")
+_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
+ORNAMENT = re.compile(r"[\s*⁂∗⁎•·~–—=_#❦☙❧❖✦✧★☆◇◆○●※+°-]*[*⁂∗⁎•·~–—=_#❦☙❧❖✦✧★☆◇◆○●※+°-]")
+
+_NUMBER = r"(?:\d{1,4}|[IVXLCDM]+|[ivxlcdm]+)\b"
+CHAPTER_LINE = re.compile(
+    r"(?i:chapter|chap\.|part|book|volume|letter|canto|act|scene|kapitel|teil|buch|chapitre|partie|livre"
+    r"|cap[ií]tulo|parte|capitolo|глава|часть)\s+"
+    rf"(?:{_NUMBER}(?:\s*[.:,—–-].*|\s+[^a-zа-я].*|\s*)|[^\W\d_]+(?:-[^\W\d_]+)?\s*(?:[.:—–\n].*)?)"
+    r"|(?i:prologue|epilogue|preface|foreword|introduction|afterword|interlude|prolog|epilog|vorwort|nachwort"
+    r"|einleitung|prólogo|epílogo|préface|avant-propos|пролог|эпилог|楔子|序章|序言|前言|引子|尾声|后记)\W*"
+    r"|第\s*[0-9０-９〇零一二三四五六七八九十百千两]+\s*[章回节卷部话集篇幕].*"
+    r"|[IVXLC]{1,8}\.?",
+    re.DOTALL,
+)
+"""A line that opens a chapter wherever it stands alone."""
+
+_CODES = {"eng": "en", "deu": "de", "ger": "de", "fra": "fr", "fre": "fr", "spa": "es", "ita": "it", "por": "pt"} | {
+    **{"rus": "ru", "zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
+}
+
+
+def language_code(tag: str | None) -> str | None:
+    """The ISO code of a language tag ("en-GB": "en"); None for none and for those that name no language."""
+    code = re.split("[-_]", (tag or "").strip().lower())[0]
+    return _CODES.get(code, code) if re.fullmatch("[a-z]{2,3}", code) and code not in ("und", "zxx", "mul") else None
+
+
+def decode(content: bytes, label: str, *, markup: bool = False) -> str:
+    """Characters of a text: by its byte order mark, what its markup declares, UTF-8, GB 18030, Windows-1252."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        named = ["utf-16"]
+    else:
+        declared = re.search(rb"(?:charset|encoding)\s*=\s*[\"']?\s*([\w.-]+)", content[:2048]) if markup else None
+        named = ["utf-8-sig", *([declared[1].decode("ascii", "replace")] if declared else [])]
+    for encoding in named:
+        try:
+            return _checked(content.decode(encoding), label)
+        except (UnicodeDecodeError, LookupError):
+            continue
+    runs = re.findall(rb"[\x80-\xff]+", content) if named != ["utf-16"] else []
+    high = sum(map(len, runs))
+    for encoding, fits in (("gb18030", high >= 2 * len(runs)), ("cp1252", high * 3 < len(content))):
+        try:
+            text = content.decode(encoding) if runs and fits else ""
+        except UnicodeDecodeError:
+            continue
+        # Text of another encoding decodes as Chinese, too, but then has none of its commonest signs.
+        if text and (encoding == "cp1252" or not {"的", "。", "，"}.isdisjoint(text)):
+            return _checked(text, label)
+    raise InvalidRequest(f"book: {label} has an unknown encoding; save it as UTF-8")
+
+
+def _checked(text: str, label: str) -> str:
+    if "\0" in text:
+        raise InvalidRequest(f"book: {label} is not text; give an EPUB, HTML, Markdown or text file")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def vocabulary(text: str) -> frozenset[str]:
+    """The words of a text that no line's end has broken."""
+    return frozenset(_WORD.findall(_BROKEN_WORD.sub(" ", text.lower())))
+
+
+def tidy(text: str, words: Callable[[], Collection[str]]) -> tuple[str, list[str]]:
+    """The text with its lines joined, and the note marks that were in it. words: the vocabulary of the whole text."""
+    marks = [mark.strip() for mark in _NOTE_MARK.findall(text)]
+    text = _NOTE_MARK.sub("", NOTE_START.sub("", text.lstrip(), count=1)).translate(_INVISIBLE)
+    text = _BROKEN_WORD.sub(lambda found: _whole_word(found[1], found[2], words()), text)
+    text = re.sub(rf"(?<={_CJK})[ \t]*\n\s*(?={_CJK})", "", text)
+    lines = (" ".join(line.split()) for line in text.split(LINE_END))
+    return "\n".join(line for line in lines if line), [mark for mark in marks if mark.strip("[]［］〔〕 ")]
+
+
+def _whole_word(left: str, right: str, words: Collection[str]) -> str:
+    """The word that a line's end has broken; the hyphen stays where the book writes it elsewhere, too."""
+    one, hyphened = f"{left}{right}".lower(), f"{left}-{right}".lower()
+    both = len(left) > 2 and left.lower() in words and right.lower() in words
+    keep = one not in words and (hyphened in words or both or right[0].isupper())
+    return f"{left}-{right}" if keep else f"{left}{right}"
