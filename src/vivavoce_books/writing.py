@@ -257,6 +257,7 @@ def write_track(
     track: Track, plan: Plan, ledger: Ledger, rate: int, extras: Extras, marks: Iterable[str]
 ) -> Iterator[str]:
     """Write a file and what belongs to it; gives lines to report. marks: as of `readable_text`."""
+    from vivavoce.frontend.audio.tag import COMMENT, SOFTWARE
     from vivavoce.frontend.subtitles import Cue, to_srt, to_vtt
 
     heard = timeline(plan, ledger, track.chapters, rate)
@@ -273,7 +274,8 @@ def write_track(
     bounds = [(titles[one], pieces[0].at, pieces[-1].after) for one, pieces in of_chapter.items()]
     single = len(track.chapters) == 1
     tags = {"title": titles[track.chapters[0]] if single else book.title, "artist": book.author, "album": book.title}
-    tags |= {"genre": "Audiobook", "media_type": "2"} | ({"track": str(track.chapters[0] + 1)} if single else {})
+    tags |= {"genre": "Audiobook", "media_type": "2", "comment": f"{COMMENT}, {SOFTWARE}"}
+    tags |= ({"track": str(track.chapters[0] + 1)} if single else {})
     picture = read_picture(book.cover) if book.cover else None
     if book.cover and picture is None:
         yield f"note: cover: {book.cover.media_type} is neither JPEG nor PNG; the audio has no cover"
