@@ -58,7 +58,6 @@ def difference(after: Statistics, before: Statistics) -> Statistics:
 
 
 def _means(counts: Counter[str], size: object, parts: Sequence[str]) -> dict[str, float | None]:
-    """Mean milliseconds of each part; None for parts that never ran."""
     done = {part: counts[f"{size} {part} count"] for part in parts}
     return {part: counts[f"{size} {part} ns"] / count / _NS_PER_MS if count else None for part, count in done.items()}
 

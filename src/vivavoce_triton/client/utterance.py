@@ -98,7 +98,6 @@ def read_manifest(path: Path, field: str = "manifest_path") -> list[Utterance]:
 
 
 def _utterance(line: str, number: int, folder: Path) -> Utterance:
-    """Parse a line of JSON or of the form of seed-tts-eval."""
     if line.lstrip().startswith("{"):
         try:
             fields = json.loads(line)
@@ -119,7 +118,6 @@ def _utterance(line: str, number: int, folder: Path) -> Utterance:
 
 
 def _name(fields: Mapping[str, Any], number: int) -> str:
-    """The name in these fields (a name may be the number 0), or the line's number if there is none."""
     name = first_of(fields, NAME_FIELDS)
     return f"{number:05d}" if name is None else str(name)
 

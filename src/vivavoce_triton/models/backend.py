@@ -151,7 +151,6 @@ class Inputs:
         return None if value is None else value.item()
 
     def text(self, name: str) -> str:
-        """The decoded UTF-8 text, or "" if missing."""
         raw = self._single(name)
         try:
             return raw.decode("utf-8") if isinstance(raw, bytes) else str(raw or "")
@@ -181,7 +180,6 @@ def check_present(left: Callable[[], bool]) -> None:
 
 
 def answer(backend: Any, **tensors: NDArray[Any]) -> Any:
-    """Make a response; tensors have a batch dimension if the model batches."""
     return backend.InferenceResponse(output_tensors=[backend.Tensor(name, value) for name, value in tensors.items()])
 
 
@@ -215,7 +213,7 @@ def end(backend: Any, sender: Any, error: Exception | None = None) -> None:
     response = () if error is None else (refusal(backend, error),)
     try:
         sender.send(*response, flags=backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except Exception:  # Triton failed: the client cannot be reached
+    except Exception:
         log.exception("end not sent: the end of a stream could not be sent")
     if error is not None:
         traceback.clear_frames(error.__traceback__)

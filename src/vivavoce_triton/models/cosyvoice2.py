@@ -165,7 +165,6 @@ class CosyVoice2Model:
             gone.set()
 
     def _fetch_all(self, texts: Sequence[DecodedTokens], left: Callable[[], bool]) -> None:
-        """Fetch the speech tokens of all segments, in order."""
         error: Exception | None = None
         for one in texts:
             try:
@@ -188,7 +187,6 @@ class CosyVoice2Model:
                     check_present(left)
 
     def _chunks(self, one: DecodedTokens) -> Speech:
-        """The audio of a segment, as one chunk or in chunks by the policy."""
         if one.segment.pause_s:
             yield np.zeros(round(one.segment.pause_s * self._config.rates.sample_rate), np.float32)
             return

@@ -97,7 +97,6 @@ class RequestVoices:
             self._registry.find(self._default)  # fail at the start, not in every request
 
     def of(self, wanted: SpokenRequest) -> Voice:
-        """The voice of a request; voices of recordings are cached."""
         if wanted.reference is not None:
             if self._cached_only:
                 raise InvalidRequest(

@@ -239,7 +239,7 @@ class TensorrtLLM(AsyncModel):
                         yield self._answer(ask, piece), False
                     else:
                         ids += piece
-        except RequestCancelled:  # disconnected or stopped
+        except RequestCancelled:
             if self._decoupled:
                 return
             raise

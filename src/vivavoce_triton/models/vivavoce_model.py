@@ -68,7 +68,6 @@ class VivavoceModel(AsyncModel):
         self._tts.close()
 
     async def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
-        """Yield chunks when they are ready, or all audio at once."""
         begun = await asyncio.get_running_loop().run_in_executor(self._fronts, self._begin, request, left)
         if not isinstance(begun, RequestSession):
             async with self.watched(left, begun.cancel):
