@@ -64,8 +64,8 @@ class PipelineSettings:
     """One run; `InvalidRequest`: a value is out of its limits, or unknown.
 
     first, last: stages 0 to 6; work: folder of all results; model: a name or a folder; hub: hf or modelscope; spk2info:
-    file or URL of stored speakers; language_model: runtime, None: the best that is installed; engine_dtype: of the engine;
-    values: template variables; environment: folder for the wheel's server, None: the default. The clients
+    file or URL of stored speakers; language_model: runtime, None: the best that is installed; engine_dtype: of the
+    engine; values: template variables; environment: folder for the wheel's server, None: the default. The clients
     request text, or the lines of manifest, in the voice of reference (None: the server's default voice); num_tasks:
     concurrent users; batch_sizes: None: the usual sizes that the texts fill; device: for stages 1 and 6.
     """
