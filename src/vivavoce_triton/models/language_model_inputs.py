@@ -119,7 +119,7 @@ class TokensRequest:
     """A request for speech tokens; None: the model's default.
 
     prompt: merged ids; max_tokens, min_tokens: of speech; may_end: False gives exactly max_tokens;
-    top_k: 0 for all ids; embedding_bias: [rows of the merged head] float32, added to the logits; outputs: empty for all.
+    top_k: 0 for all ids; embedding_bias: [rows of the merged head] float32, added to logits; outputs: empty for all.
     """
 
     prompt: tuple[int, ...]
