@@ -90,8 +90,6 @@ class Device:
 
 @dataclass(eq=False)
 class SimulatedMark(QueueEvent):
-    """An event that is reached after `work` seconds of a queue's work."""
-
     device: Device
     work: float
     passed: bool
@@ -103,8 +101,6 @@ class SimulatedMark(QueueEvent):
 
 
 class SimulatedQueue(DeviceQueue):
-    """A queue whose launches take the seconds that stages add with `spend`."""
-
     def __init__(self, device: Device) -> None:
         super().__init__(torch.device("cpu"), clock=lambda: device.now)
         self._depth, self._device = 1 if device.exclusive else DEPTH, device

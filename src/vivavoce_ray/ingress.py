@@ -25,8 +25,6 @@ _CONNECTION_METHODS = ("begin_request", "end_request", "accept_websocket", "mess
 
 
 class Ingress:
-    """One replica of the server; it does not import torch."""
-
     def __init__(self, settings: ServerSettings, *pools: Any) -> None:
         """pools: handles to deployments of `EngineReplica`; a request goes to the first one with room."""
         configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)

@@ -32,7 +32,6 @@ class HeadroomRouter(RequestRouter):
         return [[replicas[load.name]] for load in order(loads, key)] or [candidate_replicas]
 
     def _load(self, replica: RunningReplica) -> EngineLoad:
-        """The replica's last report, with its current number of calls."""
         report, calls = replica.routing_stats, self.replica_queue_len_cache.get(replica.replica_id)
         streams = report.get("streams", 0) if calls is None else calls
         return EngineLoad(replica.replica_id.unique_id, report.get("ready", True), streams, report.get("capacity", 1))

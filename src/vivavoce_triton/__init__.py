@@ -1,1 +1,1 @@
-"""A model repository for NVIDIA's Triton Inference Server, and what makes, fills and serves it."""
+"""Make and serve a model repository for NVIDIA's Triton Inference Server, and ask such a server."""

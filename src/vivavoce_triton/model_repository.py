@@ -1,4 +1,4 @@
-"""A model repository for Triton: its models, and their templates with all values filled in."""
+"""Make a model repository for Triton from the templates of its models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vivavoce_triton.client.utterance import LoadMode
 from vivavoce_triton.server import refuse_foreign
 
 REFERENCE_MODELS = ("audio_tokenizer", "speaker_embedding")
-"""Only for recordings: left out where only stored voices speak."""
+"""Models that read recordings; a repository with only stored voices does not have them."""
 LANGUAGE_MODEL = "tensorrt_llm"
 BUILDER = "trtllm-build"
 TENSOR_TYPES = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32")
@@ -40,7 +40,7 @@ CLASSES = {
     "token2wav": ("token2wav", "Token2Wav"),
     "vivavoce": ("vivavoce_model", "VivavoceModel"),
 }
-_CODE = '''"""What Triton's Python backend runs: the model {model}, which is in the package."""
+_CODE = '''"""The entry point of the model {model} for Triton's Python backend."""
 
 import triton_python_backend_utils as pb_utils
 
@@ -79,7 +79,7 @@ def _fraction(value: str) -> str:
 
 
 def _switch(value: str) -> str:
-    # The documents write True, Triton's text format and the models read true.
+    # The official instructions write True; Triton and the models read true.
     word = {"1": "true", "0": "false"}.get(value.strip(), value.strip().lower())
     if word not in ("true", "false"):
         raise ValueError("true or false")
@@ -96,7 +96,7 @@ _LEFT_TO_THE_ENGINE = (
     "multi_block_mode normalize_log_probs participant_ids request_stats_max_iterations sink_token_length "
     "speculative_decoding_fast_logits stats_check_period_ms xgrammar_tokenizer_info_path"
 )
-"""Left empty, which TensorRT-LLM's backend reads as not given."""
+"""Variables that are left empty, so that TensorRT-LLM's backend uses its defaults."""
 
 _from_zero = partial(_count, least=0)
 VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]]] = MappingProxyType(
@@ -137,11 +137,11 @@ VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]
         **dict.fromkeys(_LEFT_TO_THE_ENGINE.split(), ("", _text)),
     }
 )
-"""Default (None: must be given), and the allowed words or a function: value → text in the file, or a ValueError."""
+"""Variable → default (None: required), and the allowed words or a function that converts or refuses a value."""
 
 
 def fill_template(text: str, values: Mapping[str, str], *, name: str = "template") -> str:
-    """Replace every `${variable}` by its value or default; `$$` stands for a dollar sign. Other values are ignored.
+    """Replace every `${variable}` by its value or default; `$$` stands for a dollar sign. Unused values are ignored.
 
     `InvalidRequest`: an unknown variable, a missing or forbidden value, a lone dollar sign.
     """
@@ -158,7 +158,7 @@ def fill_template(text: str, values: Mapping[str, str], *, name: str = "template
 
 
 def check_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Values as they are written into a file; `InvalidRequest`: an unknown variable, or a forbidden value."""
+    """Convert values for the files; `InvalidRequest`: an unknown variable, or a forbidden value."""
     _refuse_unknown(values, "values")
     checked = {}
     for name, value in values.items():
@@ -170,7 +170,7 @@ def check_values(values: Mapping[str, str]) -> dict[str, str]:
                 raise ValueError(f"one of {', '.join(allowed)}")
             checked[name] = value if isinstance(allowed, tuple) else allowed(value)
         except ValueError as wanted:
-            raise InvalidRequest(f"{name}: {value!r} cannot be; give {wanted}") from None
+            raise InvalidRequest(f"{name}: {value!r} is not allowed; give {wanted}") from None
     return checked
 
 
@@ -205,7 +205,7 @@ class ModelSet(str, Enum):
     FAST = "fast"
     """vivavoce: the whole engine in one model."""
     BOTH = "both"
-    """All of them; on a GPU both then want its memory."""
+    """All models; on a GPU, `cosyvoice2` and `vivavoce` then share the memory."""
 
 
 class LanguageModelRuntime(str, Enum):
@@ -220,7 +220,7 @@ class LanguageModelRuntime(str, Enum):
 
 
 def choose_runtime(wish: LanguageModelRuntime | None) -> LanguageModelRuntime:
-    """The wish, else the best that is installed; `MissingDependency`: the wish is not installed."""
+    """Return the wished runtime, by default the best that is installed; `MissingDependency`: it is not installed."""
     builder, api = shutil.which(BUILDER) is not None, has_package("tensorrt_llm")
     if wish is LanguageModelRuntime.ENGINE and not builder:
         raise MissingDependency(
@@ -250,9 +250,9 @@ _FOLDERS = ("model_dir", "llm_tokenizer_dir", "engine_dir", "tokenizer_dir", "vo
 
 @dataclass(frozen=True)
 class RepositoryPlan:
-    """values: template variables that the other fields do not decide. Relative folders become absolute.
+    """values: template variables that do not follow from other fields. Relative folders become absolute.
 
-    `InvalidRequest`: `values` holds such a variable, or lacks the folder that the language model reads.
+    `InvalidRequest`: `values` has a variable that follows from other fields, or lacks the language model's folder.
     """
 
     values: Mapping[str, str]
@@ -296,14 +296,14 @@ class RepositoryPlan:
 
 
 def render_repository(plan: RepositoryPlan, folder: Path) -> bool:
-    """False: `folder` was up to date; `InvalidRequest`: a value is missing, or `folder` is foreign."""
+    """Write the repository; return False if it was up to date. `InvalidRequest`: missing value, or foreign folder."""
     files = rendered_files(plan)
     if _read(folder) == files:
         return False
     refuse_foreign(folder, "repository", MARK)
     with fresh_folder(folder) as new:
         for name in plan.names:
-            (new / name / "1").mkdir(parents=True)  # Triton wants a version's folder, even an empty one
+            (new / name / "1").mkdir(parents=True)  # Triton needs a version's folder, even an empty one
         for path, content in files.items():
             (new / path).write_bytes(content)
     return True

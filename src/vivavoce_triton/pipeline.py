@@ -1,6 +1,6 @@
-"""`vivavoce triton`: from a model's name to measured figures, in seven stages that can be run one by one and again.
+"""`vivavoce triton`: deploy and measure a model in seven stages.
 
-Each stage leaves a note of its inputs and results; a stage that was done with the same inputs is skipped.
+Each stage saves a note of its inputs and results; a stage that was done with the same inputs is skipped.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from vivavoce_triton.server import TritonServer, TritonServerSettings, ask, ensu
 
 Say = Callable[[str], None]
 Run = Callable[[Sequence[str]], None]
-"""Runs a command line to its end; raises `VivavoceError` if it fails."""
+"""Runs a command and waits for its end; raises `VivavoceError` if it fails."""
 Results = dict[str, Any]
 DEFAULT_TEXT = "The harbour was quiet this morning, and the ships lay still."
 MAX_SPEAKERS_BYTES = 256 << 20
-"""A speakers' file of this size has thousands of speakers."""
+"""Largest file of speakers; this size holds thousands of them."""
 _SERVED = {
     LanguageModelRuntime.ENGINE: "the built engine serves the language model, by Triton's TensorRT-LLM backend",
     LanguageModelRuntime.LLMAPI: "TensorRT-LLM's LLM API serves the language model, from the merged folder",
@@ -64,10 +64,10 @@ class PipelineSettings:
     """One run; `InvalidRequest`: a value is out of its limits, or unknown.
 
     first, last: stages 0 to 6; work: folder of all results; model: a name or a folder; hub: hf or modelscope; spk2info:
-    file or URL of stored speakers; language_model: None: the best that is installed; engine_dtype: of the built engine;
-    values: template variables; environment: of the wheel's server, None: the default one. Clients send text, or the
-    lines of manifest, in the voice of reference (None: the server's default voice), num_tasks at a time. batch_sizes:
-    None: the usual ones that the texts fill; device: of stages 1 and 6 (the server's is the variable of that name).
+    file or URL of stored speakers; language_model: runtime, None: the best that is installed; engine_dtype: of the
+    engine; values: template variables; environment: folder for the wheel's server, None: the default. The clients
+    request text, or the lines of manifest, in the voice of reference (None: the server's default voice); num_tasks:
+    concurrent users; batch_sizes: None: the usual sizes that the texts fill; device: for stages 1 and 6.
     """
 
     first: int
@@ -121,7 +121,7 @@ class PipelineSettings:
 
 
 def run_command(command: Sequence[str]) -> None:
-    """Run a command with our own streams; `InvalidRequest`: it found a user's mistake; `StageFailed`: it failed."""
+    """Run a command with our own streams; `InvalidRequest`: its exit code was 2; `StageFailed`: it failed."""
     code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
     name = " ".join(["vivavoce", *command[5:7]]) if command[1] == "-c" else command[0]
     if code == 2:
@@ -133,7 +133,7 @@ def run_command(command: Sequence[str]) -> None:
 def run_pipeline(settings: PipelineSettings, say: Say, run: Run = run_command) -> None:
     """Run the chosen stages, and stop a server that they started.
 
-    say: called with a line about every step. Raises `VivavoceError` if a stage failed, or needs an earlier one.
+    say: called with a line per step. `VivavoceError`: a stage failed, or needs an earlier stage.
     """
     pipeline = Pipeline(settings, say, run)
     try:
@@ -150,14 +150,14 @@ def _run_stage(pipeline: Pipeline, number: int) -> None:
         pipeline.say(f"stage {number}: {stage.title}: done before, see {note} (--force does it again)")
         return
     pipeline.say(f"stage {number}: {stage.title}")
-    note.unlink(missing_ok=True)  # it must not outlive the files that it describes
+    note.unlink(missing_ok=True)
     started = time.perf_counter()
     results = stage.work(pipeline)
     pipeline.write_note(number, inputs, results, time.perf_counter() - started)
 
 
 def _inputs(pipeline: Pipeline, stage: Stage) -> Results:
-    """Everything that the result depends on; a file counts by its path, size and time."""
+    """Everything that the result depends on; files by path, size and time."""
     found: Results = {name: getattr(pipeline.settings, name) for name in stage.settings.split()}
     installed = [BUILDER] * (shutil.which(BUILDER) is not None) + ["tensorrt_llm"] * has_package("tensorrt_llm")
     found |= {"stages": [pipeline.results_of(number) for number in stage.needs], "installed": installed}
@@ -173,13 +173,12 @@ def _is_done(path: Path, inputs: Results) -> bool:
     note = _read_note(path)
     if note is None or note["inputs"] != inputs:
         return False
-    # Files of a result are absolute paths.
+    # Results that are absolute paths are files.
     named = [value for value in note["made"].values() if isinstance(value, str) and value.startswith("/")]
     return all(Path(value).exists() for value in named)
 
 
 def _read_note(path: Path) -> Results | None:
-    """None: the stage was not done, or not to its end."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
         return {"inputs": note["inputs"], "made": note["made"]}
@@ -198,7 +197,7 @@ class Pipeline:
         self.server: TritonServer | None = None
 
     def vivavoce(self, *arguments: object, python: Path | None = None) -> None:
-        """Run a command of this program as a process of its own, which frees its memory."""
+        """Run a command of this program in a new process, whose memory is freed at its end."""
         words = [str(argument) for argument in arguments]
         self.say("+ " + shlex.join(["vivavoce", *words]))
         self.run(python_command("vivavoce.__main__", *words, python=python or sys.executable))
@@ -216,7 +215,7 @@ class Pipeline:
         note = _read_note(self.note_path(stage))
         if note is None:
             raise InvalidRequest(
-                f"stage: {stage} ({STAGES[stage].name}) was not done in {self.root}; begin there, with --stage {stage}"
+                f"stage: {stage} ({STAGES[stage].name}) was not done in {self.root}; begin with --stage {stage}"
             )
         return dict(note["made"])
 
@@ -250,7 +249,7 @@ class Pipeline:
             server.stop()
 
     def reach_server(self) -> tuple[str, str]:
-        """host:port of HTTP and gRPC of our server, else of one at the chosen ports, else of one started now."""
+        """host:port of HTTP and gRPC: of our server, or of a server at the chosen ports, or of a server started now."""
         settings = self.settings.server
         if self.server is None and settings.http_port:
             host = settings.reached_at
@@ -263,7 +262,6 @@ class Pipeline:
 
 
 def _download(pipeline: Pipeline) -> Results:
-    """A model by name from a hub, the program's own, or a folder; with other stored speakers if wanted."""
     settings, folder, files = pipeline.settings, Path(pipeline.settings.model).expanduser(), set[str]()
 
     def show(now: DownloadProgress) -> None:
@@ -275,7 +273,7 @@ def _download(pipeline: Pipeline) -> Results:
         try:
             name = known_model(settings.model).name
         except ModelNotFound:
-            folder = model_folder(settings.model)  # the program's own, or an error that lists the known ones
+            folder = model_folder(settings.model)  # the model in the package, or an error that lists known models
         else:
             folder = download(name, source=cast(Literal["hf", "modelscope"], settings.hub), progress=show)
     folder = folder.resolve()
@@ -284,7 +282,7 @@ def _download(pipeline: Pipeline) -> Results:
         folder = _with_speakers(folder, settings.spk2info, pipeline.root / "model", pipeline.say)
     voices = sorted(read_spk2info(folder / SPEAKERS)) if (folder / SPEAKERS).is_file() else []
     pipeline.say(f"the model is in {folder}; stored speakers: {', '.join(voices[:5]) or 'none'}")
-    # Sizes and times stand for the bytes, which take minutes to read.
+    # Compare sizes and times: reading all bytes takes minutes.
     facts = sorted(
         (path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns)
         for path in folder.rglob("*")
@@ -308,13 +306,13 @@ def _convert(pipeline: Pipeline) -> Results:
     checkpoint, engine = pipeline.root / "trtllm_checkpoint", pipeline.root / "trtllm_engine"
     pipeline.vivavoce("export", "hf", "--model", model_dir, "--out", pipeline.merged, "--force", "--quiet")
     made: Results = {"language_model": chosen.value, "merged_dir": str(pipeline.merged), "engine_dir": None}
-    # Without the builder here, another machine can build the engine from the checkpoint and this line.
+    # Another machine can build the engine from the checkpoint with this command.
     if wish in (None, LanguageModelRuntime.ENGINE):
         made["build"] = shlex.join(build_command(str(checkpoint), str(engine), dtype))
         folders = ["--model-dir", model_dir, "--output-dir", checkpoint]
         pipeline.vivavoce("export", "trtllm", *folders, "--dtype", dtype, "--force", "--quiet")
         pipeline.say("the engine's line: " + made["build"])
-    if built:  # built beside, so that the folder is complete or missing
+    if built:  # build elsewhere, so that the folder is complete or missing
         new = engine.with_name(engine.name + ".new")
         shutil.rmtree(new, ignore_errors=True)
         pipeline.run(build_command(str(checkpoint), str(new), dtype))
@@ -357,7 +355,7 @@ def _serve(pipeline: Pipeline) -> Results:
         pipeline.write_note(3, {}, made, 0.0)
         pipeline.say("Ctrl-C stops it")
         if code := server.wait():
-            raise StageFailed(f"server: it ended with {code}; see its words above")
+            raise StageFailed(f"server: it ended with {code}; see its messages above")
     return made
 
 
@@ -390,7 +388,7 @@ def _measure_over_grpc(pipeline: Pipeline) -> Results:
 
 def _benchmark(pipeline: Pipeline) -> Results:
     settings, converted = pipeline.settings, pipeline.results_of(1)
-    pipeline.stop_server()  # it would share the machine
+    pipeline.stop_server()  # it would slow the benchmark down
     figures = pipeline.results_path(6, "offline.json")
     model_dir = pipeline.results_of(0)["model_dir"]
     arguments = ["--model", model_dir, "--device", settings.device, "--json", figures]
@@ -409,7 +407,7 @@ def _benchmark(pipeline: Pipeline) -> Results:
 
 
 class Stage(NamedTuple):
-    """needs: earlier stages; a stage without them always runs. settings: the options that its result depends on."""
+    """needs: earlier stages; a stage without any always runs. settings: options that its result depends on."""
 
     name: str
     title: str
@@ -431,12 +429,12 @@ STAGES = (
 
 
 def interpreter_with_grpc(environment: Path | None, say: Say) -> Path:
-    """An interpreter that has Triton's client for gRPC: the running one, or the server's."""
+    """An interpreter with Triton's gRPC client: the running one, or the server's."""
     return Path(sys.executable) if has_package("tritonclient") else ensure_environment(environment, say).python
 
 
 def _with_speakers(folder: Path, source: str, target: Path, say: Say) -> Path:
-    """A folder of links to the model's files, with this speakers' file in place of its own."""
+    """Make a folder of links to the model's files, with another file of speakers."""
     with fresh_folder(target) as new:
         for item in folder.iterdir():
             if item.name != SPEAKERS:

@@ -1,8 +1,8 @@
-"""A tritonserver: where it is, the environment of the one from a wheel, and its process.
+"""Find or install tritonserver, and run it.
 
-The wheel's Python backend reads the arrays of NumPy 2 wrongly, without an error, so it gets an environment of its own
-with NumPy 1. Only the server is installed there; everything else is seen from the running interpreter's packages,
-which come after the environment's own: NumPy 1 wins, and nothing is installed twice.
+The wheel's Python backend misreads the arrays of NumPy 2 without an error, so it gets an environment with NumPy 1. Only
+the server is installed there. All other packages are those of the running interpreter, which come later on the path, so
+that NumPy 1 is found first and nothing is installed twice.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from vivavoce.errors import DownloadError, InvalidRequest, MissingDependency, St
 from vivavoce.files import locked
 
 SERVER = "nvidia-pytriton==0.7.0"
-"""Carries server 2.51 for x86-64 Linux with glibc 2.35; the other dependencies of the package are not used here."""
+"""It contains server 2.51 for x86-64 Linux with glibc 2.35; its dependencies are not installed."""
 LIBRARIES = ("numpy>=1.26,<2", "tritonclient[grpc,http]>=2.50")
 STAMP = ".vivavoce-server.json"
-"""Facts of a finished environment; one without it is completed at the next use."""
+"""File in a finished environment; an environment without it is completed at the next use."""
 PROGRAM = "tritonserver"
 _LOCK = ".vivavoce-server.lock"
 _OURS = ("environment", STAMP, _LOCK)
 _PACKAGES_SEEN = "zz_vivavoce_running_interpreter.pth"
-"""Python reads such files in the order of their names: this one last."""
+"""Python reads .pth files in the order of their names; this one is the last."""
 SOURCE = Path(__file__).resolve().parents[1]
 _OLDEST, _NEWEST = (3, 10), (3, 12)
-"""NumPy 1.26 has wheels for these; a newer Python would have to compile it."""
+"""Python versions for which NumPy 1.26 has wheels."""
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SHARED_MEMORY = Path("/dev/shm")
 _SHARED_BYTES = 1 << 20
-"""The initial size for each instance of a model."""
+"""Initial shared memory of each model instance."""
 HEALTH_CHECK_EVERY_S = 0.1
 STOP_WITHIN_S = 30.0
 EXIT_TIMEOUT_S = 20
-"""The server waits this long for requests in flight; it gives up before `STOP_WITHIN_S`."""
+"""Seconds that the server waits for running requests, less than `STOP_WITHIN_S`."""
 LOG_LINES = 5
 ERROR_WITHIN_LINES = 400
 
@@ -78,15 +78,15 @@ class ServerEnvironment:
 
 
 def default_folder() -> Path:
-    """One environment for each interpreter and its packages, beside the downloaded models."""
+    """The default folder, beside the downloaded models; each interpreter with its packages has another one."""
     facts = json.dumps([sys.version_info[:2], sys.base_prefix, _packages_seen()])
     return models_home().parent / f"triton-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
 def ensure_environment(folder: Path | None = None, say: Progress = lambda line: None) -> ServerEnvironment:
-    """The environment in `folder` (None: `default_folder`), made or completed if need be.
+    """Make or complete the environment in `folder` (None: `default_folder`) if necessary.
 
-    `MissingDependency`: this Python cannot have one; `DownloadError`: the packages could not be fetched;
+    `MissingDependency`: this Python is not supported; `DownloadError`: the packages could not be fetched;
     `InvalidRequest`: `folder` holds other files.
     """
     environment = ServerEnvironment(folder.absolute() if folder is not None else default_folder())
@@ -116,19 +116,19 @@ def _make(environment: ServerEnvironment, say: Progress) -> None:
         try:
             venv.EnvBuilder(with_pip=True, symlinks=True).create(environment.folder)
         except (subprocess.CalledProcessError, ModuleNotFoundError) as error:
-            shutil.rmtree(environment.folder / "bin", ignore_errors=True)  # the next try begins anew
+            shutil.rmtree(environment.folder / "bin", ignore_errors=True)  # the next try starts again
             raise MissingDependency(
                 f"python: {sys.base_prefix} cannot make environments ({error}); install its venv and ensurepip "
                 "modules (Debian: apt-get install python3-venv)"
             ) from None
-    # Before the others are seen: else pip takes their packages, NumPy 2 among them, for its own.
+    # Hide the interpreter's packages, or pip considers its NumPy 2 installed.
     (environment.packages / _PACKAGES_SEEN).unlink(missing_ok=True)
     _install(environment, say, *LIBRARIES)
     _install(environment, say, "--no-deps", SERVER)
     # addsitedir reads the .pth files of each folder, which is how editable installs are found.
     lines = [f"import site; site.addsitedir({folder!r})" for folder in _packages_seen()]
     (environment.packages / _PACKAGES_SEEN).write_text("\n".join([*lines, str(SOURCE)]) + "\n")
-    # The arrays that models exchange with the server must be NumPy 1's, and the models' package must be found.
+    # Check that NumPy 1 and this package are found.
     answer = _run(environment, "-c", "import numpy, torch, vivavoce; print(numpy.__version__)")
     if answer.returncode or not answer.stdout.startswith("1."):
         said = (answer.stderr.strip().splitlines() or [f"numpy {answer.stdout.strip()}"])[-1]
@@ -146,7 +146,7 @@ def _install(environment: ServerEnvironment, say: Progress, *arguments: str) -> 
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["pip says nothing"]
         raise DownloadError(
             f"server: its packages could not be installed ({errors[-1].removeprefix('ERROR: ')}); connect to a "
-            "package index or name one in PIP_INDEX_URL, then try again: what has arrived is kept"
+            "package index or name one in PIP_INDEX_URL, then try again; finished downloads are kept"
         )
 
 
@@ -163,7 +163,7 @@ def _packages_seen() -> list[str]:
 
 
 def _facts() -> dict[str, object]:
-    """An environment with other facts is made anew."""
+    """Facts in the stamp; an environment with other facts is replaced."""
     return {
         "requirements": [SERVER, *LIBRARIES],
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -202,8 +202,8 @@ def refuse_foreign(folder: Path, field: str, *marks: str) -> None:
 
 @dataclass(frozen=True)
 class ServerInstallation:
-    """backends: folder of backends, None: the server's own; first_on_path: folder of the Python backend's `python3`,
-    None: as on PATH; libraries: folders for the loader.
+    """backends: folder of backends, None: the server's; first_on_path: folder of the Python backend's `python3`,
+    None: PATH decides; libraries: folders for the loader.
     """
 
     binary: Path
@@ -222,7 +222,7 @@ class ServerInstallation:
 
 
 def find_installation(folder: Path | None = None, say: Progress = lambda line: None) -> ServerInstallation:
-    """The server on PATH, else the wheel's; arguments and errors of `ensure_environment`."""
+    """The server on PATH, or the wheel's if there is none; arguments and errors as in `ensure_environment`."""
     if on_path := shutil.which(PROGRAM):
         return ServerInstallation(Path(on_path).absolute())
     environment = ensure_environment(folder, say)
@@ -242,7 +242,7 @@ def find_installation(folder: Path | None = None, say: Progress = lambda line: N
 
 
 def _backends(root: Path, backend: Path, stub: Path) -> Path:
-    """A tree of links, as the stub must lie beside the backend."""
+    """Make a folder of links, because the stub must be beside the backend."""
     target = root / "python"
     target.mkdir(parents=True, exist_ok=True)
     for item in [*backend.iterdir(), stub]:
@@ -289,7 +289,7 @@ class TritonServerSettings:
 class TritonServer:
     """One server process; a context manager that starts and stops it. Not safe for several threads.
 
-    log_file: overwritten with the server's output; None: our own streams.
+    log_file: overwritten with the server's output; None: the output goes to our streams.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class TritonServer:
         self._installation, self._repository = installation, repository.resolve()
         self.log_file, self._settings = log_file, settings
         self._ports = {"http": settings.http_port, "grpc": settings.grpc_port, "metrics": settings.metrics_port}
-        # A unique prefix, to find the regions of this server after it was killed and leave other servers' alone.
+        # A unique prefix, to remove only the shared memory of this server after it was killed.
         self._shared_memory = f"vivavoce_{uuid.uuid4().hex[:12]}_"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -327,12 +327,12 @@ class TritonServer:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Return when every model is ready.
+        """Start the server and wait until all models are ready.
 
         `InvalidRequest`: a port is taken; `StageFailed`: the server ended, or was not ready in time.
         """
         with contextlib.ExitStack() as bound:
-            # Free ports for zeros, bound until all are chosen; a foreign server on one would be taken for ours.
+            # Bind all ports, to find free ones and to detect another server on a port.
             for name, port in self._ports.items():
                 self._ports[name] = bound.enter_context(_bound(name, self._settings.host, port))
         with contextlib.ExitStack() as opened:
@@ -346,8 +346,8 @@ class TritonServer:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                cwd="/",  # a folder `triton` here would hide the library of that name from the models
-                start_new_session=True,  # a process group of its own, which `stop` kills as a whole
+                cwd="/",  # a folder `triton` in the working folder would hide the library
+                start_new_session=True,  # `stop` kills the process group
             )
         try:
             self._await_ready(self._process)
@@ -398,7 +398,6 @@ class TritonServer:
         raise StageFailed(f"server: not ready after {self._settings.ready_within_s:g} s; {self._last_words()}")
 
     def _last_words(self) -> str:
-        """The log's last errors, else its last lines."""
         if self.log_file is None:
             return "see its words above"
         log = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-ERROR_WITHIN_LINES:]
@@ -428,13 +427,13 @@ def _bound(name: str, host: str, port: int) -> Iterator[int]:
             probe.bind((host, port))
         except OSError as error:
             raise InvalidRequest(
-                f"{name} port: {host}:{port} cannot be had ({error.strerror}); choose another, or 0 for a free one"
+                f"{name} port: {host}:{port} cannot be used ({error.strerror}); choose another, or 0 for a free one"
             ) from None
         yield probe.getsockname()[1]
 
 
 def ask(url: str, data: bytes | None = None) -> tuple[int, bytes]:
-    """Status and body of one call; status 0: no server answers with HTTP."""
+    """Send a request; return status and body. Status 0: there is no HTTP server."""
     target = urlsplit(url)
     connection = http.client.HTTPConnection(target.netloc, timeout=5.0)
     with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):

@@ -225,7 +225,6 @@ def run_bench(
 
 
 def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report:
-    """Run the load test on a loaded model, which stays open."""
     from vivavoce_bench import Ending, Report, run_load
     from vivavoce_bench.engine_target import EngineTarget, instruments_for, quality
     from vivavoce_bench.hardware import reset_peaks, resources

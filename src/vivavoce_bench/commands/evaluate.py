@@ -300,7 +300,6 @@ def _prompt_speakers(cases: Sequence[Case], embed: Callable[[Path], Any], show: 
 
 
 def _longest_speech(folder: Path, text: TextFrontEnd, max_ratio: float) -> Callable[[str], float]:
-    """Make a function that gives the longest possible speech of a text: `max_ratio` speech tokens per text token."""
     from vivavoce.checkpoint.settings import read_config
     from vivavoce.checkpoint.weights import find_part, read_tensors
 

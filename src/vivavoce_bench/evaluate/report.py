@@ -199,7 +199,6 @@ class RecordingsFolder:
 
 
 def _anywhere(voice: str) -> str:
-    """Make the path of a recording absolute; return a voice's name unchanged."""
     if voice == UNNAMED:
         return ""
     return str(Path(voice).resolve()) if Path(voice).is_file() else voice

@@ -17,7 +17,6 @@ Embed = Callable[[Samples, int], NDArray[np.float32] | None]
 """(samples, sample rate) → speaker embedding [n]; None for audio without one (too short, silent)."""
 
 _LONGEST_S = 30.0
-"""Only this much of an utterance is embedded; it is the limit of voice recordings."""
 
 
 def embed_with(embed_recording: Callable[[bytes], Any]) -> Embed:

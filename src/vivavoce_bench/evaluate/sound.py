@@ -17,7 +17,6 @@ _FLOOR = 1e-4
 """Added to second differences, about the error of 16 bits, so that digital silence has no clicks."""
 _QUANTILE = 0.999
 _BLOCK = 1000
-"""Places or frames per pass, which bounds the memory."""
 
 
 class JoinClicks(NamedTuple):

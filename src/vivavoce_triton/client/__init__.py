@@ -1,5 +1,5 @@
 """Clients of a Triton server that serves `cosyvoice2` or `vivavoce`.
 
-`http_client.speak_http` asks for one utterance, and needs nothing that vivavoce does not bring along; `load.measure`
-puts a load on gRPC, and needs the extra `vivavoce[triton-client]`. docs/triton.md explains the figures.
+`http_client.speak_http` requests one utterance without further packages; `load.measure` load-tests gRPC and needs the
+extra `vivavoce[triton-client]`. docs/triton.md explains the figures.
 """

@@ -1,7 +1,7 @@
-"""One utterance over Triton's HTTP interface.
+"""Request one utterance over Triton's HTTP interface.
 
-A model that answers in one piece is asked at `/v2/models/{model}/infer`, one that streams at
-`/v2/models/{model}/generate_stream`, which takes JSON only and which a server may lack.
+A model that gives one response is asked at `/v2/models/{model}/infer`. A streaming model is asked at
+`/v2/models/{model}/generate_stream`, which takes only JSON and is missing in some servers.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 """The HTTP header with the length of a body's JSON; binary tensors follow it."""
 _NOT_FOUND = 404
 _NO_SUCH_PLACE = (_NOT_FOUND, 405)
-"""Answers of a server that lacks the interface, without Triton's own words; 405: the path takes no POST."""
+"""Statuses of a server without the interface, if the body is not Triton's; 405: the path does not accept POST."""
 _LONGEST_WORDS = 200
 _DATA = "data:"
 
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """One request over HTTP.
+    """One HTTP request.
 
-    url: with or without http:// before it; binary: send and receive tensors in binary instead of JSON; timeout_s: for
-    the connection, and for each piece of the answer.
+    url: with or without http://; binary: send and receive tensors in binary instead of JSON; timeout_s: limit for the
+    connection and for each part of the response.
     """
 
     utterance: Utterance
@@ -72,10 +72,10 @@ class SpokenAudio(NamedTuple):
 
 
 def speak_http(options: HttpOptions) -> SpokenAudio:
-    """Ask for one utterance and wait for all of it.
+    """Request one utterance and wait for all of its audio.
 
-    `InvalidRequest`: the model lacks an input, or its chunks cannot be had this way; `ModelNotFound`,
-    `ServerUnreachable`, `ServerRefused` (an error, or an answer without audio): the server's.
+    `InvalidRequest`: the model lacks an input, or cannot stream over HTTP; `ModelNotFound`; `ServerUnreachable`;
+    `ServerRefused`: the server returned an error, or no audio.
     """
     from vivavoce.checkpoint.download import open_client
 
@@ -99,7 +99,7 @@ def _served(client: httpx.Client, options: HttpOptions) -> ServedModel:
     _raise_for(response)
     try:
         return served_model(json.loads(response.content))
-    except (AttributeError, TypeError, ValueError):  # no JSON, or of another shape
+    except (AttributeError, TypeError, ValueError):  # not JSON, or of another form
         raise refused(f"{options.url} answers, but not as a Triton server does; check the address") from None
 
 
@@ -143,7 +143,7 @@ def _streamed(client: httpx.Client, options: HttpOptions, tensors: Sequence[Tens
             f"binary: the model {options.model!r} answers in chunks, which HTTP carries as JSON only; leave it out, "
             "or ask over gRPC: vivavoce client grpc"
         )
-    # A value or a list per input: the server finds the shape.
+    # Each input is a value or a list; the server derives the shape.
     values = {one.name: one.values if isinstance(one.values, str) else one.plain() for one in tensors}
     chunks = [np.zeros(0, np.float32)]
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -164,7 +164,7 @@ def _streamed(client: httpx.Client, options: HttpOptions, tensors: Sequence[Tens
 
 
 def _event_samples(content: str) -> list[Samples]:
-    """The chunk, if there is one, in the data of a server-sent event."""
+    """The audio in the data of a server-sent event: 0 or 1 chunks."""
     try:
         event = json.loads(content)
         if "error" in event:
@@ -181,7 +181,7 @@ def _unreadable(error: Exception) -> ServerRefused:
 
 
 def _error_words(body: bytes) -> str | None:
-    """Triton's error message, in JSON or in an event that holds it; None: the answer is not Triton's."""
+    """Triton's error message, from JSON or a server-sent event; None: the body is not Triton's."""
     try:
         return str(json.loads(body.strip().removeprefix(_DATA.encode()))["error"])
     except (KeyError, TypeError, ValueError):
@@ -191,7 +191,7 @@ def _error_words(body: bytes) -> str | None:
 def _raise_for(response: httpx.Response) -> None:
     if response.is_error:
         words = _error_words(response.content) or " ".join(response.text.split())[:_LONGEST_WORDS]
-        raise refused(f"{words or 'it says no more than that'} (HTTP {response.status_code})")
+        raise refused(f"{words or 'no message'} (HTTP {response.status_code})")
 
 
 @contextmanager
@@ -202,8 +202,7 @@ def _explained(options: HttpOptions) -> Iterator[None]:
         yield
     except httpx.TimeoutException:
         raise ServerUnreachable(
-            f"timeout: nothing came from {options.url} for {options.timeout_s:g} s; allow more, or see what keeps it "
-            "busy"
+            f"timeout: {options.url} sent nothing for {options.timeout_s:g} s; allow more, or reduce its load"
         ) from None
     except httpx.ConnectError as error:
         raise unreachable(options.url, str(error)) from None

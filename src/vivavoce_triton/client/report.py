@@ -1,4 +1,4 @@
-"""A load's report: figures, Triton's own statistics, and every request, as JSON and as text."""
+"""Report a load test as JSON and text: figures, Triton's statistics, and every request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivavoce_bench.measure import make_folder, mean, percentiles, stream_figure
 from vivavoce_bench.report import NOTHING, number
 
 Score = Callable[[Sequence[Outcome]], Mapping[str, Any]]
-"""(requests that ended well, with their samples) → figures of their audio."""
+"""(successful requests, with their samples) → figures of their audio."""
 PERCENTS = (50, 90, 95, 99)
 _ROWS = (
     ("first chunk (ms)", "first_chunk_ms", 2),
@@ -24,20 +24,20 @@ _ROWS = (
     ("RTF of a request", "request_rtf", 4),
 )
 _PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-"""Counted for each model and, except the first, for each batch size."""
+"""Triton's counters per model and, except the first, per batch size."""
 _COUNTED = ("inference", "execution")
 _MS, _NS_PER_MS = 1000.0, 1e6
 
 
 Statistics = Mapping[tuple[str, str], Counter[str]]
-"""By model and version: `inferences`, `executions`, and `SIZE PART count` and `SIZE PART ns`.
+"""(model, version) → counts `inferences`, `executions`, `SIZE PART count` and `SIZE PART ns`.
 
-PART is Triton's name, such as success, fail, queue and compute_infer, SIZE a batch size, or `all` sizes.
+PART is a name of Triton's, such as success, fail, queue and compute_infer; SIZE is a batch size or `all`.
 """
 
 
 def parse_statistics(answer: Mapping[str, Any]) -> Statistics:
-    """From Triton's answer as JSON; numbers may be strings, and zeros may be missing."""
+    """Parse Triton's statistics in JSON; numbers may be strings, and zeros may be missing."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for one in answer.get("model_stats", ()):
         counts = found[one["name"], one.get("version", "")] = Counter()
@@ -51,14 +51,13 @@ def parse_statistics(answer: Mapping[str, Any]) -> Statistics:
 
 
 def difference(after: Statistics, before: Statistics) -> Statistics:
-    """The counts between two answers, for the models that did anything."""
+    """The increase of the counts, without models that did nothing."""
     added = {key: one - before.get(key, Counter()) for key, one in sorted(after.items())}
     worked = ("executions", "all success count", "all fail count")
     return {key: one for key, one in added.items() if any(one[what] for what in worked)}
 
 
 def _means(counts: Counter[str], size: object, parts: Sequence[str]) -> dict[str, float | None]:
-    """Mean milliseconds of each part; None: it never ran."""
     done = {part: counts[f"{size} {part} count"] for part in parts}
     return {part: counts[f"{size} {part} ns"] / count / _NS_PER_MS if count else None for part, count in done.items()}
 
@@ -102,9 +101,9 @@ def _times(means: Mapping[str, float | None]) -> str:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The flat keys of docs/triton.md; None where nothing was measured.
+    """The flat keys of docs/triton.md; None: not measured.
 
-    Latencies and audio are of requests that ended well; the wall time is of all: from the first call to the last end.
+    Latencies and audio count successful requests only; the wall time spans all requests.
     """
     ok = [outcome for outcome in outcomes if outcome.ok]
     shared = stream_figures(outcomes, ok)
@@ -134,10 +133,9 @@ def _in_ms(seconds: Iterable[float | None]) -> list[float]:
 
 @dataclass(frozen=True)
 class Report:
-    """A load and its outcomes.
+    """The outcomes of a load test.
 
-    statistics: the server's counts for the measured requests; quality: the scoring function's figures, None: not
-    scored.
+    statistics: the server's counts for the measured requests; quality: figures of the audio, None if not scored.
     """
 
     settings: Mapping[str, Any]
@@ -150,13 +148,13 @@ class Report:
         return sum(not outcome.ok for outcome in self.outcomes)
 
     def scored(self, score: Score) -> Report:
-        """The same with the figures of the audio, without its samples; errors are those of `score`."""
+        """Score the audio, drop the samples, and return the new report; raises the errors of `score`."""
         ok = [outcome for outcome in self.outcomes if outcome.ok]
         quality = score(ok) if ok else {}
         return replace(self, quality=quality, outcomes=[outcome.without_samples() for outcome in self.outcomes])
 
     def problems(self) -> list[str]:
-        """The errors, the most frequent first, each as one sentence with the number of requests."""
+        """One sentence per kind of error with its number of requests, the most frequent first."""
         counts = Counter(outcome.problem for outcome in self.outcomes if not outcome.ok)
         return [
             f"{count} of {len(self.outcomes)} requests failed: {problem}" for problem, count in counts.most_common()
@@ -173,9 +171,9 @@ class Report:
         return {"settings": dict(self.settings), "figures": self.keys(), "models": models, "problems": self.problems()}
 
     def text(self) -> str:
-        """The figures in lines and a table; the real-time factor comes first, as the original deployment reports it."""
+        """The figures as lines and a table, with the real-time factor first as in the original deployment."""
         keys = self.keys()
-        underruns = f"{NOTHING} (no answer came in several chunks)"
+        underruns = f"{NOTHING} (no response had several chunks)"
         if keys["margin_ms_min"] is not None:
             underruns = (
                 f"{keys['underruns']} in {keys['underrun_requests']} requests, {keys['stall_s']:.3f} s silent, "
@@ -196,7 +194,7 @@ class Report:
         return "\n".join(lines)
 
     def write(self, folder: Path, label: str) -> list[Path]:
-        """Write `rtf-….txt`, `stats_summary-….txt`, `report-….json` and `requests-….jsonl`; their paths."""
+        """Write `rtf-….txt`, `stats_summary-….txt`, `report-….json` and `requests-….jsonl`; return their paths."""
         settings = "\n".join(f"{name}: {value}" for name, value in self.settings.items() if value is not None)
         requests = "".join(json.dumps(_request(one), ensure_ascii=False) + "\n" for one in self.outcomes)
         contents = {

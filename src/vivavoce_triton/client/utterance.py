@@ -1,4 +1,4 @@
-"""A client's requests: texts, voices and inputs, lists of them in files and data sets, and a whole load."""
+"""Requests of clients, their lists in files and data sets, and the options of a load test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce_bench.measure import read_records
 
 MAX_TIMEOUT_S = 86_400.0
-"""One day; waiting libraries fail on larger numbers."""
+"""One day; libraries fail on larger timeouts."""
 MAX_TASKS = 4096
 MAX_OVERLAP_S = 1.0
 NAME_FIELDS = ("name", "id", "utt")
@@ -30,7 +30,7 @@ _INT64 = 1 << 63
 class Utterance:
     """One text, and a recording of the voice.
 
-    name: begins the names of its files, unique within a load; reference: a recording as a path or as bytes, None: the
+    name: prefix of its files' names, unique within a load; reference: a recording as a path or bytes, None: the
     server's default voice; reference_text: the transcript of the recording.
     """
 
@@ -42,7 +42,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Manner:
-    """Inputs beyond those of the original deployment, named as their tensors; None: not sent."""
+    """Inputs that the original deployment does not have, named like their tensors; None: not sent."""
 
     voice: str | None = None
     instruct_text: str | None = None
@@ -54,17 +54,17 @@ class Manner:
         if self.seed is not None and not -_INT64 <= self.seed < _INT64:
             raise InvalidRequest(f"seed: {self.seed} does not fit in 64 bits; choose a smaller one")
         if self.speed is not None and not 0 < self.speed < math.inf:
-            raise InvalidRequest(f"speed: {self.speed} is not a number above 0; 1 is as the model speaks")
+            raise InvalidRequest(f"speed: {self.speed} is not a number above 0; 1 is the model's speed")
 
 
 def check_reference_text(reference: Path | None, text: str) -> None:
-    """Raise `InvalidRequest` for the text of a missing recording: it would not be sent."""
+    """Raise `InvalidRequest` for a transcript without a recording, which would not be sent."""
     if text and reference is None:
         raise InvalidRequest("reference_text: belongs to a recording; name it with --reference-audio, or leave it out")
 
 
 def check_utterances(utterances: Sequence[Utterance]) -> None:
-    """Raise `InvalidRequest` for an empty list, and for names that cannot each be a file's."""
+    """Raise `InvalidRequest` for an empty list, and for names that are repeated or cannot be file names."""
     if not utterances:
         raise InvalidRequest("utterances: the list is empty; give at least one text")
     seen: set[str] = set()
@@ -73,7 +73,7 @@ def check_utterances(utterances: Sequence[Utterance]) -> None:
         if not name or name in (".", "..") or any(separator in name for separator in "/\\\0"):
             raise InvalidRequest(f"name: {name!r} cannot be a file's name; leave slashes out")
         if name in seen:
-            raise InvalidRequest(f"name: {name!r} is there more than once; give each utterance its own")
+            raise InvalidRequest(f"name: {name!r} is given more than once; give each utterance its own")
         seen.add(name)
 
 
@@ -87,18 +87,17 @@ def first_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def read_manifest(path: Path, field: str = "manifest_path") -> list[Utterance]:
-    """The utterances of a UTF-8 file; empty lines are skipped, and recordings are looked for from the file's folder.
+    """Read utterances from a UTF-8 file; empty lines are skipped, and paths are relative to the file's folder.
 
     A line that starts with `{` is JSON with a text (`target_text` or `text`) and optionally a name (`name`, `id` or
     `utt`), a recording (`reference_audio`, `prompt_audio` or `audio_filepath`) and its text (`reference_text` or
-    `prompt_text`). Any other is `name|reference text|reference recording|text`, optionally with a fifth field, which is
-    ignored. `field` is the file's name in the `InvalidRequest` of a bad file or line.
+    `prompt_text`). Any other line is `name|reference text|reference recording|text`; a fifth field is ignored. `field`
+    names the file in an `InvalidRequest`.
     """
     return read_records(path, field, lambda line, number: _utterance(line, number, path.parent))
 
 
 def _utterance(line: str, number: int, folder: Path) -> Utterance:
-    """A line in JSON or in the form of seed-tts-eval; its `ValueError` says what is wrong."""
     if line.lstrip().startswith("{"):
         try:
             fields = json.loads(line)
@@ -119,7 +118,6 @@ def _utterance(line: str, number: int, folder: Path) -> Utterance:
 
 
 def _name(fields: Mapping[str, Any], number: int) -> str:
-    """The name among these fields, which may be the number 0; else the line's number (from 1)."""
     name = first_of(fields, NAME_FIELDS)
     return f"{number:05d}" if name is None else str(name)
 
@@ -129,10 +127,10 @@ def _reference_text(fields: Mapping[str, Any]) -> str:
 
 
 def read_dataset(name: str, split: str | None, most: int | None = None) -> list[Utterance]:
-    """The utterances of one split of a Hugging Face data set, or a folder in that form; recordings stay encoded.
+    """Read one split of a Hugging Face data set, given by name or folder; recordings stay encoded.
 
-    split: None: the only one; most: rows, None: all. `InvalidRequest`: it cannot be loaded, lacks the split or has
-    several, or lacks a column of texts.
+    split: None: the only split; most: limit of rows. `InvalidRequest`: the data set cannot be loaded, lacks the split,
+    needs a split, or lacks a column of texts.
     """
     try:
         datasets = import_module("datasets")
@@ -142,7 +140,7 @@ def read_dataset(name: str, split: str | None, most: int | None = None) -> list[
         ) from None
     try:
         rows: Any = datasets.load_dataset(name, split=split)
-    except Exception as error:  # the package has no base of its errors, and those of its back ends come through
+    except Exception as error:  # the package and its back ends have no common base class of errors
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise InvalidRequest(f"huggingface_dataset: {name!r} cannot be loaded ({why}); check its name") from error
     if split is None:
@@ -155,7 +153,7 @@ def read_dataset(name: str, split: str | None, most: int | None = None) -> list[
             f"huggingface_dataset: {name!r} has {', '.join(columns)}, and no {' or '.join(TEXT_FIELDS)}; name another"
         )
     for column in set(columns) & set(REFERENCE_FIELDS):
-        # Decoded by the package, every row would need one more library, and its memory all at once.
+        # Decoding by the package needs another library, and memory for all rows at once.
         rows = rows.cast_column(column, datasets.Audio(decode=False))
     found = []
     for number, row in enumerate(islice(rows, most), start=1):
@@ -176,11 +174,10 @@ class LoadMode(str, Enum):
 class LoadOptions:
     """The server (host:port of its gRPC interface), the texts, and the number of concurrent users.
 
-    utterances: spoken in order, and repeated from the first; num_tasks: concurrent users, each of whom sends the next
-    request after the last answer is complete; requests: their number, None: each utterance once, and at least one per
-    task; warmup: requests that are not measured; use_spk2info_cache: send no recordings, because the server has the
-    voice; chunk_overlap_s: audio at the start of each chunk that repeats the chunk before; timeout_s: limit for each
-    complete answer; folder: where the audio is saved, None: it is not.
+    utterances: requested in order, and again from the first; num_tasks: users, each with one request at a time;
+    requests: None: each utterance once, and at least one request per user; warmup: requests that are not measured;
+    use_spk2info_cache: send no recordings, because the server has the voice; chunk_overlap_s: start of each chunk that
+    repeats the previous chunk; timeout_s: limit for a complete response; folder: where the audio is saved, if given.
     """
 
     server: str
@@ -213,7 +210,7 @@ class LoadOptions:
         return max(len(self.utterances), self.num_tasks) if self.requests is None else self.requests
 
     def utterance(self, index: int) -> Utterance:
-        """The utterance of request `index` (from 0), under a unique name."""
+        """The utterance of request `index` (from 0), with a unique name."""
         found = self.utterances[index % len(self.utterances)]
         if self.total <= len(self.utterances):
             return found

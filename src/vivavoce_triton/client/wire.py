@@ -1,7 +1,7 @@
-"""The models' tensors as they are sent: names and data types (the models use them too), and the gRPC interface.
+"""Names and data types of the models' tensors, and a gRPC client.
 
-The messages are those of `tritonclient`; its own asynchronous client cannot ask for the final response, without which
-the end of a stream that closes with an empty one is not seen.
+It uses the messages of `tritonclient`, but not its asynchronous client, which cannot request the empty final response
+that marks the end of a stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vivavoce_triton.client.report import Statistics, parse_statistics
 from vivavoce_triton.client.utterance import Manner, Utterance
 
 WAVEFORM = "waveform"
-"""The output that holds the audio: floats in ±1, [n] or [1, n]."""
+"""Output tensor of the audio: floats in ±1, [n] or [1, n]."""
 _NAMES = {
     "BYTES": "target_text reference_text voice instruct_text reading",
     "BOOL": "finalize stop streaming exclude_input_in_output",
@@ -37,7 +37,7 @@ _NAMES = {
     "FP32": "reference_wav speed waveform runtime_top_p temperature repetition_penalty embedding_bias",
 }
 DATATYPES = {name: datatype for datatype, names in _NAMES.items() for name in names.split()}
-"""Triton's data type of each tensor of the six models, by its name."""
+"""Tensor name → Triton's data type, for all six models."""
 DTYPES = {
     "FP16": "<f2",
     "FP32": "<f4",
@@ -47,7 +47,7 @@ DTYPES = {
     "UINT64": "<u8",
     "BOOL": "|b1",
 }
-"""NumPy's names of Triton's data types, little-endian."""
+"""Triton's data type → NumPy's, little-endian."""
 DEFAULT_SAMPLE_RATE = 24_000
 REFERENCE_RATE = 16_000
 
@@ -72,7 +72,7 @@ def unreachable(address: str, why: str) -> ServerUnreachable:
 
 
 def refused(words: str) -> ServerRefused:
-    return ServerRefused(f"server: {words.strip() or 'it refused without a word; see its log'}")
+    return ServerRefused(f"server: {words.strip() or 'it refused without a message; see its log'}")
 
 
 def not_served(address: str, name: str, words: str) -> ModelNotFound:
@@ -80,12 +80,12 @@ def not_served(address: str, name: str, words: str) -> ModelNotFound:
 
 
 def array(name: str, value: Any) -> NDArray[Any]:
-    """A tensor's numbers in its own data type, one number as [1]."""
+    """Convert numbers to the data type of a tensor; a single number becomes [1]."""
     return np.ascontiguousarray(np.atleast_1d(value), dtype=DTYPES[DATATYPES[name]])
 
 
 def decoded(raw: bytes, datatype: str) -> Samples:
-    """Audio [n] float32 from the bytes of a tensor; `ValueError`: not floats, or not finite."""
+    """Decode a tensor's bytes to audio, [n] float32; `ValueError`: not floats, or not finite."""
     if not datatype.startswith("FP"):
         raise ValueError(f"the audio is of {datatype}, not of floats")
     return finite(np.frombuffer(raw, DTYPES[datatype]).astype(np.float32))
@@ -98,7 +98,7 @@ def finite(samples: Samples) -> Samples:
 
 
 def read_reference(source: Path | bytes) -> Samples:
-    """A file or its content as [n] float32, mono at 16 kHz; `InvalidAudio`: it cannot be read."""
+    """Read a file, or its content, as [n] float32, mono at 16 kHz; `InvalidAudio`: it cannot be decoded."""
     return at_reference_rate(decode_audio(source))
 
 
@@ -123,12 +123,12 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[n], or [1, n] where the model batches."""
+        """[n], or [1, n] if the model batches."""
         size = 1 if isinstance(self.values, str) else len(self.values)
         return (1, size) if self.batched else (size,)
 
     def raw(self) -> bytes:
-        """Little-endian numbers, or the text's length in 4 bytes and its UTF-8."""
+        """The numbers in little-endian order, or the text in UTF-8 after its length in 4 bytes."""
         if isinstance(self.values, str):
             encoded = self.values.encode("utf-8")
             return struct.pack("<I", len(encoded)) + encoded
@@ -140,10 +140,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model as its server describes it.
-
-    decoupled: it answers in chunks; batched: its tensors have a batch dimension.
-    """
+    """A model of a server. decoupled: it responds in chunks; batched: its tensors have a batch dimension."""
 
     name: str
     decoupled: bool
@@ -153,12 +150,12 @@ class ServedModel:
 
 
 def served_model(config: Mapping[str, Any]) -> ServedModel:
-    """From a model's configuration as JSON, where numbers may be strings; `ServerRefused`: it gives no waveform."""
+    """Parse a model's configuration in JSON; numbers may be strings. `ServerRefused`: the model has no waveform."""
     name = str(config.get("name", ""))
     outputs = [str(output.get("name")) for output in config.get("output", ())]
     if WAVEFORM not in outputs:
         raise ServerRefused(
-            f"model: {name!r} gives {', '.join(outputs) or 'nothing'} and no {WAVEFORM}; name one that speaks"
+            f"model: {name!r} gives {', '.join(outputs) or 'nothing'} and no {WAVEFORM}; name a model that speaks"
         )
     rate = config.get("parameters", {}).get("sample_rate", {}).get("string_value", "")
     return ServedModel(
@@ -173,9 +170,9 @@ def served_model(config: Mapping[str, Any]) -> ServedModel:
 def request_tensors(
     utterance: Utterance, manner: Manner, model: ServedModel, reference: Samples | None
 ) -> Sequence[Tensor]:
-    """The inputs of one request; `InvalidRequest`: the model has no such input.
+    """The inputs of one request; `InvalidRequest`: the model lacks an input.
 
-    reference: [n] float32 in ±1, mono at 16 kHz; None: neither it nor its text is sent.
+    reference: [n] float32 in ±1, mono at 16 kHz; None: no recording and no transcript is sent.
     """
     values: dict[str, Any] = {"target_text": utterance.text}
     if reference is not None:
@@ -230,7 +227,7 @@ class Connection:
         await self._channel.close()
 
     async def model(self, name: str) -> ServedModel:
-        """A model's configuration; `ModelNotFound`, `ServerUnreachable` or `ServerRefused` (an error, or no audio)."""
+        """Describe a model; `ModelNotFound`; `ServerUnreachable`; `ServerRefused`: an error, or no audio output."""
         answer = await self._call(self._stub.ModelConfig, self._messages.ModelConfigRequest(name=name), name)
         return served_model(self._to_dict(answer.config, preserving_proto_field_name=True))
 
@@ -241,9 +238,9 @@ class Connection:
     async def speak(
         self, model: ServedModel, tensors: Sequence[Tensor], request_id: str, *, stream: bool = True
     ) -> AsyncGenerator[Samples, None]:
-        """The chunks [n] of one request as they come, n ≥ 1; not `stream`: one chunk, the whole of it.
+        """Yield the chunks [n], n ≥ 1, of one request when they arrive; without `stream`, one chunk with all audio.
 
-        Closing it, or cancelling, ends the request on the server. Errors as in `model`; they may come after chunks.
+        Closing or cancelling the generator ends the request on the server. Errors as in `model`, also after chunks.
         """
         request = self._request(model, tensors, request_id)
         if not stream:
@@ -255,8 +252,8 @@ class Connection:
         call = self._stub.ModelStreamInfer(_once(request), timeout=self._timeout_s)
         ended, problem = False, ""
         try:
-            # To the call's own end: a server whose call is cancelled just then keeps the request, and never unloads
-            # its model (seen with 2.51).
+            # Read to the end of the call: a server (2.51) whose call is cancelled after the final response keeps the
+            # request, and never unloads its model.
             async for message in call:
                 if message.error_message:
                     problem = problem or message.error_message
@@ -308,8 +305,8 @@ class Connection:
             return unreachable(self._address, words)
         if code == codes.DEADLINE_EXCEEDED:
             return ServerUnreachable(
-                f"timeout: no whole answer from {self._address} within {self._timeout_s:g} s; allow more, or see what "
-                "keeps it busy"
+                f"timeout: no complete response from {self._address} in {self._timeout_s:g} s; allow more, or reduce "
+                "its load"
             )
         return InvalidRequest(f"server: {words}") if code == codes.INVALID_ARGUMENT else refused(words)
 

@@ -1,1 +1,1 @@
-"""The models of the repository; Triton's Python backend runs each by a `model.py` of a few lines."""
+"""The models of the repository; a short `model.py` runs each in Triton's Python backend."""

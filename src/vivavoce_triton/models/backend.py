@@ -1,7 +1,7 @@
-"""Shared by all models: tensors of Triton's Python backend, parameters, inner requests, an event loop.
+"""Code shared by the models: tensors of Triton's Python backend, parameters, inner requests, an event loop.
 
 `triton_python_backend_utils` exists inside the server only, so it is passed as `backend`. Every request holds one
-utterance: tensors have a batch dimension of 1 if the model batches (`[1, n]`), else none.
+utterance: tensors are `[1, n]` if the model batches, else `[n]`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ASK_EVERY_S = 0.25
-"""Each check whether the client has left is a message between processes."""
+"""Seconds between checks for a client that left; each check is a message between processes."""
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False, "": False}
 _CODES = {
     "INVALID_ARGUMENT": "INVALID_ARG",
@@ -41,7 +41,7 @@ _CODES = {
     "RESOURCE_EXHAUSTED": "UNAVAILABLE",
     "CANCELLED": "CANCELLED",
 }
-"""gRPC status → Triton's code; all others are INTERNAL."""
+"""gRPC status → Triton's error code; the default is INTERNAL."""
 
 
 class InnerError(Exception):
@@ -51,7 +51,7 @@ class InnerError(Exception):
 
 
 def python_model(kind: Any, backend: Any) -> type:
-    """The class that Triton's Python backend loads; kind: a class with `load`, `execute` and `close`."""
+    """Make the class that Triton's Python backend loads; kind: a class with `load`, `execute` and `close`."""
 
     class TritonPythonModel:
         def initialize(self, args: Mapping[str, str]) -> None:
@@ -67,7 +67,7 @@ def python_model(kind: Any, backend: Any) -> type:
 
 
 class Parameters:
-    """The parameters of config.pbtxt; "" for an empty or missing one."""
+    """The parameters of config.pbtxt; empty and missing parameters are ""."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -85,7 +85,7 @@ class Parameters:
         return _SWITCHES[word]
 
     def number(self, name: str, kind: Callable[[str], T], wanted: str) -> T | None:
-        """None if empty; `InvalidRequest`: not a number; wanted: for its message."""
+        """The number, or None if empty; `InvalidRequest`: not a number; wanted: hint for the message."""
         try:
             return kind(self[name]) if self[name] else None
         except ValueError:
@@ -105,12 +105,12 @@ class Parameters:
 
     @property
     def device(self) -> torch.device:
-        """`InvalidRequest`: unknown or absent."""
+        """`InvalidRequest`: the device is unknown or missing."""
         return choose_device(self["device"] or "auto")
 
 
 class Inputs:
-    """The tensors of one request, None if not given; `InvalidRequest` names a wrong one."""
+    """The input tensors of one request; missing tensors are None. `InvalidRequest` names a bad tensor."""
 
     def __init__(self, backend: Any, request: Any) -> None:
         self._backend, self.request = backend, request
@@ -151,7 +151,6 @@ class Inputs:
         return None if value is None else value.item()
 
     def text(self, name: str) -> str:
-        """UTF-8; "" if not given."""
         raw = self._single(name)
         try:
             return raw.decode("utf-8") if isinstance(raw, bytes) else str(raw or "")
@@ -181,12 +180,11 @@ def check_present(left: Callable[[], bool]) -> None:
 
 
 def answer(backend: Any, **tensors: NDArray[Any]) -> Any:
-    """Tensors have a batch dimension if the model batches."""
     return backend.InferenceResponse(output_tensors=[backend.Tensor(name, value) for name, value in tensors.items()])
 
 
 def refusal(backend: Any, error: Exception) -> Any:
-    """An error response; unforeseen errors are logged with their traceback."""
+    """Make an error response; unexpected errors are logged with their traceback."""
     if isinstance(error, InnerError):
         return backend.InferenceResponse(output_tensors=[], error=backend.TritonError(str(error), error.code))
     if isinstance(error, VivavoceError):
@@ -200,7 +198,7 @@ def refusal(backend: Any, error: Exception) -> Any:
 
 
 def answered(backend: Any, name: str, work: Callable[[], NDArray[Any]]) -> Any:
-    """A response with the output of `work` (without a batch dimension), or with its error."""
+    """Make a response from the result of `work` (without a batch dimension) or from its error."""
     try:
         return answer(backend, **{name: work()[None]})
     except Exception as error:
@@ -208,21 +206,21 @@ def answered(backend: Any, name: str, work: Callable[[], NDArray[Any]]) -> Any:
 
 
 def end(backend: Any, sender: Any, error: Exception | None = None) -> None:
-    """Send a stream's end, with the error if there is one.
+    """End a stream, with an error if one is given.
 
-    The server unloads a model once every request and sender is freed; the frames of an error would keep them.
+    The traceback is dropped: its frames keep requests and senders alive, which keeps the model loaded.
     """
     response = () if error is None else (refusal(backend, error),)
     try:
         sender.send(*response, flags=backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except Exception:  # an error of Triton itself: the client cannot be reached
+    except Exception:
         log.exception("end not sent: the end of a stream could not be sent")
     if error is not None:
         traceback.clear_frames(error.__traceback__)
 
 
 def inner_request(backend: Any, model: str, outputs: Sequence[str], values: Mapping[str, Any], name: str = "") -> Any:
-    """values: one utterance, without a batch dimension; name: the request id."""
+    """Make a request to another model; values: without a batch dimension; name: the request id."""
     inputs = [backend.Tensor(tensor, array(tensor, value)[None]) for tensor, value in values.items()]
     return backend.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=inputs, request_id=name
@@ -230,7 +228,7 @@ def inner_request(backend: Any, model: str, outputs: Sequence[str], values: Mapp
 
 
 def checked(response: Any) -> Any:
-    """The response; `InnerError`: the inner model's error."""
+    """Return the response; `InnerError`: the inner model failed."""
     if response.has_error():
         error = response.error()
         raise InnerError(error.message(), error.code())
@@ -238,13 +236,13 @@ def checked(response: Any) -> Any:
 
 
 def output(backend: Any, response: Any, name: str) -> NDArray[Any] | None:
-    """A copy without the batch dimension; None: not in the response."""
+    """Copy an output without the batch dimension; None if it is not in the response."""
     tensor = backend.get_output_tensor_by_name(response, name)
     return None if tensor is None else np.array(tensor.as_numpy()[0])
 
 
 def ask_inner(backend: Any, model: str, name: str, values: Mapping[str, Any], request_id: str = "") -> NDArray[Any]:
-    """The single output of a model; `InnerError`: it refused or failed."""
+    """Request the single output of a model; `InnerError`: the model refused or failed."""
     found = output(backend, checked(inner_request(backend, model, (name,), values, request_id).exec()), name)
     if found is None:
         raise StageFailed(f"{model}: answered without {name}; look at its log")
@@ -266,7 +264,7 @@ class AsyncModel:
         self._thread.start()
 
     def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
-        """(response, is it the last); one if not decoupled. left: whether the client has left."""
+        """Yield (response, whether it is the last), once if not decoupled. left: whether the client disconnected."""
         raise NotImplementedError
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
@@ -288,7 +286,7 @@ class AsyncModel:
 
     @asynccontextmanager
     async def watched(self, left: Callable[[], bool], give_up: Callable[[], None]) -> AsyncIterator[None]:
-        """Poll `left` during the block, and call `give_up` when it turns true: the server has no callback."""
+        """Poll `left` in the block, as the server has no callback, and call `give_up` once it is true."""
         over = asyncio.Event()
 
         async def watch() -> None:

@@ -1,6 +1,6 @@
-"""The model `cosyvoice2`: text → audio by the other models of the server.
+"""The model `cosyvoice2`: text → audio, by requests to other models of the server.
 
-`audio_tokenizer` and `speaker_embedding` read a recording, `tensorrt_llm` makes speech tokens, `token2wav` audio.
+`audio_tokenizer` and `speaker_embedding` encode a recording, `tensorrt_llm` makes speech tokens, `token2wav` audio.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 Speech = Generator[NDArray[np.float32], None, None]
 """Chunks in order: [n] float32."""
 AT_ONCE = 32
-"""Concurrent requests of one instance; each has two threads that wait for other models."""
+"""Concurrent requests per instance; each has two threads, which wait for other models."""
 MOST_TAKEN = 512
-"""Running and waiting requests of one instance; more are refused."""
+"""Limit of running and waiting requests per instance."""
 _RETRY_S = 5.0
 _LOOK_EVERY = 4
-"""Language model responses between two checks whether the client has left."""
+"""Language model responses between two checks for a client that left."""
 
 
 class DecodedTokens:
@@ -72,7 +72,7 @@ class DecodedTokens:
             self._changed.notify_all()
 
     def wait(self, count: int | None) -> tuple[int, ...]:
-        """The first `count` tokens (None: all) once they are there, fewer at the end; raises their error."""
+        """Wait for the first `count` tokens (None: all), fewer if the segment ends; raises the error of `end`."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or (count is not None and len(self.tokens) >= count))
             if self._error is not None:
@@ -81,14 +81,14 @@ class DecodedTokens:
 
 
 class CosyVoice2Model:
-    """Two threads per request: one fetches speech tokens, the other makes audio of them.
+    """Serves each request with two threads: one fetches speech tokens, the other fetches their audio.
 
-    Streaming, `execute` returns at once and audio is sent as it is made; otherwise it returns whole responses.
+    When streaming, `execute` returns at once and chunks are sent when ready; otherwise it returns whole responses.
     """
 
     def __init__(self, backend: Any, parameters: Parameters) -> None:
         self._backend, self._policy, folder = backend, chunk_policy(parameters), parameters.model_folder
-        self._config = read_config(folder, ())  # the flow's own blocks are token2wav's
+        self._config = read_config(folder, ())
         tokenizer, card = TextTokenizer.from_folder(folder / BACKBONE), read_card(folder)
         text = TextFrontEnd(tokenizer, scripts=card.scripts)
         num_speech_tokens = self._config.lm.vocabulary.num_speech_tokens
@@ -96,7 +96,7 @@ class CosyVoice2Model:
         _check_tokenizer(parameters.path("llm_tokenizer_dir"), self._vocabulary)
         bias = None
         if parameters["triton_backend"] == "tensorrtllm":
-            # An engine of TensorRT-LLM has no bias of the speech head; its backend takes it with each request.
+            # An engine lacks the bias of the speech head; it is sent with each request.
             bias = np.asarray(open_merged_lm(folder, len(tokenizer)).read(HEAD_BIAS).float().numpy())
         self._callers = ThreadPoolExecutor(AT_ONCE, "cosyvoice2-request")
         self._readers = ThreadPoolExecutor(AT_ONCE, "cosyvoice2-tokens")
@@ -119,7 +119,7 @@ class CosyVoice2Model:
             if self._accepted.acquire(blocking=False):
                 self._callers.submit(self._stream, sender, request)
             else:
-                words = f"server: {MOST_TAKEN} requests wait already; send this one again in {_RETRY_S:g} s"
+                words = f"server: {MOST_TAKEN} requests are running or waiting; try again in {_RETRY_S:g} s"
                 end(self._backend, sender, Overloaded(words, _RETRY_S))
         return None
 
@@ -145,7 +145,7 @@ class CosyVoice2Model:
         )
 
     def _audio(self, request: Any, left: Callable[[], bool]) -> Speech:
-        """Closing the iterator, or `left` turning true, ends the inner requests."""
+        """The inner requests end if the iterator is closed or `left` becomes true."""
         check_present(left)
         wanted = read_request(Inputs(self._backend, request), "official")
         segments = self._front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)
@@ -160,12 +160,11 @@ class CosyVoice2Model:
                         yield samples
                         check_present(left)
             if silent:
-                raise StageFailed("tensorrt_llm: made no speech of this text; send it again with another seed")
+                raise StageFailed("tensorrt_llm: made no speech for this text; try another seed")
         finally:
             gone.set()
 
     def _fetch_all(self, texts: Sequence[DecodedTokens], left: Callable[[], bool]) -> None:
-        """Fetch the tokens of all segments in order, ahead of the audio."""
         error: Exception | None = None
         for one in texts:
             try:
@@ -174,7 +173,7 @@ class CosyVoice2Model:
             except Exception as problem:
                 if not isinstance(problem, (InnerError, VivavoceError)):
                     log.error("tokens not read: the language model's stream failed", exc_info=problem)
-                # The thread that makes audio raises it; with the frames of this one it would hold the request for good.
+                # The audio thread raises it. The traceback is dropped, because its frames would keep the request alive.
                 error = problem.with_traceback(None)
             one.end(error)
 
@@ -188,7 +187,6 @@ class CosyVoice2Model:
                     check_present(left)
 
     def _chunks(self, one: DecodedTokens) -> Speech:
-        """The audio of a segment: whole, or in chunks by the engine's policy."""
         if one.segment.pause_s:
             yield np.zeros(round(one.segment.pause_s * self._config.rates.sample_rate), np.float32)
             return

@@ -1,4 +1,4 @@
-"""Clients of the models that `cosyvoice2` uses on the same server; all are thread-safe."""
+"""Thread-safe clients of the models that `cosyvoice2` uses on the same server."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from vivavoce_triton.models.backend import InnerError, ask_inner, checked, inner
 
 LANGUAGE_MODEL = "tensorrt_llm"
 TOP_P, TOP_K, TEMPERATURE, REPETITION_PENALTY = 0.95, 50, 0.8, 1.1
-"""Sampling of the documented deployment."""
+"""Sampling parameters of the official deployment."""
 USUAL_TOKENS = 750
-"""Limit of speech tokens for a segment (half a minute) unless its text is long."""
+"""Limit of speech tokens of a segment (30 s), unless its text is long."""
 _LONG_RATIO = 10.0
-"""Speech tokens per text token, above any voice: the limit for long texts."""
+"""Limit of speech tokens per text token for long texts, faster than any voice needs."""
 _KEPT = 64
 """Ended response iterators to keep; see `InnerLanguageModel._ended`."""
 
 
 def merged_prompt(vocabulary: MergedVocabulary, segment: SegmentRequest) -> tuple[int, ...]:
-    """`<|sos|>`, the reference's text and the segment's (tokenised apart), `<|task_id|>`, the reference's speech."""
+    """`<|sos|>`, transcript of the reference, text of the segment, `<|task_id|>`, speech tokens of the reference."""
     voice = segment.conditioning
     speech = map(vocabulary.speech, voice.lm_prompt_tokens)
     return (vocabulary.sos, *voice.lm_text, *segment.text, vocabulary.task, *speech)
@@ -59,17 +59,17 @@ def spoken_tokens(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tup
 
 
 class InnerLanguageModel:
-    """Requests speech tokens from `tensorrt_llm`. decoupled: it streams.
+    """Requests speech tokens from `tensorrt_llm`. decoupled: the model streams.
 
-    bias: [rows of the head] float32 to add to all logits, for a backend whose head has none; None: not needed.
+    bias: [rows of the head] float32, added to the logits by a backend whose head has no bias; None: not sent.
     """
 
     def __init__(
         self, backend: Any, vocabulary: MergedVocabulary, *, decoupled: bool, bias: NDArray[np.float32] | None
     ) -> None:
         self._backend, self._vocabulary, self._decoupled, self._bias = backend, vocabulary, decoupled, bias
-        # The server frees an ended response later, in a thread without Python's lock (seen in 2.51): without another
-        # reference, its arrays would be freed there, while other threads run Python.
+        # The server (2.51) frees an ended response later, in a thread that does not hold the GIL. This reference keeps
+        # the response's arrays from being freed there.
         self._ended: deque[Any] = deque(maxlen=_KEPT)
 
     def tokens(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
@@ -77,12 +77,12 @@ class InnerLanguageModel:
         run = 0
         with closing(self._said(segment)) as parts:
             for part in parts:
-                # Our own language model has done so, others have not.
+                # Other runtimes than ours do not shorten silences.
                 spoken, run = without_long_silence(part, self._vocabulary.own.silent, run)
                 yield tuple(spoken)
 
     def _said(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
-        request_id = uuid.uuid4().hex  # a client's own ids need not be its alone
+        request_id = uuid.uuid4().hex  # clients' request ids need not be unique
         outputs = ("output_ids", "sequence_length")
         request = inner_request(self._backend, LANGUAGE_MODEL, outputs, self._tensors(segment), request_id)
         if not self._decoupled:
@@ -96,7 +96,7 @@ class InnerLanguageModel:
                 if tokens:
                     yield tokens
                 if end is not None:
-                    over = end == self._vocabulary.eos_ids[0]  # more ids end speech, of which it does not know
+                    over = end == self._vocabulary.eos_ids[0]  # the model stops by itself at this end token only
                     break
             else:
                 over = True
@@ -106,13 +106,13 @@ class InnerLanguageModel:
         finally:
             if not over:
                 self._stop(responses, request_id)
-            self._drain(responses)  # a request ends when all its responses were taken
+            self._drain(responses)  # a request ends when all responses are read
 
     def _read(self, response: Any) -> tuple[tuple[int, ...], int | None]:
         ids, lengths = (output(self._backend, response, name) for name in ("output_ids", "sequence_length"))
         if ids is None:
-            return (), None  # a last response that only says that it is the last
-        flat = ids.reshape(-1)  # of the one beam
+            return (), None  # an empty final response
+        flat = ids.reshape(-1)
         count = len(flat) if lengths is None else int(lengths.reshape(-1)[0])
         return spoken_tokens(self._vocabulary, flat[:count].tolist())
 
@@ -122,7 +122,7 @@ class InnerLanguageModel:
         else:
             tensors = {"input_lengths": 0, "request_output_len": 0, "stop": True}
             stop = inner_request(self._backend, LANGUAGE_MODEL, ("output_ids",), tensors, request_id)
-            self._drain(stop.exec(decoupled=True))  # its answer is empty
+            self._drain(stop.exec(decoupled=True))
 
     def _drain(self, responses: Any) -> None:
         for _ in responses:
@@ -151,7 +151,7 @@ class InnerLanguageModel:
 
 
 class InnerToken2Wav:
-    """Requests the audio of one segment from `token2wav`; one thread at a time."""
+    """Requests the audio of one segment from `token2wav`; used by one thread at a time."""
 
     def __init__(self, backend: Any, vocabulary: MergedVocabulary, segment: SegmentRequest) -> None:
         self._backend, self._text_size = backend, np.int32(vocabulary.text_size)
@@ -160,7 +160,7 @@ class InnerToken2Wav:
         if voice.flow_prompt:  # without a reference only the embedding is sent
             self._voice["prompt_speech_tokens"] = np.array(voice.flow_prompt, np.int32) + self._text_size
             self._voice["prompt_speech_feat"] = voice.flow_mel.numpy()
-        self._id = uuid.uuid4().hex  # a client's own ids need not be its alone
+        self._id = uuid.uuid4().hex  # clients' request ids need not be unique
         self._open = False
 
     def whole(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -168,8 +168,8 @@ class InnerToken2Wav:
         return self._ask(tokens, "", self._voice)
 
     def step(self, tokens: Sequence[int], offset: int, *, last: bool) -> NDArray[np.float32]:
-        """The next audio, [n] float32. tokens: all so far, with lookahead; offset: tokens already spoken."""
-        voice = {} if self._open else self._voice  # the first step's holds for all
+        """The next audio, [n] float32. tokens: all so far, with lookahead; offset: number of tokens already spoken."""
+        voice = {} if self._open else self._voice  # the first step sets the voice
         self._open = not last
         return self._ask(tokens, self._id, {**voice, "token_offset": offset, "finalize": last})
 
@@ -185,7 +185,7 @@ class InnerToken2Wav:
 
 
 class StagedExtractor:
-    """A `VoiceExtractor` by `audio_tokenizer` and `speaker_embedding`; threads: to run both at once."""
+    """A `VoiceExtractor` that uses `audio_tokenizer` and `speaker_embedding`, in parallel on `threads`."""
 
     def __init__(
         self, backend: Any, config: ModelConfig, vocabulary: MergedVocabulary, text: TextFrontEnd, threads: Executor
@@ -194,7 +194,7 @@ class StagedExtractor:
         self._text, self._threads = text, threads
 
     def extract(self, source: AudioSource, transcript: str = "") -> Voice:
-        if not isinstance(source, Audio):  # of a stored voice that another model made
+        if not isinstance(source, Audio):  # a stored voice of another model
             assert not isinstance(source, tuple)
             audio = decode_audio(source)
             source = Audio(resample_sinc(audio.samples, audio.sample_rate, SAMPLE_RATE).numpy(), SAMPLE_RATE)

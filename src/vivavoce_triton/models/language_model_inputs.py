@@ -1,8 +1,8 @@
-"""The tensors of a request to `tensorrt_llm`, read for both runtimes.
+"""Read the input tensors of a request to `tensorrt_llm`, for both runtimes.
 
-They are those of TensorRT-LLM's own backend. An input is honoured, or cannot affect the result, or is refused. One
-exception serves the published deployment, which always sends `temperature` 0.8 and `repetition_penalty` 1.1: our own
-sampling accepts these two values without effect. It uses repetition-aware nucleus sampling at temperature 1.
+The tensors are those of TensorRT-LLM's backend. Unsupported inputs that would change the result are refused, except for
+`temperature` 0.8 and `repetition_penalty` 1.1, which the published deployment always sends: our repetition-aware
+nucleus sampling at temperature 1 ignores these two values.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.models.backend import Inputs
 
 _TOLERANCE = 1e-6
-"""Relative: numbers arrive as float32."""
+"""Relative tolerance for numbers that arrive as float32."""
 _INT32_MAX = 2**31 - 1
 
 
 class Refusal(NamedTuple):
-    """A refused input; harmless: values that are accepted; llmapi: TensorRT-LLM's LLM API supports it."""
+    """A refused input; harmless: accepted values; llmapi: TensorRT-LLM's LLM API supports the input."""
 
     why: str
     harmless: tuple[float, ...] = ()
@@ -70,7 +70,7 @@ REFUSED: Mapping[str, Refusal] = MappingProxyType(
         "prompt_vocab_size": Refusal("the model has no table of prompt embeddings; leave it out", (0,)),
     }
 )
-"""All other inputs are honoured or have no effect."""
+"""Unsupported inputs by name; all other inputs are honoured or have no effect."""
 
 
 def check_inputs(backend: Any, request: Any, *, llmapi: bool) -> None:
@@ -91,7 +91,7 @@ def _asks_for_nothing(values: NDArray[Any], harmless: tuple[float, ...]) -> bool
 
 
 def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(text ids, speech tokens 0 … V − 1) of `<|sos|>`, text, `<|task_id|>`, speech; else `InvalidRequest`."""
+    """Parse `<|sos|>`, text, `<|task_id|>`, speech; return (text ids, speech tokens 0 … V − 1); or `InvalidRequest`."""
     if not ids or ids[0] != vocabulary.sos:
         found = str(ids[0]) if ids else "nothing"
         raise InvalidRequest(f"input_ids: begin with {found}, not with <|sos|> ({vocabulary.sos}); put it first")
@@ -116,10 +116,10 @@ def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple
 
 @dataclass(frozen=True, eq=False)
 class TokensRequest:
-    """None: the model's own setting.
+    """A request for speech tokens; None: the model's default.
 
-    prompt: merged ids; max_tokens, min_tokens: of speech; may_end: False: exactly max_tokens; top_k: 0: all ids;
-    embedding_bias: [rows of the merged head] float32, added to the logits; outputs: names, empty: all.
+    prompt: merged ids; max_tokens, min_tokens: of speech; may_end: False gives exactly max_tokens;
+    top_k: 0 for all ids; embedding_bias: [rows of the merged head] float32, added to logits; outputs: empty for all.
     """
 
     prompt: tuple[int, ...]
@@ -130,7 +130,7 @@ class TokensRequest:
     top_p: float | None
     top_k: int | None
     penalties: Mapping[str, float]
-    """Only those that the request has and the runtime supports."""
+    """Penalties that the request has and the runtime supports."""
     embedding_bias: NDArray[np.float32] | None
     streaming: bool
     with_prompt: bool
@@ -140,7 +140,7 @@ class TokensRequest:
 def read_tokens_request(
     inputs: Inputs, vocabulary: MergedVocabulary, *, llmapi: bool, excludes_prompt: bool
 ) -> TokensRequest:
-    """`InvalidRequest`: an input is missing or out of range; excludes_prompt: default of a request."""
+    """`InvalidRequest`: an input is missing or out of range; excludes_prompt: default for requests."""
     ids = inputs.ids("input_ids")
     if ids is None:
         raise InvalidRequest("input_ids: is missing; send the prompt")
@@ -155,13 +155,13 @@ def read_tokens_request(
         max_tokens=_required(inputs, "request_output_len", _INT32_MAX, "send how many tokens there may be"),
         min_tokens=1 if least is None else least,
         may_end=_may_end(inputs, vocabulary),
-        seed=seed - 2**64 if seed >> 63 else seed,  # the same bits, read as a signed number
+        seed=seed - 2**64 if seed >> 63 else seed,  # reinterpret the bits as a signed number
         top_p=inputs.real("runtime_top_p", 0.001, 1.0),
         top_k=inputs.whole("runtime_top_k", 0, 10_000),
         penalties={name: value for name, value in penalties.items() if value is not None},
         embedding_bias=_bias(inputs),
         streaming=streaming,
-        # A stream has new tokens only, like that of TensorRT-LLM's backend.
+        # Streams have new tokens only, as in TensorRT-LLM's backend.
         with_prompt=not (streaming or inputs.switch("exclude_input_in_output", excludes_prompt)),
         outputs=frozenset(inputs.request.requested_output_names()),
     )

@@ -26,9 +26,9 @@ CPU_PROVIDER = "CPUExecutionProvider"
 
 
 class _ReferenceModel:
-    """Encodes each recording on a thread: the encoders' batch dimension is 1, and ONNX Runtime releases Python's lock.
+    """Encodes each recording on a thread: the encoders have batch size 1, and ONNX Runtime releases the GIL.
 
-    name: the output; padded: the recording's true length is in `reference_wav_len`.
+    name: output tensor; padded: the recording's true length is in `reference_wav_len`.
     """
 
     def __init__(self, backend: Any, name: str, encode: Callable[[Tensor], NDArray[Any]], *, padded: bool) -> None:
@@ -74,7 +74,7 @@ class SpeakerEmbedding(_ReferenceModel):
         folder, providers = given.model_folder, onnx_providers(given.device, tensorrt=True)
         encoder = SpeakerEncoder.from_file(folder / SPEAKER_ENCODER, providers=providers)
         if providers != [CPU_PROVIDER]:
-            # TensorRT builds an engine for the lengths it has met, and anew for one beyond them, which takes long.
+            # TensorRT rebuilds its engine, which takes long, for a length outside of the range that it has seen.
             for seconds in (MIN_REFERENCE_S, MAX_REFERENCE_S):
                 encoder(torch.zeros(int(seconds * SAMPLE_RATE)))
 
@@ -100,7 +100,7 @@ def _read_reference(inputs: Inputs, *, padded: bool) -> Tensor:
 
 
 def onnx_providers(device: torch.device, *, tensorrt: bool = False) -> list[str]:
-    """Installed execution providers, best first. They use the first GPU: for any other one, the CPU's.
+    """Installed execution providers, best first. They can only use the first GPU; for other GPUs the CPU is used.
 
     tensorrt: prefer TensorRT if it is installed.
     """

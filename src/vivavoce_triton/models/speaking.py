@@ -1,4 +1,4 @@
-"""Requests of the models that speak whole texts, `cosyvoice2` and `vivavoce`: their tensors and voices."""
+"""Read the requests of `cosyvoice2` and `vivavoce`, and get their voices."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DEFAULT_SEED = 42
 RELEASED_SPEAKER = "001"
 """The speaker of the release's spk2info.pt."""
 SPEED_DIGITS = 6
-"""FP32 turns 1.2 into 1.2000000477, which makes long audio a frame longer."""
+"""Speeds are rounded to this: FP32 turns 1.2 into 1.2000000477, which can add a frame."""
 
 
 @dataclass(frozen=True, eq=False)
 class SpokenRequest:
-    """reference: at 16 kHz; voice: "" for the default."""
+    """A request; reference: at 16 kHz; voice: "" for the default voice."""
 
     text: str
     reference: Audio | None
@@ -38,7 +38,7 @@ class SpokenRequest:
 
 
 def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
-    """reading: default of a request; `InvalidText`, `InvalidAudio` or `InvalidRequest` names the tensor."""
+    """Read a request; reading: its default; `InvalidText`, `InvalidAudio` or `InvalidRequest` names the tensor."""
     text = inputs.text("target_text")
     if not text.strip():
         raise InvalidText("target_text: is empty; send some text")
@@ -46,7 +46,7 @@ def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
     if reference is None and transcript:
         raise InvalidRequest("reference_text: belongs to a recording; send reference_wav with it, or leave it out")
     if reference is not None and voice:
-        raise InvalidRequest("voice: a name and reference_wav are given; leave one of them out")
+        raise InvalidRequest("voice: both voice and reference_wav are given; leave one out")
     seed, speed = inputs.number("seed"), inputs.number("speed")
     options = SpeakOptions(
         instruct=inputs.text("instruct_text") or None,
@@ -67,26 +67,26 @@ def _reference(inputs: Inputs) -> Audio | None:
 
 
 def recording(samples: NDArray[np.float32], length: int | None = None) -> Audio:
-    """A checked copy of the first `length` samples of `reference_wav`; else `InvalidRequest` or `InvalidAudio`."""
+    """Copy and check the first `length` samples of `reference_wav`; or `InvalidRequest` or `InvalidAudio`."""
     if length is not None and not 0 < length <= len(samples):
         raise InvalidRequest(
             f"reference_wav_len: {length} of the {len(samples)} samples in reference_wav; send a number in "
             f"1 … {len(samples)}, those that are speech"
         )
-    # A copy: the server's memory behind the tensor is gone when the request is.
+    # Copy: the tensor's memory belongs to the request.
     audio = Audio(np.array(samples[:length]), REFERENCE_RATE)
     check_reference(audio, field="reference_wav")
     return audio
 
 
 def chunk_policy(parameters: Parameters) -> ChunkPolicy | None:
-    """None: responses are whole; `InvalidRequest`: an unknown strategy."""
+    """The policy for chunks, None for whole responses; `InvalidRequest`: the strategy is unknown."""
     policy = ChunkPolicy.parse(parameters["dynamic_chunk_strategy"] or "exponential")
     return policy if parameters.decoupled else None
 
 
 class RequestVoices:
-    """Built-in and stored voices, and those of the last recordings; `VoiceNotFound`: the default voice is unknown."""
+    """Built-in voices, stored voices, and a cache of recordings' voices; `VoiceNotFound`: no such default voice."""
 
     def __init__(self, parameters: Parameters, extractor: Extractor, fingerprint: str | Callable[[], str]) -> None:
         built_in, store = built_in_voices(parameters.model_folder), open_voice_store(parameters.path("voices_dir"))
@@ -94,10 +94,9 @@ class RequestVoices:
         self._default = parameters["default_voice"] or (RELEASED_SPEAKER if RELEASED_SPEAKER in built_in else "")
         self._cached_only = parameters.switch("use_spk2info_cache")
         if self._default:
-            self._registry.find(self._default)  # refuse a wrong name at the start, not to every client
+            self._registry.find(self._default)  # fail at the start, not in every request
 
     def of(self, wanted: SpokenRequest) -> Voice:
-        """The voice of a request. Voices extracted from recordings are cached."""
         if wanted.reference is not None:
             if self._cached_only:
                 raise InvalidRequest(

@@ -1,15 +1,16 @@
 """The model `tensorrt_llm` in Python: merged ids in, merged ids of speech tokens out.
 
-The tensors are those of TensorRT-LLM's own backend; `language_model_inputs.py` reads the inputs. The outputs are
-`output_ids` [1, 1, n] INT32 (new ids without those that end speech, which published clients would take for speech),
+The tensors are those of TensorRT-LLM's backend; `language_model_inputs.py` reads the inputs. The outputs are
+`output_ids` [1, 1, n] INT32 (new ids without end ids, which published clients would take for speech),
 `sequence_length` [1, 1] INT32 (n), and `batch_index` and `sequence_index` [1, 1] INT32 (0).
 
-Decoupled with `streaming`, ids are sent as they come; the last response has the final flag and maybe no ids. Decoupled
-without it there is one response. A request ends when its client leaves, or by a request with `stop` and the same id:
-the server does not pass on that a caller inside it has left. Not decoupled, the requests of a batch run together.
+If decoupled, a request with `streaming` gets ids when they are sampled, and its last response has the final flag and
+maybe no ids; a request without it gets one response. A request ends if its client disconnects, or by a request with
+`stop` and the same id, as the server does not report when a calling model gives up. If not decoupled, the requests of a
+batch run together.
 
-The tokens come from a source: our language model, or TensorRT-LLM's LLM API. Its `start(request)` runs on the event
-loop and returns a stream with an async iterator of tokens and `cancel`. Token + `first_id` = merged id.
+A source makes the tokens: our language model, or TensorRT-LLM's LLM API. Its `start(request)` runs on the event loop
+and returns a stream with an async iterator of tokens and `cancel`. Token + `first_id` = merged id.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from vivavoce_triton.models.language_model_inputs import (
 )
 
 _FORBIDDEN = -1e4
-"""Logits this low are never sampled; some clients send −∞ as this."""
+"""Ids with a bias up to this are never sampled; some clients send it for −∞."""
 _CACHE_SETTINGS = {
     "free_gpu_memory_fraction": ("kv_cache_free_gpu_mem_fraction", float, "a number above 0, 1 at most"),
     "max_tokens": ("max_tokens_in_paged_kv_cache", int, "a whole number"),
@@ -63,7 +64,7 @@ class EngineSource:
 
     @classmethod
     def load(cls, parameters: Parameters, streams: int | None = None) -> EngineSource:
-        """The model of `model_dir`, or a merged folder `gpt_model_path`; streams: to warm up for, None: any number."""
+        """Load `model_dir`, or the merged folder `gpt_model_path`; streams: number to warm up for, None: any number."""
         device, wanted = parameters.device, "one above 0, 1 at most"
         share = parameters.number("kv_cache_free_gpu_mem_fraction", float, wanted)
         merged = parameters.path("gpt_model_path")
@@ -79,7 +80,7 @@ class EngineSource:
         return cls(engine, vocabulary)
 
     def start(self, request: TokensRequest) -> TokenHandle:
-        """`InvalidRequest`: it does not fit a slot, or has another bias; `Overloaded`: too many wait."""
+        """`InvalidRequest`: the request exceeds a slot, or has another bias; `Overloaded`: too many requests wait."""
         self._check_bias(request.embedding_bias)
         vocabulary = self.engine.models.config.lm.vocabulary
         rows = speech_prompt(vocabulary, *read_prompt(self.vocabulary, request.prompt))
@@ -123,9 +124,9 @@ def _merged(folder: Path, device: torch.device) -> tuple[LanguageModel, MergedVo
 
 
 class LLMSource:
-    """`tensorrt_llm.LLM`. api: that module; sampling: defaults of a request.
+    """Makes tokens with `tensorrt_llm.LLM`. api: the module tensorrt_llm; sampling: defaults for requests.
 
-    bias: [rows of the head] float32, the default of a request: plain Qwen2 has no bias and cannot forbid text ids.
+    bias: [rows of the head] float32, the default for requests: plain Qwen2 has no bias and cannot forbid text ids.
     """
 
     llmapi, first_id = True, 0
@@ -137,7 +138,7 @@ class LLMSource:
 
     @classmethod
     def load(cls, parameters: Parameters, most: int) -> LLMSource:
-        """The merged folder `gpt_model_path`; most: requests at once. `MissingDependency`: no suitable TensorRT-LLM."""
+        """Load `gpt_model_path`; most: concurrent requests. `MissingDependency`: no suitable TensorRT-LLM."""
         from vivavoce_export.hf_folder import open_hugging_face, read_lm_config, read_vocabulary
         from vivavoce_export.merged_lm import no_bias
 
@@ -157,7 +158,7 @@ class LLMSource:
         return cls(api, llm, vocabulary, read_lm_config(folder, vocabulary).sampling, bias)
 
     def start(self, request: TokensRequest) -> LLMTokens:
-        """`InvalidRequest`: the bias has not the head's size."""
+        """`InvalidRequest`: the bias does not have the head's size."""
         params = self._params(request)
         result = self._llm.generate_async(list(request.prompt), sampling_params=params, streaming=True)
         return LLMTokens(result, self.vocabulary.eos_ids)
@@ -183,7 +184,7 @@ class LLMSource:
             top_k=self._sampling.top_k if request.top_k is None else request.top_k,
             end_id=first if request.may_end else -1,
             pad_id=first,
-            seed=request.seed % 2**64,  # the bits of our signed number
+            seed=request.seed % 2**64,  # reinterpret the bits as an unsigned number
             embedding_bias=bias,
             detokenize=False,
             **request.penalties,
@@ -195,7 +196,7 @@ _SOURCES: Mapping[str, type[EngineSource] | type[LLMSource]] = {"vivavoce": Engi
 
 
 class TensorrtLLM(AsyncModel):
-    """Serves a source of tokens. batched: tensors have a batch dimension; excludes_prompt: default of a request."""
+    """Serves a source of tokens. batched: tensors have a batch dimension; excludes_prompt: default for requests."""
 
     def __init__(
         self, backend: Any, source: EngineSource | LLMSource, *, decoupled: bool, excludes_prompt: bool, batched: bool
@@ -204,7 +205,7 @@ class TensorrtLLM(AsyncModel):
         self._source, self._excludes_prompt = source, excludes_prompt
         self._leading = (1, 1) if batched else (1,)
         self._running: dict[str, set[TokenHandle | LLMTokens]] = {}
-        """By request id, for `stop`; used on the event loop only."""
+        """Request id → streams, for `stop`; used on the event loop only."""
 
     @classmethod
     def load(cls, given: Parameters, backend: Any) -> TensorrtLLM:
@@ -221,11 +222,11 @@ class TensorrtLLM(AsyncModel):
         self._source.close()
 
     async def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
-        """New ids as they come, or all at once; no response to a request that was stopped."""
+        """Yield new ids when they are sampled, or all at once; a stopped request gets no response."""
         inputs, request_id = Inputs(self._backend, request), request.request_id()
         if self._decoupled and inputs.switch("stop"):
             if not request_id:
-                raise InvalidRequest("stop: the request has no id; give it the id of the one that is to end")
+                raise InvalidRequest("stop: the request has no id; give the id of the request to stop")
             for stream in self._running.get(request_id, ()):
                 stream.cancel()
             return
@@ -238,7 +239,7 @@ class TensorrtLLM(AsyncModel):
                         yield self._answer(ask, piece), False
                     else:
                         ids += piece
-        except RequestCancelled:  # the client has left, or the request was stopped
+        except RequestCancelled:
             if self._decoupled:
                 return
             raise
@@ -258,7 +259,7 @@ class TensorrtLLM(AsyncModel):
     async def _drawn(
         self, ask: TokensRequest, request_id: str, left: Callable[[], bool]
     ) -> AsyncGenerator[list[int], None]:
-        """Merged ids; `RequestCancelled`: the client has left, or the request was stopped."""
+        """Yield merged ids; `RequestCancelled`: the client disconnected, or the request was stopped."""
         stream = self._source.start(ask)
         same_id = self._running.setdefault(request_id, set())
         same_id.add(stream)
@@ -280,6 +281,5 @@ class TensorrtLLM(AsyncModel):
             "batch_index": np.zeros(leading, np.int32),
             "sequence_index": np.zeros(leading, np.int32),
         }
-        # A sender frees outputs that were not asked for without holding Python's lock (seen in 2.51), while
-        # other threads use Python: it gets none.
+        # Leave out outputs that were not requested: the server (2.51) frees them without holding the GIL.
         return answer(self._backend, **{name: tensors[name] for name in tensors if name in (ask.outputs or tensors)})

@@ -1,4 +1,4 @@
-"""The model `token2wav`: speech tokens → audio, whole or step by step, by an engine of flow and vocoder."""
+"""The model `token2wav`: speech tokens → audio, at once or in steps, with an engine of flow and vocoder."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ log = logging.getLogger(__name__)
 PROMPT_TOKENS, MEL, EMBEDDING = "prompt_speech_tokens", "prompt_speech_feat", "prompt_spk_embedding"
 TOKENS, OFFSET, LAST = "target_speech_tokens", "token_offset", "finalize"
 FREE_SHARE = 0.3
-"""Share of a GPU's free memory: a language model beside it takes half or more."""
+"""Share of the free GPU memory that is used; a language model on the same GPU needs half or more."""
 _REMEMBERED = 64
-"""Voices; one of 30 s takes about half a megabyte."""
+"""Number of cached voices; a voice of 30 s takes about 0.5 MB."""
 _POLICY = ChunkPolicy.low_latency()
-"""Clients decide the steps; this only sets how chunks are joined."""
+"""It only sets how chunks are joined: the clients choose the steps."""
 
 Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class SynthesisRequest:
-    """voice, seed, speed: None if not given.
+    """A request; voice, seed, speed: None if not given.
 
-    tokens: speech tokens (0 … V − 1), for a step all so far; offset: tokens already spoken, None: not a step.
+    tokens: speech tokens (0 … V − 1), in a step all so far; offset: number of tokens already spoken, None: not a step.
     """
 
     tokens: tuple[int, ...]
@@ -77,7 +77,7 @@ class SynthesisRequest:
 
 
 class RequestReader:
-    """Caches voices, as each request of a stream repeats its own. text_size: the first merged id of speech."""
+    """Reads requests and caches voices, which every step may repeat. text_size: the first merged id of speech."""
 
     def __init__(self, config: ModelConfig, text_size: int) -> None:
         self._config, self._text_size = config, text_size
@@ -109,7 +109,7 @@ class RequestReader:
         return SynthesisRequest(tokens, self.voice(inputs), seed, speed, name, step, bool(last))
 
     def voice(self, inputs: Inputs) -> Conditioning | None:
-        """None if not given. `InvalidRequest`: a part is missing, too long, or does not fit the model or the rest."""
+        """The voice, or None if not given. `InvalidRequest`: a part is missing, too long, or does not fit."""
         tokens, mel, embedding = inputs.ids(PROMPT_TOKENS), inputs.floats(MEL), inputs.floats(EMBEDDING)
         if tokens is None and mel is None and embedding is None:
             return None
@@ -143,7 +143,7 @@ class RequestReader:
                 f"{MEL}: {len(mel)} numbers for {len(ids)} of {PROMPT_TOKENS}; send {per_token} frames of {bins} for "
                 f"each, {frames} frames in all, with both cut to the same duration"
             )
-        # Copies: the server takes its tensors back once the request is answered.
+        # Copy: the tensors' memory belongs to the request.
         return Conditioning(
             embedding=torch.tensor(embedding),
             flow_tokens=torch.tensor(tokens, dtype=torch.int64),
@@ -163,7 +163,7 @@ class RequestReader:
 
 @dataclass(frozen=True)
 class Bounds:
-    """streams: their number; nbytes: kept by all of them beside the flow's pages; idle_s: without a step."""
+    """Limits. streams: number; nbytes: memory of all, without the flow's pages; idle_s: time without a step."""
 
     streams: int = 1_024
     nbytes: int = 512 << 20
@@ -172,7 +172,7 @@ class Bounds:
 
 @dataclass(eq=False)
 class SynthesisStream:
-    """nbytes: kept memory; tokens: [n] of the last step; spoken: number of tokens whose audio was requested."""
+    """A stream. nbytes: its memory; tokens: [n] of the last step; spoken: tokens whose audio was requested."""
 
     id: str
     handle: Handle
@@ -188,7 +188,7 @@ class SynthesisStream:
         self.chunks: Iterator[AudioChunk] = iter(self.handle)
 
     def push(self, asked: SynthesisRequest, offset: int, lookahead: int) -> None:
-        """lookahead: tokens at a step's end that the flow only reads, unless it is the last step.
+        """Add a step; lookahead: tokens at its end that are only read, except in the last step.
 
         `InvalidRequest`: the step was made before, leaves a gap, contradicts earlier steps, or has too few tokens.
         """
@@ -223,15 +223,15 @@ class SynthesisStream:
 class Token2Wav:
     """`target_speech_tokens` [1, n] INT32 → `waveform` [1, samples] FP32 at the model's rate.
 
-    Tokens are merged ids. The voice is in the prompt tensors, else the default one; `seed` and `speed` are [1, 1].
+    Tokens are merged ids. The prompt tensors give the voice (default: `default`); `seed` and `speed` are [1, 1].
 
-    With `token_offset` and `finalize` a request is a step of its request id's stream. It has all tokens so far and the
-    number of those that were spoken before; it returns the audio of the rest, but for the lookahead and the last 160
-    ms, which come with the next step. The first step sets voice, seed and speed; later ones may omit them. `finalize`
-    ends the stream; without tokens it cancels it, and the audio is empty. A refused request changes nothing.
+    A request with `token_offset` and `finalize` is a step of the stream with its request id. It has all tokens so far
+    and the number of tokens spoken before. It returns the audio of the other tokens, without the lookahead and the last
+    160 ms, which come with the next step. The first step sets voice, seed and speed; later steps may omit them. A true
+    `finalize` ends the stream, or cancels it if there are no tokens. A refused request changes nothing.
 
-    engine: flow and vocoder, closed with this; it must admit every stream, as clients pace them. text_size: the first
-    merged id of speech. default: the voice of requests without one; None: they are refused.
+    engine: flow and vocoder, closed with this model; it must admit every stream, as clients set the pace. text_size:
+    the first merged id of speech. default: voice of requests without a voice; None: they are refused.
     """
 
     def __init__(
@@ -248,10 +248,10 @@ class Token2Wav:
         self._reader = RequestReader(self._config, text_size)
         vocoder = engine.models.vocoder
         rule = join_rule(_POLICY.joins, vocoder.config.samples_per_frame, vocoder.reach, engine.models.device)
-        self._kept_frames = rule.mel_frames  # with their samples, between steps
+        self._kept_frames = rule.mel_frames  # kept between steps, with their samples
         self._bounds, self._clock = bounds, clock
         self.streams: OrderedDict[str, SynthesisStream] = OrderedDict()
-        """By request id, the least recently used first."""
+        """Request id → stream, the least recently used first."""
 
     @classmethod
     def load(cls, given: Parameters, backend: Any) -> Token2Wav:
@@ -259,7 +259,7 @@ class Token2Wav:
         folder, device = given.model_folder, given.device
         models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
         if not models.config.rates.frames_per_token:
-            raise UnsupportedModel("model: token2wav makes no steps of CosyVoice 1's speech; serve the model vivavoce")
+            raise UnsupportedModel("model: token2wav does not support CosyVoice 1; serve the model vivavoce")
         default = default_prompt(folder, models.config, given["default_voice"])
         settings = EngineSettings(memory_bytes=_memory_bytes(given, device), admission=AdmissionMode.ALL)
         engine = Engine(models, settings)
@@ -353,7 +353,7 @@ class Token2Wav:
         stream = self.streams.pop(name, None)
 
         def nothing() -> Samples:
-            # After the audio of steps in the same batch was taken.
+            # Cancel after the earlier steps of this batch have their audio.
             if stream is not None:
                 stream.handle.cancel()
             return np.zeros(0, np.float32)
@@ -380,7 +380,7 @@ class Token2Wav:
             )
 
     def _kept_bytes(self, voice: Conditioning) -> int:
-        """Largest memory of a stream between steps, beside the flow's pages."""
+        """Largest memory of a stream between steps, without the flow's pages."""
         vocoder = self._config.vocoder
         given = (voice.embedding, voice.flow_tokens, voice.flow_mel)
         own = 2 * sum(tensor.nbytes for tensor in given)  # on the host and on the device
@@ -389,9 +389,9 @@ class Token2Wav:
 
 
 def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning | None:
-    """The voice of requests without one, from spk2info.pt or None. name: "": the release's, else the first.
+    """The default voice from spk2info.pt, or None. name: "" for the release's speaker, or the first if that is missing.
 
-    A stored voice's name is accepted: `cosyvoice2` sends such a voice with its requests.
+    The name of a stored voice gives None, without an error: `cosyvoice2` sends stored voices with its requests.
     """
     voices = built_in_voices(folder)
     if not voices or (name and name not in voices):
@@ -405,7 +405,7 @@ def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning
 
 
 def _memory_bytes(parameters: Parameters, device: torch.device) -> int | None:
-    """`memory_gb` of a CUDA device, weights included; if empty, the weights and `FREE_SHARE`."""
+    """`memory_gb` of a CUDA device, with weights; by default the weights and `FREE_SHARE` of the free memory."""
     given = parameters.number("memory_gb", float, "gigabytes above 0, or leave it empty")
     if given is not None and not 0 < given < 10_000:
         raise InvalidRequest(f"memory_gb: {given:g} is not a number of gigabytes above 0; give one, or leave it empty")

@@ -1,7 +1,7 @@
-"""The model `vivavoce`: the whole engine in one instance, whose batches all requests share.
+"""The model `vivavoce`: the whole engine in one instance; requests share its batches.
 
-The tensors are those of `cosyvoice2`; texts of requests that do not say how are read by natural rules, there by the
-official ones. One event loop serves all streams; a few threads read texts and recordings.
+The tensors are those of `cosyvoice2`, but `reading` is natural by default instead of official. One event loop serves
+all streams; a few threads read texts and recordings.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answe
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_request
 
 _FRONT_THREADS = 4
-"""Threads that normalise texts and extract voices, to keep the event loop free; networks run in the engine's thread."""
+"""Threads that normalise texts and extract voices, outside of the event loop; the engine has its own thread."""
 
 
 class VivavoceModel(AsyncModel):
-    """The one instance. tts: closed with this; policy: how streams are cut, None: answers are whole."""
+    """tts: closed with this model; policy: for chunks, None for whole responses."""
 
     def __init__(self, backend: Any, tts: Vivavoce, voices: RequestVoices, policy: ChunkPolicy | None) -> None:
         super().__init__(backend, "vivavoce-streams", decoupled=policy is not None)
@@ -47,7 +47,7 @@ class VivavoceModel(AsyncModel):
         told, rate = parameters.number("sample_rate", int, "the model's"), config.rates.sample_rate
         if told not in (None, rate):  # clients would play it too fast or too slowly
             raise InvalidRequest(f"sample_rate: {told} in config.pbtxt, the model speaks at {rate}; fill in {rate}")
-        parameters.switch("use_spk2info_cache")  # before the model is loaded, which takes long
+        parameters.switch("use_spk2info_cache")  # check it before loading the model
         names = {name: parameters[name] or "torch" for name in ("lm_backend", "flow_backend")}
         counts = {name: parameters.number(name, int, "a whole number") or 1 for name in ("trt_concurrent", "tp", "pp")}
         trusted: Any = parameters.switch("trust_model_code")
@@ -62,13 +62,12 @@ class VivavoceModel(AsyncModel):
     def close(self) -> None:
         """Finish the accepted requests, then close the engine."""
         while wait(list(self._streams), timeout=1.0).not_done and self._tts.engine.stuck_s < STUCK_S:
-            pass  # a device that hangs must not keep the server from stopping
+            pass  # wait, unless the device hangs
         self._fronts.shutdown()
         super().close()
         self._tts.close()
 
     async def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
-        """Audio as it is made, or the whole of it."""
         begun = await asyncio.get_running_loop().run_in_executor(self._fronts, self._begin, request, left)
         if not isinstance(begun, RequestSession):
             async with self.watched(left, begun.cancel):

@@ -1,1 +1,1 @@
-"""Speech from a Triton server elsewhere behind the protocols of this one."""
+"""Serve speech from another Triton server through the protocols of `vivavoce serve`."""

@@ -1,4 +1,4 @@
-"""A backend that is a Triton server elsewhere with `vivavoce`, `cosyvoice2` or a model of that form."""
+"""A backend that sends requests to a Triton server with `vivavoce`, `cosyvoice2` or a similar model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 MODELS = ("vivavoce", "cosyvoice2")
-"""The default is the first one that the server has."""
+"""Default models; the first one that the server has is used."""
 SENTENCE_S = 300.0
 """Timeout of one sentence."""
 CHECK_S = 5.0
@@ -59,14 +59,14 @@ FRESH_S = 2.0
 
 
 class _Call:
-    """One sentence's request; begins at once and is read as fast as the server responds."""
+    """The request for one sentence; it is sent and read at once, whatever the pace of the listener."""
 
     def __init__(self, sentence: Sentence, answer: AsyncGenerator[Samples, None]) -> None:
         self.sentence = sentence
         self.chunks: asyncio.Queue[Samples | None] = asyncio.Queue()
         """Audio [n], n ≥ 1, in order, then None."""
         self.reading = asyncio.create_task(self._read(answer))
-        """Ends with the response, or fails as it does."""
+        """It ends with the response, or fails with its error."""
         self.reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
 
     async def _read(self, answer: AsyncGenerator[Samples, None]) -> None:
@@ -79,7 +79,7 @@ class _Call:
 
 
 class TritonStream:
-    """A `SpeechStream`: a request per sentence, the next one while the last is played.
+    """A `SpeechStream` with a request per sentence; the next sentence is requested while one is played.
 
     ask: (sentence, its index) → audio; on_end: called once.
     """
@@ -97,7 +97,6 @@ class TritonStream:
         self._intake, self._splitter = TextFilter(reasoning), SentenceSplitter()
         self._sentences: asyncio.Queue[Sentence | None] = asyncio.Queue()
         self._calls: list[_Call] = []
-        """The current one, and the next."""
         self._progress = Verdict(FinishReason.CANCELLED)
 
     async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
@@ -143,7 +142,7 @@ class TritonStream:
                 audio_s = self._progress.audio_s + len(samples) / self.sample_rate
                 self._progress = replace(self._progress, audio_s=audio_s)
             if self.verdict is not None:
-                return  # it was cancelled
+                return  # the stream was cancelled
             await call.reading
             self._calls.remove(call)
             self._progress = replace(self._progress, segments_spoken=index + 1)
@@ -151,7 +150,7 @@ class TritonStream:
             raise _unspeakable()
 
     async def _ask_next(self) -> _Call | None:
-        """None: there are no more sentences, or the stream has ended."""
+        """Request the next sentence; None: no sentence is left, or the stream has ended."""
         sentence = await self._sentences.get()
         if sentence is None or self.verdict is not None:
             return None
@@ -174,7 +173,7 @@ class TritonBackend:
     """A `SpeechBackend` on one event loop; created by `open`."""
 
     stuck, voice_store = False, "ok"
-    """A server that does not respond is not ready; voices are files."""
+    """A server that does not respond counts as not ready; voices are files."""
 
     def __init__(self, address: str, folder: VoicesFolder | None, clock: Callable[[], float]) -> None:
         self._address, self._folder, self._clock = address, folder, clock
@@ -186,7 +185,7 @@ class TritonBackend:
         self._streams: set[TritonStream] = set()
         self._closing = False
         self._folder_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-voices")
-        """One thread for the folder, which allows one reader at a time, even after a caller has left."""
+        """One thread, because the folder allows one reader at a time, also after a caller was cancelled."""
 
         self._decoding_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-decoding")
         self._decoding: DecodingProcess
@@ -233,7 +232,7 @@ class TritonBackend:
 
     @property
     def ready(self) -> bool:
-        """The last check; if that is too old, another one begins for the next question."""
+        """The result of the last check; an old result starts another check in the background."""
         if not self._closing and self._clock() - self._checked_at >= FRESH_S:
             self._begin_check()
         return self._ready and not self._closing
@@ -264,7 +263,7 @@ class TritonBackend:
         def ask(sentence: str, index: int) -> AsyncGenerator[Samples, None]:
             return _answer(self._speech, model, tensors(sentence, index), f"{identity}-{index}")
 
-        tensors("?", 0)  # refuse now what the model does not take
+        tensors("?", 0)  # refuse unsupported inputs before the stream starts
         stream = TritonStream(model.sample_rate, ask, self._on_end, request.reasoning)
         if request.text is not None:
             await stream.push(request.text)
@@ -273,10 +272,10 @@ class TritonBackend:
         return stream
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        """Refused: the server does not return its normalised text."""
+        """Raise InvalidRequest, because the server does not return normalised text."""
         raise InvalidRequest(
-            "input: the Triton server that speaks here reads texts by itself and does not tell how; ask a server with "
-            "a model of its own, or `vivavoce normalize`"
+            "input: the Triton server does not return normalised text; ask a server with its own model, or use "
+            "`vivavoce normalize`"
         )
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
@@ -320,7 +319,7 @@ class TritonBackend:
             return await loop.run_in_executor(self._decoding_thread, usable_reference, *given), voice.transcript
         if self._folder is not None:
             return await self._in_folder(partial(self._folder.find, voice)) or (None, "")
-        if voice is not None and voice not in OPENAI_VOICES:  # these mean the only voice there is
+        if voice is not None and voice not in OPENAI_VOICES:  # these names mean the only voice
             raise unknown(voice, ())
         return None, ""
 
@@ -334,10 +333,10 @@ class TritonBackend:
 
     def _read_only(self) -> Forbidden:
         if self._folder is None:
-            return Forbidden("voices: this server has none of its own; start it with --reference-dir FOLDER")
+            return Forbidden("voices: this server has no voices of its own; start it with --reference-dir FOLDER")
         return Forbidden(
-            "voices: they are the recordings of a folder and cannot be changed here; its owner adds NAME.wav and "
-            "NAME.txt there"
+            "voices: they are recordings in a folder and cannot be changed here; add NAME.wav and NAME.txt to the "
+            "folder"
         )
 
     def _on_end(self, stream: TritonStream) -> None:
@@ -370,10 +369,10 @@ class TritonBackend:
 async def _answer(
     connection: Connection, model: ServedModel, tensors: Sequence[Tensor], request_id: str
 ) -> AsyncGenerator[Samples, None]:
-    """One request's audio [n], n ≥ 1; raises EngineStopped or ServerRefused, also after some audio."""
+    """Yield the audio [n], n ≥ 1, of one request; EngineStopped or ServerRefused, also after some audio."""
     silent = True
     try:
-        # An answer that is whole is read to the call's own end, never cancelled: see `Connection.speak`.
+        # A complete response is read to the end of the call, never cancelled: see `Connection.speak`.
         async with aclosing(connection.speak(model, tensors, request_id, stream=model.decoupled)) as chunks:
             async for chunk in chunks:
                 silent = False
@@ -382,7 +381,7 @@ async def _answer(
             raise refused(f"the model {model.name!r} gave no audio; see its log")
     except (ServerUnreachable, ModelNotFound) as error:
         log.warning("upstream away: %(error)s", {"error": error})
-        raise _away() from None  # clients need not know where the server is
+        raise _away() from None  # hide the server's address from clients
     except VivavoceError:
         raise
     except Exception:
@@ -403,7 +402,7 @@ async def _first_of(connection: Connection, names: tuple[str, ...]) -> ServedMod
 
 
 def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
-    """Refuse settings without an input; a model without `reading` has its own rules."""
+    """Refuse settings for which the model has no input."""
     unread = request.reading == "off" and "reading" not in model.inputs
     for field, given in (
         ("chunk_policy", request.policy),
@@ -420,7 +419,7 @@ def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
 def _transcript_for(request: SpeechRequest, transcript: str, *, spoken_by_recording: bool) -> str:
     """The transcript to send; InvalidRequest: the mode is impossible.
 
-    The server has no mode tensor: a recording with its text means zero_shot, one without cross_lingual.
+    The server has no tensor for the mode: a transcript means zero_shot, a recording without it cross_lingual.
     """
     mode = request.mode
     if request.instruct is not None:

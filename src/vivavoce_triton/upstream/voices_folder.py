@@ -1,4 +1,4 @@
-"""Voices from a folder of recordings: NAME.wav with what it says in NAME.txt, or a list of them in `manifest.jsonl`."""
+"""Voices from a folder of recordings: NAME.wav with its transcript in NAME.txt, or a list in `manifest.jsonl`."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ DEFAULT_VOICE = "default"
 """The name of the default recording."""
 MANIFEST = "manifest.jsonl"
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-"""The first one of a name counts."""
+"""If a name has several files, the first of these suffixes is used."""
 _KEPT = 64
-"""Decoded recordings to cache; 64 of 30 s take 123 MB."""
+"""Number of cached recordings; 64 recordings of 30 s take 123 MB."""
 
 _State = dict[str, tuple[int, int]]
-"""File name → (change in nanoseconds since 1970, size)."""
+"""File name → (time of change in ns since 1970, size)."""
 
 
 @dataclass(frozen=True)
 class FolderVoice:
-    """transcript: "" if unknown; changed: nanoseconds since 1970."""
+    """transcript: "" if unknown; changed: time of the file's change in ns since 1970."""
 
     name: str
     path: Path
@@ -53,7 +53,7 @@ class FolderVoice:
 
 
 class VoicesFolder:
-    """Read again when a file was added, removed or changed; for one thread at a time."""
+    """A folder that is read again after a file was added, removed or changed; for one thread at a time."""
 
     def __init__(self, folder: Path, rules: NameRules = NameRules()) -> None:
         """rules: for names without a recording. InvalidRequest: not a folder, or a bad manifest."""
@@ -85,7 +85,7 @@ class VoicesFolder:
                 (voice.path, voice.changed), lambda: usable_reference(voice.path, f"voice {voice.name}")
             )
             return samples, voice.transcript
-        if name is not None and name not in OPENAI_VOICES:  # these mean the server's own voice
+        if name is not None and name not in OPENAI_VOICES:  # these names mean the server's voice
             raise unknown(name, sorted(self._voices))
         return None
 
@@ -96,7 +96,7 @@ class VoicesFolder:
                 return
             voices = self._read(state)
         except InvalidRequest as error:
-            # A file that is just being written must not take all voices away.
+            # A file that is being written must not remove all voices.
             fields = {"error": error, "count": len(self._voices)}
             log.warning("voices damaged: %(error)s (keeping the %(count)d voices read before)", fields)
             return
@@ -168,8 +168,8 @@ def unknown(name: str, known: Sequence[str]) -> VoiceNotFound:
 
 
 def usable_reference(source: Path | bytes, field: str, decode: Callable[..., Audio] = decode_audio) -> Samples:
-    """A recording for the upstream server: [n] float32, mono at 16 kHz, 0.5 to 30 s; else InvalidAudio."""
-    # Some formats hold hours of silence in a few bytes: no more is decoded than may be used.
+    """Decode and check a recording: [n] float32, mono at 16 kHz, 0.5 to 30 s; or InvalidAudio."""
+    # Limit the decoding, as some formats hold hours of silence in a few bytes.
     audio = decode(source, field=field, max_seconds=MAX_REFERENCE_S)
     check_reference(audio, field=field)
     return at_reference_rate(audio)
