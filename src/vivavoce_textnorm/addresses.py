@@ -28,7 +28,8 @@ _IP = compiled(
 _HEX = r"[\da-fA-F]{1,4}"
 _IP6 = compiled(
     rf"(?<![[\w]--[{CJK}]]|:)(?:(?:{_HEX}:){{7}}{_HEX}|(?:{_HEX}(?::{_HEX}){{0,6}})?::(?:{_HEX}(?::{_HEX}){{0,6}})?"
-    rf"|(?:[\da-fA-F]{{2}}[:-]){{5}}[\da-fA-F]{{2}})(?![[\w]--[{CJK}]]|:)"
+    rf"|(?:[\da-fA-F]{{2}}[:-]){{5}}[\da-fA-F]{{2}}"
+    rf"|(?=[a-fA-F:]*\d)(?=[\d:]*[a-fA-F])(?:[\da-fA-F]{{2}}:){{2,4}}[\da-fA-F]{{2}})(?![[\w]--[{CJK}]]|:)"
 )
 _FILE = r"[^\s\\:*?\"<>|，。、；]"
 _PATH = compiled(
@@ -37,7 +38,7 @@ _PATH = compiled(
 _NAME = compiled(r"0x[\da-fA-F]{2,}\b|[\w-]*[A-Za-z0-9]_[\w-]*(?:(?:\(\d+\))?\.\w{1,8})?(?:\(\))?", regex.ASCII)
 _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\d{0,4}\p{L}[\p{L}\p{M}\p{N}_]{0,100})(?:#(?![\p{Latin}\p{N}#]))?")
 _COUNTED = compiled(
-    r"#\s?(?:(?P<n>\d{1,4})(?![[\p{L}--[\p{Hiragana}에은는이가을를의로과와]]\d]|-\d)|(?=(?:\p{Lu}{1,4}-|\p{Lu}(?=\d{3}))?\d[\d-]*+(?!\p{L})))"
+    r"#\s?(?:(?P<n>\d{1,4})(?![[\p{L}--[\p{Hiragana}에은는이가을를의로과와]]\d]|-\d)|(?=(?:\p{Lu}{1,4}-|\p{Lu}(?=\d{3}))?\d+(?:-(?:\d+|\p{Lu}{1,3}(?!\p{L})))*+(?!-?\p{L})))"
 )
 _DOTTED = compiled(r"(?:\p{Lu}\.){2,}(?:\p{Lu}(?![\p{L}]))?")
 _COUNTRIES = ("U.S.", "U.K.", "U.N.", "E.U.", "D.C.", "L.A.")

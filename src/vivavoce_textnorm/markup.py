@@ -132,6 +132,7 @@ _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
 _WIDE = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _SHORT = 24
 """Widths of letters, of which Chinese ones have two, in a line that stands alone."""
+_UNIT_STOP = compiled(r"(?<=\d ?\p{L}{1,5})\.\Z")
 _GOES_ON = compiled(
     r"(?i)\b(?:an?|the|of|in|on|at|to|for|and|or|with|by|from|is|are|der|die|das|und|oder|von|mit|für|im|am|zu|el|la|los|"
     r"las|de|del|y|o|en|con|le|les|des|du|et|ou|un|une|il|lo|gli|di|e|и|в|на|с|по|для)\Z"
@@ -276,7 +277,12 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
         case "html":
             return pause.strip(" ") and pause
         case "break":
-            return pause
+            # The full stop of a unit ends the line too if the break is still there when the unit is read.
+            return (
+                "\n"
+                if pause == " " and _UNIT_STOP.search(found.string[max(0, found.start() - 8) : found.start()])
+                else pause
+            )
         case "blanks":
             return " "
         case "emoji" if settings.named_emojis:

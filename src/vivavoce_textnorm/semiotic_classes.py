@@ -65,7 +65,10 @@ _TIME = compiled(
 )
 _HOUR = compiled(rf"{START}(?P<h>0?[1-9]|1[0-2])[ \u00a0]?(?P<half>[AaPp](?:[Mm]|\.[Mm]\.))(?![\p{{Latin}}\d])")
 _BARE_HOUR = compiled(rf"{START}(?:[1-9]|1[0-2])(?=\s?{DASH}\s?\d{{1,2}}(?::\d\d)?\s?[AaPp]\.?[Mm])")
-_CLOCK = compiled(rf"{START}(?P<h>\d{{1,3}}):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+|,\d{{1,3}}(?![\d:]))?)(?![\d:])")
+_CLOCK = compiled(
+    rf"{START}(?P<h>\d{{1,3}}):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+|,\d{{1,3}}(?![\d:]))?)(?![\d:])"
+    r"(?: ?h(?:(?:ou)?rs?)?(?!\p{L}))?"
+)
 _RATIO = compiled(
     rf"{START}(?P<a>\d+(?:[.,]\d{{1,2}})?)\s?[:：∶]\s?(?P<b>\d+(?:[.,]\d{{3}})*(?:[.,]\d{{1,2}})?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
 )
@@ -258,7 +261,8 @@ def read_amount(place: Cursor) -> Found:
     end, said, rule = (dash and two and _range(place, one, two, dash)) or (one.end(), *_say_amount(place, one))
     rest = place.after(end)
     begins = compiled(place.locale.words.get("begins", r"\p{Lu}")).match(rest)  # all nouns of German have a capital
-    stop = place.text[end - 1] == "." and (not rest or begins)  # the unit's full stop is the sentence's too
+    line = place.text[end : end + 1] == "\n" and not rest[:1].islower()
+    stop = place.text[end - 1] == "." and (not rest or begins or line)  # the unit's full stop is the sentence's too
     return end - bool(stop), said, rule
 
 

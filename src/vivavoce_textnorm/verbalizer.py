@@ -107,7 +107,8 @@ class Verbalizer(ABC):
         """2.0.1, part by part; where words have no blanks between them, 3.11 is said as a decimal."""
         decimals = not self.locale.joint
         said = [
-            self.digits(part) if len(part) > 3 or (len(part) > 1 and (part[0] == "0" or (place and decimals)))
+            self.digits(part)
+            if len(part) > (2 if place else 3) or (len(part) > 1 and (part[0] == "0" or (place and decimals)))
             else self.numeral(int(part))
             for place, part in enumerate(written.split("."))
         ]  # fmt: skip

@@ -114,6 +114,19 @@ def test_a_stretch_is_read_in_the_language_of_its_words(text: str, language: str
     assert read(text, language).spoken == spoken
 
 
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("Bake 25-30 min.\n3. Serve hot.", "Bake twenty five to thirty minutes. three. Serve hot."),
+        ("- 5 min.\n- 10 min.", "five minutes. ten minutes."),
+        ("- 5 ml.\n- 10 oz.\n- 3 lbs.\n\nDone", "five milliliters. ten ounces. three pounds. Done"),
+        ("It took us 5 min.\nto run 3 mi. more.", "It took us five minutes to run three miles more."),
+    ],
+)
+def test_the_full_stop_of_a_unit_ends_a_line(text: str, spoken: str) -> None:
+    assert read(text, "en").spoken == spoken
+
+
 def test_emojis_are_silent_or_named() -> None:
     assert read("Good 👍🏽 day 😀!", "en").spoken == "Good day!"
     assert read("Press 1️⃣, then 4️⃣2️⃣.", "en").spoken == "Press one, then forty two."
