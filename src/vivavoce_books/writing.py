@@ -275,7 +275,7 @@ def write_track(
     single = len(track.chapters) == 1
     tags = {"title": titles[track.chapters[0]] if single else book.title, "artist": book.author, "album": book.title}
     tags |= {"genre": "Audiobook", "media_type": "2", "comment": f"{COMMENT}, {SOFTWARE}"}
-    tags |= ({"track": str(track.chapters[0] + 1)} if single else {})
+    tags |= {"track": str(track.chapters[0] + 1)} if single else {}
     picture = read_picture(book.cover) if book.cover else None
     if book.cover and picture is None:
         yield f"note: cover: {book.cover.media_type} is neither JPEG nor PNG; the audio has no cover"
