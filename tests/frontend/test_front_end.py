@@ -71,6 +71,12 @@ def test_the_fullest_mode_is_chosen(voice, instruct, mode, generation):
     assert choose_mode(voice, generation, instruct) is mode
 
 
+def test_words_that_a_voice_lacks_come_with_a_recording_or_a_new_voice():
+    remedy = "give prompt_text with a recording, add a stored voice again with its transcript, or use cross_lingual"
+    with pytest.raises(InvalidRequest, match=f"^mode: zero_shot needs the reference's transcript; {remedy}$"):
+        choose_mode(WORDLESS, Generation.V2, wanted="zero_shot")
+
+
 def test_a_mode_that_a_generation_lacks_is_refused_by_name(front_end, monkeypatch):
     modes = MODES[Generation.V2]
     monkeypatch.setitem(MODES, Generation.V2, replace(modes, routes={Mode.SFT: modes.routes[Mode.SFT]}))
@@ -384,7 +390,7 @@ def test_options_outside_their_limits_are_refused(field, value):
 
 
 def test_the_language_reaches_the_text(front_end):
-    with pytest.raises(InvalidRequest, match="language: the model does not know 'zh'"):
+    with pytest.raises(InvalidRequest, match=r"language: the model does not know 'zh' \(which yue is taken for\) \("):
         front_end.requests("Hello.", FULL, SpeakOptions(language="zh"))
     told, asked = (front_end.requests("It is 5.", FULL, SpeakOptions(language=language)) for language in (None, "en"))
     assert [one.text for one in told] == [one.text for one in asked]

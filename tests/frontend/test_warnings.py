@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vivavoce.frontend.speech import warnings_of
+from vivavoce.frontend.text.reading_options import parse_language
 
 REPEATS = "repeats itself; models may lose or add repeats, and the words were not checked"
 
@@ -32,3 +33,5 @@ def test_a_language_that_the_model_does_not_speak_is_named() -> None:
     told = ("text: its language seems to be de, and the model speaks en only",)
     assert warnings_of("Guten Tag, wie geht es Ihnen heute?", None, ("en",)) == told == warnings_of("Hi", "de", ("en",))
     assert warnings_of("Guten Tag, wie geht es Ihnen heute?", None, ("en", "de")) == ()
+    told = ("text: its language seems to be zh (which yue is taken for), and the model speaks en only",)
+    assert warnings_of("早晨", parse_language("yue"), ("en",)) == told

@@ -92,7 +92,10 @@ def choose_mode(
     if mode in (Mode.ZERO_SHOT, Mode.CROSS_LINGUAL) and not voice.has_prompt:
         raise InvalidRequest(f"mode: {mode.value} needs reference speech, this voice has an embedding only; use sft")
     if mode is Mode.ZERO_SHOT and not voice.prompt_text:
-        raise InvalidRequest("mode: zero_shot needs the reference's transcript; give prompt_text or use cross_lingual")
+        raise InvalidRequest(
+            "mode: zero_shot needs the reference's transcript; give prompt_text with a recording, add a stored "
+            "voice again with its transcript, or use cross_lingual"
+        )
     if mode is None and instruct:
         mode = Mode.INSTRUCT
     elif mode is None and voice.has_prompt:

@@ -212,6 +212,7 @@ def foreign_to(text: str, language: str | None, languages: Sequence[str]) -> tup
     told = language or (detect_language(text) if is_speakable(text) else None)
     if told is None or told in languages:
         return ()
+    told = "zh (which yue is taken for)" if language == "zh" else told
     return (f"text: its language seems to be {told}, and the model speaks {', '.join(languages)} only",)
 
 

@@ -262,7 +262,8 @@ def test_a_model_of_one_script_reads_as_ever_and_refuses_other_scripts(latin):
         with pytest.raises(InvalidRequest, match=f"^language: the model does not know '{language}' .* another model$"):
             latin.segments("Hello.", language)
     with pytest.raises(
-        InvalidRequest, match=r"^language: 'pt' is not one of zh, en, ja, ko, de, es, fr, it, ru; choose"
+        InvalidRequest,
+        match=r"^language: 'pt' is not one of zh, en, ja, ko, de, es, fr, it, ru, yue \(taken for zh\), auto; choose",
     ):
         latin.segments("Hello.", "pt")
 

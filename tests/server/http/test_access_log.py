@@ -19,6 +19,7 @@ from vivavoce.logs import JsonFormatter, current_scope
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.listener import current_connection
 from vivavoce.server.http.middleware import RequestMiddleware
+from vivavoce.server.settings import ServerSettings
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 HTTP: dict[str, Any] = {
@@ -117,7 +118,8 @@ def test_a_long_path_is_cut(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_requests_lines_share_its_id_and_its_trace_and_tell_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vivavoce")
     caplog.handler.setFormatter(JsonFormatter())
-    with serving(build_app) as served:
+    settings = ServerSettings.model_validate({"requests": {"unknown_fields": "ignore"}})
+    with serving(build_app, lambda: make_state(settings=settings)) as served:
         answer = httpx.post(
             f"{served.url}/v1/audio/speech?key=hidden",
             json={"model": "fake", "input": "My secret.", "voice": "anna", "response_format": "pcm"},

@@ -101,17 +101,20 @@ def test_times_of_characters(server: Served, output_format: str, monkeypatch: py
 def test_failures(server: Served, speaker: FakeBackend, path: str) -> None:
     for fields, status, words in (
         ({"text": ""}, 400, "text: "),
+        ({"text": None}, 400, "text: input should be a valid string (given: 'null')"),
+        ({"seed": True}, 400, "seed: input should be a number (given: 'true')"),
+        ({"voice_settings": {"speed": True}}, 400, "voice_settings.speed: input should be a number"),
         ({"voice_settings": {"speed": 9}}, 400, "voice_settings.speed: "),
         ({"output_format": "pcm_1"}, 400, "output_format: 'pcm_1' is not made here"),
     ):
         answer = asked(server, path, **fields)  # type: ignore[arg-type]
         assert (answer.status_code, answer.json()["error"]["message"].startswith(words)) == (status, True)
+    missing = httpx.post(f"{server.url}/v1/text-to-speech/anna{path}", json={})
+    assert [answer.json()["error"]["param"] for answer in (missing, asked(server, path, text=""))] == ["text", "text"]
     nobody = httpx.post(f"{server.url}/v1/text-to-speech/nobody{path}", json={"text": TEXT})
     assert (nobody.status_code, nobody.json()["error"]["code"]) == (404, "voice_not_found")
     not_an_object = httpx.post(f"{server.url}/v1/text-to-speech/anna{path}", content=b"[]")
-    assert (
-        not_an_object.json()["error"]["message"] == "body: is a list, not an object; send an object with the field text"
-    )
+    assert not_an_object.json()["error"]["message"] == "body: '[]' is not an object; send an object with the field text"
     speaker.refuses_with = Overloaded("server: it is busy; try again in 1 s")
     assert (asked(server, path).status_code, asked(server, path).headers["retry-after"]) == (429, "1")
     speaker.refuses_with, speaker.fails_after = None, 1

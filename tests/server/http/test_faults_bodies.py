@@ -68,6 +68,9 @@ END = b"--x--\r\n"
 JSON = [
     (b"[" * 200_000, "body: holds 200000 commas and brackets"),
     (b"[" * 100_000 + b"]" * 100_000, "body: is not JSON"),
+    (b"null", "body: 'null' is not an object; send an object with the field input"),
+    (b'{"input": "x",\n}', "body: is not JSON (line 2, column 1); send"),
+    ('{"input": "Grüße"}'.encode("latin-1"), "body: is not UTF-8 from byte 13 on; send UTF-8"),
     (b'{"a":' * 100_000, "body: is not JSON"),
     (b'{"input": "x", "sampling": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body: is not JSON"),
     (b"[" + b"{}," * MIB + b"{}]", "body: holds "),
@@ -85,20 +88,33 @@ JSON = [
     (b'{"input": "x", "a\\nb\\u0000": 1}', "'a\\nb\\x00': extra inputs"),
     (b'{"input": "x", "' + b"k" * MIB + b'": 1}', "'kkkk"),
     (b'{"input": "' + "e\u0301".encode() * (MIB // 3) + b'"}', "input: string should have at most 20000"),
-    (b'{"input": "\xff\xfe"}', "body: is not JSON"),
+    (b'{"input": "\xff\xfe"}', "body: is not UTF-8 from byte 11 on"),
     (b'{"input": "a\x00b"}', "body: is not JSON"),
     (b'{"input": ["x"]}', "input: "),
     (b'{"input": "x", "voice": {"id": {"id": "anna"}}}', "voice.id: "),
     (b'{"input": "x", "prompt_audio": "%s"}' % (b"A " * MIB + b"!"), "prompt_audio: is not base64"),
     ('{"input": "x", "prompt_audio": "ﾁ"}'.encode(), "prompt_audio: is not base64"),
     (b'{"input": "x", "prompt_audio": "AAAAA"}', "prompt_audio: is not base64"),
-    (gzip.compress(speech(), mtime=0), "body: is not JSON"),
+    (gzip.compress(speech(), mtime=0), "body: is not UTF-8"),
     (speech(speed=0.1), "speed: input should be greater than or equal to 0.25"),
     (speech(seed=-1), "seed: input should be greater than or equal to 0"),
     (speech(response_format="ogg"), "response_format: input should be 'mp3'"),
     (speech(tone="happy"), "tone: extra inputs are not permitted"),
     (speech(prompt_text="x"), "prompt_text: belongs to a recording"),
     (speech(voice=5), "voice: input should be a valid string (given: '5')"),
+    (speech(voice=["robot"]), "voice: input should be a valid string (given: '[\"robot\"]')"),
+    (speech(speed=[1]), "speed: input should be a valid number (given: '[1]')"),
+    (speech(speed=["é" * MIB]), "speed: input should be a valid number (given: '[\"ééé"),
+    (speech(sampling=[]), "sampling: input should be an object (given: '[]')"),
+    (speech(sample_rate=0), "sample_rate: 0 Hz is not made here; choose one of 8000, "),
+    (speech(sample_rate=False), "sample_rate: input should be a number (given: 'false')"),
+    (speech(sample_rate=True), "sample_rate: input should be a number (given: 'true')"),
+    (speech(speed=True), "speed: input should be a number (given: 'true')"),
+    (speech(seed=False), "seed: input should be a number (given: 'false')"),
+    (speech(sampling={"top_k": True}), "sampling.top_k: input should be a number (given: 'true')"),
+    (speech(voice="anna", speaker="me"), "voice: voice and speaker are names of the same field; send one of them"),
+    (speech(ref_text="x", prompt_text="y"), "prompt_text: prompt_text and ref_text are names of the same field"),
+    (speech(ref_audio="", speaker_wav=""), "ref_audio: ref_audio and speaker_wav are names of the same field"),
     (speech(voice={"id": ""}), "voice.id: string should have at least 1 character"),
     (speech(sampling={"top_p": 7}), "sampling.top_p: input should be less than or equal to 1"),
 ]
@@ -129,6 +145,12 @@ FORMS = [
     (part("input", b"x") + part("sampling", b'{"a":' * 100_000) + END, "sampling: is not JSON"),
     (part("input", b"x") + part("voice", b"{" * 200_000) + END, "voice: holds 200000 commas and brackets"),
     (part("input", b"x") + part("nonsense", b"y") + END, "nonsense: extra inputs"),
+    (part("input", b"One.") + part("input", b"Two.") + END, "input: comes twice; send it once"),
+    (
+        part("ref_audio", b"x") + part("speaker_wav", b"RIFF", file="a.wav") + END,
+        "ref_audio: ref_audio and speaker_wav",
+    ),
+    (part("input", b"x") + part("speed", b"true") + END, "speed: "),
     (part("input", b"x") + part("speed", b"nan") + END, "speed: "),
     (part("input", b"x") + part("seed", b"9" * 5_000) + END, "seed: "),
     (part("input", b"x") + part("prompt_audio", b"!" * MIB) + END, "prompt_audio: is not base64"),
@@ -137,7 +159,9 @@ VOICE_FORMS = [
     (END, "file: is missing"),
     (part("name", b"eve") + END, "file: is missing"),
     (part("file", b"RIFF", file="a.wav") + END, "name: is missing"),
-    (part("name", b"eve") + part("file", b"") + END, "'file': is not a field"),
+    (part("name", b"eve") + part("file", b"") + END, "file: came as text; send the recording itself, as a file"),
+    (part("name", b"eve") + part("name", b"me") + END, "name: comes twice; send it once"),
+    (part("transcript", b"x") + part("prompt_text", b"x") + END, "transcript: prompt_text is a name of the same field"),
     (part("name", b"eve", file="a") + END, "'name': this field does not take a file"),
     (part("name", b"eve") + part("\n", b"RIFF", file="a.wav") + END, "'\\n': this field does not take a file"),
     (part("name", b"\xc3\x28") + END, "name: is not UTF-8"),
@@ -148,6 +172,7 @@ VOICE_FORMS = [
 ]
 URLENCODED = [
     (b"input=" + b"%" * 30_000, "input: string should have at most 20000"),
+    (b"input=One.&input=Two.", "input: comes twice; send it once"),
     (b"input=x&" * 5_000, "form: has more than 40 fields"),
     (b"input=" + b"x" * (MIB + 1), "form: a field has 1048583 bytes"),
     (b"input=%00&seed=%ff", "seed: "),
@@ -185,8 +210,10 @@ def test_packed_bodies_are_not_unpacked(server: Served, encoding: str) -> None:
         archive.writestr("bomb", bytes(64 * MIB))
     bomb = zeros.getvalue() if encoding == "zip" else gzip.compress(bytes(64 * MIB), 1)
     with memory_bounded(16 * MIB):
-        refused(answer_to(server, SPEECH, bomb, content_encoding=encoding), "body: is not JSON")
-        refused(answer_to(server, VOICES, bomb, FORM, content_encoding=encoding), "body: it is not a readable form")
+        message = f"content-encoding: {encoding!r} is not unpacked here; send the body unpacked, without this header"
+        refused(answer_to(server, SPEECH, bomb, content_encoding=encoding), message)
+        refused(answer_to(server, VOICES, bomb, FORM, content_encoding=encoding), message)
+        refused(answer_to(server, SPEECH, speech(), content_encoding=encoding), message)
 
 
 def test_json_of_many_values_takes_no_more_memory_than_its_bytes(server: Served) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from tests.server.fake_backend import RATE, FakeBackend, Unguided
 from tests.server.http.serving import Served, make_state, serving
@@ -128,6 +130,39 @@ def test_unknown_fields_are_named_or_ignored_as_the_operator_likes(server: Serve
     assert "x-warning" not in speech(strict).headers
 
 
+@pytest.mark.parametrize("path", ["speech", "normalize"])
+def test_a_query_that_is_not_read_is_named_or_ignored_as_the_operator_likes(
+    server: Served, strict: Served, path: str
+) -> None:
+    asked: dict[str, Any] = {"params": {"voice": "anna", "foo\n": "1"}, "json": {"input": TEXT}}
+    problem = "query: voice, foo\\n are not read here"
+    assert refusal(httpx.post(f"{server.url}/v1/audio/{path}", **asked)) == (
+        "query",
+        f"{problem}; send fields in the body, and leave others out",
+    )
+    answer = httpx.post(f"{strict.url}/v1/audio/{path}", **{**asked, "json": {"input": TEXT, "tone": 1}})
+    told = f"{problem} and were ignored; fields: tone are unknown and were ignored"
+    assert (answer.status_code, answer.headers["x-warning"]) == (200, told)
+    played = httpx.get(f"{strict.url}/v1/audio/speech", params={"input": TEXT, "foo": "1"})
+    assert (played.status_code, "foo" in played.headers["x-warning"]) == (200, True)
+
+
+def test_so_is_the_query_of_a_websocket(server: Served, strict: Served) -> None:
+    def address(served: Served, query: str) -> str:
+        return f"{served.url.replace('http', 'ws')}/v1/audio/stream?{query}"
+
+    with pytest.raises(InvalidStatus) as refused, connect(address(server, "voice=zz&foo=1")):
+        pass
+    assert b"query: voice, foo are not read here; send fields in the start message" in refused.value.response.body
+    with connect(address(strict, "voice=zz&foo=1")) as warned:
+        assert warned.response is not None
+        assert warned.response.headers["x-warning"] == "query: voice, foo are not read here and were ignored"
+    known = "api_key=x&inactivity_timeout=5&voice_id=anna&model_id=any&output_format=pcm_24000"
+    with connect(address(strict, known)) as silent:
+        assert silent.response is not None
+        assert "x-warning" not in silent.response.headers
+
+
 RECORDED = "data:audio/wav;base64,UklGRg=="
 
 
@@ -172,7 +207,7 @@ def test_a_voice_is_known_by_its_names_in_other_apis(server: Served, strict: Ser
     unknown = speech(strict, **dict.fromkeys(fields, "nobody"))
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "voice_not_found")
     both = refusal(speech(server, voice="anna", speaker="berta"))
-    assert both[0] == "speaker"
+    assert both == ("voice", "voice: voice and speaker are names of the same field; send one of them")
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def test_a_head_tells_what_a_get_would_and_speaks_nothing(shared: Served) -> Non
     [
         ("", "input: field required"),
         ("input=Hello.&tone=happy", "tone: extra inputs"),
-        ("input=Hello.&input=Bye.", "query: holds a field twice"),
+        ("input=Hello.&input=Bye.", "input: comes twice; send it once"),
+        ("input=Hello.&sample_rate=0", "sample_rate: 0 Hz is not made here"),
         ("input=%ff", "input: is not UTF-8"),
         ("input=Hello.&prompt_text=Hi.", "prompt_text: has no room in a URL"),
         ("input=Hello.&response_format=midi", "response_format: "),

@@ -34,7 +34,8 @@ def parse_language(name: str) -> Language | None:
         if written in _LANGUAGES:
             return _LANGUAGES[written]
     remedy = "choose one, or leave it out to have it told from the text"
-    raise InvalidRequest(f"language: {name!r} is not one of {', '.join(LANGUAGE_NAMES)}; {remedy}")
+    known = f"{', '.join(LANGUAGE_NAMES)}, yue (taken for zh), auto"
+    raise InvalidRequest(f"language: {name!r} is not one of {known}; {remedy}")
 
 
 def parse_reading(name: str) -> Normalization:

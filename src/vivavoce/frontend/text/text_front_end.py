@@ -310,8 +310,9 @@ class TextFrontEnd:
     def _wanted(self, language: str | None) -> Language | None:
         wanted = None if language is None else parse_language(language)
         if wanted and not self._has_script(wanted):
+            meant = "'zh' (which yue is taken for)" if wanted == "zh" else repr(wanted)
             raise InvalidRequest(
-                f"language: the model does not know {wanted!r} (it knows the script {self._known}); leave it out or "
+                f"language: the model does not know {meant} (it knows the script {self._known}); leave it out or "
                 "choose another model"
             )
         return wanted

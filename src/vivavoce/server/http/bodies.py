@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Set
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Set
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from pydantic import AliasChoices, BaseModel, ValidationError, WrapValidator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ValidationError, WrapValidator
+from pydantic_core import PydanticCustomError
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.text.text_filter import readable
 from vivavoce.server.http.app_state import state_of
-from vivavoce.server.http.errors import invalid
+from vivavoce.server.http.errors import invalid, shown
 
 MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
 SMALL_BYTES = 1 << 16
@@ -40,6 +41,17 @@ def _any_half(text: Any, check: Callable[[str], str]) -> str:
 
 AnyText = Annotated[str, WrapValidator(_any_half)]
 """A text that may hold halves of UTF-16 surrogate pairs, since pieces of a text may be cut between these."""
+
+
+def _no_switch(value: Any) -> Any:
+    if isinstance(value, bool):  # which Pydantic takes for 0 or 1
+        raise PydanticCustomError("number", "input should be a number")
+    return value
+
+
+NO_SWITCH = BeforeValidator(_no_switch)
+Whole, Number = Annotated[int, NO_SWITCH], Annotated[float, NO_SWITCH]
+"""Numbers, also as strings of digits, but neither true nor false."""
 
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -62,7 +74,17 @@ async def off_loop(size: int, work: Callable[[], _Result]) -> _Result:
     return work() if size <= SMALL_BYTES else await asyncio.to_thread(work)
 
 
+def check_encoding(request: Request) -> None:
+    """InvalidRequest: the body is packed, or claims to be."""
+    packing = request.headers.get("content-encoding", "").strip()
+    if packing.lower() not in ("", "identity"):
+        raise InvalidRequest(
+            f"content-encoding: {packing[:40]!r} is not unpacked here; send the body unpacked, without this header"
+        )
+
+
 async def read_json(request: Request, model: type[_Model]) -> _Model:
+    check_encoding(request)
     # `request.body()` would keep the bytes until the answer ends, which takes minutes for speech.
     body = b"".join([piece async for piece in request.stream()])
 
@@ -70,8 +92,7 @@ async def read_json(request: Request, model: type[_Model]) -> _Model:
         values = parse_json(body, "body")
         if not isinstance(values, dict):
             needed = next(name for name, field in model.model_fields.items() if field.is_required())
-            kind = type(values).__name__
-            raise InvalidRequest(f"body: is a {kind}, not an object; send an object with the field {needed}")
+            raise InvalidRequest(f"body: {shown(values)!r} is not an object; send an object with the field {needed}")
         return validated(model, without_ignored(request, model, values))
 
     return await off_loop(len(body), parse)
@@ -81,8 +102,12 @@ def parse_json(text: bytes, field: str) -> Any:
     check_separators(text, field)
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f'{field}: is not JSON; send an object like {{"input": "Hello."}}, or a form') from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{field}: is not UTF-8 from byte {error.start} on; send UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+        remedy = 'send an object like {"input": "Hello."}, or a form'
+        raise InvalidRequest(f"{field}: is not JSON{place}; {remedy}") from None
 
 
 def check_separators(text: str | bytes, field: str) -> None:
@@ -107,10 +132,42 @@ def without_ignored(request: Request, model: type[BaseModel], values: dict[str, 
     known = known_names(model)
     if state_of(request).settings.requests.unknown_fields == "refuse" or values.keys() <= known:
         return values
-    ignored = [ascii(name[:40])[1:-1] for name in values if name not in known]
-    more = f" and {len(ignored) - _MOST_NAMED} more" if len(ignored) > _MOST_NAMED else ""
-    request.state.ignored = f"fields: {', '.join(ignored[:_MOST_NAMED])}{more} are unknown and were ignored"
+    _note_ignored(request, f"fields: {_listed(name for name in values if name not in known)} are unknown")
     return {name: value for name, value in values.items() if name in known}
+
+
+def check_query(connection: HTTPConnection, place: str = "body", known: Set[str] = frozenset()) -> None:
+    """Treat unknown names of a query like unknown fields; place: where fields are read.
+
+    InvalidRequest: the settings refuse them.
+    """
+    unknown = connection.query_params.keys() - known
+    if not unknown:
+        return
+    problem = f"query: {_listed(name for name in connection.query_params if name in unknown)} are not read here"
+    if state_of(connection).settings.requests.unknown_fields == "refuse":
+        raise InvalidRequest(f"{problem}; send fields in the {place}, and leave others out")
+    _note_ignored(connection, problem)
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = [ascii(name[:40])[1:-1] for name in names]
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return f"{', '.join(found[:_MOST_NAMED])}{more}"
+
+
+def _note_ignored(connection: HTTPConnection, problem: str) -> None:
+    earlier = getattr(connection.state, "ignored", None)
+    connection.state.ignored = "; ".join(filter(None, (earlier, f"{problem} and were ignored")))
+
+
+def check_twins(model: type[BaseModel], given: Collection[str]) -> None:
+    """InvalidRequest: two of these names stand for one field."""
+    for declared in model.model_fields.values():
+        alias = declared.validation_alias
+        named = [str(name) for name in alias.choices if name in given] if isinstance(alias, AliasChoices) else []
+        if len(named) > 1:
+            raise InvalidRequest(f"{named[0]}: {' and '.join(named)} are names of the same field; send one of them")
 
 
 @cache
@@ -139,7 +196,11 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
 
 
 async def read_form(request: Request, max_fields: int) -> Form:
-    """A form of UTF-8 with at most one file and `max_fields` texts of a megabyte; empty for other content types."""
+    """A form of UTF-8 with at most one file and `max_fields` texts of a megabyte; empty for other content types.
+
+    InvalidRequest: it is malformed, or holds a field twice.
+    """
+    check_encoding(request)
     media = media_type(request)
     if media not in (MULTIPART, URLENCODED):
         return Form()
@@ -160,11 +221,15 @@ async def read_form(request: Request, max_fields: int) -> Form:
                 form.texts.append((name, _utf_8(value.encode("latin-1"), name)))
     finally:
         await parsed.close()
+    _check_once([*form.texts, *form.files])
     return form
 
 
 def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[str, str]]:
-    """The fields of a form or query. Bytes that are not UTF-8 are refused; Starlette's parser would replace them."""
+    """The fields of a form or query. Bytes that are not UTF-8, which Starlette's parser would replace, are refused.
+
+    A field that comes twice is refused, too.
+    """
     if encoded.count(b"&") >= max_fields:
         raise InvalidRequest(f"form: has more than {max_fields} fields; send fewer")
     fields = []
@@ -174,7 +239,17 @@ def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[
         encoded_name, _, value = (unquote_to_bytes(part) for part in piece.replace(b"+", b" ").partition(b"="))
         name = _utf_8(encoded_name, "a field's name")
         fields.append((name, _utf_8(value, name)))
+    _check_once(fields)
     return fields
+
+
+def _check_once(fields: Collection[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for name, _ in fields:
+        if name in seen:
+            printed = name if name.isidentifier() and len(name) <= 40 else f"{name[:40]!r}"
+            raise InvalidRequest(f"{printed}: comes twice; send it once")
+        seen.add(name)
 
 
 class _Parser(MultiPartParser):

@@ -23,7 +23,7 @@ from vivavoce.frontend.text.text_filter import readable
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
-from vivavoce.server.http.bodies import AnyText, json_schema, read_json, validated
+from vivavoce.server.http.bodies import AnyText, Number, Whole, json_schema, read_json, validated
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, compact_json
@@ -36,6 +36,10 @@ PROTOCOL = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
+_READ = {"api_key", "voice_id", "inactivity_timeout", "output_format", "seed", "language_code", "sync_alignment"}
+_WITHOUT_EFFECT = {"model_id", "auto_mode", "enable_logging", "enable_ssml_parsing", "apply_text_normalization"}
+SOCKET_QUERY = frozenset(_READ | _WITHOUT_EFFECT | {"optimize_streaming_latency"})
+"""Names in the address of a WebSocket."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
 _OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
 _AUDIO = {"description": "Audio as it is made.", "content": {"audio/*": {"schema": {"type": "string"}}}}
@@ -45,7 +49,7 @@ class VoiceSettings(BaseModel):
     """Settings of a voice; only `speed` has an effect here."""
 
     model_config = ConfigDict(extra="ignore")
-    speed: float | None = Field(None, ge=0.5, le=2.0)
+    speed: Number | None = Field(None, ge=0.5, le=2.0)
 
 
 class SpeechBody(BaseModel):
@@ -55,7 +59,7 @@ class SpeechBody(BaseModel):
     text: AnyText = Field(min_length=1, max_length=MAX_TEXT_CHARS)
     voice_settings: VoiceSettings | None = None
     language_code: str | None = None
-    seed: int | None = None
+    seed: Whole | None = None
 
 
 class SocketMessage(BaseModel):
@@ -156,6 +160,7 @@ def _endpoint(
     async def text_to_speech(
         request: Request, voice_id: str, principal: KnownPrincipal, deadline: Deadline
     ) -> Response:
+        request.state.text_field = "text"
         asked = await read_json(request, SpeechBody)
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
         fields = validated(CommonFields, _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,7 +26,6 @@ _TYPES = {
     429: "rate_limit_error",
 }
 _FIELDS = {
-    "text": "input",
     "instruct": "instructions",
     "reference audio": "prompt_audio",
     "chunk policy": "chunk_policy",
@@ -32,6 +33,8 @@ _FIELDS = {
 _NOT_FIELDS = ("body", "query", "path", "form", "constrained-str", "VoiceId")
 _METHODS = ("GET", "POST", "DELETE")
 _MISTAKES = 10
+_SHOWN = 40
+_OBJECT = "input should be an object"
 _DESCRIPTIONS = {
     400: "A field is missing, unknown or out of its limits.",
     401: "The API key is missing or unknown.",
@@ -77,18 +80,18 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _defect)
 
 
-def error_body(error: VivavoceError) -> dict[str, Any]:
-    """The value of "error" in an answer or an event."""
+def error_body(error: VivavoceError, text_field: str = "input") -> dict[str, Any]:
+    """The value of "error" in an answer or an event; text_field: the route's name of the text."""
     param = None
     if isinstance(error, (InvalidRequest, VoiceNotFound, ModelNotFound)):  # its message begins with the field
         name = str(error).partition(":")[0]
-        name = _FIELDS.get(name, name)
+        name = text_field if name == "text" else _FIELDS.get(name, name)
         param = name if name.replace("_", "").replace(".", "").isalnum() else None
     return _body(error.http_status, str(error), error.code, param)
 
 
-def response_of(error: VivavoceError) -> Response:
-    """The answer to an error, with `Retry-After` in whole seconds if waiting helps."""
+def response_of(error: VivavoceError, text_field: str = "input") -> Response:
+    """The answer to an error, with `Retry-After` in whole seconds if waiting helps; text_field: see `error_body`."""
     headers = {}
     if (seconds := error.retry_after_s) is not None:
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
@@ -96,7 +99,7 @@ def response_of(error: VivavoceError) -> Response:
         headers["www-authenticate"] = 'Bearer realm="vivavoce"'
     if isinstance(error, TooLarge):
         headers["connection"] = "close"
-    return JSONResponse({"error": error_body(error)}, status_code=error.http_status, headers=headers)
+    return JSONResponse({"error": error_body(error, text_field)}, status_code=error.http_status, headers=headers)
 
 
 def error_response(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -110,13 +113,28 @@ def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
     # A field may have several forms; the deepest mistake belongs to the intended one.
     for detail in sorted(details, key=lambda detail: -len(detail["loc"])):
         path = ".".join(_printable(part) for part in detail["loc"] if part not in _NOT_FIELDS) or where
-        given, message = detail.get("input"), str(detail["msg"])
-        shown = "" if isinstance(given, (dict, list)) or given is None else f" (given: {str(given)[:40]!r})"
+        message = _OBJECT if detail["type"] in ("model_type", "dict_type") else str(detail["msg"])
+        given = "" if _is_hidden(detail) else f" (given: {shown(detail.get('input'))!r})"
         if path not in named:
-            mistakes.append(f"{path}: {message[:1].lower()}{message[1:]}{shown}")
+            mistakes.append(f"{path}: {message[:1].lower()}{message[1:]}{given}")
         named |= {path, path.partition(".")[0]}
     more = f"; {len(mistakes) - _MISTAKES} more" if len(mistakes) > _MISTAKES else ""
     return InvalidRequest(f"{'; '.join(mistakes[:_MISTAKES])}{more}; see /openapi.json")
+
+
+def shown(value: object) -> str:
+    """The beginning of a value, written as JSON; a string as it is."""
+    if isinstance(value, str):
+        return value[:_SHOWN]
+    # Piece by piece: all of a deep or large value would take too long.
+    pieces = islice(json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value), _SHOWN)
+    return "".join(pieces)[:_SHOWN]
+
+
+def _is_hidden(detail: dict[str, Any]) -> bool:
+    """A missing field's input is the whole body; an unknown field may hold a secret."""
+    is_unknown = detail["type"] == "extra_forbidden" and isinstance(detail.get("input"), (dict, list, type(None)))
+    return is_unknown or detail["type"] == "missing"
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
@@ -132,11 +150,11 @@ def _printable(part: object) -> str:
     return name if plain else f"{name[:40]!r}"
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = invalid(list(error.errors()))
     assert isinstance(error, VivavoceError)
-    return response_of(error)
+    return response_of(error, getattr(request.state, "text_field", "input"))
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:

@@ -191,10 +191,10 @@ class _Exchange:
         if kind in ("http.response.start", "accept"):
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID_HEADER] = self._scope["state"]["request_id"]
-        if kind == "http.response.start":
-            self._status = message["status"]
             if ignored := self._scope["state"].get("ignored"):
                 headers[WARNING_HEADER] = "; ".join(filter(None, (headers.get(WARNING_HEADER), ignored)))
+        if kind == "http.response.start":
+            self._status = message["status"]
             self._closes = self._closes or headers.get("connection") == "close"
             if self._closes:
                 headers["connection"] = "close"

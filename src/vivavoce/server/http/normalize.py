@@ -12,7 +12,7 @@ from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.frontend.speech_options import READING_OPTIONS
 from vivavoce.frontend.text.text_filter import readable
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
-from vivavoce.server.http.bodies import AnyText, json_schema, read_json
+from vivavoce.server.http.bodies import AnyText, check_query, json_schema, read_json
 from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND
 from vivavoce.server.http.speech_fields import VoiceName, fields_of
 from vivavoce_textnorm import MAX_TEXT_CHARS
@@ -63,6 +63,7 @@ def router(state: AppState) -> APIRouter:
     )
     async def normalize(request: Request, principal: KnownPrincipal) -> ReadingAnswer:
         with dispatcher.permitted(principal):
+            check_query(request)
             asked = await read_json(request, NormalizeFields)
             written = readable(asked.input)
             how = asked.model_dump(exclude={"input", "voice"})

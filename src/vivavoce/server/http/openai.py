@@ -24,7 +24,7 @@ from vivavoce.server.http.app_state import (
     refuse_foreign_page,
     state_of,
 )
-from vivavoce.server.http.bodies import json_schema, url_fields, validated
+from vivavoce.server.http.bodies import json_schema, url_fields, validated, without_ignored
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import SpeechFields, check_model, read_speech
 from vivavoce.server.http.streaming import AudioBody, EventBody, SpeechAnswer
@@ -113,9 +113,7 @@ def router(state: AppState) -> APIRouter:
     )
     async def play(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         refuse_foreign_page(request.headers, request.scope["scheme"], state.settings.server.cors_origins, "play speech")
-        given = url_fields(request.scope["query_string"])
-        if len(fields := dict(given)) < len(given):
-            raise InvalidRequest("query: holds a field twice; send each once")
+        fields = without_ignored(request, SpeechFields, dict(url_fields(request.scope["query_string"])))
         asked = validated(SpeechFields, fields, "query")
         for name in (name for name in _NOT_IN_URLS if name in asked.model_fields_set):
             raise InvalidRequest(f"{name}: has no room in a URL; POST it to be spoken, or name a stored voice")
@@ -163,7 +161,8 @@ async def _spoken(
 ) -> SpeechAnswer:
     dispatcher = state_of(request).dispatcher
     wanted = await fields.request(fields.input, principal, dispatcher.backend.about, uploaded, dispatcher.rules)
-    rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
+    is_bare = fields.sample_rate is None and fields.response_format == "pcm"
+    rate = PCM_RATE if is_bare else fields.sample_rate
     output, body = parse_format(fields.response_format, rate), EventBody if fields.stream_format == "sse" else AudioBody
     return SpeechAnswer(request, principal, wanted, output, protocol=PROTOCOL, deadline=deadline, body=body)
 

@@ -22,8 +22,13 @@ from vivavoce.frontend.text.reading_options import parse_language
 from vivavoce.server.http.bodies import (
     MAX_FORM_FIELDS,
     MULTIPART,
+    NO_SWITCH,
     URLENCODED,
     AnyText,
+    Number,
+    Whole,
+    check_query,
+    check_twins,
     known_names,
     media_type,
     off_loop,
@@ -57,6 +62,7 @@ def fields_of(options: Iterable[Option]) -> dict[str, Any]:
     for option in options:
         kind: Any = Literal[option.choices] if option.choices else option.kind
         kind = kind | None if option.default is None else kind
+        kind = Annotated[kind, NO_SWITCH] if option.kind in (int, float) else kind
         found[option.name] = (
             Annotated[kind, BeforeValidator(lambda name: parse_language(name) if name else None)]
             if option is LANGUAGE
@@ -108,12 +114,12 @@ class CommonFields(_SpeechOptions):
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"] = Field(
         "mp3", description="pcm: 16-bit little-endian mono samples without a header; opus: in Ogg; aac: ADTS."
     )
-    sample_rate: int | None = Field(
+    sample_rate: Whole | None = Field(
         None,
         description="Samples per second. Default: the model's; 8000 for ulaw and alaw, 24000 for pcm over HTTP.",
         json_schema_extra={"enum": [None, *SAMPLE_RATES]},
     )
-    speed: float = Field(  # OpenAI's limits
+    speed: Number = Field(  # OpenAI's limits
         1.0,
         ge=0.25,
         le=4.0,
@@ -135,15 +141,17 @@ class CommonFields(_SpeechOptions):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, fields: Any) -> Any:
-        """Treat null, and a voice without a name, like a missing field."""
+        """Treat null, and a voice without a name, like a missing field. InvalidRequest: a field has two names."""
         if not isinstance(fields, dict):
             return fields
         known = known_names(cls)
-        return {
+        given = {
             name: value
             for name, value in fields.items()
             if not ((value is None and name in known) or (value == "" and name in _VOICE_NAMES))
         }
+        check_twins(cls, given)
+        return given
 
     async def request(
         self,
@@ -208,6 +216,7 @@ def check_model(name: str, about: ModelInfo, rules: RequestsSection) -> None:
 
 async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
     """The fields of JSON or a form, and the recording that came as the form's file."""
+    check_query(request)
     if media_type(request) not in (MULTIPART, URLENCODED):
         return await read_json(request, SpeechFields), None
     form = await read_form(request, MAX_FORM_FIELDS)
@@ -218,6 +227,7 @@ async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
     for name, _ in form.files:
         if name not in RECORDING_NAMES:
             raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the file as prompt_audio")
+    check_twins(SpeechFields, [*(name for name, text in form.texts if text), *(name for name, _ in form.files)])
     values: dict[str, Any] = {}
     for name, text in form.texts:
         is_json = name in _STRUCTURED and text.lstrip().startswith("{")

@@ -140,9 +140,14 @@ def router(state: AppState) -> APIRouter:
 def _texts(form: Form) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name, value in form.texts:
+        if name in _FILES:
+            raise InvalidRequest(f"{name}: came as text; send the recording itself, as a file of the form")
         if name not in _TEXTS:
             raise InvalidRequest(f"{name[:40]!r}: is not a field of a voice; use {', '.join(_TEXTS)} and file")
-        texts["transcript" if name == "prompt_text" else name] = value
+        field = "transcript" if name == "prompt_text" else name
+        if field in texts:
+            raise InvalidRequest(f"{field}: prompt_text is a name of the same field; send one of them")
+        texts[field] = value
     return texts
 
 

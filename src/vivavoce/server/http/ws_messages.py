@@ -74,8 +74,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 def error_reply(error: VivavoceError) -> Reply:
     """An error in the form of the HTTP API; its field `input` is named `text` here."""
-    body = error_body(error)
-    return {"type": "error", "error": {**body, "param": "text" if body["param"] == "input" else body["param"]}}
+    return {"type": "error", "error": error_body(error, "text")}
 
 
 class Dialect:
