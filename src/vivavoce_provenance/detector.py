@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import soxr
 from numpy.typing import NDArray
 
 from vivavoce.engine.watermark import (
@@ -34,6 +35,8 @@ WINDOW_S, WINDOW_STEP_S = 6.0, 3.0
 """Longer recordings are examined in windows: in a longer one, errors of the assumed speed would add up."""
 SPEEDS = tuple(1 + percent / 100 for percent in range(-6, 7))
 
+_RATE = MIN_SAMPLE_RATE
+"""Hertz; the mark lies below half of it."""
 _STEP_S, _FRAME_S = 0.01, 0.025
 _LAG = round(TILE_S / _STEP_S)
 _PERIOD = _LAG * NUM_TILES
@@ -121,18 +124,20 @@ def contrasts(wave: NDArray[np.float32], sample_rate: int) -> Floats:
 
     The steps are those of the marked speech: a hypothesis of a speed takes its frames closer or further apart.
     """
-    width = round(_FRAME_S * sample_rate)
+    if sample_rate != _RATE:
+        wave = soxr.resample(wave, sample_rate, _RATE)
+    width = round(_FRAME_S * _RATE)
     size = 1 << (width - 1).bit_length()
-    highest = int(1.1 * HIGHEST_HZ * size / sample_rate) + 1
+    highest = int(1.1 * HIGHEST_HZ * size / _RATE) + 1
     window = np.hanning(width + 2)[1:-1].astype(np.float32)
     every = np.lib.stride_tricks.sliding_window_view(wave, width)
     rows = []
     for speed in SPEEDS:
-        starts = np.arange(0, len(every), _STEP_S * sample_rate / speed).astype(np.int64)
+        starts = np.arange(0, len(every), _STEP_S * _RATE / speed).astype(np.int64)
         spectra = np.fft.rfft(every[starts] * window, size)[:, :highest]
         sums = np.cumsum(np.square(spectra.real) + np.square(spectra.imag), axis=1, dtype=np.float64)
         for pitch in sorted({1.0, speed}):
-            contrast = _weighed(_levels(sums, band_edges() * (pitch * size / sample_rate)))
+            contrast = _weighed(_levels(sums, band_edges() * (pitch * size / _RATE)))
             contrast = np.pad(contrast, ((0, -len(contrast) % _PERIOD), (0, 0)))
             rows.append(contrast.reshape(-1, _PERIOD, NUM_BANDS).sum(axis=0))
     return np.array(rows)
