@@ -59,7 +59,8 @@ class Intake:
         if tokens is not None:
             if len(tokens) > room:
                 raise InvalidRequest(
-                    f"speech tokens: {len(tokens)}, beside this voice there is room for {room}; use a shorter recording"
+                    f"speech tokens: {len(tokens)} are more than the {room} that fit with this voice; "
+                    "speak, or convert, a shorter recording"
                 )
             sequence.phase, sequence.tokens, sequence.produced = Phase.DECODED, list(tokens), len(tokens)
             sequence.limited, sequence.finished = False, segment.pause_s > 0

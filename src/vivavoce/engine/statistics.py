@@ -151,7 +151,7 @@ class Statistics:
 
 
 def summed(snapshots: Sequence[StatisticsSnapshot]) -> StatisticsSnapshot:
-    """Statistics of several engines together: sums of all counts and of peaks of slots; the largest maximum."""
+    """Statistics of several engines together: counts, and peaks of slots in use, are added; of maxima the largest counts."""
 
     def added(one: Any, other: Any, name: str = "") -> Any:
         if is_dataclass(one) and not isinstance(one, type):

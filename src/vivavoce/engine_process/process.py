@@ -42,7 +42,7 @@ POLL_S = 0.05
 ENGINE_FAILED = 3
 DEFECT = 1
 CLOSING_S = 10.0
-"""Seconds to close model and voices, because closing would never end with a stuck device."""
+"""Seconds that closing model and voices may take: with a stuck device it would never end."""
 
 
 class EngineServer:

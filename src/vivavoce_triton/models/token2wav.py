@@ -213,7 +213,7 @@ class SynthesisStream:
         if hop < 1:
             reason = f", the last {ahead} of which are only looked ahead at" if ahead else ""
             raise InvalidRequest(
-                f"{TOKENS}: {len(asked.tokens)} in a step from {offset}, which needs {offset + 1 + ahead} or "
+                f"{TOKENS}: {len(asked.tokens)} are too few; a step from token {offset} needs {offset + 1 + ahead} or "
                 f"more{reason}; send all tokens so far"
             )
         self.handle.text.push(SpeechTokens(asked.tokens[known:], hop, asked.final))

@@ -321,7 +321,7 @@ def _av_blocks(container: Any, stream: Any) -> _Blocks:
 
 
 def _mix_to_mono(channels: Samples) -> tuple[Samples, Samples]:
-    """Mean over the channels of a block [channels, n], and the first one.
+    """The mean of all channels of a block [channels, n], and its first channel: [n] each.
 
     Damaged float files hold values whose sum overflows; the infinite samples that result are refused later.
     """

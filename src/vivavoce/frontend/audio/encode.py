@@ -157,10 +157,10 @@ def open_encoder(
     bitrate: int | None = None,
     tag: AudioTag | None = None,
 ) -> Encoder:
-    """Open an encoder of mono speech at `sample_rate` (hertz), which takes it to `to_rate` before, if that is given.
+    """Open an encoder of mono speech at `sample_rate` (hertz). With `to_rate`, the speech is first resampled to it.
 
-    All formats encode the 16-bit samples of `to_int16`. `delay` is the most samples that were given and
-    cannot be decoded yet from the bytes so far, at 24 kHz; `lead` is what a decoder puts before the first sample.
+    All formats encode the 16-bit samples of `to_int16`. `delay`: audio, at 24 kHz, that the encoder may have taken and
+    not given out yet; `lead`: samples that a decoder puts before the first one.
 
     ======  =====================  ================  ========  =============  ====================
     format  codec                  bitrate           delay     lead           no samples at all

@@ -240,7 +240,7 @@ def gap_frames(config: VocoderConfig) -> int:
         *zip(config.resblock_kernels, config.resblock_dilations, strict=True),
         *zip(config.source_resblock_kernels, config.source_resblock_dilations, strict=True),
     ]
-    # The first convolution and the causal pitch reach three frames.
+    # The first convolution, and the network of the causal pitch, need three frames more at the sides.
     outer, sides = 3, 2
     if isinstance(config, CausalVocoderConfig):
         outer, sides = max(outer, config.lookahead), 1

@@ -146,7 +146,7 @@ _SUBSCRIPTION: dict[str, Any] = {
     **{"can_use_professional_voice_cloning": False, "max_credit_limit_extension": 0, "open_invoices": []},
     **{"has_open_invoices": False, "current_overage": {"amount": "0", "currency": "usd"}},
 }
-"""ElevenLabs' clients read the rest of a month's characters here. A key's limits show only in errors."""
+"""ElevenLabs' clients read here how many characters a month has left. We have no such quota: limits show in errors."""
 _USER: dict[str, Any] = {
     **{"created_at": 0, "seat_type": "workspace_admin", "subscription": _SUBSCRIPTION},
     **dict.fromkeys(("is_new_user", "can_use_delayed_payment_methods"), False),

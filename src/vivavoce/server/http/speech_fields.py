@@ -133,7 +133,7 @@ class CommonFields(_SpeechOptions):
     prompt_text: str = Field(
         "",
         max_length=MAX_TEXT_CHARS,
-        description="The words of the reference recording; or `ref_text`.",
+        description="The words of the reference recording. `ref_text` is another name of this field.",
         validation_alias=AliasChoices("prompt_text", "ref_text", "reference_text", "prompt_transcript"),
     )
     sampling: SamplingFields = Field(default_factory=SamplingFields)
