@@ -151,7 +151,7 @@ class Statistics:
 
 
 def summed(snapshots: Sequence[StatisticsSnapshot]) -> StatisticsSnapshot:
-    """Statistics of several engines together: counts, and peaks of slots in use, are added; of maxima the largest counts."""
+    """Statistics of several engines: counts and peaks of slots in use are added, and the largest maximum is taken."""
 
     def added(one: Any, other: Any, name: str = "") -> Any:
         if is_dataclass(one) and not isinstance(one, type):
