@@ -50,7 +50,8 @@ def _no_switch(value: Any) -> Any:
 
 
 NO_SWITCH = BeforeValidator(_no_switch)
-Whole, Number = Annotated[int, NO_SWITCH], Annotated[float, NO_SWITCH]
+Whole = Annotated[int, NO_SWITCH]
+Number = Annotated[float, NO_SWITCH]
 """Numbers, also as strings of digits, but neither true nor false."""
 
 _Result = TypeVar("_Result")
