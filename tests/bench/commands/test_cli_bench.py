@@ -214,7 +214,7 @@ def test_refusals_are_figures_and_failures_are_told(run: Run, tts: FakeVivavoce)
     result = run("bench -n 3 --warmup 0")
     assert result.code == 1
     assert "2 of 3 spoken, 1 failed" in result.text
-    assert result.err == "1 requests failed, the first one (number 2) by StageFailed: flow: out of luck; try again\n"
+    assert result.err == "1 requests failed, the first one (number 2) with StageFailed: flow: out of luck; try again\n"
 
 
 def test_the_same_audio_is_listened_to(run: Run, tts: FakeVivavoce) -> None:

@@ -97,7 +97,7 @@ def test_fewest_gpus_are_looked_for_without_trying_all() -> None:
     for guess, most in ((10, 5_000), (3_000, 5_000), (700, 700)):
         assert fewest(expected, 0.3, guess, most) == 700
     assert len(tried) < 45
-    with pytest.raises(InvalidRequest, match="200 ms, that of one listener alone"):
+    with pytest.raises(InvalidRequest, match="below 200 ms, the p99 of a single listener"):
         fewest(expected, 0.1, 1, 1_000)
 
 

@@ -61,7 +61,7 @@ def test_closed_words_and_phones_are_scored_where_the_recogniser_has_them_and_un
 
 def test_a_text_of_unknown_words_is_refused_before_anything_is_spoken():
     tts = FakeTts()
-    with pytest.raises(InvalidRequest, match=r"knows not one word of sentence 0002, 'Xx xy\.'"):
+    with pytest.raises(InvalidRequest, match=r"knows no word of sentence 0002, 'Xx xy\.'"):
         evaluate(tts, VOICES, ["The cat.", "Xx xy."], recogniser=Spelling)
     assert tts.calls == []
 

@@ -56,7 +56,7 @@ def test_a_name_makes_a_recogniser():
         ("no_such_module_here:x", "'no_such_module_here' cannot be imported"),
         ("evaluate_fakes:absent", "module 'evaluate_fakes' has no 'absent'"),
         ("evaluate_fakes:not_a_recogniser", "made a dict, which has no method transcribe"),
-        ("evaluate_fakes:broken_factory", "evaluate_fakes:broken_factory fails .RuntimeError: no weights.; mend it"),
+        ("evaluate_fakes:broken_factory", "evaluate_fakes:broken_factory fails .RuntimeError: no weights.; correct it"),
     ],
 )
 def test_what_is_wrong_with_a_name_is_said(name, message):
@@ -85,7 +85,7 @@ def test_several_processes_hear_the_same_in_the_same_order():
 @pytest.mark.parametrize(
     ("factory", "jobs", "message"),
     [
-        *((Failing, jobs, "Failing fails .ZeroDivisionError: no such thing.; mend it") for jobs in (1, 2)),
+        *((Failing, jobs, "Failing fails .ZeroDivisionError: no such thing.; correct it") for jobs in (1, 2)),
         *((Wordless, jobs, "Wordless.transcribe gave a list; it must give a text") for jobs in (1, 2)),
         (Dying, 2, "one of its processes has died; use fewer with --jobs"),
     ],
