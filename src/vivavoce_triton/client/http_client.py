@@ -191,7 +191,7 @@ def _error_words(body: bytes) -> str | None:
 def _raise_for(response: httpx.Response) -> None:
     if response.is_error:
         words = _error_words(response.content) or " ".join(response.text.split())[:_LONGEST_WORDS]
-        raise refused(f"{words or 'no message'} (HTTP {response.status_code})")
+        raise refused(f"{words or 'it says no more than that'} (HTTP {response.status_code})")
 
 
 @contextmanager
@@ -202,7 +202,8 @@ def _explained(options: HttpOptions) -> Iterator[None]:
         yield
     except httpx.TimeoutException:
         raise ServerUnreachable(
-            f"timeout: {options.url} sent nothing for {options.timeout_s:g} s; allow more, or reduce its load"
+            f"timeout: nothing came from {options.url} for {options.timeout_s:g} s; allow more, or see what keeps it "
+            "busy"
         ) from None
     except httpx.ConnectError as error:
         raise unreachable(options.url, str(error)) from None

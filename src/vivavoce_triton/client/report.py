@@ -173,7 +173,7 @@ class Report:
     def text(self) -> str:
         """The figures as lines and a table, with the real-time factor first as in the original deployment."""
         keys = self.keys()
-        underruns = f"{NOTHING} (no response had several chunks)"
+        underruns = f"{NOTHING} (no answer came in several chunks)"
         if keys["margin_ms_min"] is not None:
             underruns = (
                 f"{keys['underruns']} in {keys['underrun_requests']} requests, {keys['stall_s']:.3f} s silent, "

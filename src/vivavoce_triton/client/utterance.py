@@ -54,7 +54,7 @@ class Manner:
         if self.seed is not None and not -_INT64 <= self.seed < _INT64:
             raise InvalidRequest(f"seed: {self.seed} does not fit in 64 bits; choose a smaller one")
         if self.speed is not None and not 0 < self.speed < math.inf:
-            raise InvalidRequest(f"speed: {self.speed} is not a number above 0; 1 is the model's speed")
+            raise InvalidRequest(f"speed: {self.speed} is not a number above 0; 1 is as the model speaks")
 
 
 def check_reference_text(reference: Path | None, text: str) -> None:
@@ -73,7 +73,7 @@ def check_utterances(utterances: Sequence[Utterance]) -> None:
         if not name or name in (".", "..") or any(separator in name for separator in "/\\\0"):
             raise InvalidRequest(f"name: {name!r} cannot be a file's name; leave slashes out")
         if name in seen:
-            raise InvalidRequest(f"name: {name!r} is given more than once; give each utterance its own")
+            raise InvalidRequest(f"name: {name!r} is there more than once; give each utterance its own")
         seen.add(name)
 
 

@@ -72,7 +72,7 @@ def unreachable(address: str, why: str) -> ServerUnreachable:
 
 
 def refused(words: str) -> ServerRefused:
-    return ServerRefused(f"server: {words.strip() or 'it refused without a message; see its log'}")
+    return ServerRefused(f"server: {words.strip() or 'it refused without a word; see its log'}")
 
 
 def not_served(address: str, name: str, words: str) -> ModelNotFound:
@@ -155,7 +155,7 @@ def served_model(config: Mapping[str, Any]) -> ServedModel:
     outputs = [str(output.get("name")) for output in config.get("output", ())]
     if WAVEFORM not in outputs:
         raise ServerRefused(
-            f"model: {name!r} gives {', '.join(outputs) or 'nothing'} and no {WAVEFORM}; name a model that speaks"
+            f"model: {name!r} gives {', '.join(outputs) or 'nothing'} and no {WAVEFORM}; name one that speaks"
         )
     rate = config.get("parameters", {}).get("sample_rate", {}).get("string_value", "")
     return ServedModel(
@@ -305,8 +305,8 @@ class Connection:
             return unreachable(self._address, words)
         if code == codes.DEADLINE_EXCEEDED:
             return ServerUnreachable(
-                f"timeout: no complete response from {self._address} in {self._timeout_s:g} s; allow more, or reduce "
-                "its load"
+                f"timeout: no whole answer from {self._address} within {self._timeout_s:g} s; allow more, or see what "
+                "keeps it busy"
             )
         return InvalidRequest(f"server: {words}") if code == codes.INVALID_ARGUMENT else refused(words)
 

@@ -35,7 +35,7 @@ _QUALITY = (*_RATES, "wer_closed", "cer_closed", "per")
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 app = group(
-    "Ask a Triton server for speech: http for one utterance, grpc for a load test.",
+    "Ask a Triton server for speech: http for one utterance, grpc for a load and its figures.",
     'vivavoce client http --reference-audio me.wav --reference-text "What I say." --target-text "Hello."',
     "vivavoce client grpc --manifest-path meta.lst --num-tasks 4 --log-dir log",
 )
@@ -43,17 +43,17 @@ app = group(
 _RECORDING = "A recording of the voice: wav, flac, ogg or mp3.  [default: the server's own voice]"
 _ReferenceAudio = Annotated[Path | None, shared(_RECORDING, "FILE", "--reference-audio")]
 _ReferenceText = Annotated[str, shared("Transcript of the recording.", "TEXT", "--reference-text")]
-_MODEL = "cosyvoice2, vivavoce, or a model with the same inputs."
+_MODEL = "cosyvoice2, vivavoce or another of that form."
 _ModelName = Annotated[str, shared(_MODEL, "NAME", "--model-name")]
 _Timeout = Annotated[float, shared("The longest wait for an answer.", "SECONDS", "--timeout")]
 
 
 @dataclass(frozen=True)
 class HowToSpeak:
-    voice: str | None = flag("Name of a voice that the server has.", "NAME", "-v")
+    voice: str | None = flag("A voice that the server keeps by name.", "NAME", "-v")
     instruct_text: str | None = flag("Instructions for the manner of speaking.", "TEXT")
     seed: int | None = flag("The same seed gives the same audio.  [default: the server's]", "NUMBER")
-    speed: float | None = flag("Speed, 0.5 to 2.0; the pitch stays.", "NUMBER")
+    speed: float | None = flag("0.5 to 2.0; the pitch stays.", "NUMBER")
     reading: str | None = flag("Rules for numbers and signs: natural, official or off.", "RULES")
 
 
@@ -65,19 +65,19 @@ class LoadFlags:
     server_port: int = flag("Port of its gRPC interface.", "NUMBER", default=8001, min=1, max=65535)
     reference_audio: _ReferenceAudio = None
     reference_text: _ReferenceText = ""
-    target_text: str | None = flag("Text to say in every request.", "TEXT")
-    huggingface_dataset: str | None = flag("Texts from a data set; needs pip install datasets.", "NAME")
-    split_name: str | None = flag("Split of the data set.  [default: the only one]", "NAME")
+    target_text: str | None = flag("Text to say, again and again.", "TEXT")
+    huggingface_dataset: str | None = flag("Instead: say a data set; needs pip install datasets.", "NAME")
+    split_name: str | None = flag("Which part of it.  [default: the only one there is]", "NAME")
     manifest_path: Path | None = flag(
-        "Texts from lines of name|reference text|reference recording|text, or JSON.", "FILE"
+        "Instead: lines of name|reference text|reference recording|text, or JSON.", "FILE"
     )
     model_name: _ModelName = DEFAULT_MODEL
-    num_tasks: int = flag("Concurrent users, each with one request at a time.", "NUMBER", default=1)
-    requests: int | None = flag("Number of requests.  [default: each text once, at least one per task]", "NUMBER", "-n")
-    warmup: int | None = flag("Requests before the measured ones.  [default: one per task]", "NUMBER")
-    mode: LoadMode = flag("offline is for models that give one response per request.", default=LoadMode.STREAMING)
+    num_tasks: int = flag("Users at a time, who ask again when answered.", "NUMBER", default=1)
+    requests: int | None = flag("In all.  [default: each text once, one per task]", "NUMBER", "-n")
+    warmup: int | None = flag("Requests before those that count.  [default: one per task]", "NUMBER")
+    mode: LoadMode = flag("offline is for repositories whose models answer in one piece.", default=LoadMode.STREAMING)
     chunk_overlap_duration: float = flag(
-        "Audio repeated at the start of each chunk, to be cross-faded.", "SECONDS", default=0.0
+        "Audio that the server repeats at the start of each chunk; it is cross-faded.", "SECONDS", default=0.0
     )
     use_spk2info_cache: str = flag("Send no recordings: the server has the voice.", "True|False", default="False")
 
@@ -134,10 +134,10 @@ class LoadFlags:
 
 @dataclass(frozen=True)
 class ReportFlags:
-    log_interval: int = flag("Report the progress after this many requests.", "NUMBER", default=5, min=1)
-    log_dir: Path | None = flag("Save the audio and the reports here.", "FOLDER")
+    log_interval: int = flag("Say how far it is every so many requests.", "NUMBER", default=5, min=1)
+    log_dir: Path | None = flag("Keep the audio and the reports here.", "FOLDER")
     compute_wer: bool = flag("Measure the word error rate too; needs vivavoce[eval].", default=False)
-    recogniser: str | None = flag("Recogniser for --compute-wer.  [default: pocketsphinx (English)]", "MODULE:CALLABLE")
+    recogniser: str | None = flag("For that: code of your own.  [default: pocketsphinx (English)]", "MODULE:CALLABLE")
 
 
 @command(
@@ -155,7 +155,7 @@ def http_(
     model_name: _ModelName = DEFAULT_MODEL,
     output_audio: Path = flag("WAV file to write, overwritten if it exists.", "FILE", "-o", default=Path("output.wav")),
     how: HowToSpeak,
-    binary: bool = flag("Send and receive numbers in binary, which is smaller than JSON.", default=False),
+    binary: bool = flag("Send and receive numbers in binary: smaller than JSON by far.", default=False),
     timeout: _Timeout = 120.0,
     quiet: QuietOption = False,
 ) -> None:

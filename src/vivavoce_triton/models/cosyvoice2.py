@@ -119,7 +119,7 @@ class CosyVoice2Model:
             if self._accepted.acquire(blocking=False):
                 self._callers.submit(self._stream, sender, request)
             else:
-                words = f"server: {MOST_TAKEN} requests are running or waiting; try again in {_RETRY_S:g} s"
+                words = f"server: {MOST_TAKEN} requests wait already; send this one again in {_RETRY_S:g} s"
                 end(self._backend, sender, Overloaded(words, _RETRY_S))
         return None
 
@@ -160,7 +160,7 @@ class CosyVoice2Model:
                         yield samples
                         check_present(left)
             if silent:
-                raise StageFailed("tensorrt_llm: made no speech for this text; try another seed")
+                raise StageFailed("tensorrt_llm: made no speech of this text; send it again with another seed")
         finally:
             gone.set()
 

@@ -46,7 +46,7 @@ def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
     if reference is None and transcript:
         raise InvalidRequest("reference_text: belongs to a recording; send reference_wav with it, or leave it out")
     if reference is not None and voice:
-        raise InvalidRequest("voice: both voice and reference_wav are given; leave one out")
+        raise InvalidRequest("voice: a name and reference_wav are given; leave one of them out")
     seed, speed = inputs.number("seed"), inputs.number("speed")
     options = SpeakOptions(
         instruct=inputs.text("instruct_text") or None,

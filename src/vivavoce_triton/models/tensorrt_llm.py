@@ -226,7 +226,7 @@ class TensorrtLLM(AsyncModel):
         inputs, request_id = Inputs(self._backend, request), request.request_id()
         if self._decoupled and inputs.switch("stop"):
             if not request_id:
-                raise InvalidRequest("stop: the request has no id; give the id of the request to stop")
+                raise InvalidRequest("stop: the request has no id; give it the id of the one that is to end")
             for stream in self._running.get(request_id, ()):
                 stream.cancel()
             return

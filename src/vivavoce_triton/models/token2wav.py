@@ -213,7 +213,7 @@ class SynthesisStream:
         if hop < 1:
             reason = f", the last {ahead} of which are only looked ahead at" if ahead else ""
             raise InvalidRequest(
-                f"{TOKENS}: {len(asked.tokens)} are too few; a step from token {offset} needs {offset + 1 + ahead} or "
+                f"{TOKENS}: {len(asked.tokens)} in a step from {offset}, which needs {offset + 1 + ahead} or "
                 f"more{reason}; send all tokens so far"
             )
         self.handle.text.push(SpeechTokens(asked.tokens[known:], hop, asked.final))
@@ -259,7 +259,7 @@ class Token2Wav:
         folder, device = given.model_folder, given.device
         models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
         if not models.config.rates.frames_per_token:
-            raise UnsupportedModel("model: token2wav does not support CosyVoice 1; serve the model vivavoce")
+            raise UnsupportedModel("model: token2wav makes no steps of CosyVoice 1's speech; serve the model vivavoce")
         default = default_prompt(folder, models.config, given["default_voice"])
         settings = EngineSettings(memory_bytes=_memory_bytes(given, device), admission=AdmissionMode.ALL)
         engine = Engine(models, settings)

@@ -274,8 +274,8 @@ class TritonBackend:
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """Raise InvalidRequest, because the server does not return normalised text."""
         raise InvalidRequest(
-            "input: the Triton server does not return normalised text; ask a server with its own model, or use "
-            "`vivavoce normalize`"
+            "input: the Triton server that speaks here reads texts by itself and does not tell how; ask a server with "
+            "a model of its own, or `vivavoce normalize`"
         )
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
@@ -333,10 +333,10 @@ class TritonBackend:
 
     def _read_only(self) -> Forbidden:
         if self._folder is None:
-            return Forbidden("voices: this server has no voices of its own; start it with --reference-dir FOLDER")
+            return Forbidden("voices: this server has none of its own; start it with --reference-dir FOLDER")
         return Forbidden(
-            "voices: they are recordings in a folder and cannot be changed here; add NAME.wav and NAME.txt to the "
-            "folder"
+            "voices: they are the recordings of a folder and cannot be changed here; its owner adds NAME.wav and "
+            "NAME.txt there"
         )
 
     def _on_end(self, stream: TritonStream) -> None:

@@ -125,7 +125,7 @@ def test_a_recording_that_cannot_be_read_fails_its_request_alone(server, tmp_pat
 
 def test_who_waits_too_long_leaves_and_says_so(server):
     (problem,) = problems(load(server, "slow", timeout_s=2.0))
-    assert problem.startswith(f"timeout: no complete response from {server.address} in 2 s")
+    assert problem.startswith(f"timeout: no whole answer from {server.address} within 2 s")
     assert server.cancelled.wait(WAIT_S)
 
 
