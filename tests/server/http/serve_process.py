@@ -119,7 +119,8 @@ def starting_process(home: Path, *flags: object, **settings: object) -> Iterator
     """A server on ports of its own choice; ended with all it started when the block is left."""
     given = ("--port", 0, "--device", "cpu", "--voices", home / "voices", "--log-format", "json", *flags)
     log = Log()
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by children too
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by children too
     with subprocess.Popen(
         command(*given), env=environment(home, **settings), stderr=subprocess.PIPE, text=True
     ) as process:
