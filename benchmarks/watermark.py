@@ -36,7 +36,7 @@ SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
 RECORDINGS = sorted((Path(__file__).parents[1] / "tests/data").glob("**/*.wav"))
 CLIP_S, BEFORE_S = 5.0, 5.4
 """Seconds that are examined, and those that are attacked: a faster speech is shorter."""
-OTHER_KEYS = [f"key {number}".encode() for number in range(10)]
+OTHER_KEYS = [f"key {number}".encode() for number in range(50)]
 WORDS_HEARD = 40
 PARTS = ("attacks", "quality", "processor_seconds_per_second", "sounds", "words")
 Row = dict[str, Any]
