@@ -1,11 +1,11 @@
 """How well the mark of synthetic speech is found, how often it is found where there is none, and what it costs.
 
-    python -m benchmarks.watermark [--speech FOLDER] [--limit NUMBER] [--json FILE]
+    python -m benchmarks.watermark [--speech FOLDER] [--limit NUMBER] [--only PART …] [--json FILE]
 
 The mini model speaks 200 texts in four voices, which --speech keeps. Each is marked, 5 s from a random place of it are
 attacked, and the detector is asked; the same without the mark. Patterns of other keys, which nothing carries, tell how
-the scores of unmarked speech are distributed further out. PESQ is measured if the package pesq is installed, and words
-are heard if pocketsphinx is.
+the scores of unmarked speech are distributed further out. PESQ is measured if the package pesq is installed; the
+words need pocketsphinx.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,9 +36,13 @@ SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
 RECORDINGS = sorted((Path(__file__).parents[1] / "tests/data").glob("**/*.wav"))
 CLIP_S, BEFORE_S = 5.0, 5.4
 """Seconds that are examined, and those that are attacked: a faster speech is shorter."""
-OTHER_KEYS = [f"key {number}".encode() for number in range(20)]
+OTHER_KEYS = [f"key {number}".encode() for number in range(50)]
 WORDS_HEARD = 40
+PARTS = ("attacks", "quality", "processor_seconds_per_second", "sounds", "words")
 Row = dict[str, Any]
+Note = Callable[[Row], None]
+Spoken = list[tuple[str, Samples, Samples, int]]
+"""(text, speech, the same with the mark, hertz)."""
 
 
 def speech(folder: Path) -> Iterator[tuple[str, str, Samples, int]]:
@@ -116,7 +119,7 @@ def other_sounds() -> Iterator[tuple[str, NDArray[Any], int]]:
     """Sounds that are not speech of mini, 5 s each: noise, tones, hum, clicks, and the recordings of the tests."""
     chance, rate = np.random.default_rng(1), 24_000
     seconds = np.arange(int(CLIP_S * rate)) / rate
-    for _ in range(200):
+    for _ in range(50):
         white = chance.standard_normal(len(seconds))
         pitch, beat = chance.uniform(60, 400), chance.uniform(0.5, 30)
         voiced = sum(np.sin(2 * np.pi * pitch * k * seconds + chance.uniform(0, 6)) / k for k in range(1, 30))
@@ -177,7 +180,7 @@ def cost(said: list[tuple[Samples, Samples, int]]) -> Row:
     return {"marking": marking, "detecting": detecting, "mini": speaking, "share_of_mini": marking / speaking}
 
 
-def words(spoken: list[tuple[str, Samples, Samples, int]]) -> Row:
+def words(spoken: Spoken) -> Row:
     """Word error rates of the large vocabulary, without and with the mark."""
     from vivavoce_bench.evaluate.recogniser import PocketSphinx, as_floats, prepare
 
@@ -192,54 +195,68 @@ def words(spoken: list[tuple[str, Samples, Samples, int]]) -> Row:
     return {"texts": len(spoken), **found}
 
 
+def all_attacks(spoken: Spoken, note: Note) -> None:
+    """A row for each attack, and how unmarked speech scores; noted after each attack."""
+    said = [(plain, with_it, rate) for _, plain, with_it, rate in spoken]
+    at_22k = [(soxr.resample(plain, rate, 22_050), 22_050) for plain, _, rate in said]
+    rows, unmarked, others = [], [], []
+    for name, attack in {**ATTACKS, "made at 22,050 Hz": ATTACKS["none"], **HARDER}.items():
+        if name.startswith("made"):
+            row, without, by_other_keys = attacked(
+                [(one, marked(one, rate), rate) for one, rate in at_22k], name, attack
+            )
+        else:
+            row, without, by_other_keys = attacked(said, name, attack)
+        rows.append(row)
+        unmarked += without
+        others += by_other_keys
+        note({"attacks": rows, "unmarked": chance_of(unmarked), "unmarked_other_keys": chance_of(others)})
+
+
+def sounds() -> Row:
+    """Scores of sounds that are not speech of mini, by the key and by others."""
+    scores: dict[str, list[float]] = {}
+    for name, samples, rate in other_sounds():
+        found = contrasts(np.asarray(samples, np.float32), rate)
+        scores.setdefault(name, []).extend(match(found, key) for key in (KEY, *OTHER_KEYS))
+    return {
+        name: {"scores": len(one), "passed": sum(score >= THRESHOLD for score in one), "most": max(one)}
+        for name, one in scores.items()
+    }
+
+
 def main() -> None:
-    """Print the rows as they come, and write all as JSON if asked to."""
+    """Run the parts; the file keeps what other runs have found, and is written as soon as something is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speech", type=Path, default=Path("build/watermark"))
     parser.add_argument("--limit", type=int, default=200)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    spoken = list(speech(given.speech))
+    report: Row = json.loads(given.json.read_text(encoding="utf-8")) if given.json and given.json.exists() else {}
+
+    def note(found: Row) -> None:
+        report.update(found)
+        if given.json:
+            given.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    note({"command": "python -m benchmarks.watermark --json FILE", "hardware": processor(), "depth_db": DEPTH_DB})
+    note({"key": KEY.decode(), "threshold": THRESHOLD, "clip_s": CLIP_S})
+    spoken = [(text, plain, marked(plain, rate), rate) for _, text, plain, rate in speech(given.speech)]
     spoken = spoken[:: max(1, len(spoken) // given.limit)]
-    said = [(samples, marked(samples, rate), rate) for _, _, samples, rate in spoken]
-    report: Row = {
-        "command": " ".join(["python -m benchmarks.watermark", *sys.argv[1:]]),
-        "hardware": processor(),
-        "depth_db": DEPTH_DB,
-        "key": KEY.decode(),
-        "threshold": THRESHOLD,
-        "clip_s": CLIP_S,
-        "quality": quality(said[:: max(1, len(said) // 40)]),
-        "processor_seconds_per_second": cost(said),
+    few = spoken[:: max(1, len(spoken) // WORDS_HEARD)]
+    parts = {
+        "quality": lambda: quality([one[1:] for one in few]),
+        "processor_seconds_per_second": lambda: cost([one[1:] for one in few]),
+        "words": lambda: words(few),
+        "sounds": sounds,
     }
-    print(json.dumps(report, indent=1))
-    if find_spec("pocketsphinx"):
-        few = range(0, len(said), max(1, len(said) // WORDS_HEARD))
-        report["words"] = words([(spoken[index][1], *said[index]) for index in few])
-        print(report["words"])
-    unmarked, others = [], []
-    report["attacks"] = []
-    for name, attack in {**ATTACKS, **HARDER}.items():
-        row, without, by_other_keys = attacked(said, name, attack)
-        report["attacks"].append(row)
-        unmarked += without
-        others += by_other_keys
-    at_22k = [(soxr.resample(samples, rate, 22_050), 22_050) for _, _, samples, rate in spoken]
-    row, without, _ = attacked([(one, marked(one, rate), rate) for one, rate in at_22k], "22,050 Hz", ATTACKS["none"])
-    report["attacks"].append(row)
-    report["unmarked_speech"] = chance_of(unmarked + without)
-    report["unmarked_speech_other_keys"] = chance_of(others)
-    sounds: dict[str, list[float]] = {}
-    for name, samples, rate in other_sounds():
-        found = contrasts(np.asarray(samples, np.float32), rate)
-        sounds.setdefault(name, []).extend(match(found, key) for key in (KEY, *OTHER_KEYS))
-    report["other_sounds"] = {
-        name: {"scores": len(one), "passed": sum(score >= THRESHOLD for score in one), "most": max(one)}
-        for name, one in sounds.items()
-    }
-    print(json.dumps({key: value for key, value in report.items() if key.startswith(("unmarked", "other"))}, indent=1))
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if "attacks" in given.only:
+        all_attacks(spoken, note)
+    for name in given.only:
+        if name in parts:
+            note({name: parts[name]()})
+    print(json.dumps({key: value for key, value in report.items() if key != "attacks"}, indent=1))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from vivavoce.errors import InvalidAudio
 
 SHORTEST_S = 3.0
 """Seconds of sound below which there is no telling."""
-THRESHOLD = 5.6
+THRESHOLD = 6.0
 """Of 10,000 recordings of 5 s without the mark, fewer than one scores as much (`benchmarks/watermark.py`)."""
 WINDOW_S, WINDOW_STEP_S = 6.0, 3.0
 """Longer recordings are examined in windows: in a longer one, errors of the assumed speed would add up."""
