@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
+from typing_extensions import Unpack
+
 from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine.routing import EngineLoad
@@ -21,8 +23,7 @@ from vivavoce.engine_process import messages
 from vivavoce.engine_process.messages import EngineProcessSettings, framed, read_message
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
-from vivavoce.frontend.voices.consent import Consent
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, VoiceOptions
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
 from vivavoce_textnorm import NormalizedText, check_length
@@ -177,16 +178,9 @@ class EngineClient:
         return cast(list[VoiceSummary], await self._call("voices", owner))
 
     async def add_voice(
-        self,
-        owner: str,
-        name: str,
-        recording: Recording,
-        *,
-        description: str = "",
-        replace: bool = False,
-        consent: Consent | None = None,
+        self, owner: str, name: str, recording: Recording, **options: Unpack[VoiceOptions]
     ) -> VoiceSummary:
-        return cast(VoiceSummary, await self._call("add_voice", owner, name, recording, description, replace, consent))
+        return cast(VoiceSummary, await self._call("add_voice", owner, name, recording, **options))
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await self._call("remove_voice", owner, name)
@@ -212,8 +206,8 @@ class EngineClient:
         await self._end_process()
         self._lose_all(EngineStopped("server: it is shutting down; ask another one, or again in some seconds"))
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        return await self._ask(messages.MethodCall(next(self._numbers), method, arguments))
+    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return await self._ask(messages.MethodCall(next(self._numbers), method, arguments, options))
 
     async def _ask(self, question: messages.Question) -> Any:
         if not self._can_speak.is_set():

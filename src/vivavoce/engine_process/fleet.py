@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
+from typing_extensions import Unpack
+
 from vivavoce.engine.devices import devices_of, seen_alone
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine.routing import is_retryable, order, shortest_wait, voice_key
@@ -15,8 +17,7 @@ from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, SpeechStream
-from vivavoce.frontend.voices.consent import Consent
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, SpeechStream, VoiceOptions
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm import NormalizedText
 
@@ -179,17 +180,10 @@ class EngineFleet:
         return await self._ask(lambda engine: engine.voices(owner))
 
     async def add_voice(
-        self,
-        owner: str,
-        name: str,
-        recording: Recording,
-        *,
-        description: str = "",
-        replace: bool = False,
-        consent: Consent | None = None,
+        self, owner: str, name: str, recording: Recording, **options: Unpack[VoiceOptions]
     ) -> VoiceSummary:
         def add(engine: EngineClient) -> Awaitable[VoiceSummary]:
-            return engine.add_voice(owner, name, recording, description=description, replace=replace, consent=consent)
+            return engine.add_voice(owner, name, recording, **options)
 
         return await self._ask(add, voice_key(owner, recording), _is_full)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,6 +68,7 @@ class MethodCall:
     method: str
     """The name of the method in `ModelService`."""
     arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

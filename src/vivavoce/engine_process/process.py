@@ -147,7 +147,7 @@ class EngineServer:
 
     async def _call(self, call: messages.MethodCall) -> None:
         try:
-            answer = await getattr(self._service, call.method)(*call.arguments)
+            answer = await getattr(self._service, call.method)(*call.arguments, **call.options)
         except Exception as failure:
             answer = self._public(failure)
         self._send(messages.Answer(call.number, answer))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
+
+from typing_extensions import Unpack
 
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.statistics import StatisticsSnapshot
@@ -12,6 +14,14 @@ from vivavoce.frontend.speech import Recording, SpeechEvent, SpeechRequest, Verd
 from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm import NormalizedText
+
+
+class VoiceOptions(TypedDict, total=False):
+    """Options of storing a voice; replace: in place of another voice of that name."""
+
+    description: str
+    replace: bool
+    consent: Consent | None
 
 
 class SpeechStream(Protocol):
@@ -94,14 +104,7 @@ class SpeechBackend(Protocol):
     async def voices(self, owner: str) -> list[VoiceSummary]: ...
 
     async def add_voice(
-        self,
-        owner: str,
-        name: str,
-        recording: Recording,
-        *,
-        description: str = "",
-        replace: bool = False,
-        consent: Consent | None = None,
+        self, owner: str, name: str, recording: Recording, **options: Unpack[VoiceOptions]
     ) -> VoiceSummary:
         """Extract and store a voice, public if `owner` is ""; VoiceExists, InvalidRequest (a full quota), and so on."""
 

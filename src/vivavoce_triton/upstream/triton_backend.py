@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from typing_extensions import Unpack
+
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import (
     EngineStopped,
@@ -27,10 +29,9 @@ from vivavoce.errors import (
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.audio.samples import Samples
 from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, VoiceOptions
 from vivavoce.frontend.text.sentence_stream import Sentence, SentenceSplitter
 from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
-from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 from vivavoce_textnorm import NormalizedText, is_speakable
 from vivavoce_triton.client.utterance import Manner, Utterance
@@ -284,14 +285,7 @@ class TritonBackend:
         return await self._in_folder(self._folder.voices)
 
     async def add_voice(
-        self,
-        owner: str,
-        name: str,
-        recording: Recording,
-        *,
-        description: str = "",
-        replace: bool = False,
-        consent: Consent | None = None,
+        self, owner: str, name: str, recording: Recording, **options: Unpack[VoiceOptions]
     ) -> VoiceSummary:
         raise self._read_only()
 

@@ -13,6 +13,7 @@ from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import parse_format
 from vivavoce.frontend.speech import Recording, SpeechRequest
+from vivavoce.frontend.speech_backend import VoiceOptions
 from vivavoce.frontend.speech_options import SPEECH_OPTIONS
 from vivavoce.frontend.voices.consent import given_consent
 from vivavoce.server.grpc.calls import FINISH_REASON, PROTOCOL, Call, Metadata, parsed
@@ -73,11 +74,12 @@ async def add_voice(call: Call) -> Metadata:
     owner, name, sent = voice_owner(call.principal, asked.public), asked.name, asked.recording
     if not name:
         raise InvalidRequest("name: is missing; give the voice a name")
-    consent = given_consent(asked.consent, asked.consent_by)
-    more = {"description": asked.description, "replace": asked.replace, "consent": consent}
+    options = VoiceOptions(
+        description=asked.description, replace=asked.replace, consent=given_consent(asked.consent, asked.consent_by)
+    )
     with call.port.dispatcher.permitted(call.principal):
         voice = await call.port.dispatcher.backend.add_voice(
-            owner, name, Recording(sent.content, sent.transcript), **more
+            owner, name, Recording(sent.content, sent.transcript), **options
         )
     await call.send(f"{PACKAGE}.Voice", **asdict(voice))
     return ()
