@@ -17,6 +17,7 @@ from vivavoce.cli.output import check_writable, explaining
 from vivavoce.errors import InvalidRequest
 from vivavoce_books.book import Book, BookOptions, open_book
 from vivavoce_books.cast import Cast, Part, read_cast
+from vivavoce_books.chapters import one_line
 from vivavoce_books.ledger import Ledger, open_ledger
 from vivavoce_books.plan import Pauses, Plan, Segment, estimate_s, plan_book
 from vivavoce_books.speaking import AT_ONCE_ON_CPU, MAX_AT_ONCE, Job, check_texts, place_of, speak_missing
@@ -166,7 +167,7 @@ def tracks_of(out: str, split: bool, book: Book, chosen: Sequence[int]) -> list[
         for one in chosen:
             title = book.chapters[one].title
             safe = "".join(" " if char in '/\\:*?"<>|' or not char.isprintable() else char for char in title)
-            name = pattern.replace("{number}", f"{one + 1:0{width}}").replace("{title}", " ".join(safe.split())[:80])
+            name = pattern.replace("{number}", f"{one + 1:0{width}}").replace("{title}", one_line(safe)[:80])
             path = Path(name)
             tracks.append(Track(path.with_name(f"{path.stem.strip()}{path.suffix}"), title, (one,)))
         folder = tracks[0].path.parent

@@ -106,6 +106,10 @@ def _local(element: ElementTree.Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
+def _words(element: ElementTree.Element) -> str:
+    return one_line("".join(element.itertext()))
+
+
 def _all(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
     return [element for element in root.iter() if isinstance(element.tag, str) and _local(element) == name]
 
@@ -123,10 +127,8 @@ def read_epub(path: Path, options: BookOptions) -> Book:
     opf = archive.within("", files[0])
     package, folder = archive.xml(opf), posixpath.dirname(opf)
     manifest = {item.get("id", ""): item for item in _all(package, "item")}
-    first = {
-        name: one_line("".join(found[0].itertext())) for name in ("title", "language") if (found := _all(package, name))
-    }
-    author = ", ".join(one_line("".join(found.itertext())) for found in _all(package, "creator"))
+    first = {name: _words(found[0]) for name in ("title", "language") if (found := _all(package, name))}
+    author = ", ".join(_words(found) for found in _all(package, "creator"))
     entries, fronts = _contents(archive, package, manifest, folder)
     items = _items(archive, package, manifest, folder, options, fronts)
     if not items:
@@ -188,7 +190,7 @@ def _points(archive: _Archive, parent: ElementTree.Element, folder: str, depth: 
         if name == "navMap":
             yield from _points(archive, child, folder, depth)
         elif name == "navPoint" and depth < 2:
-            label = next((one_line("".join(found.itertext())) for found in child if _local(found) == "navLabel"), "")
+            label = next((_words(found) for found in child if _local(found) == "navLabel"), "")
             source = next((found.get("src", "") for found in child if _local(found) == "content"), "")
             place = archive.within(folder, source).partition("#")
             yield _Entry(label, place[0], place[2])

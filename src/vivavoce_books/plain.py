@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from vivavoce_books.book import BlockKind, Book, BookOptions
-from vivavoce_books.chapters import FRONT_TITLES, Item, divide, start_at_headings
+from vivavoce_books.chapters import FRONT_TITLES, Item, divide, one_line, start_at_headings
 from vivavoce_books.text import CHAPTER_LINE, LINE_END, ORNAMENT, language_code, tidy, vocabulary
 
 _GUTENBERG = re.compile(r"(?m)^\*\*\* ?(START|END) OF TH(?:E|IS) PROJECT GUTENBERG EBOOK.*$")
@@ -25,8 +25,8 @@ def read_plain(text: str, options: BookOptions) -> Book:
     about = {name: found[1].strip() for name in ("Title", "Author", "Language") if (found := _line_of(name, head))}
     items = list(_items(body))
     licence = "Project Gutenberg's header"
-    before = [Item(None, " ".join(head.split()), licence)] if head.strip() else []
-    after = [Item(None, " ".join(tail.split()), "Project Gutenberg's footer")] if tail.strip() else []
+    before = [Item(None, one_line(head), licence)] if head.strip() else []
+    after = [Item(None, one_line(tail), "Project Gutenberg's footer")] if tail.strip() else []
     language = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "chinese": "zh"}
     named = language.get(about.get("Language", "").lower(), about.get("Language"))
     chapters = divide([*before, *start_at_headings(items), *after], options)
@@ -100,7 +100,7 @@ def _group(
         yield Item(BlockKind.SCENE_BREAK)
         yield Item(None, whole, "ornament")
     elif _PICTURE.fullmatch(whole):
-        yield Item(None, " ".join(whole.split()), "image")
+        yield Item(None, one_line(whole), "image")
     elif found and (found["number"] or found["mark"] in referred):
         mark, text = whole[: found.end()].strip(), whole[found.end() :]
         yield Item(BlockKind.PARAGRAPH, tidy(text.removesuffix("]") if found["number"] else text, words)[0], note="")
