@@ -1,4 +1,4 @@
-"""A book as its listener gets it: chapters of blocks, and the text of each that is not spoken, with reasons."""
+"""The values of a book: chapters of blocks that are spoken, and text that is left out, with the reasons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivavoce.errors import InvalidRequest
 Choice = Literal["skip", "speak"]
 
 MAX_BOOK_BYTES = 20_000_000
-"""Of a book's text with its markup, and of an EPUB's parts that are read; the longest novels have 12,000,000."""
+"""Most bytes of a book with its markup, or of an EPUB's files that are read; the longest novels have 12,000,000."""
 SUFFIXES = (".epub", ".html", ".htm", ".xhtml", ".md", ".markdown", ".txt")
 FOREIGN: dict[str, tuple[bytes, int]] = {
     "a PDF": (b"%PDF", 0),
@@ -94,10 +94,10 @@ class BookOptions:
 
 
 def open_book(path: Path, options: BookOptions = BookOptions()) -> Book:
-    """Read a book by what its content is; the suffix decides between HTML, Markdown and plain text.
+    """Read a book, whose content tells its format; the suffix decides between HTML, Markdown and plain text.
 
     Raises:
-        InvalidRequest: the file cannot be read, is no book, is damaged or beyond a limit.
+        InvalidRequest: the file cannot be read, is not a book, is damaged or beyond a limit.
         MissingDependency: the extra "books" is not installed.
     """
     label = repr(path.name)

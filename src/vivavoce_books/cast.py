@@ -1,4 +1,4 @@
-"""Who speaks: the cast of a book, and the lines and tags in its text that give a stretch to one of the cast."""
+"""The cast of a book, and the lines and tags in its text that give a stretch to one of the cast."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_cast(given: Sequence[str], narrator: Part) -> dict[str, Part]:
     """The cast of `--cast`: files, or entries such as "anna=anna.wav"; a later entry replaces an earlier one.
 
     Raises:
-        InvalidRequest: a file cannot be read, or a line of it is no entry.
+        InvalidRequest: a file cannot be read, or has a line that is not an entry.
     """
     cast = {NARRATOR: Part()}
     for one in given:
@@ -83,7 +83,7 @@ def stretches(text: str, cast: Cast, role: str) -> tuple[list[Span], list[Span],
     """The stretches of a block with their roles, what of it is a label or a tag, and the role that goes on after it.
 
     A line that begins with a name of the cast and a colon is spoken by that name up to the line's end. A tag holds up
-    to the next tag. role: that of the text before. InvalidRequest: a tag names nobody of the cast.
+    to the next tag. role: that of the text before. InvalidRequest: a tag names a person who is not in the cast.
     """
     names = "|".join(regex.escape(name) for name in sorted(cast, key=len, reverse=True))
     sign = regex.compile(rf"{_TAG}|^[ \t]*(?P<label>{names})[ \t]*[:：]\s*|(?P<line>\n)", regex.M | regex.I)

@@ -1,4 +1,4 @@
-"""What the readers find in a book, in its order, and how it becomes chapters."""
+"""Items of a book, which the readers find in its order, and their division into chapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRONT_TITLES = {
     "index": r"(?:general |subject )?index|索引",
 }
 MAX_FRONT_SHARE = 0.25
-"""A chapter with the title of front matter that holds more of the book than this is none: the rest follows in it."""
+"""Share of the book up to which a chapter with such a title is front matter; a larger one holds the text itself."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""HTML: a document's blocks in their order, and what in it is silent."""
+"""HTML: the blocks of a document in their order, and its silent parts."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _ENDS = regex.compile(r"(?:[\p{Sentence_Terminal}…:;][\"'*_\p{Pe}\p{Pf}]*\s*|\
 _DENSE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _SECONDS_EACH = 1 / 15
 _SECONDS_DENSE = 1 / 4.5
-"""Of a character in Latin script with the space around it, and of one that stands for a syllable."""
+"""Seconds for a character in Latin script, spaces included, and for a character that stands for a syllable."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Plan:
 
 
 def plan_book(book: Book, cast: Cast, pauses: Pauses = Pauses()) -> Plan:
-    """InvalidRequest: a tag names nobody of the cast."""
+    """InvalidRequest: a tag names a person who is not in the cast."""
     texts, segments, left_out = [], list[Segment](), []
     for number, chapter in enumerate(book.chapters):
         texts.append(_JOIN.join(block.text for block in chapter.blocks))

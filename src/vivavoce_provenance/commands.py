@@ -17,8 +17,8 @@ def detect(
 ) -> None:
     """Tell whether recordings carry the mark that vivavoce puts into its speech.
 
-    The mark is found in 5 s of speech, also after compression or over a telephone; with less than 3 s there is no
-    telling. "not found" does not prove that a person spoke: other programs set no such mark.
+    The mark is found in 5 s of speech, also after compression or over a telephone; with less than 3 s it
+    is not looked for. "not found" does not prove that a person spoke: other programs set no such mark.
     """
     with Reporter().working("listening …"):
         from vivavoce.frontend.audio.decode import decode_audio

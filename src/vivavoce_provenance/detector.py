@@ -28,9 +28,9 @@ from vivavoce.engine.watermark import (
 from vivavoce.errors import InvalidAudio
 
 SHORTEST_S = 3.0
-"""Seconds of sound below which there is no telling."""
+"""Seconds of sound below which the mark is not looked for."""
 THRESHOLD = 6.0
-"""Of 10,000 recordings of 5 s without the mark, fewer than one scores as much (`benchmarks/watermark.py`)."""
+"""Fewer than one in 10,000 unmarked recordings of 5 s should reach this score (benchmarks/results/watermark)."""
 WINDOW_S, WINDOW_STEP_S = 6.0, 3.0
 """Longer recordings are examined in windows: in a longer one, errors of the assumed speed would add up."""
 SPEEDS = tuple(1 + percent / 100 for percent in range(-6, 7))
@@ -120,7 +120,7 @@ def match(found: Floats, key: bytes = KEY) -> float:
 
 
 def contrasts(wave: NDArray[np.float32], sample_rate: int) -> Floats:
-    """What stands out from its neighbours, [hypotheses, steps of a period, bands]; periods are added up.
+    """The contrast of each tile with its neighbours, [hypotheses, steps of a period, bands]; periods are added up.
 
     The steps are those of the marked speech: a hypothesis of a speed takes its frames closer or further apart.
     """

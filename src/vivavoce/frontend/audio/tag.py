@@ -74,7 +74,7 @@ def _synchsafe(number: int) -> bytes:
 
 
 def vorbis_comments(tag: AudioTag | None) -> bytes:
-    """The comments of FLAC and Opus; without a tag there are none, which Opus has to say."""
+    """The comments of FLAC and Opus; an empty list without a tag, since Opus requires one."""
     fields = (f"ARTIST={tag.model}", f"COMMENT={COMMENT}", f"DATE={tag.made}", f"ENCODER={SOFTWARE}") if tag else ()
     texts = [VENDOR, *(field.encode() for field in fields)]
     parts = [struct.pack("<I", len(text)) + text for text in texts]

@@ -143,7 +143,7 @@ class SentenceSplitter:
     def __init__(self) -> None:
         self._held = ""  # the sentence that is being gathered, from its first character that is not white space
         self._start = 0
-        self._searched = 0  # there is no cut before this place
+        self._searched = 0  # the search for a cut goes on here
         self._last_clause = 0  # end of the last clause in the second half of `MAX_HELD`
         self._is_first = True
         self._language: Language | None = None  # language of the last sentence

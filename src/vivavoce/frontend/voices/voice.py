@@ -94,7 +94,7 @@ class Voice:
     description: str = ""
     licence: str = ""
     consent: Consent | None = None
-    """What the person who is heard allows."""
+    """The consent of the person who is heard."""
     recording: bytes = b""
     """The reference as an audio file's bytes, for models that need it later; b"" if it is not kept."""
     language: str = ""

@@ -134,7 +134,7 @@ def router(state: AppState) -> APIRouter:
 
     @routes.get("/web/wav")
     async def wav(_: KnownPrincipal, rate: _Rate, samples: Annotated[int, Query(ge=0, le=1 << 31)]) -> Response:
-        """The header of a WAV file with so many samples, which a page puts before those that it has played."""
+        """The header of a WAV file with this many samples; a page puts it before the samples that it has played."""
         header = wav_header(rate, samples, state.dispatcher.tag())
         return Response(header, headers={**_UNCACHED, "content-type": "audio/wav"})
 

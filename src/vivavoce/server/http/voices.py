@@ -54,7 +54,7 @@ class VoiceEntry(BaseModel):
     stands_for: str = Field(description='The voice that an alias stands for, otherwise "".')
     language: str = Field(description='Language of a built-in voice as an ISO 639 code, "" if unknown.')
     sex: str = Field(description='"female" or "male" for a built-in voice, "" if unknown.')
-    consent: str = Field(description='What the person who is heard allows, "" if nothing is stored.')
+    consent: str = Field(description='The words in which the person who is heard consents, "" if none are stored.')
     consent_by: str = Field(description='The person who gave the consent, "" if unknown.')
     consent_at: str = Field(description='When the consent was stored (ISO 8601, UTC), "" without one.')
     created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
