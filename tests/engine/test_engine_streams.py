@@ -161,7 +161,7 @@ def test_the_first_chunk_comes_before_the_last_token(models):
     ("too_long", "message"),
     [
         (segment(6000), "positions"),
-        (given(7471), "room for 7470"),
+        (given(7471), "more than the 7470 that fit"),
         (given(10, voice=voice(1, prompt=7_495)), "speech tokens"),
     ],
 )

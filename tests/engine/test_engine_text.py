@@ -148,7 +148,7 @@ def test_a_segment_that_does_not_fit_spares_those_before(models, monkeypatch):
     monkeypatch.setattr(ROOM, 2 * 70)
     with running(models) as engine:
         handle = engine.submit(arriving(segment(5), InputMode.SEGMENTS))
-        with pytest.raises(InvalidRequest, match="room for 40"):
+        with pytest.raises(InvalidRequest, match="more than the 40 that fit"):
             handle.text.push(given(41))
         assert handle.text.wait_until_wanted()
         assert len(close(handle, given(7)).samples) == 12 * 960
