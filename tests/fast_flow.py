@@ -15,10 +15,10 @@ from vivavoce.models.flow import packed_dit, packed_encoder, packed_unet
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.flow.packed_encoder import EncoderCuts
 from vivavoce.models.flow.packed_unet import Cuts
-from vivavoce.models.kernels import flow_attention
-from vivavoce.models.kernels.encoder_attention import RelativeTile
-from vivavoce.models.kernels.flow_attention import AttentionTile
-from vivavoce.models.kernels.flow_products import ConvTile, ProductTile
+from vivavoce_kernels import flow_attention
+from vivavoce_kernels.encoder_attention import RelativeTile
+from vivavoce_kernels.flow_attention import AttentionTile
+from vivavoce_kernels.flow_products import ConvTile, ProductTile
 
 COARSE_ENCODER = EncoderCuts(RelativeTile(64, 4, 3), 256, ProductTile(256, 64, 64, 4, 3))
 COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(256, 64, 4, 3), ProductTile(256, 64, 64, 4, 3))

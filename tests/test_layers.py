@@ -46,6 +46,7 @@ FORWARDERS = {"bench", "evaluate", "clients.triton", "entrypoints"}
 SATELLITES = {
     "vivavoce_textnorm": {"errors", "child"},
     "vivavoce_export": {"models", "checkpoint", "rates", "errors", "files", "cli", "frontend", "vivavoce_runtimes"},
+    "vivavoce_kernels": set(),
     "vivavoce_runtimes": {"engine", "models", "checkpoint", "rates", "errors", "files", "child"},
     "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_runtimes", "vivavoce_triton"}
     - {"server", "compat"},
@@ -68,6 +69,7 @@ SATELLITES = {
 CORE_TO_SATELLITE = {
     "vivavoce_textnorm": {"frontend", "server", "engine_process", "cli"},
     "vivavoce_export": {"frontend.loading"},
+    "vivavoce_kernels": {"models", "engine"},
     "vivavoce_runtimes": {"engine.engine"},
     "vivavoce_bench": {"frontend.model_choice"},
     "vivavoce_books": set(),

@@ -10,7 +10,7 @@ from tests.engine.engine_helpers import offline, running, segment, stream
 from tests.fast_flow import coarse_cuts, quick_interpreter, with_small_flow
 from tests.small_vocoder import with_small_vocoder
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.models.kernels.lm_attention import SplitK
+from vivavoce_kernels.lm_attention import SplitK
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
 

@@ -18,7 +18,7 @@ from vivavoce.engine.graphs import FRAME_SIZES
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
-from vivavoce.models.kernels import usable
+from vivavoce_kernels import usable
 
 MAX_POSITIONS = 5_120
 """Positions of a slot: 200 text tokens at 20 speech tokens each, and 30 s of reference with its transcript."""

@@ -8,20 +8,11 @@ hash is SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA 2014), in wrapping 64
 from __future__ import annotations
 
 import math
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-
-class NoiseStream(IntEnum):
-    """Independent sequences of one seed."""
-
-    NUCLEUS = 1
-    FALLBACK = 2
-    SOURCE = 3
-    PHASE = 4
-
+from vivavoce_kernels.layouts import NoiseStream
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9

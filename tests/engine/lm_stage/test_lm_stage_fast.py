@@ -15,8 +15,8 @@ from vivavoce.engine.lm_stage import DecodeRun, LMStage, StreamingPrompt
 from vivavoce.engine.lm_stage.graphed import SEQUENCES, SLOTS, GraphedSteps, fitting
 from vivavoce.engine.request import SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.kernels.lm_attention import SplitK
 from vivavoce.models.lm.interleave import TextInterleaver
+from vivavoce_kernels.lm_attention import SplitK
 
 CAPACITY = 96
 

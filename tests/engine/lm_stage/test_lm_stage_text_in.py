@@ -13,9 +13,10 @@ from vivavoce.engine.lm_stage import LMStage, SamplingState, StreamingPrompt
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
-from vivavoce.models.counter_noise import NoiseStream, uniform
+from vivavoce.models.counter_noise import uniform
 from vivavoce.models.lm.interleave import TextInterleaver
 from vivavoce.models.lm.sampling import SamplingRows, sample
+from vivavoce_kernels.layouts import NoiseStream
 
 
 class NeverEnds:

@@ -13,10 +13,10 @@ from tests.small_vocoder import with_small_vocoder
 from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.vocoder_stage import VocoderStage, packed
 from vivavoce.engine.vocoder_stage.packed import VocoderRun
-from vivavoce.models.kernels import layouts, vocoder_source
-from vivavoce.models.kernels.layouts import PackedRow
 from vivavoce.models.vocoder.hift import HiFT, SampledSource
 from vivavoce.models.vocoder.packed import FIRST, INSIDE, PackedVocoder, supports
+from vivavoce_kernels import layouts, vocoder_source
+from vivavoce_kernels.layouts import PackedRow
 
 
 @pytest.fixture(autouse=True, scope="module")

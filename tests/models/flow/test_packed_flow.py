@@ -22,10 +22,10 @@ from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead
 from vivavoce.models.flow.packed_encoder import EncoderBatch, PackedEncoder, PackedEncoderWeights, encoder_cuts, up_taps
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet, cuts_of
 from vivavoce.models.flow.unet import UNet, VelocityContext
-from vivavoce.models.kernels import flow_attention
-from vivavoce.models.kernels.flow_products import ConvTails
-from vivavoce.models.kernels.layouts import PackedTables
 from vivavoce.models.layers import keys_before
+from vivavoce_kernels import flow_attention
+from vivavoce_kernels.flow_products import ConvTails
+from vivavoce_kernels.layouts import PackedTables
 
 STEPS, PAGE = 3, 64
 NAN = float("nan")

@@ -12,11 +12,11 @@ pytest.importorskip("triton")
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.settings import vocabulary_of
-from vivavoce.models.kernels.lm_attention import SplitK
-from vivavoce.models.kernels.lm_products import STRIPS, Shape, Strip, Tile, Tiles
-from vivavoce.models.kernels.lm_products import TILES as RELEASED
 from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
 from vivavoce.models.lm.slot_lm import PackedRows, SlotCache, SlotLM
+from vivavoce_kernels.lm_attention import SplitK
+from vivavoce_kernels.lm_products import STRIPS, Shape, Strip, Tile, Tiles
+from vivavoce_kernels.lm_products import TILES as RELEASED
 
 CAPACITY, SLOTS, SINK = 160, 4, 3
 TILES: Tiles = {

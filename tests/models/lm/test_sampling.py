@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.models.counter_noise import NoiseStream, normal, uniform
+from vivavoce.models.counter_noise import normal, uniform
 from vivavoce.models.lm.sampling import SamplingRows, draw, nucleus, repeats, sample
+from vivavoce_kernels.layouts import NoiseStream
 
 SEED = torch.tensor(12345)
 

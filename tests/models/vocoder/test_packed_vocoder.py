@@ -11,9 +11,6 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tests.fast_flow import quick_interpreter
 from tests.small_vocoder import causal_of, with_small_vocoder
-from vivavoce.models.kernels.layouts import WIDTH, PackedRow
-from vivavoce.models.kernels.snake_conv import Activated, Activation, Convolution, SnakeTile, convolve
-from vivavoce.models.kernels.vocoder_source import forward_table, inverse_table, spectrum, wave
 from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import istft, stft
 from vivavoce.models.vocoder.packed import (
@@ -26,6 +23,9 @@ from vivavoce.models.vocoder.packed import (
     pack_weights,
     supports,
 )
+from vivavoce_kernels.layouts import WIDTH, PackedRow
+from vivavoce_kernels.snake_conv import Activated, Activation, Convolution, SnakeTile, convolve
+from vivavoce_kernels.vocoder_source import forward_table, inverse_table, spectrum, wave
 
 RATE, IN, OUT = 3, 24, 40
 TAGS = torch.tensor([0, 3, 1, 1, 2, 0, 0, 0, 0, 3, 2, 0], dtype=torch.int32)

@@ -26,10 +26,10 @@ from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead
 from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderPast, PackedEncoder
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet
 from vivavoce.models.flow.token_encoder import TokenEncoder
-from vivavoce.models.kernels.common import compiled_ahead
-from vivavoce.models.kernels.encoder_windows import EncoderTails
-from vivavoce.models.kernels.flow_products import TAIL, ConvTails
-from vivavoce.models.kernels.layouts import KEY_TILE
+from vivavoce_kernels.common import compiled_ahead
+from vivavoce_kernels.encoder_windows import EncoderTails
+from vivavoce_kernels.flow_products import TAIL, ConvTails
+from vivavoce_kernels.layouts import KEY_TILE
 
 Record = Callable[[Launch], Launch]
 """Turns repeatable work into a function that does the same, such as a recording of it."""

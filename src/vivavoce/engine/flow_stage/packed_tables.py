@@ -19,7 +19,7 @@ from vivavoce.engine.flow_stage.planning import SINK, FlowRow
 from vivavoce.engine.graphs import Bucket, rounded
 from vivavoce.models.flow.model import MAX_FRAMES
 from vivavoce.models.flow.packed_encoder import EncoderTables
-from vivavoce.models.kernels.layouts import KEY_TILE, PackedTables
+from vivavoce_kernels.layouts import KEY_TILE, PackedTables
 
 Numbers = NDArray[np.int32]
 

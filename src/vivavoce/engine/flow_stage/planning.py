@@ -24,8 +24,8 @@ from vivavoce.engine.request import Conditioning
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES
-from vivavoce.models.kernels.layouts import KEY_TILE
 from vivavoce.models.layers import MemoryShape
+from vivavoce_kernels.layouts import KEY_TILE
 
 Ends = NDArray[np.int64]
 SINK = 0

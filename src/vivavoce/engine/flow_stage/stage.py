@@ -83,8 +83,8 @@ class FlowStage:
     Args:
         models: networks on one device; their weights are laid out anew.
         state_bytes: memory for state.
-        kernels: compute the encoder and the estimator without padding by our own kernels, where `models.kernels.usable`
-            says so.
+        kernels: compute the encoder and the estimator without padding by our own kernels, where
+            `vivavoce_kernels.usable` says so.
         deterministic: needs kernels, slower; a row's bits depend neither on its neighbours nor on whether its past was
             kept.
         external: replaces networks, without kernels and state.

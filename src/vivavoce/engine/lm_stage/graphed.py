@@ -18,13 +18,13 @@ from vivavoce.engine.graphs import Graphs, Launch, fitting, rounded, sizes_for
 from vivavoce.engine.lm_stage.slots import DecodeRun, Slot, SlotRows, repetition_aware
 from vivavoce.engine.lm_stage.stage import KINDS, PLAIN_SLOTS, SlotSteps
 from vivavoce.models.build import LanguageModel, Models
-from vivavoce.models.kernels.common import compiled_ahead
-from vivavoce.models.kernels.layouts import Field
-from vivavoce.models.kernels.lm_products import TILES, Tiles
-from vivavoce.models.kernels.lm_rows import dependent_launches
-from vivavoce.models.kernels.lm_sampler import MOST_CANDIDATES, advance_slots
 from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
 from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce_kernels.common import compiled_ahead
+from vivavoce_kernels.layouts import Field
+from vivavoce_kernels.lm_products import TILES, Tiles
+from vivavoce_kernels.lm_rows import dependent_launches
+from vivavoce_kernels.lm_sampler import MOST_CANDIDATES, advance_slots
 
 SLOTS = (1, *PLAIN_SLOTS)
 """Decode step sizes in slots, for which graphs are recorded."""

@@ -21,10 +21,10 @@ from torch import Tensor
 from vivavoce.checkpoint.config import MAX_SILENCE, ConformerLMConfig, LMConfig, Vocabulary
 from vivavoce.engine.request import SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.errors import InvalidRequest
-from vivavoce.models.counter_noise import NoiseStream, uniform
-from vivavoce.models.kernels.layouts import IDLE, Field
+from vivavoce.models.counter_noise import uniform
 from vivavoce.models.lm.interleave import Row, TextInterleaver
 from vivavoce.models.lm.sampling import SamplingRows, sample
+from vivavoce_kernels.layouts import IDLE, Field, NoiseStream
 
 LARGEST_WINDOW = 200
 """Number of past ids that are kept for a slot: the upper limit for sampling windows."""

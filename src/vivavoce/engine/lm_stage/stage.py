@@ -30,10 +30,10 @@ from vivavoce.engine.lm_stage.slots import (
 )
 from vivavoce.engine.request import SamplingParams
 from vivavoce.models.build import LanguageModel, Models
-from vivavoce.models.kernels.layouts import Field
 from vivavoce.models.lm.conformer import SPEAKER, TEXT, ConformerLM, ConformerSlotLM
 from vivavoce.models.lm.interleave import RowKind
 from vivavoce.models.lm.slot_lm import SAFE_ROWS, PackedRows, SlotCache, SlotLM
+from vivavoce_kernels.layouts import Field
 
 if TYPE_CHECKING:
     from vivavoce.engine.lm_stage.graphed import GraphedSteps

@@ -18,10 +18,10 @@ from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, fitting, in_order_of_recording, rounded, sizes_within
 from vivavoce.engine.vocoder_stage.stage import Crossfade, PooledTails, Tails, VocoderRow, join_rule
 from vivavoce.models.build import Models
-from vivavoce.models.kernels.common import compiled_ahead
-from vivavoce.models.kernels.layouts import WIDTH, PackedRow
-from vivavoce.models.kernels.vocoder_tails import Pool, lay_in, lay_out
 from vivavoce.models.vocoder.packed import AFTER, FIRST, INSIDE, PackedFrames, PackedVocoder, gap_frames
+from vivavoce_kernels.common import compiled_ahead
+from vivavoce_kernels.layouts import WIDTH, PackedRow
+from vivavoce_kernels.vocoder_tails import Pool, lay_in, lay_out
 
 RULES = (CrossfadeMode.OFFICIAL, CrossfadeMode.SEAMLESS)
 """Join rules by their number in the table."""

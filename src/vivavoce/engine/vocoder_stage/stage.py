@@ -341,7 +341,7 @@ class VocoderStage:
     noise and phase run on.
 
     source_noise: whether the source has its noise; without it the audio is a function of the mel. kernels: whether our
-    own kernels and recorded launches are used (see `models.kernels.usable`); a vocoder of sizes that they do not take
+    own kernels and recorded launches are used (see `vivavoce_kernels.usable`); a vocoder of sizes that they do not take
     stays on the plain path. most_frames: with kernels; frames of the largest recorded batch, larger ones are split.
     None: chosen for speed. both: without kernels, runs two independent parts of a piece; None: in turn.
     """

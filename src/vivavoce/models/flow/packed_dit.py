@@ -17,12 +17,12 @@ from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Flow
 from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderCuts, encoder_cuts, windowed
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedEstimator
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL
-from vivavoce.models.kernels.common import tile_of
-from vivavoce.models.kernels.encoder_windows import windows_ahead, windows_behind
-from vivavoce.models.kernels.flow_attention import attend, keep_in_pages
-from vivavoce.models.kernels.flow_products import product
-from vivavoce.models.kernels.flow_rows import Modulations, modulated
-from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
+from vivavoce_kernels.common import tile_of
+from vivavoce_kernels.encoder_windows import windows_ahead, windows_behind
+from vivavoce_kernels.flow_attention import attend, keep_in_pages
+from vivavoce_kernels.flow_products import product
+from vivavoce_kernels.flow_rows import Modulations, modulated
+from vivavoce_kernels.position_conv import grouped_weights, position_conv
 
 NORM_ROWS = 4  # small, because a norm comes often and a first chunk's batch is small
 

@@ -24,18 +24,18 @@ from vivavoce.models.conformer import ConformerBlock
 from vivavoce.models.flow.layout import biases_ahead, joined
 from vivavoce.models.flow.model import MAX_FRAMES, Flow
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEncoder
-from vivavoce.models.kernels.common import tile_of
-from vivavoce.models.kernels.encoder_attention import (
+from vivavoce.models.layers import relative_positions
+from vivavoce_kernels.common import tile_of
+from vivavoce_kernels.encoder_attention import (
     SPARE,
     RelativePlaces,
     RelativeTile,
     RelativeWeights,
     attend_relatively,
 )
-from vivavoce.models.kernels.encoder_windows import EncoderTails, windows_ahead, windows_behind
-from vivavoce.models.kernels.flow_products import ProductTile, product
-from vivavoce.models.kernels.flow_rows import ShiftedNorm, layer_norm, silu_
-from vivavoce.models.layers import relative_positions
+from vivavoce_kernels.encoder_windows import EncoderTails, windows_ahead, windows_behind
+from vivavoce_kernels.flow_products import ProductTile, product
+from vivavoce_kernels.flow_rows import ShiftedNorm, layer_norm, silu_
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.layout import biases_ahead, joined
 from vivavoce.models.flow.model import EulerSchedule
 from vivavoce.models.flow.unet import CausalConv, Level, TransformerBlock, UNet
-from vivavoce.models.kernels.common import tile_of
-from vivavoce.models.kernels.flow_attention import AttentionTile, attend, keep_in_pages
-from vivavoce.models.kernels.flow_products import ConvTails, ConvTile, ConvWeights, ProductTile, causal_conv, product
-from vivavoce.models.kernels.flow_rows import ShiftedNorm, advance, layer_norm
-from vivavoce.models.kernels.layouts import PackedTables
+from vivavoce_kernels.common import tile_of
+from vivavoce_kernels.flow_attention import AttentionTile, attend, keep_in_pages
+from vivavoce_kernels.flow_products import ConvTails, ConvTile, ConvWeights, ProductTile, causal_conv, product
+from vivavoce_kernels.flow_rows import ShiftedNorm, advance, layer_norm
+from vivavoce_kernels.layouts import PackedTables
 
 
 @dataclass(frozen=True)

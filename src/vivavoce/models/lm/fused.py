@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivavoce.models.kernels.lm_attention import (
+from vivavoce.models.layers import rotary_tables
+from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce.models.lm.slot_lm import JoinedLayer, SlotCache, shared
+from vivavoce_kernels.lm_attention import (
     ROW_TILE,
     PartialAttention,
     Rotations,
@@ -22,11 +25,8 @@ from vivavoce.models.kernels.lm_attention import (
     prefill_attention,
     split_k_for,
 )
-from vivavoce.models.kernels.lm_products import STRIPS, TILES, Shape, Strips, Tiles, product, vector_product
-from vivavoce.models.kernels.lm_rows import Tables, add_norm, dependent_launches, embed_norm
-from vivavoce.models.layers import rotary_tables
-from vivavoce.models.lm.qwen2 import SpeechLM
-from vivavoce.models.lm.slot_lm import JoinedLayer, SlotCache, shared
+from vivavoce_kernels.lm_products import STRIPS, TILES, Shape, Strips, Tiles, product, vector_product
+from vivavoce_kernels.lm_rows import Tables, add_norm, dependent_launches, embed_norm
 
 __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import CausalVocoderConfig
-from vivavoce.models.counter_noise import NoiseStream, uniform
+from vivavoce.models.counter_noise import uniform
 from vivavoce.models.layers import PairRunner, in_turn, zero_padding
 from vivavoce.models.vocoder.hift import (
     F0_CONVS,
@@ -30,6 +30,7 @@ from vivavoce.models.vocoder.hift import (
     stft,
     waveform,
 )
+from vivavoce_kernels.layouts import NoiseStream
 
 PITCH_LOOKAHEAD = 3  # later frames that the pitch of a frame depends on
 

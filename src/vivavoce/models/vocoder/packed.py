@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.checkpoint.config import CausalVocoderConfig, VocoderConfig
-from vivavoce.models.kernels import vocoder_source
-from vivavoce.models.kernels.snake_conv import Activated, Activation, Convolution, convolve, tile_for
-from vivavoce.models.kernels.vocoder_source import spectrum_lanes
 from vivavoce.models.vocoder.causal import PITCH_LOOKAHEAD, CausalHiFT, SteppedSource
 from vivavoce.models.vocoder.hift import LAST_SLOPE, LEAST_ALPHA, MAX_MAGNITUDE, HarmonicSource, HiFT, ResBlock, Snake
+from vivavoce_kernels import vocoder_source
+from vivavoce_kernels.snake_conv import Activated, Activation, Convolution, convolve, tile_for
+from vivavoce_kernels.vocoder_source import spectrum_lanes
 
 
 class Pair(NamedTuple):

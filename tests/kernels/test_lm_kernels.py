@@ -15,12 +15,12 @@ pytest.importorskip("triton")
 
 import triton
 from vivavoce.engine.lm_stage.slots import SlotRows, repetition_aware
-from vivavoce.models.kernels.common import compiled_ahead, launched
-from vivavoce.models.kernels.layouts import IDLE, Field
-from vivavoce.models.kernels.lm_attention import ROW_TILE, Rotations, SplitK, decode_attention, prefill_attention
-from vivavoce.models.kernels.lm_products import Shape, Tile, multiply, product
-from vivavoce.models.kernels.lm_rows import add_norm, embed_norm, swiglu
-from vivavoce.models.kernels.lm_sampler import advance_slots
+from vivavoce_kernels.common import compiled_ahead, launched
+from vivavoce_kernels.layouts import IDLE, Field
+from vivavoce_kernels.lm_attention import ROW_TILE, Rotations, SplitK, decode_attention, prefill_attention
+from vivavoce_kernels.lm_products import Shape, Tile, multiply, product
+from vivavoce_kernels.lm_rows import add_norm, embed_norm, swiglu
+from vivavoce_kernels.lm_sampler import advance_slots
 
 EPS = 1e-6
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3}

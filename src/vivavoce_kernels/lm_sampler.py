@@ -12,10 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.counter_noise import NoiseStream
-from vivavoce.models.kernels.common import launched, stream_offset, uniform
-from vivavoce.models.kernels.layouts import IDLE, Field
-from vivavoce.models.kernels.lm_rows import launch_options, wait_for_inputs
+from vivavoce_kernels.common import launched, stream_offset, uniform
+from vivavoce_kernels.layouts import IDLE, Field, NoiseStream
+from vivavoce_kernels.lm_rows import launch_options, wait_for_inputs
 
 MOST_CANDIDATES = 128  # upper limit of a slot's top_k
 

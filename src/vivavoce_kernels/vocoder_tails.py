@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.kernels.common import launched
-from vivavoce.models.kernels.vocoder_source import (
+from vivavoce_kernels.common import launched
+from vivavoce_kernels.vocoder_source import (
     AFTER,
     BEFORE,
     CARRIED,

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import triton
-from vivavoce.models.kernels.common import gelu, gelu_by_tanh, layer_norm_rows, mish, tile_of
-from vivavoce.models.kernels.layouts import RowPlaces
+from vivavoce_kernels.common import gelu, gelu_by_tanh, layer_norm_rows, mish, tile_of
+from vivavoce_kernels.layouts import RowPlaces
 
 TAIL = 2  # frames before a convolution's first one
 

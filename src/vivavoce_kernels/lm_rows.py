@@ -8,7 +8,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 import triton
-from vivavoce.models.kernels.common import launched
+from vivavoce_kernels.common import launched
 
 
 def dependent_launches(device: torch.device) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import triton.language as tl
 
 import triton
-from vivavoce.models.counter_noise import NoiseStream
+from vivavoce_kernels.layouts import NoiseStream
 
 _ahead: ContextVar[bool] = ContextVar("ahead", default=False)
 

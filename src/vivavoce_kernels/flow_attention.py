@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.kernels.common import HIDDEN, channels, online_softmax
-from vivavoce.models.kernels.layouts import KEY_TILE, PackedTables
+from vivavoce_kernels.common import HIDDEN, channels, online_softmax
+from vivavoce_kernels.layouts import KEY_TILE, PackedTables
 
 _FRAMES = 4
 

@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.kernels.common import launched
-from vivavoce.models.kernels.lm_rows import launch_options, wait_for_inputs
+from vivavoce_kernels.common import launched
+from vivavoce_kernels.lm_rows import launch_options, wait_for_inputs
 
 
 class Rotations(NamedTuple):

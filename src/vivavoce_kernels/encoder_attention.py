@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.kernels.common import HIDDEN, channels, launched, online_softmax
-from vivavoce.models.kernels.layouts import KEY_TILE
+from vivavoce_kernels.common import HIDDEN, channels, launched, online_softmax
+from vivavoce_kernels.layouts import KEY_TILE
 
 SPARE = 128  # rows of zeros before and behind a table of distances, so that no tile reads past its ends
 _LOG2_E = 1.4426950408889634

@@ -7,6 +7,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+
+class NoiseStream(IntEnum):
+    """Independent sequences of random numbers that one seed has."""
+
+    NUCLEUS = 1
+    FALLBACK = 2
+    SOURCE = 3
+    PHASE = 4
+
+
 KEY_TILE = 64
 """Number of keys in a tile of the flow's attention kernels, counted from the row's start; pages for these kernels hold
 as many positions."""

@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor, nn
 
 import triton
-from vivavoce.models.kernels.common import mish
-from vivavoce.models.kernels.flow_products import ConvTails, ConvTile, ConvWeights
-from vivavoce.models.kernels.layouts import RowPlaces
+from vivavoce_kernels.common import mish
+from vivavoce_kernels.flow_products import ConvTails, ConvTile, ConvWeights
+from vivavoce_kernels.layouts import RowPlaces
 
 _LEAST = 16  # channels of the smallest matrix product
 _CHANNELS = 128

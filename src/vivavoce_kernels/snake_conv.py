@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 import triton
-from vivavoce.models.kernels.common import launched
+from vivavoce_kernels.common import launched
 
 PRECISION = "ieee"  # pitches are summed to phases, so an error of a thousandth can be heard
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 import triton
-from vivavoce.models.kernels.common import launched, layer_norm_rows
+from vivavoce_kernels.common import launched, layer_norm_rows
 
 _VALUES = 4096
 

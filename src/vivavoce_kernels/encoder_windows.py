@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.kernels.common import launched
-from vivavoce.models.kernels.layouts import RowPlaces
+from vivavoce_kernels.common import launched
+from vivavoce_kernels.layouts import RowPlaces
 
 _LEAK = tl.constexpr(0.01)
 

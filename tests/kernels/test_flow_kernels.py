@@ -10,17 +10,17 @@ pytest.importorskip("triton")
 
 from tests.fast_flow import products_in_order, quick_interpreter
 from tests.kernel_checks import DEVICE, DTYPES, NAN, close, draw, numbers
-from vivavoce.models.kernels.common import tile_of
-from vivavoce.models.kernels.encoder_attention import (
+from vivavoce_kernels.common import tile_of
+from vivavoce_kernels.encoder_attention import (
     SPARE,
     RelativePlaces,
     RelativeTile,
     RelativeWeights,
     attend_relatively,
 )
-from vivavoce.models.kernels.encoder_windows import EncoderTails, windows_ahead, windows_behind
-from vivavoce.models.kernels.flow_attention import AttentionTile, attend, keep_in_pages
-from vivavoce.models.kernels.flow_products import (
+from vivavoce_kernels.encoder_windows import EncoderTails, windows_ahead, windows_behind
+from vivavoce_kernels.flow_attention import AttentionTile, attend, keep_in_pages
+from vivavoce_kernels.flow_products import (
     ConvTails,
     ConvTile,
     ConvWeights,
@@ -28,9 +28,9 @@ from vivavoce.models.kernels.flow_products import (
     causal_conv,
     product,
 )
-from vivavoce.models.kernels.flow_rows import Modulations, ShiftedNorm, advance, layer_norm, modulated, silu_
-from vivavoce.models.kernels.layouts import PackedTables
-from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
+from vivavoce_kernels.flow_rows import Modulations, ShiftedNorm, advance, layer_norm, modulated, silu_
+from vivavoce_kernels.layouts import PackedTables
+from vivavoce_kernels.position_conv import grouped_weights, position_conv
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import triton
-from vivavoce.models.kernels.common import launched
-from vivavoce.models.kernels.lm_attention import PartialAttention
-from vivavoce.models.kernels.lm_rows import launch_options, swiglu, wait_for_inputs
+from vivavoce_kernels.common import launched
+from vivavoce_kernels.lm_attention import PartialAttention
+from vivavoce_kernels.lm_rows import launch_options, swiglu, wait_for_inputs
 
 
 @dataclass(frozen=True)

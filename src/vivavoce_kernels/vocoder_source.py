@@ -15,9 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.counter_noise import NoiseStream
-from vivavoce.models.kernels.common import launched, normal, stream_offset, uniform
-from vivavoce.models.kernels.layouts import WIDTH
+from vivavoce_kernels.common import launched, normal, stream_offset, uniform
+from vivavoce_kernels.layouts import WIDTH, NoiseStream
 
 ROW_WIDTH = tl.constexpr(WIDTH)
 (
