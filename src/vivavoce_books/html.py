@@ -58,7 +58,7 @@ _NOTE_SIGN = re.compile(r"[\[(［]?\s*(?:\d{1,4}|[*†‡§¶]{1,4}|[ivxlc]{1,6}
 
 @dataclass
 class Links:
-    """Footnotes of a book so far: a link to an anchor that has not come yet is to a note, one back is from it."""
+    """Footnotes found so far: a link to an anchor not seen yet leads to a note, and a link back returns from it."""
 
     seen: set[str] = field(default_factory=set)
     notes: set[str] = field(default_factory=set)

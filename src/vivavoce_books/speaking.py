@@ -66,9 +66,10 @@ def speak_missing(
     at_once: int,
     done: Callable[[Segment], None],
 ) -> None:
-    """Speak the segments and keep each in the ledger as soon as it is made; done: is called after it was kept.
+    """Speak the segments, and store each in the ledger as soon as it is made.
 
-    An error or an interruption ends it after the segments that are complete were kept.
+    done: is called after each segment was stored. An error or an interruption stops the work; before that, the segments
+    that are complete are stored.
     """
     cancel, left = Event(), iter(segments)
     languages = cache(lambda code: _known_language(tts, code))

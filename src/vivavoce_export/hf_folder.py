@@ -168,7 +168,7 @@ def _check_weights(sizes: QwenSizes, reader: MappedWeights) -> None:
         found = reader.shapes.get(name)
         if found != shape:
             what = f"is {list(found)} instead of {list(shape)}" if found else "is missing"
-            raise CheckpointError(f"model: {name} {what}; the weights do not fit {CONFIG}, download the folder again")
+            raise CheckpointError(f"model: {name} {what}; the weights do not match {CONFIG}, download the folder again")
 
 
 def check_features(config: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ def speech_bias(folder: Path) -> tuple[NDArray[np.float32], range]:
 class SpeechSampler:
     """Draws an id for each row of a runtime's logits, and masks all other ids.
 
-    folder: the merged model's; the finite part of its bias shows the ids of speech.
+    folder: the merged model's; ids of speech tokens are those whose output bias is finite.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:

@@ -101,7 +101,9 @@ def _shape(name: str, rows: int, frames: int) -> tuple[int, ...]:
 
 
 class TensorRTEngine:
-    """Runs a batch in pieces of the engine's rows, `contexts` of them at once, each in its own CUDA stream."""
+    """Splits a batch into parts that the engine takes, and runs `contexts` of them at once, each in a CUDA
+    stream of its own.
+    """
 
     def __init__(self, path: Path, device: torch.device, contexts: int) -> None:
         trt = import_tensorrt()

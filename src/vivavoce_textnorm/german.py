@@ -36,7 +36,7 @@ class German(European):
         return f"{self.numeral(value // 100)}hundert{self.numeral(value % 100) if value % 100 else ''}"
 
     def day(self, day: int) -> str:
-        """ "fünfter März": with no article before it."""
+        """Ending of the ordinal in a date without an article before it: "fünfter März"."""
         return self._inflected(day, "")
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:

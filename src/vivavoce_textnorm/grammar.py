@@ -61,7 +61,7 @@ class Grammar:
 _HEAD = compiled(r"\p{L}*")
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _ROMANS = tuple(tens + ones for tens in ("", "x", "xx") for ones in _ONES)
-"""A # in the heads of a language stands for any of these."""
+"""In a language's list of first words, a # matches each of these numerals."""
 
 
 def heads(locale: Locale) -> frozenset[str]:

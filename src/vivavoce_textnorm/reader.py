@@ -31,7 +31,7 @@ _PLAIN_WORD = compiled(
 )
 _WORD_REST = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}'’]--[{CJK}\p{{N}}]]+")
 _SENTENCE = compiled(r"[^。！？\n]*[。！？\n]*")
-# Marks of the model before it are not torn.
+# Latin text, with the model's tags that stand before it, such as [laughter].
 _LATIN_RUN = compiled(
     rf"(?:(?:\[[^\s\[\]]{{1,40}}\]|</?\w{{1,40}}>)\s*)*+[A-Za-zÀ-ɏ][^{CJK}\p{{Hangul}}。，；：！？、“”‘’（）【】《》]*"
 )

@@ -115,10 +115,12 @@ class WordStream:
 
     def __init__(self, language: str | None, settings: Settings) -> None:
         self._language, self._settings = language, settings
-        self._text, self._offset = "", 0  # the end of what was given and what is held; the characters before it
-        self._given = self._seen = 0  # places in that text
-        self._ends: list[int] = []  # of what is held
-        self._wanted, self._odd = 0, False  # what has to follow; whether there is something to be read
+        self._text = ""  # the last characters that were given, then all that are held
+        self._offset = 0  # number of characters before `_text`
+        self._given = self._seen = 0  # ends, in `_text`, of the part that was given and of the part that was looked at
+        self._ends: list[int] = []  # ends of the words that are held
+        self._wanted = 0  # number of ordinary words that have to follow
+        self._odd = False  # whether the held part has a word that the rules may change
         self._tried, self._last = 0, ""
         self._heads, self._endings, alone = _heads()
         self._alone = alone.union(_FIRST.match(word)[0] for word in settings.lexicon)

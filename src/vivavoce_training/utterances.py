@@ -188,7 +188,7 @@ def placed_tokens(corpus: Corpus, utterances: NDArray[np.int64]) -> NDArray[np.i
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """Without TF32, whose ten bits would be heard 60 dB below the loudest value: features reach 80 dB below it."""
+    """Compute without TF32: its 10 bits make noise 60 dB below the loudest value, and features reach 80 dB."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

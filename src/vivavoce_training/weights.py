@@ -72,7 +72,7 @@ def official_state(state: Mapping[str, Tensor], part: NetworkPart) -> dict[str, 
 
 
 FIRST_MAGNITUDE = -3.0
-"""Natural logarithm of the first magnitudes: well inside the audio limit, past which the slope is 0."""
+"""Natural logarithm of the magnitudes before any training. They lie below the clipping limit, where gradients exist."""
 FIRST_PITCH_HZ = 100.0
 
 

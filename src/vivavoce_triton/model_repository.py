@@ -175,7 +175,10 @@ def check_values(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_values(arguments: Iterable[str]) -> dict[str, str]:
-    """Parse `key=value` (any value) or `key:value,key:value`; `InvalidRequest`: malformed, or two different values."""
+    """Parse `key=value`, where the value may hold any characters, or `key:value,key:value`.
+
+    `InvalidRequest`: malformed, or one key with two different values.
+    """
     values: dict[str, str] = {}
     for argument in arguments:
         pieces = [argument.split("=", 1)] if _ASSIGNMENT.match(argument) else []

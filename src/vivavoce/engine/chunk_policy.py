@@ -166,10 +166,10 @@ class ChunkPolicy:
         elapsed_s: float,
         tokens_per_second: int = 25,
     ) -> int:
-        """Speech tokens of the next chunk: 1 … `max_hop`, and up to `first_hop` − 1 more in an official first chunk,
-        which ends where prompt and chunk together are whole hops.
+        """Number of speech tokens in the next chunk: 1 … `max_hop`. The official schedule makes the first chunk up to
+        `first_hop` − 1 tokens longer, so that prompt and chunk together are a multiple of the hop.
 
-        chunks: chunks cut so far; spoken: tokens in these chunks; pending: tokens that are decoded and not spoken;
+        chunks: chunks cut so far; spoken: tokens in these chunks; pending: decoded tokens that are in no chunk yet;
         prompt_tokens: the voice's speech tokens in the flow; elapsed_s: seconds since the request was accepted.
         """
         if self.schedule is Schedule.TIME_BASED:

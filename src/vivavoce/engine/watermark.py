@@ -24,7 +24,7 @@ DEPTH_DB = 1.2
 TILE_S = 0.04
 NUM_TILES = 96
 NUM_BANDS = 16
-"""Narrower ones would fall between the harmonics of a high voice."""
+"""With more, narrower bands, some would fall between the harmonics of a high voice and hold no energy."""
 LOWEST_HZ, HIGHEST_HZ = 300.0, 3400.0
 """A telephone transmits this range."""
 MIN_SAMPLE_RATE = 8_000

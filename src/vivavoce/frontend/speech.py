@@ -194,7 +194,7 @@ _THREE_ALIKE = regex.compile(r"(.)\1\1")
 
 
 def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
-    """Warnings of repeats in a text, which a model may lose, and of a language that the model does not speak.
+    """Warnings of repeated words, some of which a model may skip, and of a language that the model does not speak.
 
     language: the text's code, None: detect it; languages: codes of the model's languages.
     """

@@ -87,7 +87,10 @@ class KeyRing:
         return self._find(self._path, name, lambda entry: entry.name, unknown)
 
     def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str], unknown: str) -> KeyEntry:
-        """The entry whose `wanted` equals `given`, from the file as it is now; Unauthorized: `unknown`, or expired."""
+        """Read the file again if it changed, and return the entry whose value of `wanted` equals `given`.
+
+        Unauthorized: there is none (the message is `unknown`), or it has expired.
+        """
         if (state := _state_of(path)) != self._state:
             self._state = state
             try:

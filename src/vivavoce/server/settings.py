@@ -107,10 +107,11 @@ _VoicePlace = Annotated[str, _path("a folder, or redis://HOST:PORT"), AfterValid
 
 
 def _setting(default: object, flag: str = "", *, example: object = None, **more: Any) -> Any:
-    """A field.
+    """Declare a field of a section.
 
-    flag: its flag of `serve` with other spellings, metavar and help: "--drain SECONDS: For running requests."; the help
-    may end with a default to show; example: a value for the example file, if the default is unset or empty.
+    flag: the flag of `serve` in one string, with its other spellings, metavar and help: "--drain SECONDS: For running
+    requests.". The help may end with a default to show. example: a value for the example file, if the default is unset
+    or empty.
     """
     extra: dict[str, Any] = {name: value for name, value in (("x-flag", flag), ("x-example", example)) if value}
     return Field(default, json_schema_extra=extra, **more)
@@ -332,7 +333,7 @@ class AuthSection(_Section):
 
 
 class RequestsSection(_Section):
-    """Requests for things that the model or server does not have."""
+    """Answers to requests for features that the model or server does not have."""
 
     instructions: Literal["ignore", "refuse"] = "ignore"
     """Instructions to a model that cannot follow them: ignore (with a warning) or refuse (400); never spoken."""

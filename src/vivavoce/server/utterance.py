@@ -96,7 +96,7 @@ class StreamedUtterance:
         self._passage = self._begin_passage(0)  # now, so that a wrong voice is refused before the text comes
         self.delivery = asyncio.create_task(self._deliver())
         """Ends when all audio was sent; raises VivavoceError, or `disconnected`."""
-        # A closed connection does not read the task's exception, which asyncio must not report.
+        # If the connection closes, nothing else reads the task's exception, and asyncio would report it.
         self.delivery.add_done_callback(lambda delivery: delivery.cancelled() or delivery.exception())
 
     @property

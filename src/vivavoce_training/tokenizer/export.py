@@ -48,7 +48,7 @@ def export_tokenizer(encoder: TokenEncoder, path: Path) -> None:
 
 
 def _distance(graph: Graph, x: str) -> str:
-    """[tokens, tokens] float32: between any two tokens of x [1, tokens, width]."""
+    """[tokens, tokens] float32: the number of positions between each pair of tokens of x [1, tokens, width]."""
     tokens = graph.op("Gather", graph.op("Shape", x), graph.constant(1, "int64"))
     zero, one = graph.constant(0, "int64"), graph.constant(1, "int64")
     at = graph.op("Range", zero, tokens, one)

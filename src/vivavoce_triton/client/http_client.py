@@ -40,7 +40,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 """The HTTP header with the length of a body's JSON; binary tensors follow it."""
 _NOT_FOUND = 404
 _NO_SUCH_PLACE = (_NOT_FOUND, 405)
-"""Statuses of a server without the interface, if the body is not Triton's; 405: the path does not accept POST."""
+"""Statuses of a server that does not have Triton's HTTP API, unless the body is a Triton error. 405: no POST there."""
 _LONGEST_WORDS = 200
 _DATA = "data:"
 

@@ -64,7 +64,8 @@ Samples = NDArray[np.float32]
 class SynthesisRequest:
     """A request; voice, seed, speed: None if not given.
 
-    tokens: speech tokens (0 … V − 1), in a step all so far; offset: number of tokens already spoken, None: not a step.
+    tokens: speech tokens (0 … V − 1); in a stream, all tokens since its start. offset: how many of them were spoken in
+    earlier requests of the stream; None if the request is not part of a stream.
     """
 
     tokens: tuple[int, ...]

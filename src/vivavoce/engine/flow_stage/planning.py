@@ -295,9 +295,10 @@ class Planner:
             )
 
     def plan(self, row: FlowRow) -> bool:
-        """Fill in what the row computes, with state if possible; False: a prompt's row computes nothing.
+        """Plan the row's computation, with state from earlier chunks if possible.
 
-        It is so if its state exists, the prompt is too short to have one, or too few pages are free.
+        False: the row is a prompt's and has nothing to compute, since its state exists already, the prompt is too short
+        for one, or too few pages are free.
         """
         stream, encoder = row.stream, self._config.encoder
         row.past, row.before, row.after = 0, None, None

@@ -107,7 +107,7 @@ def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -
 
 
 class StreamingPrompt:
-    """Turns an interleaver's sequence into successive runs of one slot; nothing may have been taken from it yet.
+    """Decodes the sequence of an interleaver in one slot, run after run. No position of it may have been taken before.
 
     room: speech tokens that the next stages can take; capacity: positions of the slot; ∞: any number.
     """

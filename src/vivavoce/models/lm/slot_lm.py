@@ -111,8 +111,8 @@ class SlotCache:
         return cls(_zeros(shape, device, dtype))
 
     def first(self, slots: int, reach: int) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
-        """Views, layer by layer: for storing new rows, [2, slots, kv_heads, capacity, head_dim], and keys and values of
-        the first `reach` positions, [slots, kv_heads, reach, head_dim] each.
+        """Views for each layer: where new keys and values are stored, [2, slots, kv_heads, capacity, head_dim], and
+        the keys and the values of the first `reach` positions, [slots, kv_heads, reach, head_dim] each.
         """
         stored = self.memory[:, :, :slots]
         readable = stored[:, :, :, :, :reach].flatten(0, 1).unbind(0)

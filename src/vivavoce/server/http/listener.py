@@ -56,7 +56,7 @@ class BoundedConnection(asyncio.Protocol):
         self._settings, self._connections = listener.settings, listener.connections
         self._protocol: asyncio.Protocol = H11Protocol(listener.config, listener.server_state, listener.lifespan.state)
         self.opening: asyncio.Task[None] | None = None
-        """The task that opens the connection, with TLS by a handshake; None: it is open."""
+        """The task that opens the connection (with TLS: the handshake); None once it is open."""
         self.waits_since = asyncio.get_running_loop().time()
         """Start of the server's wait for the client; inf: it does not wait."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
