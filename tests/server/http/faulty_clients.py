@@ -227,7 +227,8 @@ def memory_bounded(most: int) -> Iterator[None]:
         pytest.skip("only Linux tells a process' peak of memory")
     before = _status("VmRSS")
     yield
-    assert _status("VmHWM") - before < most
+    grown = _status("VmHWM") - before
+    assert grown < most, f"{grown / 2**20:.0f} MiB more at the peak"
 
 
 def _status(field: str) -> int:
