@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +16,22 @@ from vivavoce_bench.evaluate import Case, Clip, Instruments, PocketSphinx, asses
 from vivavoce_bench.evaluate.assessment import ready
 from vivavoce_bench.evaluate.cases import cases_of
 from vivavoce_bench.evaluate.similarity import embed_with
-from vivavoce_bench.load import Outcome, Piece, Refused, Utterance
+from vivavoce_bench.load import Outcome, Piece, Refused, Utterance, is_audible
+from vivavoce_bench.recordings import Recorded, altered
 
 QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per", "speaker_similarity", "runaways")
 
 
 @dataclass(frozen=True, eq=False)
 class EngineTarget:
-    """A loaded model as a `Target`. policy: None requests whole utterances; keep: keep the samples."""
+    """A loaded model as a `Target`.
+
+    voices: by the names that utterances have; a recording is altered and extracted within each request. policy: None
+    requests whole utterances; keep: keep the samples.
+    """
 
     tts: Vivavoce
-    voices: Mapping[str, Voice]
+    voices: Mapping[str, Voice | Recorded]
     policy: ChunkPolicy | None
     sampling: SamplingParams
     keep: bool
@@ -36,14 +42,18 @@ class EngineTarget:
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
         voice = None if utterance.voice is None else self.voices[utterance.voice]
+        if isinstance(voice, Recorded):
+            content = altered(voice.content, utterance.number)
+            voice = await asyncio.to_thread(self.tts.voice, content, voice.transcript)
         keywords: dict[str, Any] = {"seed": utterance.seed, "sampling": self.sampling}
         try:
             if self.policy is None:
                 samples = (await self.tts.aspeak(utterance.text, voice, **keywords)).samples
-                yield Piece(len(samples), samples if self.keep else None)
+                yield Piece(len(samples), samples if self.keep else None, is_audible(samples))
                 return
             async for chunk in self.tts.astream(utterance.text, voice, policy=self.policy, **keywords):
-                yield Piece(len(chunk.samples), chunk.samples if self.keep else None)
+                kept = chunk.samples if self.keep else None
+                yield Piece(len(chunk.samples), kept, is_audible(chunk.samples))
         except Overloaded as error:
             raise Refused(error.retry_after_s) from error
 

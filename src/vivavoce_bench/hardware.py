@@ -54,6 +54,11 @@ def processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
+def client_keys(command: str) -> dict[str, Any]:
+    """Of a load test whose target runs elsewhere: the client's side alone."""
+    return {"vivavoce": __version__, "command": command, "cpu": processor(), "cpu_cores": os.cpu_count()}
+
+
 def run_keys(command: str, card: ModelCard, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     return {
         "vivavoce": __version__,

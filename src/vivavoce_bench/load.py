@@ -22,6 +22,7 @@ from vivavoce_bench.texts import SENTENCES
 
 MAX_CONCURRENCY = 4096
 MAX_RATE = 10_000.0
+AUDIBLE = 10 ** (-50 / 20)
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,19 @@ class Utterance:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A chunk of audio; samples: [num_samples] float32 in ±1, None if the target does not keep them."""
+    """A chunk of audio.
+
+    samples: [num_samples] float32 in ±1, None if the target does not keep them; audible: it is not silence.
+    """
 
     num_samples: int
     samples: NDArray[np.float32] | None = None
+    audible: bool = True
+
+
+def is_audible(samples: NDArray[np.float32]) -> bool:
+    """Whether a sample is above −50 dBFS; samples: [n] in ±1."""
+    return bool(np.abs(samples).max(initial=0.0) > AUDIBLE)
 
 
 class Refused(Exception):
@@ -171,7 +181,7 @@ async def _ask(target: Target, utterance: Utterance, start_s: float) -> Outcome:
     try:
         async for piece in target.speak(utterance):
             if piece.num_samples:
-                arrivals.append(Arrival(loop.time(), piece.num_samples, piece.samples))
+                arrivals.append(Arrival(loop.time(), piece.num_samples, piece.samples, piece.audible))
     except Refused as refusal:
         ending, retry_after_s = Ending.REFUSED, refusal.retry_after_s
     except Exception as error:  # an error fails this request only

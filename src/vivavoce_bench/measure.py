@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PERCENTS = (50, 90, 99)
+PERCENTS = (50, 90, 95, 99)
+BRIEF_GAP_S = 0.05
 _DIGITS = 6
 
 
@@ -52,11 +53,12 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A piece of audio and its arrival time; samples: [num_samples] float32, None if not kept."""
+    """A piece of audio and its arrival time; samples: [num_samples] float32, None if not kept; audible: not silence."""
 
     at_s: float
     num_samples: int
     samples: NDArray[np.float32] | None = None
+    audible: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,11 @@ class PlaybackTrace:
     @property
     def ttfb_s(self) -> float:
         return self.arrivals[0].at_s - self.start_s
+
+    @property
+    def sound_s(self) -> float | None:
+        """Seconds until the first piece arrived that is not silence; None: all is silence."""
+        return next((one.at_s - self.start_s for one in self.arrivals if one.audible), None)
 
     @property
     def samples(self) -> NDArray[np.float32]:
@@ -127,6 +134,10 @@ def stream_figures(streams: Sequence[PlaybackTrace], heard: Sequence[PlaybackTra
         "underruns": sum(map(len, silences)),
         "underrun_requests": sum(map(bool, silences)),
         "stall_s": sum(map(sum, silences)),
+        "continuous_share": sum(not one for one in silences) / len(heard) if heard else None,
+        "brief_gaps_share": sum(max(one, default=0.0) < BRIEF_GAP_S for one in silences) / len(heard)
+        if heard
+        else None,
         "margin_ms_min": min(map(min, filter(None, margins))) * 1000 if any(margins) else None,
         "audio_s": audio_s,
         "wall_s": wall_s,

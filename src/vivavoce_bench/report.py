@@ -34,6 +34,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "refused": len(with_ending(outcomes, Ending.REFUSED)),
         "failed": len(with_ending(outcomes, Ending.FAILED)),
         **spread("ttfb_ms", [outcome.ttfb_s * _MS for outcome in ok]),
+        **spread("sound_ms", [outcome.sound_s * _MS for outcome in ok if outcome.sound_s is not None]),
         **spread("gap_ms", [gap * _MS for outcome in ok for gap in outcome.gaps_s]),
         **streams,
         "underrun_share": streams["underrun_requests"] / len(ok) if ok else None,
@@ -72,6 +73,7 @@ def spread_row(keys: Mapping[str, Any], label: str, name: str, digits: int, coun
 def latency_rows(keys: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = [
         spread_row(keys, "first audio (ms)", "ttfb_ms", 1, keys["ok"]),
+        spread_row(keys, "first sound (ms)", "sound_ms", 1, keys["ok"]),
         spread_row(keys, "between chunks (ms)", "gap_ms", 1, keys["chunks"] - keys["ok"]),
         spread_row({**keys, "rtf_mean": keys["rtf"]}, "RTF", "rtf", 3, keys["ok"]),
     ]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from vivavoce.engine.chunk_policy import ChunkPolicy
     from vivavoce.engine.request import SamplingParams
     from vivavoce.frontend.voices.voice import Voice
-    from vivavoce_bench import Load, Outcome, Report, Workload
+    from vivavoce_bench import Load, Outcome, Report, Target, Utterance, Workload
+    from vivavoce_bench.recordings import Recorded
 
 EXAMPLES = (
     "vivavoce bench --concurrency 8 --requests 64",
     "vivavoce bench --model CosyVoice2-0.5B --rate 4 -n 200 --json bench.json --plot bench.png",
+    "vivavoce bench --url http://127.0.0.1:8880 --rate 20 -n 400 --voice me.wav --fresh-voice",
     "vivavoce bench --tokens 125 --policy official --warmup 4 --json -",
     "vivavoce bench --model CosyVoice2-0.5B --gpus 0,1 --offline --concurrency 512 --requests 1024",
     "vivavoce bench offline --help",
@@ -73,6 +75,9 @@ class BenchLoad:
         "-v",
     )
     transcript: TranscriptsOption = None
+    fresh_voice: bool = flag(
+        "Alter the recordings of --voice for each request, so that each voice is extracted anew.", default=False
+    )
     offline: bool = flag("Request whole utterances instead of streams.", default=False)
     policy: str | None = flag(
         "Chunk policy of streams: official, low_latency (default), equal, exponential or time_based.", "NAME"
@@ -139,6 +144,14 @@ class BenchLoad:
 
 
 @dataclass(frozen=True)
+class BenchServer:
+    """A server in the place of a model in this process."""
+
+    url: str | None = flag("Load-test the server at this address, over POST /v1/audio/speech.", "URL")
+    key: str | None = flag("API key of the server.", "KEY")
+
+
+@dataclass(frozen=True)
 class BenchOutput:
     quality: bool = flag("Measure word errors and speaker similarity too; needs vivavoce[eval].", default=False)
     json_file: JsonFileOption = None
@@ -154,11 +167,13 @@ class BenchRequest:
     command: str
     backends: BackendChoice = field(default_factory=BackendChoice)
     spread: Spread = field(default_factory=Spread)
+    server: BenchServer = field(default_factory=BenchServer)
 
     def check(self) -> None:
         from vivavoce.frontend.speech import check_seed
 
         check_seed(self.load.seed)
+        self._check_server()
         self.load.load()
         self.load.workload()
         self.load.chunk_policy()
@@ -169,7 +184,28 @@ class BenchRequest:
             raise InvalidRequest(
                 "quality: speech of a forced length is not intelligible; leave --tokens or --quality out"
             )
+        if self.load.fresh_voice and self.output.quality:
+            raise InvalidRequest("quality: altered recordings have no voice to compare with; leave --fresh-voice out")
+        if self.load.fresh_voice and not self.load.voice:
+            raise InvalidRequest("fresh-voice: there is no recording to alter; add --voice RECORDING")
         check_report_places(self.output.json_file, self.output.plot)
+
+    def _check_server(self) -> None:
+        """Refuse options that a server decides, and a key without a server."""
+        load, url = self.load, self.server.url
+        if url is None:
+            if self.server.key is not None:
+                raise InvalidRequest("key: it is for a server; add --url")
+            return
+        given = {
+            "--tokens": load.tokens is not None,
+            "--offline": load.offline,
+            "--first-hop": load.first_hop is not None,
+            "--lookahead": load.lookahead is not None,
+            "--quality": self.output.quality,
+        }
+        for option in (name for name, is_given in given.items() if is_given):
+            raise InvalidRequest(f"url: a server decides this; leave {option} out")
 
 
 @app.callback(invoke_without_command=True)
@@ -182,16 +218,18 @@ def bench(
     model: ModelChoice,
     backends: BackendChoice,
     spread: Spread,
+    server: BenchServer,
     quiet: flags.QuietOption = False,
 ) -> None:
-    """Load-test the engine: time to first audio, gaps, underruns, throughput, memory.
+    """Load-test the engine, or a server: time to first audio, gaps, underruns, throughput, memory.
 
     The exit code is 1 if a request failed; refused requests are only counted. docs/measuring.md explains the figures.
     """
     if context.invoked_subcommand is not None:
         _refuse_lost_options(context)
         return
-    request = BenchRequest(load, engine, output, model, shlex.join(["vivavoce", *sys.argv[1:]]), backends, spread)
+    line = shlex.join(["vivavoce", *sys.argv[1:]])
+    request = BenchRequest(load, engine, output, model, line, backends, spread, server)
     if run_bench(request, Reporter(quiet)):
         raise typer.Exit(1)
 
@@ -211,6 +249,8 @@ def run_bench(
     """Run the load test, print the figures, and return True if a request failed. load: loads the model."""
     with reporter.working("starting …"):
         request.check()
+    if request.server.url is not None:
+        return _deliver(measured_server(request, reporter), request.output, reporter)
     if load is None:
         tts = load_model(request.model, reporter, request.engine, request.backends, request.spread)[0]
     else:
@@ -225,7 +265,7 @@ def run_bench(
 
 
 def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report:
-    from vivavoce_bench import Ending, Report, run_load
+    from vivavoce_bench import Ending, Report
     from vivavoce_bench.engine_target import EngineTarget, instruments_for, quality
     from vivavoce_bench.hardware import reset_peaks, resources
     from vivavoce_bench.load import with_ending
@@ -247,25 +287,75 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
     def show(ended: int) -> None:
         bar("speaking", ended, len(warmup) + len(utterances), "")
 
-    async def drive() -> list[Outcome]:
-        await run_load(target, warmup, load.load(), show)
-        reset_peaks(own)
-        return await run_load(target, utterances, load.load(), lambda ended: show(len(warmup) + ended))
-
     with progress(reporter, transient=True) as bar:
-        outcomes = asyncio.run(drive())
+        outcomes = asyncio.run(_warm_and_load(target, warmup, utterances, load.load(), show, lambda: reset_peaks(own)))
     report = Report(_settings(request, tts), outcomes, resources(own))
     if instruments is None:
         return report
     with reporter.working("listening …") as say:
-        return replace(report, quality=quality(with_ending(outcomes, Ending.OK), voices, instruments, say))
+        return replace(
+            report,
+            quality=quality(with_ending(outcomes, Ending.OK), cast("Mapping[str, Voice]", voices), instruments, say),
+        )
 
 
-def _voices(request: BenchRequest, tts: Vivavoce) -> Mapping[str, Voice]:
-    if not request.load.voice:
+def measured_server(request: BenchRequest, reporter: Reporter) -> Report:
+    """Load-test the server at `--url`. Its memory is not measured."""
+    from vivavoce_bench import Report
+    from vivavoce_bench.hardware import client_keys
+    from vivavoce_bench.http_target import HttpTarget, open_client
+    from vivavoce_bench.recordings import Recorded
+
+    load, url = request.load, request.server.url or ""
+    names = load.voice or ()
+    stored = [name for name in names if not Path(name).is_file()]
+    recorded = named_voices([name for name in names if name not in stored], load.transcript or (), (), Recorded.read)
+    workload = load.workload(names or (None,))
+    utterances, warmup = workload.utterances(load.requests), workload.utterances(load.num_warmup(), "warm-up")
+
+    async def drive() -> list[Outcome]:
+        async with open_client(url, request.server.key) as client:
+            target = HttpTarget(client, recorded, load.fresh_voice, load.policy)
+            return await _warm_and_load(target, warmup, utterances, load.load(), show)
+
+    with progress(reporter, transient=True) as bar:
+
+        def show(ended: int) -> None:
+            bar("speaking", ended, len(warmup) + len(utterances), "")
+
+        outcomes = asyncio.run(drive())
+    return Report({**client_keys(request.command), "url": url, **_load_keys(load)}, outcomes)
+
+
+async def _warm_and_load(
+    target: Target,
+    warmup: Sequence[Utterance],
+    utterances: Sequence[Utterance],
+    load: Load,
+    show: Callable[[int], None],
+    between: Callable[[], None] = lambda: None,
+) -> list[Outcome]:
+    """Run both loads and return the outcomes of the second; between: called before it."""
+    from vivavoce_bench import run_load
+
+    await run_load(target, warmup, load, show)
+    between()
+    return await run_load(target, utterances, load, lambda ended: show(len(warmup) + ended))
+
+
+def _voices(request: BenchRequest, tts: Vivavoce) -> Mapping[str, Voice | Recorded]:
+    load = request.load
+    if not load.voice:
         voice = tts.voice()
         return {voice.name or "default": voice}
-    return named_voices(request.load.voice, request.load.transcript or (), tts.voices(), tts.voice)
+    resolve: Callable[[Any, str], Any] = tts.voice
+    if load.fresh_voice:
+        from vivavoce_bench.recordings import Recorded
+
+        def resolve(name: str, transcript: str) -> Voice | Recorded:
+            return Recorded.read(name, transcript) if Path(name).is_file() else tts.voice(name)
+
+    return named_voices(load.voice, load.transcript or (), tts.voices(), resolve)
 
 
 def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
@@ -274,17 +364,23 @@ def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
     load, engine, policy = request.load, request.engine, request.load.chunk_policy(tts.generation)
     return {
         **run_keys(request.command, tts.card, tts.dtype, tts.device),
-        "concurrency": (load.concurrency or 1) if load.rate is None else None,
-        **{name: getattr(load, name) for name in ("rate", "seed", "tokens", "words", "offline")},
-        "warmup": load.num_warmup(),
-        "texts": "built in" if load.text_file is None else str(load.text_file),
-        "voices": len(load.voice or ()) or 1,
+        **_load_keys(load),
         "policy": None if policy is None else policy.schedule.value,
         **{name: getattr(policy, name, None) for name in ("first_hop", "max_hop", "lookahead")},
         **{name: getattr(engine, name) for name in ("admission", "kernels", "deterministic")},
         **{name: getattr(request.backends, name) for name in ("lm_backend", "flow_backend")},
         **vars(request.spread),
         "memory_gb": engine.memory,
+    }
+
+
+def _load_keys(load: BenchLoad) -> dict[str, Any]:
+    return {
+        "concurrency": (load.concurrency or 1) if load.rate is None else None,
+        **{name: getattr(load, name) for name in ("rate", "seed", "tokens", "words", "offline", "fresh_voice")},
+        "warmup": load.num_warmup(),
+        "texts": "built in" if load.text_file is None else str(load.text_file),
+        "voices": len(load.voice or ()) or 1,
     }
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from vivavoce.cli.flags import shared
 from vivavoce.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from vivavoce.frontend.voices.voice import Voice
+T = TypeVar("T")
 
 TranscriptsOption = Annotated[
     list[str] | None, shared("Transcript of a recording; one per recording, in order.", "TEXT", "--transcript")
@@ -24,8 +23,8 @@ PlotOption = Annotated[Path | None, shared("Draw a PNG file; needs vivavoce[eval
 
 
 def named_voices(
-    names: Sequence[str], transcripts: Sequence[str], known: Sequence[str], resolve: Callable[[Any, str], Voice]
-) -> dict[str, Voice]:
+    names: Sequence[str], transcripts: Sequence[str], known: Sequence[str], resolve: Callable[[Any, str], T]
+) -> dict[str, T]:
     """Map each name or recording to its voice.
 
     transcripts: one per recording in `names`, in their order, or none; known: names of stored and built-in voices;

@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from tests.fast_flow import quick_interpreter
 from tests.small_vocoder import causal_of, with_small_vocoder
 from vivavoce.models.vocoder.causal import CausalHiFT
-from vivavoce.models.vocoder.hift import istft, stft
+from vivavoce.models.vocoder.hift import LEAST_ALPHA, Snake, istft, stft
 from vivavoce.models.vocoder.packed import (
     AFTER,
     FIRST,
@@ -21,6 +21,7 @@ from vivavoce.models.vocoder.packed import (
     PackedVocoder,
     gap_frames,
     pack_weights,
+    snake_activation,
     supports,
 )
 from vivavoce_kernels.layouts import WIDTH, PackedRow
@@ -122,6 +123,22 @@ def test_what_follows_a_convolution(count, kind):
         torch.testing.assert_close(made[which][inside], expected[inside], atol=1e-5, rtol=1e-5)
     assert not raw[outside].any()
     assert not made[:, outside].any()
+
+
+@pytest.mark.parametrize("alpha", [1e-5, 1e-7, 1e-10, 0.0])
+def test_float16_holds_a_snake_whose_one_over_alpha_it_cannot_hold(alpha):
+    """Published weights have such channels: 1 / α is above 65,504, float16's largest number."""
+    weight, bias, x = random(OUT, IN, 1, seed=1).half(), random(OUT, seed=2), 8 * signal(RATE, IN, torch.float16)
+    snake = Snake(OUT)
+    with torch.no_grad():
+        snake.alpha[::2] = alpha
+    assert (1 / (snake.alpha + LEAST_ALPHA)).max() > torch.finfo(torch.float16).max
+    raw, made = convolve(
+        x, convolution(weight, bias), TAGS, TILES[0], raw=torch.float16, activated=snake_activation(snake)
+    )
+    with torch.inference_mode():
+        expected = snake(raw.float().T[None, :, None])[0, :, 0].T
+    torch.testing.assert_close(made[0].float(), expected, atol=2e-2, rtol=2e-3)
 
 
 def test_an_open_end_is_one_position_more():

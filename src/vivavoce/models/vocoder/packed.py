@@ -188,15 +188,16 @@ def _to_spectrum(conv: nn.Module, rate: int, n_fft: int, dtype: torch.dtype, ahe
 def _block(block: nn.Module, rate: int, open_end: bool, dtype: torch.dtype, ahead: int | None) -> PackedBlock:
     assert isinstance(block, ResBlock)
     laid = partial(_convolution, rate=rate, dtype=dtype, ahead=ahead, open_end=open_end)
-    before = [_snake(snake) for snake in block.activations1]
+    before = [snake_activation(snake) for snake in block.activations1]
     pairs = tuple(
-        Pair(laid(first), _snake(snake), laid(second))
+        Pair(laid(first), snake_activation(snake), laid(second))
         for first, snake, second in zip(block.convs1, block.activations2, block.convs2, strict=True)
     )
     return PackedBlock(before[0], tuple(before[1:]), pairs)
 
 
-def _snake(snake: nn.Module) -> Activated:
+def snake_activation(snake: nn.Module) -> Activated:
+    """α and 1 / α stay float32: in float16 the inverse of a small α would be infinite."""
     assert isinstance(snake, Snake)
     alpha = snake.alpha.float()[None].contiguous()
     return Activated(Activation.SNAKE, alpha=alpha, inverse=1 / (alpha + LEAST_ALPHA))

@@ -204,6 +204,9 @@ class SpeechFields(CommonFields):
     stream_format: Literal["audio", "sse"] = Field(
         "audio", description="sse: events with base64 audio, the times of segments and a verdict at the end."
     )
+    stream: bool = Field(
+        True, description="For clients of other engines; the audio comes as it is made, whatever the value."
+    )
 
 
 def check_model(name: str, about: ModelInfo, rules: RequestsSection) -> None:
