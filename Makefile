@@ -23,7 +23,7 @@ override TORCH_INDEX_URL := $(value TORCH_INDEX_URL)
 export TEXT OUT VOICE PROMPT_TEXT MODEL REFERENCE HOST PORT TORCH_INDEX_URL
 
 .DEFAULT_GOAL := help
-.PHONY: help setup speak serve test test-process check docs dist parity clients soak clean
+.PHONY: help setup speak serve test test-slow check docs dist parity clients soak clean
 
 help: ## list the commands
 	@awk -F ': .*## ' '/^[a-z-]+: .*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -49,12 +49,12 @@ serve: $(SERVER) ## speak for programs and people at http://127.0.0.1:8880; opti
 PYTEST := $(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 test: $(DEV) ## run the tests, but for those of the next line
-	$(PYTEST) -m 'not process and not long'
+	$(PYTEST) -m 'not process and not slow and not long'
 
 # The server for the tests of the Triton repository; where it cannot be had, they are skipped and say why.
-test-process: $(DEV) ## run the tests that start processes: engines, servers, a browser, Triton
+test-slow: $(DEV) ## run those: kernels in Triton's interpreter, listening, and all that start engines, servers, a browser, Triton
 	-@$(PYTHON) -m vivavoce triton env --dir .venv/triton
-	$(PYTEST) -m 'process and not long'
+	$(PYTEST) -m '(process or slow) and not long'
 
 check: $(DEV) ## check format, style and types
 	$(PYTHON) -m ruff format --check .

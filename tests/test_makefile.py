@@ -93,7 +93,7 @@ def test_parity_gets_its_folder(echo: Path) -> None:
 def test_help_is_the_default_and_lists_every_command() -> None:
     result = make()
     commands = [line.split()[:2] for line in result.stdout.splitlines()]
-    names = "help setup speak serve test test-process check docs dist parity clients soak clean"
+    names = "help setup speak serve test test-slow check docs dist parity clients soak clean"
     assert commands == [["make", name] for name in names.split()]
 
 

@@ -136,6 +136,7 @@ def test_closed_models_leave_no_thread(babble, monkeypatch):
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.slow
 def test_the_other_generations_speak_in_every_way(other_babble, reference, tmp_path):
     with vivavoce.load(other_babble, device="cpu", voices=tmp_path) as other:
         me = other.extract_voice(reference, "Some words.", name="me")

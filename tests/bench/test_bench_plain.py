@@ -126,6 +126,7 @@ def relative_error(wave: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.square(wave - expected).mean() / np.square(expected).mean()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [ChunkPolicy.low_latency(), ChunkPolicy.equal(hop=20), ChunkPolicy.exponential()])
 def test_a_seamless_stream_equals_its_whole(models: Models, conditioning: Conditioning, policy: ChunkPolicy) -> None:
     request = SegmentRequest(conditioning, speech_tokens=given(130), seed=5)

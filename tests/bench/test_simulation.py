@@ -98,6 +98,7 @@ def test_one_listener_waits_for_what_a_first_chunk_takes(h200):
     assert cold.first_chunk_s > warm.first_chunk_s + 0.01
 
 
+@pytest.mark.slow
 def test_it_makes_the_pieces_that_the_real_engine_makes(models):
     real, counts = voice(prompt=PROMPT), (7, 60, 110)
     with running(models) as engine:
@@ -118,6 +119,7 @@ def test_it_makes_the_pieces_that_the_real_engine_makes(models):
     assert found.requests.finished == expected.requests.finished == len(counts)
 
 
+@pytest.mark.slow
 def test_equal_visits_are_heard_equally_and_more_of_them_no_better(h200):
     loads = [heard(h200, coming(rate, 150, voices=5)) for rate in (6, 6, 30, 60)]
     assert loads[0] == loads[1]

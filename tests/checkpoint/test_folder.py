@@ -261,6 +261,7 @@ EMPTY = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
 NUMBER = re.compile(r"(?<=[ \[])-?[0-9][0-9.e+-]*(?=[],}\s])")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cosyvoice2.yaml", "CosyVoice-BlankEN/config.json"])
 @pytest.mark.parametrize("wrong", ["0", "3", "1000001", ".inf", "[2, 3]", "9" * 5000])
 def test_no_number_breaks_the_reader_or_the_networks(folder, name, wrong):
@@ -301,6 +302,7 @@ def test_a_senseless_setting_of_the_first_generation_is_named(first, old, new, w
         read_config(first.parent, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["0", "3", "[2, 3]"])
 def test_no_number_breaks_the_first_generation(first, wrong):
     text, sound = first.read_text(encoding="utf-8"), read_config(first.parent, ())

@@ -136,6 +136,7 @@ def test_onnx_files_are_whole_or_not(folder: Path, name: str) -> None:
         assert not is_whole_onnx(path), wrong[:20]
 
 
+@pytest.mark.slow
 def test_doctor_finds_nothing_broken(run: Run, home: Path, no_networks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "123")
     result = run("doctor")

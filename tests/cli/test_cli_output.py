@@ -121,6 +121,7 @@ def ends_at(name: str) -> float:
     return 3600 * int(hours) + 60 * int(minutes) + float(seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--stream",)])
 def test_subtitles_end_with_the_audio(run: Run, options: tuple[str, ...]) -> None:
     assert run("speak Hi. --subtitles out.VTT --quiet", *options).err == ""
@@ -135,6 +136,7 @@ def test_subtitles_end_with_the_audio(run: Run, options: tuple[str, ...]) -> Non
     assert ends_at("out.srt") == pytest.approx(len(read_wav(Path("out.wav"))) / 24_000, abs=0.001)
 
 
+@pytest.mark.slow
 def test_a_book_is_spoken_in_order_with_one_line_of_subtitles_after_the_other(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

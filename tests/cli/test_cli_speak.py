@@ -70,6 +70,7 @@ def test_a_disk_that_fills_up_later_is_named(run: Run, monkeypatch: pytest.Monke
     assert "'full.wav' cannot be written (No space left" in run("speak Hi. -o full.wav --stream").error
 
 
+@pytest.mark.slow
 def test_the_other_generations_go_through_every_command(run: Run, other_babble: Path, recording: Path) -> None:
     model, rate = ("--model", other_babble), 22_050 if other_babble.name == "babble-v1" else 24_000
     Path("said.txt").write_text("Hi you.")

@@ -129,6 +129,7 @@ def loads() -> Iterator[Callable[..., Loaded]]:
     cached.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", [one for one in OURS if kind(one) == "run"], ids=str)
 def test_it_runs(
     shown: Shown, world: Path, loads: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch, capsys: Any

@@ -83,6 +83,7 @@ def be_company(engine, requests, chance):
                 break
 
 
+@pytest.mark.slow
 @BOTH
 def test_alone_and_in_company(models, alone):
     seed = 1

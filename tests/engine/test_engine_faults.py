@@ -75,6 +75,7 @@ def place(monkeypatch, fault, error):
     return inject(monkeypatch, owner, name, error, when)
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("fault", FLOW_FAULTS)
 def test_a_failing_batch_hurts_its_own(engine, monkeypatch, alone, fault):
@@ -145,6 +146,7 @@ def test_a_failing_readback_hurts_all_that_hold_a_slot(engine, monkeypatch, alon
     same(engine.submit(NEIGHBOUR).result().samples, alone.samples)
 
 
+@pytest.mark.slow
 @BOTH
 def test_stages_work_after_a_failure_as_before(engine, monkeypatch, alone):
     """What a failed batch wrote is not read by those that come after it."""
@@ -208,6 +210,7 @@ def test_a_voice_of_wrong_tensors_hurts_itself(engine, alone):
     same(neighbour.result().samples, alone.samples)
 
 
+@pytest.mark.slow
 @BOTH
 def test_numbers_that_overflow_are_never_heard(engine, alone):
     loud = replace(voice(), flow_mel=torch.full((60, 80), 3e38))

@@ -12,7 +12,10 @@ from tests.small_vocoder import with_small_vocoder
 from vivavoce.engine.settings import EngineSettings
 from vivavoce_kernels.lm_attention import SplitK
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -32,6 +32,8 @@ from vivavoce_kernels.flow_rows import Modulations, ShiftedNorm, advance, layer_
 from vivavoce_kernels.layouts import PackedTables
 from vivavoce_kernels.position_conv import grouped_weights, position_conv
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True, scope="module")
 def quick():

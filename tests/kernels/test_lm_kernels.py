@@ -22,6 +22,8 @@ from vivavoce_kernels.lm_products import Shape, Tile, multiply, product
 from vivavoce_kernels.lm_rows import add_norm, embed_norm, swiglu
 from vivavoce_kernels.lm_sampler import advance_slots
 
+pytestmark = pytest.mark.slow
+
 EPS = 1e-6
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3}
 """Relative to the largest value; 16 bit rounds results and what stands between two products."""

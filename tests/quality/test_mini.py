@@ -28,6 +28,8 @@ from vivavoce_bench.evaluate.error_rate import words
 from vivavoce_bench.evaluate.similarity import embed_with
 from vivavoce_bench.evaluate.speaking import speak_all
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("pocketsphinx", reason="needs the extra eval")
 
 ROOT = Path(__file__).parents[2]

@@ -140,6 +140,7 @@ def test_a_closed_slot_is_free_at_once_and_its_ids_reach_nobody(models, make):
     assert len(finish(stage)[slots[0]]) == 4
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("seed", range(2))
 def test_text_that_arrives(models, make, seed):

@@ -23,6 +23,7 @@ def undocumented(keys: dict[str, Any]) -> list[str]:
     return sorted({name for name in (*keys, *inner) if f"`{name}`" not in DOCUMENTATION})
 
 
+@pytest.mark.slow
 def test_offline_leaves_a_table_a_report_and_recordings(run: Run) -> None:
     options = "-n 2 --tokens 12 --batch-size 2,1 --seed 3"
     result = run(f"bench offline {options} --output-dir speech --json offline.json --quiet")
@@ -44,6 +45,7 @@ def test_offline_leaves_a_table_a_report_and_recordings(run: Run) -> None:
     assert all(run["total_time_seconds"] > 0 for run in keys["runs"])
 
 
+@pytest.mark.slow
 def test_cosyvoice_1_is_measured_whole_and_not_chunk_by_chunk(run: Run, babble_v1: Path) -> None:
     done = run(f"bench offline -n 2 --tokens 12 --batch-size 2 --model {babble_v1} --json offline.json --quiet")
     assert (done.code, done.err) == (0, "")
@@ -54,6 +56,7 @@ def test_cosyvoice_1_is_measured_whole_and_not_chunk_by_chunk(run: Run, babble_v
     assert "CosyVoice 1 has fixed chunk sizes" in refused.err
 
 
+@pytest.mark.slow
 def test_flags_of_earlier_scripts_are_understood(run: Run, recording: Path) -> None:
     Path("meta.lst").write_text(f"one|Hello.|{recording}|Good morning.\n", encoding="utf-8")
     flags = "--token2wav_path babble --output_dir out --batch_size 1 --token2wav_batch_size 1 --manifest meta.lst"
@@ -64,6 +67,7 @@ def test_flags_of_earlier_scripts_are_understood(run: Run, recording: Path) -> N
     assert len(read_wav(Path("out/torch-1/one.wav"))) == 9600
 
 
+@pytest.mark.slow
 def test_streaming_leaves_tables_a_report_and_recordings(run: Run) -> None:
     options = "-n 1 --tokens 40 --chunk-size 10 --strategy exponential"
     result = run(f"bench streaming {options} --output-dir speech --json s.json --quiet")
@@ -78,6 +82,7 @@ def test_streaming_leaves_tables_a_report_and_recordings(run: Run) -> None:
     assert len(read_wav(Path("speech/0001.wav"))) == len(read_wav(Path("speech/0001.whole.wav"))) == 40 * 960
 
 
+@pytest.mark.slow
 def test_a_recordings_tokens_are_spoken(run: Run, recording: Path) -> None:
     result = run(f"bench streaming --recording {recording} --json - --quiet")
     assert result.code == 0

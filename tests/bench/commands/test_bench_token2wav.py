@@ -35,6 +35,7 @@ def speech(conditioning: Conditioning, tokens: tuple[int, ...] = TOKENS) -> Toke
     return TokenSpeech("0001", tokens, conditioning, seed=5)
 
 
+@pytest.mark.slow
 def test_a_batch_is_as_each_alone(models: Models, conditioning: Conditioning, token2wav: BenchToken2Wav) -> None:
     said = [TOKENS, TOKENS[:20]]
     jobs = [Job(str(place), None, conditioning, 5) for place in range(2)]
@@ -54,6 +55,7 @@ def test_chunks_are_those_of_the_engines_streams(conditioning: Conditioning, tok
     np.testing.assert_allclose(np.concatenate(found), np.concatenate([one.samples for one in expected]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_voice_is_heard_for_the_first_time_while_it_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
 

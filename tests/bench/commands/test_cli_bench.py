@@ -217,6 +217,7 @@ def test_refusals_are_figures_and_failures_are_told(run: Run, tts: FakeVivavoce)
     assert result.err == "1 requests failed, the first one (number 2) with StageFailed: flow: out of luck; try again\n"
 
 
+@pytest.mark.slow
 def test_the_same_audio_is_listened_to(run: Run, tts: FakeVivavoce) -> None:
     pytest.importorskip("pocketsphinx", reason="needs the extra eval")
     result = run("bench -n 2 --warmup 0 --words 3-4 --quality --json -")

@@ -17,6 +17,8 @@ from vivavoce.errors import InvalidRequest
 from vivavoce_bench.commands import plan_fleet
 from vivavoce_bench.commands.plan_fleet import Expected, fewest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def plan(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:

@@ -68,6 +68,7 @@ def test_all_voices_of_the_model_speak_if_none_is_named(run: Run) -> None:
     assert names == ["0001-babble-a.wav", "0001-babble-b.wav"]
 
 
+@pytest.mark.slow
 def test_recordings_are_measured_and_no_network_loads(run: Run, no_loading: None, speech: Path) -> None:
     pytest.importorskip("pocketsphinx", reason="needs the extra eval")
     result = run(f"eval --model babble --audio {speech} --jobs 1 --json -q")

@@ -122,6 +122,7 @@ def test_free_words_and_phones_in_any_order(sphinx, speech):
     assert sphinx.transcribe(speech) == "it is eleven forty two in boston"
 
 
+@pytest.mark.slow
 def test_closed_words(sphinx, speech):
     closed = sphinx.closed([words(TEXT), ["the", "dog", "barked", "qqzz"]])
     assert word_errors([(TEXT, closed.transcribe(speech))]).errors == 0

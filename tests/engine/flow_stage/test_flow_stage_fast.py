@@ -22,7 +22,10 @@ BLOCKS = AttentionMode.BLOCKS
 TOKENS = speech(150)
 
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -56,6 +56,7 @@ def schedules(draw):
     return streams, batches
 
 
+@pytest.mark.slow
 @BOTH
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(

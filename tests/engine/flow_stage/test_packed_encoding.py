@@ -16,7 +16,10 @@ from vivavoce.engine.graphs import TOKEN_SIZES
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.layers import keys_before
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

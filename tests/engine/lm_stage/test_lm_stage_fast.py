@@ -18,6 +18,8 @@ from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import TextInterleaver
 from vivavoce_kernels.lm_attention import SplitK
 
+pytestmark = pytest.mark.slow
+
 CAPACITY = 96
 
 

@@ -18,6 +18,8 @@ from vivavoce.models.vocoder.packed import FIRST, INSIDE, PackedVocoder, support
 from vivavoce_kernels import layouts, vocoder_source
 from vivavoce_kernels.layouts import PackedRow
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True, scope="module")
 def quick():

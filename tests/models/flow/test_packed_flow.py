@@ -36,7 +36,10 @@ SIZES = {
 }
 
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

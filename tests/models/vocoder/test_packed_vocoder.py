@@ -28,6 +28,8 @@ from vivavoce_kernels.layouts import WIDTH, PackedRow
 from vivavoce_kernels.snake_conv import Activated, Activation, Convolution, SnakeTile, convolve
 from vivavoce_kernels.vocoder_source import forward_table, inverse_table, spectrum, wave
 
+pytestmark = pytest.mark.slow
+
 RATE, IN, OUT = 3, 24, 40
 TAGS = torch.tensor([0, 3, 1, 1, 2, 0, 0, 0, 0, 3, 2, 0], dtype=torch.int32)
 ROWS = ((1, 3), (9, 1))
