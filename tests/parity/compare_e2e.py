@@ -144,7 +144,9 @@ def _mels(
 
 def _speak(synthesizer: Vivavoce, settings: dict[str, Any], reference: Reference) -> Heard:
     voice, speed = _voice(settings, reference, synthesizer), settings.get("speed", 1.0)
-    options = SpeakOptions(instruct=settings.get("instruct_text"), speed=speed)
+    # The official code takes pieces as they are; the natural reading would hold back the end of each.
+    reading = "official" if "pieces" in settings else "natural"
+    options = SpeakOptions(instruct=settings.get("instruct_text"), speed=speed, reading=reading)
     if "source_wav" in settings:
         heard = Heard([synthesizer.front_end.plan_conversion(reference.wav(settings["source_wav"]), voice, speed)])
     else:
