@@ -132,6 +132,7 @@ def saved_by(folders, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "generation", "pieces"),
     [
@@ -182,6 +183,7 @@ def test_a_piece_for_each_segment(cosyvoice, tts):
     assert np.array_equal(joined(pieces), speech.samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("generation", "mode", "given", "manner"),
     [

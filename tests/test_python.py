@@ -158,6 +158,7 @@ def first(babble_v1: Path, tmp_path_factory: pytest.TempPathFactory) -> vivavoce
     return vivavoce.load(babble_v1, device="cpu", voices=tmp_path_factory.mktemp("voices"))
 
 
+@pytest.mark.slow
 def test_cosyvoice_1_streams_as_officially(first):
     """100 speech tokens are 172 frames; at a chunk's end 5120 samples wait for the next one's beginning."""
     exact = vivavoce.SamplingParams(exact_tokens=270)
@@ -271,6 +272,7 @@ def test_stream_and_convert(tts, reference):
     assert abs(converted.duration_s - 2.0) < 0.1
 
 
+@pytest.mark.slow
 async def test_when_the_text_is_heard(tts):
     text = "It is 5 past 9, and the ferry has left without its captain. " * 3
     speech = tts.speak(text, sampling=SHORT, language="en")

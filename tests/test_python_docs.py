@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_its_examples_run(tmp_path, monkeypatch, capsys):
     for name in ("me.wav", "said.wav"):
         shutil.copy(ROOT / "tests" / "data" / "audio" / "speech_24k_float.wav", tmp_path / name)

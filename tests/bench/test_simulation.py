@@ -173,6 +173,7 @@ def test_little_memory_for_state_costs_work(h200):
     assert times[1] > times[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("generation", "files"),
     [

@@ -110,6 +110,7 @@ def test_alone_and_in_company(models, alone):
         same(spoken.samples, alone[name].samples)
 
 
+@pytest.mark.slow
 @BOTH
 def test_tokens_are_those_of_the_plain_way(models, alone):
     for name, requests in {"offline": [FREE[0], EXACT[0]], "stream": [FREE[1]], "official": [EXACT[1]]}.items():

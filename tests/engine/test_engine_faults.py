@@ -174,6 +174,7 @@ def each_alone(models):
         return [engine.submit(one).result() for one in COMPANY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", LARGE)
 def test_a_batch_that_does_not_fit_is_tried_in_halves(models, monkeypatch, each_alone, fault):
     with running(models, exclusive=False) as engine:

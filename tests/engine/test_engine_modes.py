@@ -373,6 +373,7 @@ def test_one_whose_chunk_fails_harms_no_other(synthesis_only, monkeypatch, caplo
     same(spared.result().samples, alone.samples)
 
 
+@pytest.mark.slow
 def test_synthesis_alone_warms_up_and_many_streams_may_stay_open(without_lm):
     with Engine(without_lm, EngineSettings(state_bytes=16 << 20)) as engine:
         engine.warm_up(seconds=0)

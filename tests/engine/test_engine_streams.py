@@ -60,6 +60,7 @@ def one_piece(models, request, policy, noise=True):
         return vocoded(models.vocoder, mel, request.seed if noise else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", SEAMLESS)
 def test_a_stream_equals_its_whole(models, engine, policy):
     request = given(75, seed=5)

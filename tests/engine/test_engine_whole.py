@@ -57,6 +57,7 @@ def alone(models):
         return {name: engine.submit(request).result() for name, request in WATCHED.items()}
 
 
+@pytest.mark.slow
 def test_alone_and_in_company(models, alone):
     chance = random.Random(1)
     with running(models) as engine:

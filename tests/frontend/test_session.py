@@ -75,6 +75,7 @@ def heard(session):
     return session.handle.outcome.tokens, chunks
 
 
+@pytest.mark.slow
 def test_a_streamed_long_text_is_the_whole_in_chunks(synthesizer, voice):
     """Of two tokens for each of the text's, at least and at most, all segments are cut."""
     session = synthesizer.stream(TEXT, voice, options=SHORT)

@@ -176,6 +176,7 @@ def voice(prompt_text: tuple[int, ...] = (), prompt_speech: tuple[int, ...] = ()
     )
 
 
+@pytest.mark.slow
 def test_greedy_decoding(checkpoint):
     def greedy(scores, state):
         return scores.argmax(dim=-1)
@@ -245,6 +246,7 @@ def test_vocoder_together_and_alone(checkpoint):
         torch.testing.assert_close(waves[row, :samples], alone, atol=5e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_whole_and_streamed_speech(checkpoint):
     models = checkpoint.models
     sampling = SamplingParams(min_ratio=3.0, max_ratio=3.0)
@@ -267,6 +269,7 @@ def test_whole_and_streamed_speech(checkpoint):
     assert all(np.isfinite(piece.samples).all() for piece in pieces)
 
 
+@pytest.mark.slow
 def test_a_stream_of_blocks_is_the_same_with_and_without_state(checkpoint):
     """The past that is read from memory is the past that would be computed again, for every shape of the networks."""
     tokens = ids(60, NUM_SPEECH_TOKENS, 8)

@@ -45,6 +45,7 @@ def test_every_backend_is_in_the_table():
     assert {"torch", *FLOW} == set(FLOW_BACKENDS)
 
 
+@pytest.mark.slow
 @every
 def test_whole_rows_with_and_without_a_prompt(stages):
     for prompt in (30, 0, 2):
@@ -65,6 +66,7 @@ def test_streams_whose_past_is_computed_again(stages):
     assert stages[1].pool.total > 0
 
 
+@pytest.mark.slow
 @every
 def test_batches_of_all_lengths_and_alone_as_in_company(stages):
     voices, tokens = [voice(prompt) for prompt in (12, 0, 40)], [speech(count) for count in (9, 50, 3)]
@@ -82,6 +84,7 @@ def test_batches_of_all_lengths_and_alone_as_in_company(stages):
             assert torch.equal(alone, mel)
 
 
+@pytest.mark.slow
 @every
 def test_an_engine_speaks_and_a_failure_hurts_its_own(models_of, kind, generation, monkeypatch):
     models = models_of(kind, generation)

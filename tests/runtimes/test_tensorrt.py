@@ -47,6 +47,7 @@ def engine_of(made):
     return made.run.__self__
 
 
+@pytest.mark.slow
 def test_an_engine_is_made_once_and_again_when_it_is_stale(folder, trt, records):
     path = find_engine(folder, CPU, torch.float16, trusted=False)
     assert path.name.startswith("flow.decoder.estimator.fp16.NVIDIA-H100-80GB-HBM3.trt10.9.0.34.b8.")

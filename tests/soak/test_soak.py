@@ -5,6 +5,7 @@ import pytest
 from tests.soak.soak import Plan, soak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("generation", "requests"),
     [("models", 50), *(pytest.param(*one, marks=pytest.mark.long) for one in (("models_v3", 50), ("models_v1", 25)))],

@@ -65,6 +65,7 @@ def _texts_of(language: str, chance: random.Random) -> list[str]:
     return [*texts, *joined, *([_LONG] if language == "en" else ())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", VERBALIZERS)
 def test_a_text_that_arrives_is_read_as_a_whole_one(language: str) -> None:
     chance = random.Random(11)

@@ -289,6 +289,7 @@ def test_random_ssml_is_read_or_refused(front_end: TextFrontEnd) -> None:
     assert read_whole > 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", FORMS)
 def test_any_content_of_a_bracket_is_read(how: str) -> None:
     chance = random.Random(how)

@@ -318,6 +318,7 @@ LONG_ENGLISH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sentences", [LONG_ENGLISH, CHINESE, CHINESE + ENGLISH[1:3], [*LONG_ENGLISH, "I 😀 it! "]])
 @given(data=st.data())
 @settings(QUICK, max_examples=6)

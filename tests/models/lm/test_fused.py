@@ -73,6 +73,7 @@ def plain_scores(
     return lm.prefill(packed, cache, 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generation", "tiles"), [("models", {}), ("models_v3", TILES)], ids=["library", "tiles"])
 @torch.inference_mode()
 def test_prefills_and_steps_are_the_plain_ones(generation, dealt, tiles, request):
@@ -96,6 +97,7 @@ def test_prefills_and_steps_are_the_plain_ones(generation, dealt, tiles, request
     assert not ours.memory[:, :, 1].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generation", "splits"), [("models_v3", 1), ("models", 3)])
 @torch.inference_mode()
 def test_a_single_slots_step_is_the_plain_one(generation, monkeypatch, splits, request):

@@ -68,6 +68,7 @@ def upload(server: Served, kind: str, length: int, *, chunked: bool, **caller: s
         return client.answer(), client.ended()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [False, True], ids=["promised", "chunked"])
 @pytest.mark.parametrize("kind", ["JSON", "form", "voice"])
 def test_what_is_too_large_is_told_to_who_writes_all_of_it_first(server: Served, kind: str, chunked: bool) -> None:

@@ -172,6 +172,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_recordings_are_not_unpacked_beyond_what_is_taken(client: Client, folder: Path, bomb: str) -> None:
     content = BOMBS[bomb]()

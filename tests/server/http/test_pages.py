@@ -73,6 +73,7 @@ class Page(HTMLParser):
             self.fields.add(str(given["id"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "name", "content_type"),
     [

@@ -261,6 +261,7 @@ async def test_who_stops_writing_has_left_even_if_it_does_not_read() -> None:
         client.transport.abort()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [[], [PING], [CANCEL], [text("More.")]])
 async def test_who_leaves_while_audio_is_stuck_is_no_defect(
     caplog: pytest.LogCaptureFixture, last: list[dict[str, str]]
