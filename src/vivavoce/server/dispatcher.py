@@ -126,6 +126,8 @@ class RequestDispatcher:
             if request.text:
                 begin, languages = request.text[:NOTED_CHARS], self.backend.about.languages
                 request = replace(request, notes=request.notes + foreign_to(begin, request.language, languages))
+            if principal.priority == "batch":
+                request = replace(request, priority="batch")
             record.notes = request.notes
             stream: SpeechStream
             try:
@@ -248,7 +250,7 @@ class ActiveRequest:
                 if record.first_audio_s is None:
                     record.first_audio_s = now - self._began
                     metrics.first_audio.labels(record.protocol).observe(record.first_audio_s)
-                else:
+                elif self.request.priority == "live":
                     played_until = self._began + record.first_audio_s + record.audio_s
                     metrics.next_audio(now - self._last_at, now - played_until)
                 self._last_at = now
