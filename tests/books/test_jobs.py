@@ -7,8 +7,9 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,25 @@ import soundfile
 from tests.books.make_book import make_book
 from tests.server.fake_backend import FakeBackend, Gate
 from tests.server.http.serving import Served, make_state, serving
-from vivavoce.errors import VoiceNotFound
+from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.settings import JobsSection, ServerSettings
-from vivavoce_books.jobs.service import open_jobs
+from vivavoce_books.jobs.service import Jobs, open_jobs
 
 pytestmark = pytest.mark.process
 
 TEXT = "Chapter 1\n\nIt rained.\n\nAnna: All day long?\n\nChapter 2\n\nThey slept.\n\nThen they left.\n"
 JOBS = "/v1/audio/jobs"
+
+
+def with_jobs(folder: Path, speaker: FakeBackend, keys: KeyRing | None = None, **settings: Any) -> AppState:
+    """The state of a server that keeps jobs; made in its event loop."""
+    section = JobsSection(folder=folder, **settings)
+    state = make_state(speaker, ServerSettings(jobs=section), keys)
+    folder.mkdir(exist_ok=True)
+    return replace(state, jobs=Jobs(state.dispatcher, state.keys, section, folder))
 
 
 @dataclass
@@ -61,22 +70,11 @@ def working(
 ) -> Iterator[World]:
     """A server with jobs in this folder."""
     speaker = speaker or FakeBackend()
-    stack = AsyncExitStack()
-    section = JobsSection(folder=folder, **settings)
-
-    def make() -> AppState:
-        state = make_state(speaker, ServerSettings(jobs=section), keys)
-        opening = open_jobs(state.dispatcher, state.keys, section)
-        # The state is made within the event loop, which cannot be entered again: opening never waits.
-        with pytest.raises(StopIteration) as opened:
-            stack.enter_async_context(opening).__await__().send(None)
-        return replace(state, jobs=opened.value.value)
-
-    with serving(build_app, make) as server:
+    with serving(build_app, partial(with_jobs, folder, speaker, keys, **settings)) as server:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
             yield World(client, speaker, server)
-        server.call(stack.aclose)
+        server.call(server.state.jobs.close)
 
 
 def test_a_text_is_spoken_in_the_background(tmp_path: Path) -> None:
@@ -101,7 +99,7 @@ def test_a_text_is_spoken_in_the_background(tmp_path: Path) -> None:
         assert [one["id"] for one in world.client.get(JOBS).json()["data"]] == [made["id"]]
         assert world.client.delete(f"{JOBS}/{made['id']}").json()["deleted"]
         assert world.client.get(f"{JOBS}/{made['id']}").status_code == 404
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_beginning_is_heard_while_the_rest_is_made(tmp_path: Path) -> None:
@@ -192,7 +190,7 @@ def test_errors_name_the_field_the_value_and_the_limit(
     with working(tmp_path, max_characters=1_000) as world:
         message = world.post(status, **fields)["error"]["message"]
         assert re.search(words, message), message
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_each_key_sees_its_own_jobs_and_has_its_own_limits(tmp_path: Path) -> None:
@@ -230,3 +228,13 @@ def test_a_voice_that_is_gone_fails_the_job_and_says_where(tmp_path: Path) -> No
 def test_without_the_setting_there_are_no_jobs() -> None:
     with serving(build_app, make_state) as server:
         assert httpx.get(f"{server.url}{JOBS}").status_code == 404
+
+
+async def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    state, section = make_state(FakeBackend()), JobsSection(folder=tmp_path / "new" / "jobs")
+    async with open_jobs(state.dispatcher, state.keys, section):
+        with pytest.raises(InvalidRequest, match=r"jobs\.folder: .* is used by another server"):
+            async with open_jobs(state.dispatcher, state.keys, section):
+                pass
+    async with open_jobs(state.dispatcher, state.keys, section):
+        pass

@@ -9,7 +9,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address, ip_network
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 Allowed = Literal["off", "public", "any"]
 MAX_CHARS = 2_000
+_NAT64 = ip_network("64:ff9b::/96")
+"""Addresses of IPv4 behind a translator (RFC 6052)."""
 TIMEOUT_S, WAITS_S = 10.0, (0.0, 5.0, 60.0)
 """Seconds of one attempt, and those before each attempt."""
 
@@ -45,6 +47,8 @@ def is_public(address: str) -> bool:
     """Whether the IP address is of the public internet: not of this machine, a private network, or a special use."""
     found = ip_address(address.partition("%")[0])
     inner = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None)
+    if found in _NAT64:
+        inner = IPv4Address(int(found) & 0xFFFFFFFF)
     return found.is_global and not found.is_multicast and (inner is None or is_public(str(inner)))
 
 
