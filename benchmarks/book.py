@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -38,8 +39,8 @@ from vivavoce_bench.measure import save_json
 from vivavoce_books.ledger import open_ledger
 from vivavoce_books.plan import Plan, plan_book
 
-FIRST_KILL_S = 60.0
-"""Seconds before the first kill at most; later ones are spread over what is left, by the rate so far."""
+LATE_S = 5.0
+"""Most seconds between a share of the work and the kill that belongs to it."""
 QUIET = 10 ** (-45 / 20)
 """Loudest sample of a pause in the file: codecs smear the speech beside it."""
 RATE = 24_000
@@ -58,61 +59,52 @@ def peak_bytes(process: int) -> int:
 
 
 class Kills:
-    """When to kill next: at random, so that all kills come before the end."""
+    """Tells when to kill: at random shares of the work, and up to `LATE_S` later."""
 
-    def __init__(self, count: int, characters: int, seed: int) -> None:
-        self.left, self.at = count, list[int]()
-        self._characters, self._chance, self._began = characters, random.Random(seed), time.monotonic()
+    def __init__(self, count: int, seed: int) -> None:
+        self._chance, self.at = random.Random(seed), list[float]()
+        self._left = sorted(self._chance.uniform(0.03, 0.95) for _ in range(count))
+        self._due = float("inf")
 
-    def next_s(self, spoken: int) -> float | None:
-        """Seconds until the next kill, after so many characters; None: there is none."""
-        if not self.left:
-            return None
-        rate = spoken / (time.monotonic() - self._began)
-        share_s = (self._characters - spoken) / rate / (self.left + 1) if rate else FIRST_KILL_S
-        return self._chance.uniform(0.3, 1.5) * min(share_s, FIRST_KILL_S if not self.at else share_s)
+    def is_due(self, share: float) -> bool:
+        if self._left and share >= self._left[0]:
+            self._left.pop(0)
+            self._due = time.monotonic() + self._chance.uniform(0, LATE_S)
+        return time.monotonic() >= self._due
 
-    def done(self, spoken: int) -> None:
-        self.left -= 1
-        self.at.append(spoken)
-        print(f"killed after {spoken} characters", file=sys.stderr)
+    def done(self, share: float) -> None:
+        self._due = float("inf")
+        self.at.append(round(share, 3))
+        print(f"killed at {share:.1%}", file=sys.stderr)
 
 
-def read(book: Path, out: Path, plan: Plan, kills: Kills) -> dict[str, Any]:
+def read(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
     """Run `vivavoce read` to its end."""
     command = [sys.executable, "-m", "vivavoce", "read", str(book), "-o", str(out), "--times", "--subtitles", "srt"]
-    log, peak, busy_s = out.with_suffix(".log"), 0, 0.0
-    places: list[set[int]] = []
+    log, peak, began, share = out.with_suffix(".log"), 0, time.monotonic(), 0.0
+    places: list[int] = []
     while True:
-        wait_s, began = kills.next_s(spoken_in(out.with_name(f"{out.name}.ledger"), plan, places)), time.monotonic()
-        with log.open("ab") as sink, subprocess.Popen(command, stdout=sink, stderr=sink) as process:
-            while process.poll() is None and (wait_s is None or time.monotonic() - began < wait_s):
-                peak = max(peak, peak_bytes(process.pid))
+        with log.open("wb") as sink, subprocess.Popen(command, stdout=sink, stderr=sink) as process:
+            while process.poll() is None and not kills.is_due(share):
+                told = re.findall(r": (\d+)%", log.read_text(encoding="utf-8"))
+                peak, share = max(peak, peak_bytes(process.pid)), int(told[-1]) / 100 if told else share
                 time.sleep(0.2)
-            ended = process.poll() is not None
-            if not ended:
+            if (ended := process.poll()) is None:
                 process.send_signal(signal.SIGKILL)
-        busy_s += time.monotonic() - began
-        if ended:
-            if process.returncode:
-                raise SystemExit(f"vivavoce read ended with {process.returncode}; see {log}")
-            return {"seconds": busy_s, "peak_memory_bytes": peak, "segments_at_kills": [len(one) for one in places]}
-        kills.done(spoken_in(out.with_name(f"{out.name}.ledger"), plan, []))
-
-
-def spoken_in(ledger: Path, plan: Plan, places: list[set[int]]) -> int:
-    """Characters in a ledger that nobody writes; its places are added to `places`."""
-    if not ledger.exists():
-        return 0
-    with open_ledger(ledger, shared="http" in ledger.parts) as opened:
-        there = opened.places()
-    places.append(there)
-    return sum(len(one.text) for one in plan.segments if one.index in there)
+        if ended is not None:
+            if ended:
+                raise SystemExit(f"vivavoce read ended with {ended}; see {log}")
+            told_last = log.read_text(encoding="utf-8").strip().splitlines()[-3:]
+            return {"seconds": round(time.monotonic() - began), "peak_memory_bytes": peak, "segments_at_kills": places,
+                    "said": told_last}  # fmt: skip
+        kills.done(share)
+        with open_ledger(Path(f"{out}.ledger")) as ledger:
+            places.append(len(ledger.places()))
 
 
 def over_http(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
     """Make a job of a server, and start the server again after each kill."""
-    jobs, peak, identity, began, spoken = out.parent / "jobs", 0, "", time.monotonic(), 0
+    jobs, peak, identity, began, share = out.parent / "jobs", 0, "", time.monotonic(), 0.0
     listener = Listener()
     while True:
         flags = ("--jobs", str(jobs), "--voices", str(out.parent / "voices"))
@@ -121,10 +113,10 @@ def over_http(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
             if not identity:
                 made = client.post("/v1/audio/jobs", files={"file": (book.name, book.read_bytes())})
                 identity = made.raise_for_status().json()["id"]
-            wait_s, since = kills.next_s(spoken), time.monotonic()
             while (job := client.get(f"/v1/audio/jobs/{identity}").json())["status"] not in ("done", "failed"):
-                peak, spoken = max(peak, peak_bytes(server.process_id)), job["characters_spoken"]
-                if wait_s is not None and time.monotonic() - since > wait_s:
+                peak = max(peak, peak_bytes(server.process_id))
+                share = job["characters_spoken"] / job["characters"]
+                if kills.is_due(share):
                     break
                 time.sleep(0.5)
             else:
@@ -134,11 +126,15 @@ def over_http(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
                 times = client.get(f"/v1/audio/jobs/{identity}", params={"times": "true"}).json()
                 out.with_suffix(".json").write_text(json.dumps(times), encoding="utf-8")
                 shutil.copy(jobs / identity / "ledger", f"{out}.ledger")
-                return {"seconds": time.monotonic() - began, "peak_memory_bytes": peak, "listener": listener.figures()}
+                return {
+                    "seconds": round(time.monotonic() - began),
+                    "peak_memory_bytes": peak,
+                    "listener": listener.figures(),
+                }
             client.close()
             listener.pause()
             os.kill(server.process_id, signal.SIGKILL)
-        kills.done(spoken)
+        kills.done(share)
 
 
 class Listener:
@@ -272,13 +268,13 @@ def main() -> None:
     opened = open_book(book)
     plan = plan_book(replace(opened, title=opened.title or "book"), {NARRATOR: Part()})
     characters, out = sum(len(one.text) for one in plan.segments), folder / "book.m4b"
-    kills = Kills(given.kills, characters, given.seed)
-    ran = read(book, out, plan, kills) if given.over == "read" else over_http(book, out, kills)
+    kills = Kills(given.kills, given.seed)
+    ran = read(book, out, kills) if given.over == "read" else over_http(book, out, kills)
     count = min(given.again, len(plan.segments)) if given.over == "read" else 0
     again = sorted(random.Random(given.seed).sample(range(len(plan.segments)), count))
     command = f"python -m benchmarks.book {' '.join(sys.argv[1:])}"
     figures = {"command": command, "hardware": processor(), "cores": len(os.sched_getaffinity(0)),
-               "niceness": os.nice(0), "characters": characters, "killed_after_characters": kills.at,
+               "niceness": os.nice(0), "characters": characters, "killed_at_shares": kills.at,
                **ran, **check(out, plan, made, again)}  # fmt: skip
     if given.json is not None:
         save_json(figures, given.json)
