@@ -60,8 +60,16 @@ def add(
 
     key = new_key()
     limits = {"requests_per_minute": requests_per_minute, "characters_per_minute": characters_per_minute}
-    limits |= {"priority": priority, "jobs": jobs, "job_characters": job_characters}
-    others = {**limits, "concurrent": concurrent, "owner": owner, "may_publish": may_publish, "expires": expires}
+    others = {
+        **limits,
+        "priority": priority,
+        "jobs": jobs,
+        "job_characters": job_characters,
+        "concurrent": concurrent,
+        "owner": owner,
+        "may_publish": may_publish,
+        "expires": expires,
+    }
     entry = new_entry(key, name, **others)
     if entry.has_expired(time.time()):
         raise InvalidRequest(f"expires: {expires} is past, so the key could not be used; give a future day")

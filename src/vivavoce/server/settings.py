@@ -344,6 +344,8 @@ class RequestsSection(_Section):
         (), "--model-alias NAME: Further name of the served model; may be repeated.", example=["cosyvoice-tts"]
     )
     """Further names of the served model in requests; its ids on the hubs and OpenAI's names are known already."""
+    max_text_chars: int = _setting(20_000, ge=1_000, le=20_000_000)
+    """Most characters of a text at /v1/audio/speech; each other entry point takes 20,000 in one piece."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """Unknown fields, on OpenAI's routes: refuse (400, with their names) or ignore (x-warning names them)."""
 
@@ -388,7 +390,7 @@ class JobsSection(_Section):
     """Folder in which jobs are kept; unset: the server takes no jobs."""
     at_once: int = _setting(2, ge=1, le=64)
     """Jobs that are worked on at once; each has a process of its own."""
-    segments: int = _setting(4, ge=1, le=256)
+    segments: int = _setting(2, ge=1, le=256)
     """Segments of a job that are spoken at once; a GPU wants more."""
     per_key: int = _setting(20, ge=1, le=100_000)
     """Most jobs of a key that are kept, finished ones too, where the key has no limit of its own."""

@@ -174,7 +174,9 @@ class JobDeleted(BaseModel):
 def router(state: AppState, jobs: Jobs) -> APIRouter:
     routes = APIRouter()
     dispatcher, server = state.dispatcher, state.settings.server
-    answers = {200: {"model": BookEntry, "description": "With `list`: the chapters of the book."}}
+    answers: dict[int | str, dict[str, Any]] = {
+        200: {"model": BookEntry, "description": "With `list`: the chapters of the book."}
+    }
 
     @routes.post(
         PATH,
