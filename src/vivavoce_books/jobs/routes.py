@@ -40,7 +40,7 @@ from vivavoce.server.http.speech_fields import VoiceName
 from vivavoce.server.rate_limiter import Principal
 from vivavoce_books.book import SUFFIXES, Choice
 from vivavoce_books.jobs.service import Job, Jobs
-from vivavoce_books.jobs.values import BOOK, LEDGER, UNFINISHED, Heard, JobOptions
+from vivavoce_books.jobs.values import BOOK, LEDGER, UNFINISHED, Heard, JobOptions, JobRecord
 from vivavoce_books.jobs.webhook import check_webhook
 from vivavoce_books.ledger import samples_in
 
@@ -208,7 +208,7 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
     @routes.get(f"{PATH}/{{identity}}", summary="How far a job is", responses=failures(401, 404))
     async def one(identity: str, principal: KnownPrincipal, times: bool = False) -> JobEntry:
         job = jobs.get(identity, principal)
-        return entry_of(job).model_copy(update={"segments": _segments(job)} if times else {})
+        return entry_of(job).model_copy(update={"segments": _segments(job, await job.times())} if times else {})
 
     @routes.get(
         f"{PATH}/{{identity}}/audio",
@@ -223,7 +223,7 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
         if form is None and job.record.status == "done":
             name, kind = f"{job.record.title or identity}.{job.record.response_format}", job.record.response_format
             return FileResponse(job.audio, media_type=MEDIA[kind], filename=name, headers=_UNCACHED)
-        return _so_far(request, job)
+        return _so_far(request, job, tuple(await job.times()))
 
     @routes.delete(f"{PATH}/{{identity}}", summary="End and remove a job", responses=failures(401, 404))
     async def remove(identity: str, principal: KnownPrincipal) -> JobDeleted:
@@ -297,7 +297,7 @@ async def _check_voices(state: AppState, principal: Principal, fields: JobFields
 def entry_of(job: Job) -> JobEntry:
     record, now = job.record, time.monotonic()
     left = job.seconds_left(now)
-    current = job.heard[-1].chapter + 1 if job.heard else record.chapters[0].number
+    current = int([*record.starts][-1]) if record.starts else record.chapters[0].number
     return JobEntry(
         id=record.id,
         status=record.status,
@@ -309,21 +309,20 @@ def entry_of(job: Job) -> JobEntry:
         characters=record.characters,
         characters_spoken=record.spoken,
         chapter=current if record.status in UNFINISHED else None,
-        audio_seconds=round(job.samples / record.sample_rate, 6) if record.sample_rate else 0.0,
+        audio_seconds=round(record.samples / record.sample_rate, 6) if record.sample_rate else 0.0,
         seconds_left=None if left is None else round(left, 1),
-        chapters=_chapters(record.chapters, job.heard, record.sample_rate, whole=record.status in ("writing", "done")),
+        chapters=_chapters(record.chapters, record),
         notes=record.notes,
         error=None if record.error is None else JobError(code=record.error_code or "", message=record.error),
     )
 
 
-def _chapters(parts: Any, heard: Sequence[Heard] = (), rate: int = 0, *, whole: bool = False) -> list[JobChapter]:
-    starts: dict[int, float] = {}
-    for one in heard:
-        starts.setdefault(one.chapter + 1, one.at / rate)
+def _chapters(parts: Any, record: JobRecord | None = None) -> list[JobChapter]:
+    """parts: values of `ChapterPart`; record: of a job, which knows the times of chapters that are spoken."""
+    starts = {int(number): at / record.sample_rate for number, at in record.starts.items()} if record else {}
     ends = dict(zip(starts, [*starts.values()][1:], strict=False))
-    if heard and whole:
-        ends[heard[-1].chapter + 1] = heard[-1].after / rate
+    if record and starts and record.status in ("writing", "done"):
+        ends[[*starts][-1]] = record.samples / record.sample_rate
     return [
         JobChapter(
             number=number,
@@ -337,7 +336,7 @@ def _chapters(parts: Any, heard: Sequence[Heard] = (), rate: int = 0, *, whole: 
     ]
 
 
-def _segments(job: Job) -> list[JobSegment]:
+def _segments(job: Job, heard: Sequence[Heard]) -> list[JobSegment]:
     rate = job.record.sample_rate
     return [
         JobSegment(
@@ -347,13 +346,13 @@ def _segments(job: Job) -> list[JobSegment]:
             start_s=one.at / rate,
             end_s=(one.at + one.frames) / rate,
         )
-        for one in job.heard
+        for one in heard
     ]
 
 
-def _so_far(request: Request, job: Job) -> Response:
+def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
     """A WAV file without an end, whose beginning never changes, or the range of it that is asked for."""
-    record, heard = job.record, tuple(job.heard)
+    record = job.record
     if not heard:
         raise InvalidRequest(f"audio: the job is {record.status} and has none yet; ask again later")
     made = datetime.fromtimestamp(record.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

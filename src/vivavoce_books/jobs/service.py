@@ -65,7 +65,7 @@ LOOK_S, CLEAN_S, LONGEST_WAIT_S = 1.0, 3_600.0, 30.0
 
 @dataclass(eq=False)
 class Job:
-    """heard: the unbroken beginning of the audio; rate: characters per second of this run."""
+    """heard: the unbroken beginning of the audio, while it is worked on; began, spoken_before: of this run."""
 
     record: JobRecord
     folder: Path
@@ -78,9 +78,8 @@ class Job:
     def audio(self) -> Path:
         return self.folder / f"audio.{self.record.response_format}"
 
-    @property
-    def samples(self) -> int:
-        return self.heard[-1].after if self.heard else 0
+    async def times(self) -> list[Heard]:
+        return self.heard or await asyncio.to_thread(read_times, self.folder)
 
     def seconds_left(self, now: float) -> float | None:
         """An estimate from the work of this run; None: there is none yet."""
@@ -116,7 +115,7 @@ class Jobs:
 
     def __init__(self, dispatcher: RequestDispatcher, keys: KeyRing, settings: JobsSection, folder: Path) -> None:
         self.settings, self._dispatcher, self._keys, self._folder = settings, dispatcher, keys, folder
-        self._reading = asyncio.Semaphore(PLANS_AT_ONCE)
+        self._reading, self._adding = asyncio.Semaphore(PLANS_AT_ONCE), asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
         self._closing = False
         self._jobs: dict[str, Job] = {}
@@ -159,17 +158,17 @@ class Jobs:
         try:
             found = await self._read(folder)
             characters = sum(chapter[2] for chapter in found["chapters"])
-            await self._check_room(principal, characters)
             identity = f"job_{secrets.token_hex(12)}"
             record = JobRecord(identity, principal.name, time.time(), options.response_format, webhook=webhook)
             record.title, record.author, record.characters = found["title"], found["author"], characters
             record.chapters = [ChapterPart(*one) for one in found["chapters"]]
-            record.save(folder)
-            folder = folder.rename(self._folder / identity)
+            async with self._adding:
+                await self._check_room(principal, characters)
+                record.save(folder)
+                job = self._jobs[identity] = Job(record, folder.rename(self._folder / identity))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        job = self._jobs[identity] = Job(record, folder)
         self._start_waiting()
         return job
 
@@ -189,7 +188,7 @@ class Jobs:
     def _take_up(self, folder: Path) -> None:
         try:
             record = read_record(folder)
-            job = Job(record, folder, read_times(folder))
+            job = Job(record, folder)
         except (OSError, ValueError, TypeError) as error:
             log.error("job unreadable: %(folder)s (%(error)s)", {"folder": folder, "error": error})
             return
@@ -278,6 +277,9 @@ class Jobs:
             raise
         except VivavoceError as error:
             record.status, record.error, record.error_code = "failed", str(error), error.code
+        except OSError as error:
+            record.status, record.error_code = "failed", StageFailed.code
+            record.error = f"jobs: the folder cannot be written ({error.strerror}); tell the server's operator"
         except Exception:
             log.exception("job failed: %(job)s", {"job": record.id})
             record.status, record.error_code = "failed", "internal_error"
@@ -300,7 +302,9 @@ class Jobs:
                 self._in_background(deliver(record.webhook, told, self.settings.webhooks))
         with suppress(OSError):  # a full disk; the ledger has what was spoken
             record.save(job.folder)
-            save_times(job.folder, job.heard)
+            if job.heard:
+                save_times(job.folder, job.heard)
+            job.heard = []
 
     async def _work(self, job: Job) -> None:
         record, dispatcher = job.record, self._dispatcher
@@ -309,7 +313,7 @@ class Jobs:
         owner = self._keys.named(record.key)
         principal, about = Principal(owner.name, owner.owner), dispatcher.backend.about
         record.status, record.sample_rate, record.model = "running", about.sample_rate, about.name
-        job.heard, job.began, job.spoken_before = [], time.monotonic(), -1
+        job.heard, job.began, job.spoken_before, record.samples, record.starts = [], time.monotonic(), -1, 0, {}
         record.save(job.folder)
         speaking: set[asyncio.Task[None]] = set()
 
@@ -322,6 +326,9 @@ class Jobs:
                 case "heard":
                     job.heard += [Heard(*one) for one in message["entries"]]
                     record.spoken = message["spoken"]
+                    for one in job.heard[len(job.heard) - len(message["entries"]) :]:
+                        record.starts.setdefault(str(one.chapter + 1), one.at)
+                        record.samples = one.after
                     if job.spoken_before < 0:
                         job.spoken_before = record.spoken
                 case "writing":

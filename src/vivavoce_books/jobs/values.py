@@ -82,7 +82,8 @@ class ChapterPart(NamedTuple):
 class JobRecord:
     """All that is kept of a job beside its files.
 
-    key: name of the API key; characters: those that are spoken in the end; sample_rate: 0 until work begins.
+    key: name of the API key; characters: those that are spoken in the end; sample_rate: 0 until work begins; samples:
+    of the unbroken beginning of the audio; starts: the first sample of each chapter in it, by the chapter's number.
     """
 
     id: str
@@ -96,6 +97,8 @@ class JobRecord:
     spoken: int = 0
     chapters: list[ChapterPart] = field(default_factory=list)
     sample_rate: int = 0
+    samples: int = 0
+    starts: dict[str, int] = field(default_factory=dict)
     model: str = ""
     webhook: str | None = None
     ended: float | None = None
