@@ -44,13 +44,15 @@ LATE_S = 5.0
 QUIET = 10 ** (-45 / 20)
 """Loudest sample of a pause in the file: codecs smear the speech beside it."""
 RATE = 24_000
+ALONE_S = 60.0
+"""Seconds for which the listener is served alone, for comparison."""
 LIVE_TEXT = "A listener hears this sentence while a book is made. Another one follows, and then it is over."
 
 
 def peak_bytes(process: int) -> int:
     """Largest resident memory so far of a process and of its children; Linux only."""
     total = 0
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, IndexError):  # it has ended
         status = Path(f"/proc/{process}/status").read_text()
         total = 1024 * int(status.partition("VmHWM:")[2].split()[0])
         for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
@@ -105,12 +107,16 @@ def read(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
 def over_http(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
     """Make a job of a server, and start the server again after each kill."""
     jobs, peak, identity, began, share = out.parent / "jobs", 0, "", time.monotonic(), 0.0
-    listener = Listener()
+    listener, alone = Listener(), Listener()
     while True:
         flags = ("--jobs", str(jobs), "--voices", str(out.parent / "voices"))
         with serve_process(flags, out.with_suffix(".log")) as server, listener.at(server.url):
             client = httpx.Client(base_url=server.url, timeout=60)
             if not identity:
+                listener.pause()
+                with alone.at(server.url):
+                    time.sleep(ALONE_S)
+                listener.go_on()
                 made = client.post("/v1/audio/jobs", files={"file": (book.name, book.read_bytes())})
                 identity = made.raise_for_status().json()["id"]
             while (job := client.get(f"/v1/audio/jobs/{identity}").json())["status"] not in ("done", "failed"):
@@ -129,7 +135,8 @@ def over_http(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
                 return {
                     "seconds": round(time.monotonic() - began),
                     "peak_memory_bytes": peak,
-                    "listener": listener.figures(),
+                    "listener_alone": alone.figures(),
+                    "listener_beside_the_job": listener.figures(),
                 }
             client.close()
             listener.pause()
@@ -142,17 +149,22 @@ class Listener:
 
     def __init__(self) -> None:
         self._late_s, self._first_s, self._go_on = list[float](), list[float](), threading.Event()
+        self._is_over = False
 
     @contextmanager
     def at(self, url: str) -> Iterator[None]:
         self._go_on.set()
+        self._is_over = False
         thread = threading.Thread(target=self._listen, args=(url,))
         thread.start()
         try:
             yield
         finally:
-            self.pause()
+            self._is_over = True
             thread.join()
+
+    def go_on(self) -> None:
+        self._go_on.set()
 
     def pause(self) -> None:
         self._go_on.clear()
@@ -165,7 +177,9 @@ class Listener:
 
     def _listen(self, url: str) -> None:
         fields = {"input": LIVE_TEXT, "response_format": "pcm", "sample_rate": RATE}
-        while self._go_on.is_set():
+        while not self._is_over:
+            if not self._go_on.wait(0.2):
+                continue
             asked, until, late, first = time.monotonic(), 0.0, 0.0, 0.0
             with (
                 suppress(httpx.HTTPError),
@@ -175,7 +189,7 @@ class Listener:
                     now = time.monotonic()
                     late, first = (max(late, now - until), first) if until else (0.0, now - asked)
                     until = max(until, now) + len(piece) / 2 / RATE
-                if self._go_on.is_set() and one.status_code == 200:
+                if self._go_on.is_set() and not self._is_over and one.status_code == 200:
                     self._late_s.append(round(late, 3))
                     self._first_s.append(first)
             time.sleep(1.0)

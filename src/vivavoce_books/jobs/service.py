@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,11 +17,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from vivavoce.child import python_command
-from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import (
     InvalidRequest,
-    OutOfMemory,
     Overloaded,
     RequestNotFound,
     StageFailed,
@@ -29,12 +26,12 @@ from vivavoce.errors import (
     VivavoceError,
 )
 from vivavoce.files import locked, replace_file
-from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechRequest
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import JobsSection
+from vivavoce_books.jobs.conversation import Message, Process, answer, converse
 from vivavoce_books.jobs.values import (
     OPTIONS,
     RECORD,
@@ -51,16 +48,13 @@ from vivavoce_books.jobs.webhook import deliver
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = "jobs"
-WORKER = "vivavoce_books.jobs.worker"
 PLANS_AT_ONCE, PLAN_S = 2, 120.0
 """Books that are read at once to see their chapters, and seconds for each."""
-LINE_BYTES = 1 << 22
 BYTES_PER_CHARACTER = 2_500
 """Most bytes of the ledger and of the audio for a character, for an estimate."""
 TRIES = 3
 """Times that a process which ended without a word is started again."""
-LOOK_S, CLEAN_S, LONGEST_WAIT_S = 1.0, 3_600.0, 30.0
+LOOK_S, CLEAN_S = 1.0, 3_600.0
 
 
 @dataclass(eq=False)
@@ -214,12 +208,12 @@ class Jobs:
         async with self._reading:
             found: dict[str, Any] = {}
 
-            async def take(message: dict[str, Any], _: asyncio.subprocess.Process) -> None:
+            async def take(message: Message, _: Process) -> None:
                 if message["kind"] == "planned":
                     found.update(message)
 
             try:
-                await asyncio.wait_for(self._converse("plan", folder, {}, take), PLAN_S)
+                await asyncio.wait_for(converse("plan", folder, {}, take), PLAN_S)
             except (TimeoutError, asyncio.TimeoutError):
                 raise TooLarge(f"book: it took more than {PLAN_S:g} s to read; split it") from None
         if not found:
@@ -317,10 +311,10 @@ class Jobs:
         record.save(job.folder)
         speaking: set[asyncio.Task[None]] = set()
 
-        async def take(message: dict[str, Any], process: asyncio.subprocess.Process) -> None:
+        async def take(message: Message, process: Process) -> None:
             match message["kind"]:
                 case "speak":
-                    task = asyncio.ensure_future(self._answer(job, principal, message, process))
+                    task = asyncio.ensure_future(answer(dispatcher, principal, message, process, record.id))
                     speaking.add(task)
                     task.add_done_callback(speaking.discard)
                 case "heard":
@@ -338,89 +332,10 @@ class Jobs:
 
         begin = {"sample_rate": about.sample_rate, "model": about.name, "languages": about.languages}
         try:
-            await self._converse("work", job.folder, {**begin, "segments": self.settings.segments}, take)
+            await converse("work", job.folder, {**begin, "segments": self.settings.segments}, take)
         finally:
             for task in list(speaking):
                 await _ended(task)
-
-    async def _answer(
-        self, job: Job, principal: Principal, asked: dict[str, Any], process: asyncio.subprocess.Process
-    ) -> None:
-        """Speak a segment and send it to the worker; what only needs time is tried again."""
-        number = asked["number"]
-        request = SpeechRequest(
-            text=asked["text"],
-            voice=asked["voice"],
-            owner=principal.owner,
-            speed=asked["speed"],
-            seed=asked["seed"],
-            language=asked["language"],
-            reasoning="read",
-            priority="batch",
-        )
-        attempt, content = 0, b""
-        while True:
-            attempt += 1
-            try:
-                told, content = await self._speak(principal, request, f"{job.record.id}~{number}~{attempt}")
-                break
-            except VivavoceError as error:
-                if error.http_status not in (429, 503) or isinstance(error, OutOfMemory):
-                    told = {"error": str(error), "status": error.http_status}
-                    break
-                await asyncio.sleep(min(LONGEST_WAIT_S, error.retry_after_s or LOOK_S))
-            except Exception:
-                log.exception("job failed: segment of %(job)s", {"job": job.record.id})
-                told = {"error": "server: an internal error, which was logged", "status": 500}
-                break
-        assert process.stdin is not None
-        line = json.dumps({"number": number, "bytes": len(content), **told}).encode() + b"\n"
-        with suppress(ConnectionError):  # the process has ended, which its reader notices
-            process.stdin.write(line + content)
-            await process.stdin.drain()
-
-    async def _speak(self, principal: Principal, request: SpeechRequest, name: str) -> tuple[dict[str, Any], bytes]:
-        spans: list[tuple[int, int]] = []
-        samples: list[int] = []
-        parts: list[bytes] = []
-        dispatcher = self._dispatcher
-        async with await dispatcher.speak(principal, request, protocol=PROTOCOL, request_id=name) as active:
-            async for event in active:
-                if isinstance(event, SegmentText):
-                    spans.append((event.start, event.end))
-                    samples.append(0)
-                elif isinstance(event, AudioChunk):
-                    samples[event.segment] += len(event.samples)
-                    parts.append(event.samples.astype("<f4", copy=False).tobytes())
-            cut = active.whole().reason is FinishReason.LENGTH
-        return {"spans": spans, "samples": samples, "cut": cut}, b"".join(parts)
-
-    async def _converse(
-        self,
-        mode: str,
-        folder: Path,
-        begin: dict[str, Any],
-        take: Callable[[dict[str, Any], asyncio.subprocess.Process], Coroutine[Any, Any, None]],
-    ) -> None:
-        """Run a worker to its end; `take` gets its messages. The error that the worker reports is raised."""
-        pipe = asyncio.subprocess.PIPE
-        command = python_command(WORKER, mode, str(folder))
-        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE_BYTES)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(begin).encode() + b"\n")
-            async for line in process.stdout:
-                message = json.loads(line)
-                if message["kind"] == "failed":
-                    kind = TooLarge if message["status"] == 413 else InvalidRequest
-                    raise (kind if message["status"] < 500 else StageFailed)(message["error"])
-                await take(message, process)
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-            await process.wait()
 
     async def _clean(self) -> None:
         """Remove jobs that have ended long ago."""
