@@ -50,7 +50,21 @@ SATELLITES = {
     "vivavoce_runtimes": {"engine", "models", "checkpoint", "rates", "errors", "files", "child"},
     "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_runtimes", "vivavoce_triton"}
     - {"server", "compat"},
-    "vivavoce_books": {"api", "errors", "files", "cli", "frontend", "vivavoce_textnorm"},
+    "vivavoce_books": {
+        *(
+            "api",
+            "errors",
+            "files",
+            "child",
+            "logs",
+            "cli",
+            "frontend",
+            "engine.request",
+            "server",
+            "checkpoint.folder",
+        ),
+        "vivavoce_textnorm",
+    },
     "vivavoce_triton": {
         *HEIGHT,
         "clients",
@@ -72,7 +86,7 @@ CORE_TO_SATELLITE = {
     "vivavoce_kernels": {"models", "engine"},
     "vivavoce_runtimes": {"engine.engine"},
     "vivavoce_bench": {"frontend.model_choice"},
-    "vivavoce_books": set(),
+    "vivavoce_books": {"cli.server"},
     "vivavoce_triton": {"cli.server"},
     "vivavoce_ray": set(),
     "vivavoce_provenance": set(),

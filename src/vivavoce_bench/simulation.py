@@ -48,11 +48,12 @@ _ZEROS = torch.zeros(1)
 
 
 class Visit(NamedTuple):
-    """A request at `at_s` for `tokens` speech tokens in voice number `voice`."""
+    """A request at `at_s` for `tokens` speech tokens in voice number `voice`; batch: nobody listens to it."""
 
     at_s: float
     tokens: int
     voice: int = 0
+    batch: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,8 @@ class Simulation:
         state = RequestState(number, self._policy, visit.at_s, config.rates, Outbox(), deque([sequence]))
         self._asked.append(None)
         with suppress(Overloaded):
-            self._admission.check(True, state)
+            state.batch = visit.batch
+            self._admission.check(state.live, state)
             self._asked[number] = state.timings
             self._loop.post(partial(self._loop.accept, state))
 

@@ -56,6 +56,15 @@ def read_cast(given: Sequence[str], narrator: Part) -> dict[str, Part]:
     return cast if narrator == Part() else {**cast, NARRATOR: narrator}
 
 
+def cast_of(voices: Mapping[str, str], narrator: str | None) -> dict[str, Part]:
+    """The cast of names with the names of their voices. InvalidRequest: a name has signs that no name may have."""
+    for name in voices:
+        if not regex.fullmatch(_NAME, name.strip()):
+            raise InvalidRequest(f"cast: {name[:70]!r} is no name; use 1 to 64 characters without [ ] = | # and :")
+    cast = {NARRATOR: Part(), **{name.strip().casefold(): Part(voice) for name, voice in voices.items()}}
+    return cast if narrator is None else {**cast, NARRATOR: Part(narrator)}
+
+
 def _lines(path: str) -> list[str]:
     try:
         with open(path, "rb") as file:

@@ -19,7 +19,7 @@ from vivavoce_books.book import Book, BookOptions, open_book
 from vivavoce_books.cast import Cast, Part, read_cast
 from vivavoce_books.chapters import one_line
 from vivavoce_books.ledger import Ledger, open_ledger
-from vivavoce_books.plan import Pauses, Plan, Segment, estimate_s, plan_book
+from vivavoce_books.plan import Pauses, Plan, Segment, estimate_s, fingerprints_of, parse_chapters, plan_book
 from vivavoce_books.speaking import AT_ONCE_ON_CPU, MAX_AT_ONCE, Job, check_texts, place_of, speak_missing
 from vivavoce_books.writing import KINDS, Extras, Track, write_track
 
@@ -119,7 +119,7 @@ def read(
                 **{"speed": str(manner.speed), "seed": str(manner.seed)},
             }
         )
-        ledger.agree(_fingerprints_of_text(plan), shown=False)
+        ledger.agree(fingerprints_of(plan), shown=False)
         try:
             tts = _loaded(model, reporter)
             job = Job(plan, {}, {"speed": manner.speed, "reasoning": "read"}, manner.seed)
@@ -136,22 +136,6 @@ def read(
         size = size_text(ledger_path.stat().st_size)
         reporter.report(f"{ledger_path}: {size} of spoken segments; remove it when the book is as you want it")
     note_if_no_real_model(tts.card, reporter)
-
-
-def parse_chapters(given: str | None, count: int) -> list[int]:
-    """Indices of chapters, in order. InvalidRequest: it has another form, or names chapters that are not there."""
-    if given is None:
-        return list(range(count))
-    found = set[int]()
-    for part in given.replace(" ", "").split(","):
-        first, dash, last = part.partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise InvalidRequest(f"chapters: {part!r} is neither a number nor a range; write such as 1-3,5")
-        numbers = range(int(first), int(last or first) + 1)
-        if not numbers or numbers[0] < 1 or numbers[-1] > count:
-            raise InvalidRequest(f"chapters: {part!r} is outside of 1 … {count}; --list shows them")
-        found.update(one - 1 for one in numbers)
-    return sorted(found)
 
 
 def tracks_of(out: str, split: bool, book: Book, chosen: Sequence[int]) -> list[Track]:
@@ -253,14 +237,6 @@ def _speak(tts: Vivavoce, job: Job, cast: Cast, wanted: Sequence[Segment], ledge
         speak_missing(tts, Job(plan, voices, job.manner, job.seed), missing, ledger, at_once, done)
 
 
-def _fingerprints_of_text(plan: Plan) -> dict[str, str]:
-    segments = "\0".join(f"{one.role} {one.chapter} {one.start} {one.language} {one.text}" for one in plan.segments)
-    return {
-        "text of the book": hashlib.sha256("\0".join(plan.texts).encode()).hexdigest(),
-        "division of the text among the cast": hashlib.sha256(segments.encode()).hexdigest(),
-    }
-
-
 def _fingerprint_of_voice(voice: Voice) -> str:
     found = hashlib.sha256(repr(voice.prompt_text).encode())
     for tensor in (voice.embedding, voice.speech_tokens, voice.mel):
@@ -269,9 +245,9 @@ def _fingerprint_of_voice(voice: Voice) -> str:
 
 
 def _fingerprint_of_model(tts: Vivavoce) -> str:
+    from vivavoce.checkpoint.folder import sha256_of
+
     found = hashlib.sha256()
     for path in sorted(path for pattern in _WEIGHTS for path in tts.front_end.folder.glob(pattern)):
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                found.update(block)
+        sha256_of(path, found)
     return found.hexdigest()

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,12 +82,7 @@ class Ledger:
 
     def samples(self, place: int) -> NDArray[np.int16]:
         """[n] int16."""
-        import io
-
-        import soundfile
-
-        content = self._row("audio", place)
-        return soundfile.read(io.BytesIO(content), dtype="int16")[0] if content else np.zeros(0, np.int16)
+        return decoded(self._row("audio", place))
 
     def _row(self, column: str, place: int) -> bytes:
         with _explaining(self.path):
@@ -97,15 +93,29 @@ class Ledger:
         return value
 
 
+def decoded(content: bytes) -> NDArray[np.int16]:
+    import io
+
+    import soundfile
+
+    return soundfile.read(io.BytesIO(content), dtype="int16")[0] if content else np.zeros(0, np.int16)
+
+
+def samples_in(path: Path, place: int) -> NDArray[np.int16]:
+    """[n] int16: a segment that is in a shared ledger, while another process writes it."""
+    with _explaining(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+        return Ledger(path, connection).samples(place)
+
+
 @contextmanager
-def open_ledger(path: Path, *, restart: bool = False) -> Iterator[Ledger]:
-    """Open it for this process alone, until the block ends. restart: without what it held.
+def open_ledger(path: Path, *, restart: bool = False, shared: bool = False) -> Iterator[Ledger]:
+    """Open it for this process alone, until the block ends. restart: without what it held; shared: others may read it.
 
     Raises:
         InvalidRequest: another run has it, it is another file, or cannot be written.
     """
     with _explaining(path), closing(sqlite3.connect(path, timeout=0.0)) as connection:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute(f"PRAGMA {'journal_mode = WAL' if shared else 'locking_mode = EXCLUSIVE'}")
         connection.execute("PRAGMA synchronous = FULL")
         with connection as transaction:
             transaction.execute("BEGIN EXCLUSIVE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
@@ -146,6 +147,31 @@ def estimate_s(text: str) -> float:
     """Seconds that a text takes to be spoken, without pauses; by the number of its characters."""
     dense = len(_DENSE.findall(text))
     return _SECONDS_DENSE * dense + _SECONDS_EACH * (len(text) - dense)
+
+
+def parse_chapters(given: str | None, count: int) -> list[int]:
+    """Indices of chapters, in order. InvalidRequest: it has another form, or names chapters that are not there."""
+    if given is None:
+        return list(range(count))
+    found = set[int]()
+    for part in given.replace(" ", "").split(","):
+        first, dash, last = part.partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise InvalidRequest(f"chapters: {part!r} is neither a number nor a range; write such as 1-3,5")
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers or numbers[0] < 1 or numbers[-1] > count:
+            raise InvalidRequest(f"chapters: {part!r} is outside of 1 … {count}; the list of chapters shows them")
+        found.update(one - 1 for one in numbers)
+    return sorted(found)
+
+
+def fingerprints_of(plan: Plan) -> dict[str, str]:
+    """Fingerprints of the text and of its division among the cast, by names that a ledger keeps."""
+    segments = "\0".join(f"{one.role} {one.chapter} {one.start} {one.language} {one.text}" for one in plan.segments)
+    return {
+        "text of the book": hashlib.sha256("\0".join(plan.texts).encode()).hexdigest(),
+        "division of the text among the cast": hashlib.sha256(segments.encode()).hexdigest(),
+    }
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -58,8 +58,21 @@ def check_texts(tts: Vivavoce, plan: Plan, segments: Iterable[Segment]) -> None:
             raise type(error)(f"segment {one.index + 1} ({place_of(plan, one)}): {error}") from None
 
 
+class Speaker(Protocol):
+    """Speech with one model: a `Vivavoce`, or a server's."""
+
+    @property
+    def sample_rate(self) -> int: ...
+
+    @property
+    def speak(self) -> Callable[..., Any]: ...
+
+    @property
+    def normalize(self) -> Callable[..., Any]: ...
+
+
 def speak_missing(
-    tts: Vivavoce,
+    tts: Speaker,
     job: Job,
     segments: Sequence[Segment],
     ledger: Ledger,
@@ -91,7 +104,7 @@ def speak_missing(
         pool.shutdown(cancel_futures=True)
 
 
-def _speak(tts: Vivavoce, job: Job, segment: Segment, language: str | None, cancel: Event) -> Spoken:
+def _speak(tts: Speaker, job: Job, segment: Segment, language: str | None, cancel: Event) -> Spoken:
     manner = {**job.manner, "seed": seed_of(job.seed, segment.index), "language": language}
     for again in (True, False):
         try:
@@ -122,7 +135,7 @@ def cut_silence(speech: Speech, segment: Segment) -> Spoken:
     return Spoken(tuple(pieces), np.concatenate(parts) if parts else np.zeros(0, np.int16))
 
 
-def _known_language(tts: Vivavoce, code: str | None) -> str | None:
+def _known_language(tts: Speaker, code: str | None) -> str | None:
     """The language, if its rules are known and the model has its script; None leaves it to be told from the text."""
     try:
         tts.normalize("1", language=code)

@@ -92,14 +92,20 @@ class Picture:
 
 def timeline(plan: Plan, ledger: Ledger, chapters: Iterable[int], rate: int) -> list[Heard]:
     """The pieces of these chapters, one after the other, with their pauses."""
-    heard, at = list[Heard](), 0
+    heard = list[Heard]()
     for segment in (one for chapter in chapters for one in plan.of(chapter)):
-        pieces = ledger.pieces(segment.index)
-        for piece in pieces:
-            inside_s = plan.pauses.sentence_s if piece.closes else 0.0
-            pause_s = segment.pause_after_s if piece is pieces[-1] else inside_s
-            heard.append(Heard(segment, piece, at, round(rate * pause_s), rate))
-            at = heard[-1].after
+        heard += heard_of(segment, plan, ledger, heard[-1].after if heard else 0, rate)
+    return heard
+
+
+def heard_of(segment: Segment, plan: Plan, ledger: Ledger, at: int, rate: int) -> list[Heard]:
+    """The pieces of one segment, from sample `at` on."""
+    heard, pieces = list[Heard](), ledger.pieces(segment.index)
+    for piece in pieces:
+        inside_s = plan.pauses.sentence_s if piece.closes else 0.0
+        pause_s = segment.pause_after_s if piece is pieces[-1] else inside_s
+        heard.append(Heard(segment, piece, at, round(rate * pause_s), rate))
+        at = heard[-1].after
     return heard
 
 

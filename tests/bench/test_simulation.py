@@ -198,3 +198,25 @@ def test_measured_loads_are_foretold(generation, files):
 def test_slower_cards_take_longer_by_their_data_sheets(planned):
     size, costs = BatchSize(16, 1600, 6400), [planned.machine(card).costs[Stage.FLOW] for card in CARDS[:3]]
     assert costs[0].seconds(size) < costs[1].seconds(size) < costs[2].seconds(size)
+
+
+def test_a_listener_beside_batch_work_hears_no_gap():
+    """On one slow processor, half of which the listener needs; as streams, the same work leaves gaps."""
+    costs = {
+        Stage.PREFILL: Coefficients(0.01, 0.0, 2e-4, 0.0),
+        Stage.DECODE: Coefficients(0.0024, 0.0006, 0.0, 0.0),
+        Stage.FLOW: Coefficients(0.02, 0.0, 9e-4, 0.0),
+        Stage.VOCODER: Coefficients(0.01, 0.0, 3e-4, 0.0),
+    }
+    models = outline_models(release_config(Generation.V2), torch.float32)
+    machine = Machine(models, MemoryPlan(32, 4_096, 10**9, None), costs, exclusive=True)
+    (alone,) = heard(machine, [Visit(5.0, 500)])
+    listener = [Visit(5.0, 500), Visit(60.0, 500)]
+    *jobs, first, second = heard(machine, [*[Visit(0.0, 1_000, batch=True)] * 6, *listener])
+    for one in (first, second):
+        assert one.underruns == 0
+        assert one.first_chunk_s < 1.5 * alone.first_chunk_s
+    assert all(one.finished_s < 200.0 for one in jobs)
+    *_, first, second = heard(machine, [*[Visit(0.0, 1_000)] * 6, *listener])
+    assert first.underruns > 0
+    assert first.first_chunk_s > 10 * alone.first_chunk_s

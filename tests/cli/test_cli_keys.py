@@ -26,6 +26,9 @@ def test_a_key_is_printed_once_and_lets_its_owner_in(run: Run) -> None:
     caller = KeyRing(Path("keys.toml")).authenticate(key)
     assert (caller.name, caller.may_publish) == ("team-a", False)
     assert (caller.requests_per_minute, caller.concurrent) == (60, 4)
+    run("keys add night --file keys.toml --priority batch --jobs 2 --job-characters 90000 -q")
+    night = KeyRing(Path("keys.toml")).named("night")
+    assert (night.priority, night.jobs, night.job_characters) == ("batch", 2, 90_000)
 
 
 def test_list_tells_names_and_limits_but_no_key(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

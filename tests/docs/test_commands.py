@@ -8,12 +8,14 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer
+from fastapi import APIRouter
 from shown import PAGES, ROOT, SHELL_WORDS, Shown, commands
 
 from tests.server.http.serving import make_state
@@ -23,6 +25,9 @@ from vivavoce.engine.engine import Engine
 from vivavoce.frontend.front_end import FrontEnd
 from vivavoce.frontend.loading import load_model
 from vivavoce.server.http.app import build_app, build_legacy_app
+from vivavoce.server.http.app_state import AppState
+from vivavoce_books.jobs.routes import router as jobs_router
+from vivavoce_books.jobs.service import Jobs
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -165,8 +170,16 @@ def test_what_other_programs_are_given_is_there() -> None:
                 assert (ROOT / path).exists(), shown
 
 
+class DescribedJobs:
+    """Jobs whose routes are there, to be described."""
+
+    def router(self, state: AppState) -> APIRouter:
+        return jobs_router(state, cast(Jobs, None))
+
+
 def test_curl_asks_for_what_there_is() -> None:
-    paths = {path for build in (build_app, build_legacy_app) for path in build(make_state()).openapi()["paths"]}
+    state = replace(make_state(), jobs=DescribedJobs())
+    paths = {path for build in (build_app, build_legacy_app) for path in build(state).openapi()["paths"]}
     for shown in SHOWN:
         for port, path in re.findall(r"http://127\.0\.0\.1:(\d+)(/[^\s?]*)", " ".join(shown.words)):
             if shown.words[0] == "curl":

@@ -364,3 +364,31 @@ def test_on_a_queue_of_its_own_the_flow_finishes_the_oldest_stream_first():
     old.dry_at -= 8.99  # its listener would run dry
     new.accepted_at = NOW - 12.0
     assert started(new, old, exclusive=False, **one)[0] is old
+
+
+def batch(**fields):
+    """A batch request, which has chunks like a stream and no listener."""
+    return a_stream(batch=True, **fields)
+
+
+def test_batch_requests_never_compete_with_listeners_however_old():
+    old = batch(accepted_at=NOW - 5_000.0, produced=80, chunks=2, phase=Phase.DECODED)
+    assert started(old, cuttable(60.0))[0].live
+    assert started(old) == [old]
+    assert plan(old, sounding(60.0)).decode
+    running = AT._replace(running=(batch_of(old),))
+    new = a_stream(produced=18)
+    assert [chunk.sequence.request for chunk in plan(old, new, at=running).start] == [new]
+
+
+def test_batch_requests_leave_slots_to_listeners():
+    few = AT._replace(slots_free=2)
+    assert read(batch(phase=Phase.WAITING), at=few) == []
+    new = a_stream(phase=Phase.WAITING)
+    assert read(batch(phase=Phase.WAITING, accepted_at=NOW - 100.0), new, at=few) == [new]
+
+
+def test_batch_requests_are_never_late():
+    one = batch(sounding_since=NOW - 10.0, dry_at=NOW - 5.0)
+    assert one.hand_out(1.0, NOW) == 0.0
+    assert one.timings.underruns == 0

@@ -316,3 +316,12 @@ async def test_why_there_is_no_room_is_for_the_log_alone(caplog: pytest.LogCaptu
         "streams: 2 of 1",
         "server: it is busy",
     )
+
+
+@pytest.mark.parametrize(("of_key", "asked", "spoken"), [("live", "batch", "batch"), ("batch", "live", "batch")])
+async def test_a_key_for_batch_work_makes_no_live_requests(of_key: str, asked: str, spoken: str) -> None:
+    speaker = FakeBackend()
+    request, principal = SpeechRequest("Hello.", "anna", priority=asked), Principal("team", priority=of_key)
+    async with await RequestDispatcher(speaker).speak(principal, request, protocol="http", request_id="r"):
+        pass
+    assert [order.priority for order in speaker.orders] == [spoken]

@@ -31,8 +31,8 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def seen(principal: Principal) -> tuple[object, ...]:
-    """What a server knows of the sender."""
-    return tuple(getattr(principal, one.name) for one in fields(Principal))
+    """The name, rights and limits of the sender."""
+    return tuple(getattr(principal, one.name) for one in fields(Principal))[:6]
 
 
 def entry(name: str, key: str, more: str = "") -> str:
@@ -196,3 +196,11 @@ def test_wrong_changes_are_refused(file: Path, tmp_path: Path) -> None:
 )
 def test_where_a_request_brings_its_key(headers: dict[str, str], token: str | None) -> None:
     assert token_in(headers) == token
+
+
+def test_a_key_tells_its_priority_and_its_limits_of_jobs(file: Path) -> None:
+    ring = KeyRing(write(file, entry("a", KEY, 'priority = "batch"\njobs = 2\njob_characters = 900\n')))
+    known = ring.authenticate(KEY)
+    assert (known.priority, known.jobs, known.job_characters) == ("batch", 2, 900)
+    with pytest.raises(InvalidRequest, match="priority: 'low' cannot be; give live or batch"):
+        read_keys(write(file, entry("a", KEY, 'priority = "low"\n')))

@@ -46,6 +46,9 @@ def add(
     requests_per_minute: float | None = flag("Requests per minute.  [default: no limit]", "NUMBER"),
     characters_per_minute: float | None = flag("Characters of text per minute.  [default: no limit]", "NUMBER"),
     concurrent: int | None = flag("Concurrent requests.  [default: no limit]", "NUMBER"),
+    priority: str | None = flag("live, or batch: its requests take the time that live ones leave.", "PRIORITY"),
+    jobs: int | None = flag("Jobs that are kept at once.  [default: the server's setting]", "NUMBER"),
+    job_characters: int | None = flag("Characters of its unfinished jobs.  [default: the server's setting]", "NUMBER"),
     expires: str | None = flag("Refuse the key from this day on, such as 2027-01-01.  [default: never]", "DATE"),
     quiet: QuietOption = False,
 ) -> None:
@@ -57,7 +60,16 @@ def add(
 
     key = new_key()
     limits = {"requests_per_minute": requests_per_minute, "characters_per_minute": characters_per_minute}
-    others = {**limits, "concurrent": concurrent, "owner": owner, "may_publish": may_publish, "expires": expires}
+    others = {
+        **limits,
+        "priority": priority,
+        "jobs": jobs,
+        "job_characters": job_characters,
+        "concurrent": concurrent,
+        "owner": owner,
+        "may_publish": may_publish,
+        "expires": expires,
+    }
     entry = new_entry(key, name, **others)
     if entry.has_expired(time.time()):
         raise InvalidRequest(f"expires: {expires} is past, so the key could not be used; give a future day")

@@ -84,7 +84,12 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         dispatcher = RequestDispatcher(
             backend, request_log=request_log, rules=settings.requests, provenance=settings.provenance
         )
-        state = AppState(dispatcher, keys, settings)
+        jobs = None
+        if settings.jobs.folder is not None:
+            from vivavoce_books.jobs.service import open_jobs
+
+            jobs = await stack.enter_async_context(open_jobs(dispatcher, keys, settings.jobs))
+        state = AppState(dispatcher, keys, settings, jobs)
         listeners = await _listen(state, sockets, server, stack)
         if engine is not None:
             # Tells a monitor that the server is loading and alive.
@@ -97,6 +102,8 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         for line in await _other_protocols(dispatcher, keys, server, home, stack):
             report(line)
         await stop.wait()
+        if jobs is not None:
+            await jobs.close()
         report(f"stopping: {dispatcher.active} running requests may end within {server.drain_s:g} s")
         await _unless(hurry, dispatcher.drain(server.drain_s))
         await dispatcher.drain(0.0)  # a second signal ends running requests at once

@@ -50,8 +50,9 @@ class AdmissionMode(str, Enum):
 class Load:
     """The number of sequences that the engine works on, at one moment.
 
-    streams: admitted and unfinished streams; starting: streams among them that do not sound yet; offline: running
-    offline work; waiting: accepted requests without a slot; slots_free: slots that a stream could take at once.
+    streams: admitted and unfinished streams with a listener; starting: streams among them that do not sound yet;
+    offline: running offline work and batch requests; waiting: accepted requests without a slot; slots_free: slots that
+    a stream could take at once.
     """
 
     streams: int
@@ -121,7 +122,7 @@ class AdmissionController:
                 load = self.load()
                 if streaming and not self.may_wait:
                     # Streams that were admitted but that the loop has not seen yet count as running.
-                    coming = sum(other.policy is not None for other in self._waiting)
+                    coming = sum(other.live for other in self._waiting)
                     streams, starting = load.streams + coming, load.starting + coming
                     load = replace(load, streams=streams, starting=starting, slots_free=load.slots_free - coming)
                 error = self.refusal(load, streaming)
@@ -134,7 +135,7 @@ class AdmissionController:
         """Whether a waiting request may begin at `now`, on the engine's clock; if so, it is counted as running."""
         with self._lock:
             load = self.load()
-            if request.policy is None:
+            if not request.live:
                 # More offline sequences than slots would only make every plan longer.
                 allowed = load.offline < self._slots
             else:
@@ -160,8 +161,8 @@ class AdmissionController:
 
     def load(self) -> Load:
         with self._lock:
-            streams = [request for request in self._running if request.policy is not None]
-            offline = [one for request in self._running if request.policy is None for one in request.sequences]
+            streams = [request for request in self._running if request.live]
+            offline = [one for request in self._running if not request.live for one in request.sequences]
             return Load(
                 streams=len(streams),
                 starting=sum(request.sounding_since is None for request in streams),
@@ -210,7 +211,7 @@ class AdmissionController:
         """
         if self._limits.admission in (AdmissionMode.ALL, AdmissionMode.REFUSE) or not self._slow:
             return True
-        running = [one for one in self._running if one.policy is not None and not one.awaits_more(now)]
+        running = [one for one in self._running if one.live and not one.awaits_more(now)]
         chunks_s = self.share_of_real_time(len(running)) * self._hop / self._rates.tokens_per_second
         until = now + self.first_chunk_s(1, 1) + self.share_of_real_time(1) * RAMP_S + chunks_s
         return all(one.sounding_since is not None and one.dry_at >= until for one in running)

@@ -305,7 +305,8 @@ class Engine:
         state = RequestState(next(self._ids), policy, time.perf_counter(), self._rates, outbox, arrived, asked=asked)
         state.tokens_only, state.arrival = isinstance(request, TokenRequest), arrival
         state.complete = arrival in (InputMode.WHOLE, InputMode.TOKENS)
-        self.check_load(state.policy is not None, state)
+        state.batch = isinstance(request, EngineRequest) and request.batch
+        self.check_load(state.live, state)
         if self._on_host:
             release_idle_team()
         loop, number = self._loop, state.id

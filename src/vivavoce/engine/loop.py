@@ -74,7 +74,7 @@ class Loop:
         self._scheduler, self._admission, self._statistics = scheduler, admission, statistics
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._waiting: tuple[deque[RequestState], deque[RequestState]] = (deque(), deque())
-        """Accepted requests that have not started: streams, and offline work."""
+        """Accepted requests that have not started: streams with a listener, and other work."""
         self._requests: dict[int, RequestState] = {}
         self._drain: bool | None = None
         """None: the loop goes on; True: it stops after pending work; False: it stops now."""
@@ -209,7 +209,7 @@ class Loop:
         if self.ended:
             self._announce_end(request, stopped())
         else:
-            self._waiting[request.policy is None].append(request)
+            self._waiting[not request.live].append(request)
 
     def cancel(self, number: int) -> None:
         """In the loop's thread: end the request with this number, because its listener has left."""
@@ -368,7 +368,7 @@ class Loop:
         late_s = request.hand_out(duration_s, now)
         if request.asked:
             with self._statistics.lock:
-                counted, streaming = self._statistics.now, request.policy is not None
+                counted, streaming = self._statistics.now, request.live
                 counted.audio_s += duration_s
                 counted.streams.chunks += streaming
                 if streaming and first:
@@ -387,7 +387,7 @@ class Loop:
             for runner in self._runners:
                 runner.release(sequence)
         if self._requests.pop(request.id, None) is None:
-            self._waiting[request.policy is None].remove(request)
+            self._waiting[not request.live].remove(request)
         self._announce_end(request, error)
         # Sequences hold tensors and refer to their request; clearing breaks the cycle, so that memory is freed at once.
         request.sequences.clear()

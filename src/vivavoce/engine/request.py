@@ -164,12 +164,13 @@ class EngineRequest:
     """A request for audio: segments that are heard one after the other.
 
     `policy`: cut the audio into chunks, each made before its listener has played the ones before; None: offline, one
-    chunk for each whole segment.
+    chunk for each whole segment. batch: it has no deadline, and takes only the time that other requests leave.
     """
 
     segments: tuple[SegmentRequest, ...]
     policy: ChunkPolicy | None = None
     arrival: InputMode = InputMode.WHOLE
+    batch: bool = False
 
     def __post_init__(self) -> None:
         arrival = self.arrival

@@ -166,7 +166,7 @@ class RequestState:
 
     policy: the chunk policy, None: offline work; outbox: where its listener takes the results; tokens_only: speech
     tokens are wanted, no audio; arrived: sequences that are not opened yet; complete: no more sequences or speech
-    tokens will be pushed; asked: from a client, otherwise from the engine's warm-up.
+    tokens will be pushed; asked: from a client, otherwise from the engine's warm-up; batch: as of `EngineRequest`.
     """
 
     id: int
@@ -179,6 +179,7 @@ class RequestState:
     arrival: InputMode = InputMode.WHOLE
     complete: bool = True
     asked: bool = True
+    batch: bool = False
     sequences: list[SequenceState] = field(default_factory=list)
     held: dict[int, tuple[bool, Any]] = field(default_factory=dict)
     """Samples that wait for earlier sequences, by place, and whether they are the sequence's last ones."""
@@ -200,6 +201,11 @@ class RequestState:
     excused: bool = False
     """Whether the listener ran dry because text came too late."""
     timings: RequestTimings = field(default_factory=RequestTimings)
+
+    @property
+    def live(self) -> bool:
+        """Whether a listener plays the audio while it is made, so that its chunks have deadlines."""
+        return self.policy is not None and not self.batch
 
     @property
     def starved(self) -> bool:
@@ -262,7 +268,7 @@ class RequestState:
         if self.sounding_since is None:
             self.sounding_since = self.dry_at = now
             self.timings.first_chunk_s = now - self.accepted_at
-        elif self.policy is not None and now > self.dry_at:
+        elif self.live and now > self.dry_at:
             late_s = 0.0 if self.excused else now - self.dry_at
             self.timings.underruns += late_s > 0
             self.dry_at = now  # the silence delays all later audio

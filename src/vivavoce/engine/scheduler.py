@@ -9,7 +9,7 @@ The most urgent work goes first; ranks are (`Urgency`):
 1. streams that have not sounded yet, the oldest first;
 2. streams that are ahead, the one with the least slack first, and offline work that has waited too long; where flow and
    language model have queues of their own, the flow takes the oldest first;
-3. offline work, the oldest first: it fills the time that is left.
+3. offline work and batch requests, the oldest first: they fill the time that is left. Batch requests never compete.
 
 Slack is the time until the listener runs dry, less the time that the next chunk still needs (`CostModel`).
 """
@@ -160,9 +160,9 @@ class Scheduler:
     def urgency(self, sequence: SequenceState, now: float, work_s: float) -> Urgency:
         """The urgency of a sequence; work_s: seconds that its next chunk still needs."""
         request = sequence.request
-        if request.policy is None:
+        if not request.live:
             slack = request.accepted_at + self._limits.patience_s - now
-            return Urgency(OFFLINE if slack > 0 else AHEAD, slack)
+            return Urgency(OFFLINE if slack > 0 or request.batch else AHEAD, slack)
         if request.sounding_since is None:
             return Urgency(FIRST, request.accepted_at - now)
         slack = request.dry_at - now - work_s
@@ -182,7 +182,7 @@ class Scheduler:
             if sequence.phase is Phase.DECODING and request.policy is not None:
                 decoding.append(sequence)  # a stream's usual case; the loop below would find the same
                 continue
-            free = at.slots_free > (spared if request.policy is None else 0)
+            free = at.slots_free > (0 if request.live else spared)
             for sequence in request.decodable():
                 phase = sequence.phase
                 if phase is Phase.DECODING:
@@ -230,7 +230,7 @@ class Scheduler:
         many = len(decoding) >= _SHARED_SLOTS
         most = AHEAD if many else FIRST
         if not any(
-            any(chunk.sequence.request.policy is not None for chunk in batch.chunks)
+            any(chunk.sequence.request.live for chunk in batch.chunks)
             and self._batch_urgency(batch, at.now).rank <= most
             for batch in at.running
         ):
@@ -246,9 +246,9 @@ class Scheduler:
         pause_s: the longest wait for first tokens after their sequence was read; 0: few sequences share a step.
         """
         request = sequence.request
-        if request.policy is None:
+        if not request.live:
             # Where many decode, offline work gets its tokens in the steps of streams that press.
-            return pause_s == 0 and now - request.accepted_at > self._limits.patience_s
+            return pause_s == 0 and not request.batch and now - request.accepted_at > self._limits.patience_s
         lacking = sequence.lacking(now)
         if not lacking:
             return False
@@ -265,7 +265,7 @@ class Scheduler:
         steps = next((steps for least, steps in self._limits.shared_steps if len(decoding) >= least), 1)
         if steps > 1:
             requests = ((one, one.request) for one in decoding)
-            silent = (one for one, its in requests if its.sounding_since is None and its.policy is not None)
+            silent = (one for one, its in requests if its.sounding_since is None and its.live)
             lacking = (one.lacking(at.now) - at.steps_in_flight for one in silent)
             # Launch no more steps than a first chunk needs beyond the steps in flight.
             steps = min((one for one in lacking if 0 < one < steps), default=steps)
@@ -288,7 +288,7 @@ class Scheduler:
         rows, free, spared = 0, at.slots_free, int(at.slots_total * self._limits.spare_slots)
         for sequence in waiting:
             if sequence.phase is Phase.WAITING:
-                if free <= (0 if sequence.request.policy is not None else spared):
+                if free <= (0 if sequence.request.live else spared):
                     continue
                 free -= 1
             if chosen and rows + sequence.prompt_rows > self._limits.prefill_rows:
@@ -308,7 +308,7 @@ class Scheduler:
         if self._exclusive and not at.batches_open:
             # More urgent chunks wait for this batch to end, so it takes over their urgency.
             ready = self._ready(requests, at.now)
-            urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.policy)])
+            urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.live)])
         return urgency, Plan(advance=batch)
 
     def _overtaken(self, requests: Collection[RequestState], rank: int, now: float) -> bool:
@@ -319,7 +319,7 @@ class Scheduler:
         sounding: list[tuple[float, SequenceState]] = []
         longest = 0
         for request in requests:
-            if request.policy is None or request.closed or request.current >= len(request.sequences):
+            if not request.live or request.closed or request.current >= len(request.sequences):
                 continue
             sequence = request.sequences[request.current]
             if sequence.busy:

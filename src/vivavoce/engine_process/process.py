@@ -90,8 +90,9 @@ class EngineServer:
         try:
             if request.policy is not None:
                 session.policy = policy_for(front_end.config.generation, ChunkPolicy.parse(request.policy))
+            session.batch = request.priority == "batch"
             with self._on_its_way(request):
-                engine.check_load(streaming=True)
+                engine.check_load(streaming=not session.batch)
                 voice = await self._service.voice(request.owner, request.voice)
                 request = replace(request, lexicon=self._service.lexicon(request.owner, voice))
                 if request.text is not None:
@@ -121,7 +122,7 @@ class EngineServer:
     async def _begun(self, session: RequestSession) -> None:
         """With admission auto, wait until the engine begins this request; Overloaded: that took too long."""
         settings = self._service.engine.settings
-        if settings.admission is AdmissionMode.AUTO:
+        if settings.admission is AdmissionMode.AUTO and not session.batch:
             try:
                 await asyncio.wait_for(session.handle.begun_async(), settings.max_wait_s)
             except (TimeoutError, asyncio.TimeoutError):

@@ -66,6 +66,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         self.handle = _NOT_STARTED
         """The engine's request, after `start`."""
         self.policy = policy_for(front_end.config.generation, policy)
+        self.batch = False
+        """Whether it has no deadline, as of `EngineRequest`; read by `start`."""
         self._language: str | None = None
         self._chunks: Iterator[AudioChunk] | None = None
         self._chunks_async: AsyncIterator[AudioChunk] | None = None
@@ -106,7 +108,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
                 progress.spans.clear()
         for one in near:
             progress.give(one)
-        request = EngineRequest(tuple(one.request for one in near), self.policy, arrival)
+        request = EngineRequest(tuple(one.request for one in near), self.policy, arrival, self.batch)
         with progress.changed:
             if progress.closed.is_set():
                 raise RequestCancelled("request: was cancelled")

@@ -21,6 +21,7 @@ from vivavoce.frontend.speech_options import (
     LANGUAGE,
     MAX_SEED,
     MODE,
+    PRIORITY,
     READING,
     REASONING,
     SEED,
@@ -126,14 +127,19 @@ class SpeechRequest(SpeakOptions):
 
     text: all of it; None: it arrives piece by piece. voice: a name, a recording, or None for the model's first voice.
     owner: the voices of this owner are found beside the public ones; "": public voices only. policy: name of a chunk
-    policy. notes: deviations from the caller's wishes, one line each in ASCII.
+    policy. priority: "live" or "batch". notes: deviations from the caller's wishes, one line each in ASCII.
     """
 
     text: str | None
     voice: str | Recording | None = None
     owner: str = ""
     policy: str | None = CHUNK_POLICY.default
+    priority: str = PRIORITY.default
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(PRIORITY.choices, PRIORITY.name, self.priority)
 
 
 @dataclass(frozen=True)

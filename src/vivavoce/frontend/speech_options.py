@@ -97,9 +97,15 @@ CHUNK_POLICY = Option(
     default_help="low_latency; CosyVoice 1 has only official",
     field="policy",
 )
+PRIORITY = Option(
+    "priority",
+    "live: a listener waits for it; batch: it has no deadline and takes only the time that live requests leave.",
+    default="live",
+    choices=("live", "batch"),
+)
 READING_OPTIONS = (LANGUAGE, READING, EMOJIS, CODE, REASONING)
 """Options of reading a text, without the lexicon, which belongs to a voice or a file."""
-SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, CHUNK_POLICY)
+SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, CHUNK_POLICY, PRIORITY)
 
 _MODEL = "as the model is set"
 _TOP_P = "Share of the probability from which speech tokens are drawn."

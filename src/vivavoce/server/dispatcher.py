@@ -35,6 +35,7 @@ from vivavoce.frontend.speech import (
 )
 from vivavoce.frontend.speech_backend import SpeechBackend, SpeechStream
 from vivavoce.logs import log_text
+from vivavoce.server.long_text import check_length, speak_long
 from vivavoce.server.metrics import RequestMetrics
 from vivavoce.server.rate_limiter import Permit, Principal, RateLimiter
 from vivavoce.server.request_log import RequestLog, RequestRecord
@@ -118,6 +119,7 @@ class RequestDispatcher:
             left_s = None if deadline is None else deadline - began
             if left_s is not None and left_s <= 0:
                 raise _too_late("it was taken")
+            check_length(len(request.text or ""), self.rules.max_text_chars)
             permit = self._rate_limiter.enter(principal, len(request.text or ""))
             if request.instruct and not self.backend.about.instructions:
                 if self.rules.instructions == "refuse":
@@ -126,10 +128,12 @@ class RequestDispatcher:
             if request.text:
                 begin, languages = request.text[:NOTED_CHARS], self.backend.about.languages
                 request = replace(request, notes=request.notes + foreign_to(begin, request.language, languages))
+            if principal.priority == "batch":
+                request = replace(request, priority="batch")
             record.notes = request.notes
             stream: SpeechStream
             try:
-                stream = await asyncio.wait_for(self.backend.speak(request), left_s)
+                stream = await asyncio.wait_for(speak_long(request, self.backend.speak), left_s)
             except InvalidText as error:
                 stream = self.silence_for(error, len(request.text or ""))
             except (TimeoutError, asyncio.TimeoutError):
@@ -248,7 +252,7 @@ class ActiveRequest:
                 if record.first_audio_s is None:
                     record.first_audio_s = now - self._began
                     metrics.first_audio.labels(record.protocol).observe(record.first_audio_s)
-                else:
+                elif self.request.priority == "live":
                     played_until = self._began + record.first_audio_s + record.audio_s
                     metrics.next_audio(now - self._last_at, now - played_until)
                 self._last_at = now

@@ -10,6 +10,9 @@
     requests_per_minute = 60
     characters_per_minute = 20000
     concurrent = 4
+    priority = "batch"             # all of its requests take only the time that live ones leave
+    jobs = 5
+    job_characters = 2000000
     expires = 2027-01-01           # the key is refused from 00:00 UTC of this day on
 
 A key is 32 random bytes, which cannot be guessed, so one SHA-256 of it is enough.
@@ -201,6 +204,11 @@ def _rate(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and value is not True and 0 < value < math.inf else None
 
 
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 1 else None
+
+
+_COUNT_WANTED = "a whole number from 1 on, or leave it out for no limit"
 _NAME_WANTED = "1 to 64 letters, digits, dots, dashes or underscores that begin with a letter or digit"
 _RATE_WANTED = "a number above 0, or leave it out for no limit"
 _FIELDS: Mapping[str, tuple[Callable[[Any], object], str]] = {
@@ -210,10 +218,10 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "may_publish": (lambda value: value if isinstance(value, bool) else None, "true or false"),
     "requests_per_minute": (_rate, _RATE_WANTED),
     "characters_per_minute": (_rate, _RATE_WANTED),
-    "concurrent": (
-        lambda value: value if type(value) is int and value >= 1 else None,
-        "a whole number from 1 on, or leave it out for no limit",
-    ),
+    "concurrent": (_count, _COUNT_WANTED),
+    "priority": (lambda value: value if value in ("live", "batch") else None, "live or batch"),
+    "jobs": (_count, _COUNT_WANTED),
+    "job_characters": (_count, _COUNT_WANTED),
     "expires": (_expiry, "a day such as 2027-01-01"),
 }
 """For each field: a function from a file's value to an entry's (None: refused), and the end of its error message."""

@@ -23,7 +23,8 @@ class Principal:
 
     name: of the API key, "" on a server without keys; owner: the namespace of its voices, "" for public ones only;
     may_publish: it may change public voices; rates are means, with bursts of up to one minute's worth; concurrent:
-    requests that run or wait at once.
+    requests that run or wait at once; priority: "batch" makes all of its requests batch requests; jobs, job_characters:
+    jobs that are kept at once, and characters of those that are not done.
     """
 
     name: str = ""
@@ -32,6 +33,9 @@ class Principal:
     requests_per_minute: float | None = None
     characters_per_minute: float | None = None
     concurrent: int | None = None
+    priority: str = "live"
+    jobs: int | None = None
+    job_characters: int | None = None
 
 
 ANONYMOUS = Principal()

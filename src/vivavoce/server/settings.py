@@ -345,6 +345,8 @@ class RequestsSection(_Section):
         (), "--model-alias NAME: Further name of the served model; may be repeated.", example=["cosyvoice-tts"]
     )
     """Further names of the served model in requests; its ids on the hubs and OpenAI's names are known already."""
+    max_text_chars: int = _setting(20_000, ge=1_000, le=20_000_000)
+    """Most characters of a text at /v1/audio/speech; each other entry point takes 20,000 in one piece."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """Unknown fields, on OpenAI's routes: refuse (400, with their names) or ignore (x-warning names them)."""
 
@@ -380,6 +382,29 @@ class TelemetrySection(_Section):
     """Name of this server in traces."""
 
 
+class JobsSection(_Section):
+    """Jobs: books and long texts that are spoken in the background; see books.md."""
+
+    folder: _FilePath | None = _unset(
+        "/var/lib/vivavoce/jobs", "--jobs FOLDER: Take jobs (books, long texts) and keep them here.  [default: off]"
+    )
+    """Folder in which jobs are kept; unset: the server takes no jobs."""
+    at_once: int = _setting(2, ge=1, le=64)
+    """Jobs that are worked on at once; each has a process of its own."""
+    segments: int = _setting(2, ge=1, le=256)
+    """Segments of a job that are spoken at once; a GPU wants more."""
+    per_key: int = _setting(20, ge=1, le=100_000)
+    """Most jobs of a key that are kept, finished ones too, where the key has no limit of its own."""
+    max_characters: int = _setting(2_000_000, ge=1_000, le=20_000_000)
+    """Most characters of a key's unfinished jobs together, where the key has no limit of its own."""
+    max_disk_gb: float = _setting(20.0, gt=0, le=1_000_000)
+    """Most gigabytes in the folder; a job that may need more than is left is refused."""
+    keep_days: float = _setting(14.0, gt=0, le=36_500)
+    """Days after which a job that has ended is removed."""
+    webhooks: Literal["off", "public", "any"] = "off"
+    """Addresses that jobs may call at their end: none, public ones, or any, such as those of a private network."""
+
+
 class ServerSettings(_Section):
     """All of them, by sections."""
 
@@ -392,3 +417,4 @@ class ServerSettings(_Section):
     provenance: ProvenanceSection = Field(default_factory=ProvenanceSection)
     logging: LoggingSection = Field(default_factory=LoggingSection)
     telemetry: TelemetrySection = Field(default_factory=TelemetrySection)
+    jobs: JobsSection = Field(default_factory=JobsSection)

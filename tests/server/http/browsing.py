@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, ConsoleMessage, FilePayload, Locator, P
 from tests.server.fake_backend import RATE, FakeBackend, tone
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.server.http.app import build_app
+from vivavoce.server.http.app_state import AppState
 from vivavoce.server.keys import KeyRing
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -58,8 +59,17 @@ class World:
 
 
 @contextmanager
-def visiting(browser: Browser, speaker: FakeBackend, keys: KeyRing | None = None, **options: Any) -> Iterator[World]:
-    """A fresh visitor at a fresh server; what the page complains of at the console fails the test."""
+def visiting(
+    browser: Browser,
+    speaker: FakeBackend,
+    keys: KeyRing | None = None,
+    make: Callable[[], AppState] | None = None,
+    **options: Any,
+) -> Iterator[World]:
+    """A fresh visitor at a fresh server; what the page complains of at the console fails the test.
+
+    make: makes another state for the server than `make_state` does.
+    """
     complaints: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
@@ -67,7 +77,7 @@ def visiting(browser: Browser, speaker: FakeBackend, keys: KeyRing | None = None
         if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
             complaints.append(message.text)
 
-    with serving(build_app, lambda: make_state(speaker, keys=keys)) as server:
+    with serving(build_app, make or (lambda: make_state(speaker, keys=keys))) as server:
         context = browser.new_context(**options)
         page = context.new_page()
         page.add_init_script(_NOTE_STATES)

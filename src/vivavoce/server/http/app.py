@@ -39,6 +39,8 @@ def build_app(state: AppState) -> FastAPI:
     routers = (openai.router, normalize.router, elevenlabs.router, voices.router, ws_session.router)
     for router in (*routers, pages.health_router):
         app.include_router(router(state))
+    if state.jobs is not None:
+        app.include_router(state.jobs.router(state))
     if state.settings.server.metrics and state.settings.server.health_port is None:
         app.include_router(metrics.router(state))
     if state.settings.server.web_page:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, Protocol, cast
 from urllib.parse import urlsplit
 
-from fastapi import Depends
+from fastapi import APIRouter, Depends
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
@@ -36,11 +36,20 @@ PUBLIC_READER = Principal("*", concurrent=16)
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
+class JobService(Protocol):
+    """Work in the background, which a package beside the server does."""
+
+    def router(self, state: AppState) -> APIRouter: ...
+
+
 @dataclass(frozen=True, eq=False)
 class AppState:
+    """jobs: None: the server takes none."""
+
     dispatcher: RequestDispatcher
     keys: KeyRing
     settings: ServerSettings
+    jobs: JobService | None = None
 
 
 def state_of(connection: HTTPConnection) -> AppState:

@@ -60,10 +60,14 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Form:
-    """The parts of a form in order: fields with their texts, and fields with the bytes of files."""
+    """The parts of a form in order: fields with their texts, and fields with the bytes of files.
+
+    names: the names of the files, by field; a client may have sent any.
+    """
 
     texts: list[tuple[str, str]] = field(default_factory=list)
     files: list[tuple[str, bytes]] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def media_type(request: Request) -> str:
@@ -218,6 +222,7 @@ async def read_form(request: Request, max_fields: int) -> Form:
             name = _utf_8(encoded_name.encode("latin-1"), "a field's name")
             if isinstance(value, UploadFile):
                 form.files.append((name, await value.read()))
+                form.names[name] = value.filename or ""
             else:
                 form.texts.append((name, _utf_8(value.encode("latin-1"), name)))
     finally:

@@ -21,7 +21,7 @@ from vivavoce.frontend.speech_backend import engines_of
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
 
-PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}
+PAGES = {"/": "speak.html", "/voices": "voices.html", "/books": "books.html", "/status": "status.html"}
 RETRY_AFTER_S = 5
 """Seconds in Retry-After while a server is not ready; an engine needs several times as long to start."""
 _Rate = Annotated[int, Query(ge=8_000, le=48_000)]

@@ -199,7 +199,8 @@ class SpeechFields(CommonFields):
         json_schema_extra={"examples": [{"model": "mini", "input": "Hello there.", "response_format": "wav"}]},
     )
     input: AnyText = Field(
-        min_length=1, max_length=MAX_TEXT_CHARS, description="The text; numbers, dates and units are read out."
+        min_length=1,
+        description="The text, up to 20,000 characters unless the server allows more; numbers and dates are read out.",
     )
     stream_format: Literal["audio", "sse"] = Field(
         "audio", description="sse: events with base64 audio, the times of segments and a verdict at the end."

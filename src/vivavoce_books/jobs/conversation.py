@@ -1,0 +1,99 @@
+"""The server's side of a job's process: it takes the messages, and has its texts spoken behind all live listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vivavoce.child import python_command
+from vivavoce.engine.request import AudioChunk
+from vivavoce.errors import InvalidRequest, OutOfMemory, StageFailed, TooLarge, VivavoceError
+from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechRequest
+from vivavoce.server.dispatcher import RequestDispatcher
+from vivavoce.server.rate_limiter import Principal
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "jobs"
+WORKER = "vivavoce_books.jobs.worker"
+LINE_BYTES = 1 << 22
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+"""Seconds between two attempts to speak a text that the engine has no room or no time for."""
+
+Message = dict[str, Any]
+Process = asyncio.subprocess.Process
+
+
+async def converse(
+    mode: str, folder: Path, begin: Message, take: Callable[[Message, Process], Awaitable[None]]
+) -> None:
+    """Run a worker to its end; `take` gets its messages. The error that the worker reports is raised."""
+    pipe = asyncio.subprocess.PIPE
+    command = python_command(WORKER, mode, str(folder))
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE_BYTES)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(begin).encode() + b"\n")
+        async for line in process.stdout:
+            message = json.loads(line)
+            if message["kind"] == "failed":
+                kind = TooLarge if message["status"] == 413 else InvalidRequest
+                raise (kind if message["status"] < 500 else StageFailed)(message["error"])
+            await take(message, process)
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
+
+
+async def answer(
+    dispatcher: RequestDispatcher, principal: Principal, asked: Message, process: Process, job: str
+) -> None:
+    """Speak a text and send the speech to the worker; what only needs time is tried again."""
+    number, attempt, content = asked["number"], 0, b""
+    options = {name: asked[name] for name in ("text", "voice", "speed", "seed", "language")}
+    request = SpeechRequest(**options, owner=principal.owner, reasoning="read", priority="batch")
+    while True:
+        attempt += 1
+        try:
+            told, content = await _speak(dispatcher, principal, request, f"{job}~{number}~{attempt}")
+            break
+        except VivavoceError as error:
+            if error.http_status not in (429, 503) or isinstance(error, OutOfMemory):
+                told = {"error": str(error), "status": error.http_status}
+                break
+            await asyncio.sleep(min(LONGEST_WAIT_S, error.retry_after_s or SHORTEST_WAIT_S))
+        except Exception:
+            log.exception("job failed: segment of %(job)s", {"job": job})
+            told = {"error": "server: an internal error, which was logged", "status": 500}
+            break
+    assert process.stdin is not None
+    line = json.dumps({"number": number, "bytes": len(content), **told}).encode() + b"\n"
+    with suppress(ConnectionError):  # the process has ended, which its reader notices
+        process.stdin.write(line + content)
+        await process.stdin.drain()
+
+
+async def _speak(
+    dispatcher: RequestDispatcher, principal: Principal, request: SpeechRequest, name: str
+) -> tuple[Message, bytes]:
+    spans: list[tuple[int, int]] = []
+    samples: list[int] = []
+    parts: list[bytes] = []
+    async with await dispatcher.speak(principal, request, protocol=PROTOCOL, request_id=name) as active:
+        async for event in active:
+            if isinstance(event, SegmentText):
+                spans.append((event.start, event.end))
+                samples.append(0)
+            elif isinstance(event, AudioChunk):
+                samples[event.segment] += len(event.samples)
+                parts.append(event.samples.astype("<f4", copy=False).tobytes())
+        cut = active.whole().reason is FinishReason.LENGTH
+    return {"spans": spans, "samples": samples, "cut": cut}, b"".join(parts)

@@ -1,0 +1,407 @@
+"""The routes of jobs: make one, list them, see how far one is, hear what is done, remove it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+
+from vivavoce.errors import InvalidRequest, VoiceNotFound
+from vivavoce.frontend.audio.encoders import wav_header
+from vivavoce.frontend.audio.tag import AudioTag
+from vivavoce.server.http.app_state import AppState, KnownPrincipal, refuse_foreign_page
+from vivavoce.server.http.bodies import (
+    MAX_FORM_FIELDS,
+    MULTIPART,
+    AnyText,
+    Number,
+    Whole,
+    check_query,
+    json_schema,
+    media_type,
+    parse_json,
+    read_form,
+    read_json,
+    validated,
+    without_ignored,
+)
+from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND, failures
+from vivavoce.server.http.speech_fields import VoiceName
+from vivavoce.server.rate_limiter import Principal
+from vivavoce_books.book import SUFFIXES, Choice
+from vivavoce_books.jobs.service import Job, Jobs
+from vivavoce_books.jobs.values import BOOK, LEDGER, UNFINISHED, Heard, JobOptions, JobRecord
+from vivavoce_books.jobs.webhook import check_webhook
+from vivavoce_books.ledger import samples_in
+
+PATH = "/v1/audio/jobs"
+BLOCK = 1 << 16
+"""Most samples that are sent at once."""
+MEDIA = {"m4b": "audio/mp4", "m4a": "audio/mp4", "mp3": "audio/mpeg", "opus": "audio/ogg"}
+_UNCACHED = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+_STRUCTURED = ("cast",)
+
+
+class JobFields(BaseModel):
+    """A book, or a text, and how it is spoken; the options are those of `vivavoce read`."""
+
+    model_config = ConfigDict(extra="forbid")
+    input: AnyText = Field("", description="The text. In a form, a file may come in its place.")
+    title: str = Field("", max_length=500, description="Title of the audio. Default: the book's own.")
+    voice: VoiceName | None = Field(None, description="The narrator's voice. Default: the model's first.")
+    cast: dict[str, VoiceName] = Field(
+        {}, max_length=100, description="Names, and the voice of each; lines such as `anna: …` are spoken by it."
+    )
+    response_format: Literal["m4b", "m4a", "mp3", "opus"] = Field("m4b", description="Format of the finished file.")
+    chapters: str | None = Field(None, max_length=2_000, description="Chapters, such as 1-3,5. Default: all.")
+    footnotes: Choice = Field("skip", description="Footnotes: skip or speak.")
+    tables: Choice = Field("skip", description="Tables: skip or speak.")
+    front_matter: Choice = Field("skip", description="Title page, contents and the like: skip or speak.")
+    code: Choice = Field("skip", description="Listings of programs: skip or speak.")
+    speed: Number = Field(1.0, ge=0.5, le=2.0, description="Speed of the speech; the pitch stays.")
+    seed: Whole = Field(0, ge=0, le=2**53, description="The same seed gives the same audio.")
+    pause_sentence: Number = Field(0.25, ge=0, le=60, description="Seconds of silence between sentences.")
+    pause_paragraph: Number = Field(0.6, ge=0, le=60, description="Seconds between paragraphs.")
+    pause_heading: Number = Field(1.5, ge=0, le=60, description="Seconds around headings, and after a chapter.")
+    pause_scene: Number = Field(2.0, ge=0, le=60, description="Seconds where the scene changes.")
+    loudness: Number | None = Field(
+        None,
+        ge=-40,
+        le=-5,
+        description="Loudness of each chapter of the finished file in LUFS (EBU R128), such as -18.",
+    )
+    webhook: str | None = Field(None, description="Address that gets the job by POST at its end, if the server allows.")
+    list: bool = Field(False, description="Only answer with the chapters of the book; nothing is kept.")
+
+    def options(self, file: str) -> JobOptions:
+        named = {name: getattr(self, name) for name in type(self).model_fields if name in _OPTIONS}
+        return JobOptions(**named, file=file)
+
+
+_OPTIONS = frozenset(JobOptions.__dataclass_fields__) - {"file"}
+
+
+class TextJobFields(JobFields):
+    """A job whose text comes in JSON."""
+
+    input: AnyText = Field(min_length=1, description="The text.")
+
+
+class JobChapter(BaseModel):
+    """A chapter of a book."""
+
+    number: int
+    title: str
+    characters: int = Field(description="Characters that are spoken.")
+    estimated_seconds: float = Field(description="About how long it is.")
+    start_s: float | None = Field(None, description="Where it begins in the audio, once it is spoken so far.")
+    end_s: float | None = Field(None, description="Where it ends, once all of it is spoken.")
+
+
+class JobSegment(BaseModel):
+    """A sentence, or a few short ones, in the audio."""
+
+    chapter: int
+    start_character: int
+    end_character: int
+    start_s: float
+    end_s: float
+
+
+class JobError(BaseModel):
+    """The reason why a job has failed."""
+
+    code: str
+    message: str
+
+
+class JobEntry(BaseModel):
+    """A job."""
+
+    id: str
+    object: Literal["audio.job"] = "audio.job"
+    status: Literal["queued", "running", "writing", "done", "failed"]
+    created: int
+    ended: int | None
+    title: str
+    author: str
+    response_format: str
+    characters: int = Field(description="Characters of the chosen chapters.")
+    characters_spoken: int
+    chapter: int | None = Field(description="Number of the chapter that is spoken now.")
+    audio_seconds: float = Field(description="Audio from the beginning that can be heard now.")
+    seconds_left: float | None = Field(description="An estimate from the work so far.")
+    chapters: list[JobChapter]
+    segments: list[JobSegment] | None = Field(None, description="Times so far, with ?times=true.")
+    notes: list[str] = Field(description="The length, the check that nothing was lost, and notes, at the end.")
+    error: JobError | None
+
+
+class JobList(BaseModel):
+    """The jobs of the caller's key, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[JobEntry]
+
+
+class BookEntry(BaseModel):
+    """The chapters of a book, from which a job may choose."""
+
+    object: Literal["audio.book"] = "audio.book"
+    title: str
+    author: str
+    chapters: list[JobChapter]
+
+
+class JobDeleted(BaseModel):
+    """A removed job."""
+
+    id: str
+    object: Literal["audio.job.deleted"] = "audio.job.deleted"
+    deleted: bool = True
+
+
+def router(state: AppState, jobs: Jobs) -> APIRouter:
+    routes = APIRouter()
+    dispatcher, server = state.dispatcher, state.settings.server
+    answers: dict[int | str, dict[str, Any]] = {
+        200: {"model": BookEntry, "description": "With `list`: the chapters of the book."}
+    }
+
+    @routes.post(
+        PATH,
+        status_code=201,
+        response_model=JobEntry,
+        summary="Speak a book or a long text in the background",
+        responses={**BODY_FAILURES, **NOT_FOUND, **answers},
+        openapi_extra={"requestBody": _request_body()},
+    )
+    async def add(request: Request, principal: KnownPrincipal) -> JobEntry | Response:
+        refuse_foreign_page(request.headers, request.scope["scheme"], server.cors_origins, "make jobs")
+        with dispatcher.permitted(principal):
+            fields, book, file = await _read(request)
+            if fields.webhook is not None:
+                check_webhook(fields.webhook, jobs.settings.webhooks)
+            options = fields.options(file)
+            if fields.list:
+                found = await jobs.plan(book, options)
+                entry = BookEntry(title=found["title"], author=found["author"], chapters=_chapters(found["chapters"]))
+                return JSONResponse(entry.model_dump(), headers=_UNCACHED)
+            await _check_voices(state, principal, fields)
+            job = await jobs.add(principal, book, options, fields.webhook)
+        return entry_of(job)
+
+    @routes.get(PATH, summary="The jobs of the key", responses=failures(401, 429))
+    async def list_(principal: KnownPrincipal) -> JobList:
+        return JobList(data=[entry_of(job) for job in jobs.of(principal)])
+
+    @routes.get(f"{PATH}/{{identity}}", summary="How far a job is", responses=failures(401, 404))
+    async def one(identity: str, principal: KnownPrincipal, times: bool = False) -> JobEntry:
+        job = jobs.get(identity, principal)
+        return entry_of(job).model_copy(update={"segments": _segments(job, await job.times())} if times else {})
+
+    @routes.get(
+        f"{PATH}/{{identity}}/audio",
+        response_class=Response,
+        summary="The audio of a job: the finished file, or WAV of what is done",
+        responses={**failures(400, 401, 404), 200: _AUDIO, 206: {**_AUDIO, "description": "The range that was asked."}},
+    )
+    async def audio(
+        request: Request, identity: str, principal: KnownPrincipal, form: Annotated[_Form, Query(alias="format")] = None
+    ) -> Response:
+        job = jobs.get(identity, principal)
+        if form is None and job.record.status == "done":
+            name, kind = f"{job.record.title or identity}.{job.record.response_format}", job.record.response_format
+            return FileResponse(job.audio, media_type=MEDIA[kind], filename=name, headers=_UNCACHED)
+        return _so_far(request, job, tuple(await job.times()))
+
+    @routes.delete(f"{PATH}/{{identity}}", summary="End and remove a job", responses=failures(401, 404))
+    async def remove(identity: str, principal: KnownPrincipal) -> JobDeleted:
+        await jobs.remove(jobs.get(identity, principal))
+        return JobDeleted(id=identity)
+
+    return routes
+
+
+_Form = Literal["wav"] | None
+_AUDIO = {
+    "description": "Audio. While the job is not done, and with format=wav, it is a WAV file of what is done by now; "
+    "a later range goes on where it ends.",
+    "content": {name: {"schema": {"type": "string", "format": "binary"}} for name in ("audio/wav", *MEDIA.values())},
+}
+
+
+def _request_body() -> dict[str, Any]:
+    form = json_schema(JobFields)
+    form["properties"]["file"] = {
+        "type": "string",
+        "format": "binary",
+        "description": f"The book: {', '.join(SUFFIXES)}.",
+    }
+    content = {"application/json": {"schema": json_schema(TextJobFields)}, MULTIPART: {"schema": form}}
+    return {"required": True, "content": content}
+
+
+async def _read(request: Request) -> tuple[JobFields, bytes, str]:
+    """The fields, the book, and the name under which it is kept."""
+    check_query(request)
+    if media_type(request) != MULTIPART:
+        fields: JobFields = await read_json(request, TextJobFields)
+        return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt"
+    form = await read_form(request, MAX_FORM_FIELDS)
+    values: dict[str, Any] = {}
+    for name, text in form.texts:
+        values[name] = parse_json(text.encode(), name) if name in _STRUCTURED else text
+    fields = validated(JobFields, without_ignored(request, JobFields, values))
+    for name, content in form.files:
+        if name != "file":
+            raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the book as file")
+        if fields.input:
+            raise InvalidRequest("input: a file came as well; send one of them")
+        return fields, content, _kept_name(form.names[name])
+    if not fields.input:
+        raise InvalidRequest("file: is missing; send a book as file, or a text as input")
+    return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt"
+
+
+def _kept_name(given: str) -> str:
+    """The suffix chooses between HTML, Markdown and text; EPUB is told by its content."""
+    suffix = Path(given).suffix.lower()
+    return f"{BOOK}{suffix if suffix in SUFFIXES else '.txt'}"
+
+
+async def _check_voices(state: AppState, principal: Principal, fields: JobFields) -> None:
+    """VoiceNotFound: a voice is unknown, unless the settings give unknown ones the default voice."""
+    if state.settings.voices.unknown == "default":
+        return
+    wanted = {"voice": fields.voice, **{f"cast.{name}": voice for name, voice in fields.cast.items()}}
+    if not any(wanted.values()):
+        return
+    known = {voice.name for voice in await state.dispatcher.backend.voices(principal.owner)}
+    for field, voice in wanted.items():
+        if voice is not None and voice not in known:
+            some = ", ".join(sorted(known)[:10])
+            raise VoiceNotFound(f"{field}: {voice[:80]!r} is not registered (known: {some})")
+
+
+def entry_of(job: Job) -> JobEntry:
+    record, now = job.record, time.monotonic()
+    left = job.seconds_left(now)
+    current = int([*record.starts][-1]) if record.starts else record.chapters[0].number
+    return JobEntry(
+        id=record.id,
+        status=record.status,
+        created=int(record.created),
+        ended=None if record.ended is None else int(record.ended),
+        title=record.title,
+        author=record.author,
+        response_format=record.response_format,
+        characters=record.characters,
+        characters_spoken=record.spoken,
+        chapter=current if record.status in UNFINISHED else None,
+        audio_seconds=round(record.samples / record.sample_rate, 6) if record.sample_rate else 0.0,
+        seconds_left=None if left is None else round(left, 1),
+        chapters=_chapters(record.chapters, record),
+        notes=record.notes,
+        error=None if record.error is None else JobError(code=record.error_code or "", message=record.error),
+    )
+
+
+def _chapters(parts: Any, record: JobRecord | None = None) -> list[JobChapter]:
+    """parts: values of `ChapterPart`; record: of a job, which knows the times of chapters that are spoken."""
+    starts = {int(number): at / record.sample_rate for number, at in record.starts.items()} if record else {}
+    ends = dict(zip(starts, [*starts.values()][1:], strict=False))
+    if record and starts and record.status in ("writing", "done"):
+        ends[[*starts][-1]] = record.samples / record.sample_rate
+    return [
+        JobChapter(
+            number=number,
+            title=title,
+            characters=characters,
+            estimated_seconds=seconds,
+            start_s=starts.get(number),
+            end_s=ends.get(number),
+        )
+        for number, title, characters, seconds in parts
+    ]
+
+
+def _segments(job: Job, heard: Sequence[Heard]) -> list[JobSegment]:
+    rate = job.record.sample_rate
+    return [
+        JobSegment(
+            chapter=one.chapter + 1,
+            start_character=one.start,
+            end_character=one.end,
+            start_s=one.at / rate,
+            end_s=(one.at + one.frames) / rate,
+        )
+        for one in heard
+    ]
+
+
+def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
+    """A WAV file without an end, whose beginning never changes, or the range of it that is asked for."""
+    record = job.record
+    if not heard:
+        raise InvalidRequest(f"audio: the job is {record.status} and has none yet; ask again later")
+    made = datetime.fromtimestamp(record.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    header = wav_header(record.sample_rate, None, AudioTag(record.model, made))
+    size = len(header) + 2 * heard[-1].after
+    headers = {**_UNCACHED, "accept-ranges": "bytes", "etag": f'"{record.id}"', "x-job-status": record.status}
+    begin, end = _range(request.headers.get("range", ""), size)
+    if begin >= end:
+        message = f"range: begins behind the {size} bytes that are done; ask again later"
+        body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_range"}}
+        return JSONResponse(body, 416, {**headers, "content-range": f"bytes */{size}"})
+    headers["content-length"] = str(end - begin)
+    partial = "range" in request.headers and (begin, end) != (0, size)
+    if partial:
+        headers["content-range"] = f"bytes {begin}-{end - 1}/{size}"
+    content = _nothing() if request.state.is_head else _bytes(job, heard, header, begin, end)
+    return StreamingResponse(content, 206 if partial else 200, headers, "audio/wav")
+
+
+def _range(given: str, size: int) -> tuple[int, int]:
+    """The first byte and the end of "bytes=FIRST-", "bytes=FIRST-LAST" or "bytes=-COUNT"; all for another form."""
+    unit, _, span = given.partition("=")
+    first, dash, last = span.strip().partition("-")
+    if unit != "bytes" or not dash or not all(one.isdecimal() and len(one) < 16 for one in (first, last) if one):
+        return 0, size
+    if first:
+        return int(first), min(size, int(last) + 1) if last else size
+    return (max(0, size - int(last)), size) if last else (0, size)
+
+
+async def _bytes(job: Job, heard: tuple[Heard, ...], header: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+    """The bytes of the WAV file; one segment is in memory at a time."""
+    if begin < len(header):
+        yield header[begin:end]
+    at, last = max(0, begin - len(header)), end - len(header)
+    index = max(0, bisect_right(heard, at // 2, key=lambda one: one.at) - 1)
+    place, samples = -1, np.zeros(0, np.int16)
+    for one in heard[index:]:
+        if 2 * one.at >= last:
+            return
+        if one.place != place:
+            place, samples = one.place, await asyncio.to_thread(samples_in, job.folder / LEDGER, one.place)
+        silence = np.zeros(one.pause, np.int16)
+        piece = np.concatenate((samples[one.offset : one.offset + one.frames], silence)).astype("<i2").tobytes()
+        piece = piece[max(0, at - 2 * one.at) : last - 2 * one.at]
+        for start in range(0, len(piece), BLOCK):
+            yield piece[start : start + BLOCK]
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""

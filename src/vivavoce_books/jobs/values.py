@@ -1,0 +1,152 @@
+"""The values of a job: how it is to be spoken, and how far it is. They cross processes and are kept as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.files import replace_file
+from vivavoce_books.book import BookOptions, Choice, open_book
+from vivavoce_books.cast import cast_of
+from vivavoce_books.plan import Pauses, Plan, Segment, estimate_s, parse_chapters, plan_book
+
+Status = Literal["queued", "running", "writing", "done", "failed"]
+UNFINISHED = ("queued", "running", "writing")
+BOOK, OPTIONS, RECORD, LEDGER, TIMES = "book", "options.json", "job.json", "ledger", "times.json"
+"""Files in the folder of a job; the book and the audio have a suffix."""
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Options of a job, as `vivavoce read` has them. cast: names and their voices; file: name of the book's file."""
+
+    file: str
+    title: str = ""
+    voice: str | None = None
+    cast: dict[str, str] = field(default_factory=dict)
+    response_format: str = "m4b"
+    chapters: str | None = None
+    footnotes: Choice = "skip"
+    tables: Choice = "skip"
+    front_matter: Choice = "skip"
+    code: Choice = "skip"
+    speed: float = 1.0
+    seed: int = 0
+    pause_sentence: float = 0.25
+    pause_paragraph: float = 0.6
+    pause_heading: float = 1.5
+    pause_scene: float = 2.0
+    loudness: float | None = None
+
+    def pauses(self) -> Pauses:
+        return Pauses(self.pause_sentence, self.pause_paragraph, self.pause_heading, self.pause_scene)
+
+    def reading(self) -> BookOptions:
+        return BookOptions(self.footnotes, self.tables, self.front_matter, self.code)
+
+
+class Heard(NamedTuple):
+    """Audio that is made: a piece of segment `place`, from the piece's sample `offset` of it on.
+
+    start, end: characters of the chapter, which is counted from 0; at: its first sample in the whole audio; frames:
+    samples of speech; pause: samples of silence after them.
+    """
+
+    place: int
+    chapter: int
+    start: int
+    end: int
+    at: int
+    offset: int
+    frames: int
+    pause: int
+
+    @property
+    def after(self) -> int:
+        return self.at + self.frames + self.pause
+
+
+class ChapterPart(NamedTuple):
+    """A chapter that is spoken. number: counted from 1; seconds: an estimate."""
+
+    number: int
+    title: str
+    characters: int
+    seconds: float
+
+
+@dataclass
+class JobRecord:
+    """All that is kept of a job beside its files.
+
+    key: name of the API key; characters: those that are spoken in the end; sample_rate: 0 until work begins; samples:
+    of the unbroken beginning of the audio; starts: the first sample of each chapter in it, by the chapter's number.
+    """
+
+    id: str
+    key: str
+    created: float
+    response_format: str
+    status: Status = "queued"
+    title: str = ""
+    author: str = ""
+    characters: int = 0
+    spoken: int = 0
+    chapters: list[ChapterPart] = field(default_factory=list)
+    sample_rate: int = 0
+    samples: int = 0
+    starts: dict[str, int] = field(default_factory=dict)
+    model: str = ""
+    webhook: str | None = None
+    ended: float | None = None
+    error: str | None = None
+    error_code: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def save(self, folder: Path) -> None:
+        replace_file(folder / RECORD, json.dumps(asdict(self), ensure_ascii=False), private=True)
+
+
+def read_record(folder: Path) -> JobRecord:
+    """ValueError, OSError: the folder holds no job."""
+    values = json.loads((folder / RECORD).read_bytes())
+    try:
+        return JobRecord(**{**values, "chapters": [ChapterPart(*one) for one in values["chapters"]]})
+    except (TypeError, KeyError) as error:
+        raise ValueError(str(error)) from None
+
+
+def save_times(folder: Path, heard: list[Heard]) -> None:
+    replace_file(folder / TIMES, json.dumps(heard))
+
+
+def read_times(folder: Path) -> list[Heard]:
+    path = folder / TIMES
+    return [Heard(*one) for one in json.loads(path.read_bytes())] if path.exists() else []
+
+
+def read_plan(folder: Path) -> tuple[JobOptions, Plan, list[int], list[Segment]]:
+    """The options of a job, its plan, its chapters and their segments. InvalidRequest: the book cannot be spoken so."""
+    options = JobOptions(**json.loads((folder / OPTIONS).read_bytes()))
+    book = open_book(folder / options.file, options.reading())
+    book = replace(book, title=options.title or book.title or "Untitled")
+    plan = plan_book(book, cast_of(options.cast, options.voice), options.pauses())
+    chosen = parse_chapters(options.chapters, len(book.chapters))
+    wanted = [one for one in plan.segments if one.chapter in set(chosen)]
+    if not wanted:
+        raise InvalidRequest("chapters: nothing in the chosen ones can be spoken; choose others")
+    return options, plan, chosen, wanted
+
+
+def summary(plan: Plan, chosen: list[int]) -> dict[str, Any]:
+    """The title, the author and the chapters, as a message of the worker."""
+    chapters = []
+    for one in chosen:
+        segments = plan.of(one)
+        seconds = sum(estimate_s(part.text) + part.pause_after_s for part in segments)
+        characters = sum(len(part.text) for part in segments)
+        chapters.append(ChapterPart(one + 1, plan.book.chapters[one].title, characters, round(seconds, 1)))
+    return {"title": plan.book.title, "author": plan.book.author, "chapters": chapters}

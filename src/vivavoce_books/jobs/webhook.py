@@ -1,0 +1,94 @@
+"""Tells an address that a job has ended. The address comes from a client, so private ones are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from ipaddress import IPv4Address, ip_address, ip_network
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.audio.tag import SOFTWARE
+
+log = logging.getLogger(__name__)
+
+Allowed = Literal["off", "public", "any"]
+MAX_CHARS = 2_000
+_NAT64 = ip_network("64:ff9b::/96")
+"""Addresses of IPv4 behind a translator (RFC 6052)."""
+TIMEOUT_S, WAITS_S = 10.0, (0.0, 5.0, 60.0)
+"""Seconds of one attempt, and those before each attempt."""
+
+
+def check_webhook(url: str, allowed: Allowed) -> None:
+    """InvalidRequest: the settings allow no webhook, or the address has another form. No name is looked up yet."""
+    if allowed == "off":
+        raise InvalidRequest("webhook: this server calls no addresses (jobs.webhooks is off); ask for the job's state")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    is_plain = len(url) <= MAX_CHARS and url.isascii() and url.isprintable() and " " not in url
+    if not is_plain or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or port == 0:
+        raise InvalidRequest(
+            f"webhook: {url[:60]!r} is no address of http:// or https:// with at most {MAX_CHARS} characters and "
+            "without a password; give one"
+        )
+
+
+def is_public(address: str) -> bool:
+    """Whether the IP address is of the public internet: not of this machine, a private network, or a special use."""
+    found = ip_address(address.partition("%")[0])
+    inner = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None)
+    if found in _NAT64:
+        inner = IPv4Address(int(found) & 0xFFFFFFFF)
+    return found.is_global and not found.is_multicast and (inner is None or is_public(str(inner)))
+
+
+def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> int:
+    """POST the body and return the status of the answer. Redirections are not followed.
+
+    The name is looked up once, and all its addresses are checked: the connection goes to one of them, so that a name
+    cannot point elsewhere a moment later. OSError: no connection, or an address that is not allowed.
+    """
+    parts = urlsplit(url)
+    host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
+    found = [one[4][0] for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    for address in map(str, found):
+        if not allowed(address):
+            raise OSError(f"{host} is at {address}, which is not a public address")
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    plain = socket.create_connection((str(found[0]), port), TIMEOUT_S)
+    try:
+        is_tls = parts.scheme == "https"
+        connection.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=host) if is_tls else plain
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        headers = {"content-type": "application/json", "user-agent": SOFTWARE.replace(" ", "/"), "host": parts.netloc}
+        connection.request("POST", path, body, headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+        plain.close()
+
+
+async def deliver(url: str, entry: Mapping[str, Any], allowed: Allowed) -> None:
+    """Call the address up to three times; failures are logged."""
+    body = json.dumps(entry, ensure_ascii=False).encode()
+    may = is_public if allowed == "public" else lambda _: True
+    for wait_s in WAITS_S:
+        await asyncio.sleep(wait_s)
+        try:
+            status = await asyncio.to_thread(call, url, body, may)
+            if status < 300:
+                return
+            problem = f"the answer was {status}"
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            problem = str(error) or type(error).__name__
+        log.warning("webhook failed: of job %(job)s (%(problem)s)", {"job": entry["id"], "problem": problem})

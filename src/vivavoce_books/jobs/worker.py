@@ -1,0 +1,173 @@
+"""The process of one job: it reads the book, asks the server for speech, and keeps what was spoken.
+
+Messages are lines of JSON: to the server on stdout, from it on stdin. The samples of speech follow their line, float32.
+A book that was sent may be hostile, so it is read here and not in the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.child import end_with_parent, ignore_signals
+from vivavoce.errors import InvalidRequest, StageFailed, VivavoceError
+from vivavoce.frontend.speech import Mark, marks_of
+from vivavoce_books.cast import cast_of
+from vivavoce_books.jobs.values import LEDGER, Heard, read_plan, summary
+from vivavoce_books.ledger import Ledger, open_ledger
+from vivavoce_books.plan import Plan, Segment, fingerprints_of
+from vivavoce_books.speaking import Job, speak_missing
+from vivavoce_books.writing import Extras, Track, heard_of, write_track
+
+NICENESS = 10
+MEMORY_BYTES = 4 << 30
+"""Most address space of the process (Linux); a book of 20 MB needs less than a quarter of it."""
+AT_ONCE = 500
+"""Most entries of one message."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Speech that the server has made; samples: [n] float32."""
+
+    samples: NDArray[np.float32]
+    sample_rate: int
+    marks: tuple[Mark, ...]
+
+
+class Server:
+    """The speech of the server, with the methods of `Vivavoce` that a book needs. Safe between threads."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._source, self._sink, self._lock = source, sink, threading.Lock()
+        self._numbers, self._waiting = count(1), dict[int, Future[tuple[dict[str, Any], bytes]]]()
+        self.begin: dict[str, Any] = json.loads(source.readline() or b"{}")
+        """The first message: sample_rate, model, languages and segments (at once)."""
+        self.sample_rate: int = self.begin.get("sample_rate", 0)
+
+    def tell(self, kind: str, **values: Any) -> None:
+        line = json.dumps({"kind": kind, **values}, ensure_ascii=False).encode() + b"\n"
+        with self._lock:
+            self._sink.write(line)
+            self._sink.flush()
+
+    def listen(self) -> None:
+        """Take answers, in a thread; without the server the process ends."""
+        while line := self._source.readline():
+            message = json.loads(line)
+            content = self._source.read(message.get("bytes", 0))
+            self._waiting.pop(message["number"]).set_result((message, content))
+        os._exit(0)
+
+    def normalize(self, text: str, *, language: str | None = None) -> None:
+        if language not in self.begin["languages"]:
+            raise InvalidRequest(f"language: {language!r} is not spoken here; leave it out")
+
+    def speak(self, text: str, voice: str | None, *, cancel: object = None, **manner: Any) -> Answer:
+        number, future = next(self._numbers), Future[tuple[dict[str, Any], bytes]]()
+        self._waiting[number] = future
+        self.tell("speak", number=number, text=text, voice=voice, **manner)
+        message, content = future.result()
+        if "error" in message:
+            raise (InvalidRequest if message["status"] < 500 else StageFailed)(message["error"])
+        spans, samples = message["spans"], message["samples"]
+        cut = [message["cut"]] * len(spans)
+        marks = marks_of(text, [(start, end) for start, end in spans], samples, self.sample_rate, cut)
+        return Answer(np.frombuffer(content, np.float32), self.sample_rate, marks)
+
+
+class Progress:
+    """Tells the server about the unbroken beginning of the audio, and about the characters that are spoken."""
+
+    def __init__(self, server: Server, plan: Plan, wanted: list[Segment], ledger: Ledger, there: set[int]) -> None:
+        self._server, self._plan, self._wanted, self._ledger = server, plan, wanted, ledger
+        self._there, self._next, self._at = there, 0, 0
+        self._spoken = sum(len(one.text) for one in wanted if one.index in there)
+
+    def done(self, segment: Segment) -> None:
+        self._there.add(segment.index)
+        self._spoken += len(segment.text)
+        self.tell()
+
+    def tell(self) -> None:
+        news = list[Heard]()
+        while self._next < len(self._wanted) and self._wanted[self._next].index in self._there:
+            segment, offset = self._wanted[self._next], 0
+            for one in heard_of(segment, self._plan, self._ledger, self._at, self._server.sample_rate):
+                place = segment.index, segment.chapter, segment.start + one.piece.start, segment.start + one.piece.end
+                news.append(Heard(*place, one.at, offset, one.piece.frames, one.pause))
+                offset, self._at = offset + one.piece.frames, one.after
+            self._next += 1
+        for begin in range(0, max(1, len(news)), AT_ONCE):
+            self._server.tell("heard", entries=news[begin : begin + AT_ONCE], spoken=self._spoken)
+
+
+def plan(folder: Path, server: Server) -> None:
+    _, made, chosen, _ = read_plan(folder)
+    server.tell("planned", **summary(made, chosen))
+
+
+def work(folder: Path, server: Server) -> None:
+    threading.Thread(target=server.listen, daemon=True).start()
+    options, made, chosen, wanted = read_plan(folder)
+    with open_ledger(folder / LEDGER, shared=True) as ledger:
+        ledger.agree({"model": server.begin["model"], "sample rate": str(server.sample_rate)})
+        ledger.agree(fingerprints_of(made), shown=False)
+        progress = Progress(server, made, wanted, ledger, there := ledger.places())
+        progress.tell()
+        cast = cast_of(options.cast, options.voice)
+        voices = {role: cast[role].voice for role in {one.role for one in made.segments}}
+        job = Job(made, voices, {"speed": options.speed}, options.seed)
+        missing = [one for one in wanted if one.index not in there]
+        speak_missing(server, job, missing, ledger, server.begin["segments"], progress.done)
+        server.tell("writing")
+        track = Track(folder / f"audio.{options.response_format}", made.book.title, tuple(chosen))
+        extras = Extras(loudness=options.loudness)
+        lines = [
+            line.removeprefix(f"{track.path}: ")
+            for line in write_track(track, made, ledger, server.sample_rate, extras, ())
+        ]
+        server.tell("done", notes=lines)
+
+
+WORK: dict[str, Callable[[Path, Server], None]] = {"plan": plan, "work": work}
+
+
+def main() -> int:
+    end_with_parent()
+    ignore_signals()
+    _bound()
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # so that nothing else can write a message
+    mode, folder = sys.argv[1:3]
+    server = Server(sys.stdin.buffer, sink)
+    try:
+        WORK[mode](Path(folder), server)
+    except VivavoceError as error:
+        words = str(error).replace("; the same command goes on there", "").replace(", and the same command goes on", "")
+        words = words.replace(", or begin again with --restart", ", or make the job anew").replace(f"{folder}/", "")
+        server.tell("failed", error=words, code=error.code, status=error.http_status)
+    except MemoryError:
+        server.tell("failed", error="book: it needs too much memory; split it", code="too_large", status=413)
+    return 0
+
+
+def _bound() -> None:
+    import resource
+
+    os.nice(NICENESS)
+    if sys.platform == "linux":
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
