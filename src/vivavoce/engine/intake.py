@@ -80,7 +80,8 @@ class Intake:
                 self._official,
             )
             sequence.phase, sequence.limited = Phase.STARVED, False
-            sequence.text = StreamingPrompt(interleaver, config.vocabulary, room, lm.capacity)
+            unwatched = len(voice.lm_text) if segment.watched else None
+            sequence.text = StreamingPrompt(interleaver, config.vocabulary, room, lm.capacity, unwatched)
             sequence.text.push(segment.text)
         else:
             run = plain_run(config, segment, official=self._official, room=None if self._official else room)

@@ -7,10 +7,11 @@ from functools import partial
 
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue
-from vivavoce.engine.lm_stage import Sampled, without_long_silence
+from vivavoce.engine.lm_stage import Sampled, heard_places
 from vivavoce.engine.request_state import Phase, SequenceState
 from vivavoce.engine.stages import Fail, LMInterface
 from vivavoce.engine.statistics import Statistics
+from vivavoce.engine.text_cursor import TextCursor
 from vivavoce.errors import EngineStopped, InvalidRequest
 
 
@@ -117,8 +118,8 @@ class LMRunner:
         now = self.queue.clock()
         if self.stage.self_paced:
             self._learn(arrived)
-        for slot, ids, ended, failure, _ in arrived:
-            sequence = self._sequences.get(slot)
+        for one in arrived:
+            sequence, ids, ended, failure = self._sequences.get(one.slot), one.ids, one.ended, one.error
             if sequence is None:
                 continue
             if failure is not None:
@@ -134,11 +135,12 @@ class LMRunner:
                 elif ended:
                     ids = ids[:-1]
                 sequence.sampled += len(ids)
-                spoken: Sequence[int] = ids
+                places: Sequence[int] = range(len(ids))
                 if self._silent:
-                    spoken, sequence.silence = without_long_silence(ids, self._silent, sequence.silence)
-                sequence.tokens.extend(spoken)
-                sequence.produced += len(spoken)
+                    places, sequence.silence = heard_places(ids, self._silent, sequence.silence)
+                self._follow(sequence, one, places)
+                sequence.tokens.extend(ids[place] for place in places)
+                sequence.produced += len(places)
                 if text is not None and ended:
                     self.ask_for_text(sequence)
                 elif ended or (text is None and sequence.sampled >= sequence.most_tokens):
@@ -148,6 +150,16 @@ class LMRunner:
                 self.fail([sequence], error)
         self.queue.settle()
         return changed
+
+    @staticmethod
+    def _follow(sequence: SequenceState, sampled: Sampled, places: Sequence[int]) -> None:
+        """Give the attention of the ids at these places, which are spoken, to the sequence's cursor."""
+        attention = sampled.attention
+        if attention is not None and sequence.cursor is None:
+            sequence.cursor = TextCursor()
+            sequence.cursor.add(sequence.produced)
+        if sequence.cursor is not None:
+            sequence.cursor.add(len(places), None if attention is None else attention[places], sampled.text_start)
 
     def release(self, sequence: SequenceState) -> None:
         if sequence.slot is not None:

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,6 +84,8 @@ class Loop:
         self.gc_freeze = GcFreeze()
         self.thread: threading.Thread | None = None
         self._process = os.getpid()
+        self.lag = 0.0
+        """Speech tokens by which the attention to the text is ahead of the voice."""
         self.ended = False
         """Whether the loop was stopped or has failed; it takes no more requests then."""
         self.busy_since = inf
@@ -239,19 +242,21 @@ class Loop:
             self._go_on(request)
         request.outbox.text_sent(-1)
 
-    def prepare(self, streams: int | None, done: Future[None]) -> None:
-        """In the loop's thread: prepare for this many streams, None: for any work; `done` gets the outcome."""
+    def call(self, work: Callable[[], object], done: Future[Any]) -> None:
+        """In the loop's thread: run this; `done` gets the outcome."""
         try:
             if self.ended:
                 raise stopped()
-            if self._lm is not None:
-                self._lm.prepare(streams)
-            if self._synthesis is not None:
-                self._synthesis.prepare(streams and max(_LEAST_FRAMES, streams * _STREAM_FRAMES))
+            done.set_result(work())
         except Exception as error:  # such as too little memory: the caller decides whether to go on without
             done.set_exception(error)
-        else:
-            done.set_result(None)
+
+    def prepare(self, streams: int | None) -> None:
+        """In the loop's thread: prepare for this many streams, None: for any work."""
+        if self._lm is not None:
+            self._lm.prepare(streams)
+        if self._synthesis is not None:
+            self._synthesis.prepare(streams and max(_LEAST_FRAMES, streams * _STREAM_FRAMES))
 
     def _give_up(self) -> None:
         """End all requests from another thread, because the loop's thread is blocked by the device."""
@@ -348,7 +353,7 @@ class Loop:
             last = final and request.complete and sequence is sequences[-1]
             # A sequence without tokens has nothing to send, unless it is a pause.
             if len(samples) or (last and sequence.produced) or request.arrival is InputMode.SPEECH:
-                self._send(request, sequence, samples, last)
+                self._send(request, sequence, samples, last, final)
             if not final:
                 break
             request.current += 1
@@ -362,7 +367,10 @@ class Loop:
         elif request.arrival is not InputMode.WHOLE:
             request.outbox.want_text(request.starved)
 
-    def _send(self, request: RequestState, sequence: SequenceState, samples: NDArray[np.float32], last: bool) -> None:
+    def _send(
+        self, request: RequestState, sequence: SequenceState, samples: NDArray[np.float32], last: bool, ended: bool
+    ) -> None:
+        """last: of the request; ended: it is the sequence's last one."""
         now, rate, first = self._clock(), request.rates.sample_rate, request.sounding_since is None
         duration_s = len(samples) / rate
         late_s = request.hand_out(duration_s, now)
@@ -376,7 +384,8 @@ class Loop:
                 elif late_s > 0:
                     counted.streams.lateness_s.observe(late_s)
         request.final_sent = last and request.error is None
-        request.outbox.put(AudioChunk(samples, rate, request.chunks, request.final_sent, sequence.place))
+        reached = sequence.tell(duration_s, ended, self.lag)
+        request.outbox.put(AudioChunk(samples, rate, request.chunks, request.final_sent, sequence.place, reached))
         request.chunks += 1
 
     def _end(self, request: RequestState, error: Exception | None) -> None:

@@ -9,6 +9,7 @@ from typing import get_args
 
 import regex
 
+from vivavoce.engine.request import SMALL_VOCABULARY
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText, check_kind
 from vivavoce.frontend.text.reading_options import Normalization, parse_language
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, is_only_punctuation, split_paragraph
@@ -44,10 +45,8 @@ from vivavoce_textnorm import (
 MAX_SEGMENT_TOKENS = 200
 """Most tokens of a segment, about a minute of English; a longer one is cut."""
 
-SMALL_VOCABULARY = 32_000
 MAX_SEGMENT_TOKENS_SMALL = 500
-"""The same bound for a vocabulary of fewer than `SMALL_VOCABULARY` ids (the release has 151,665), which writes one
-word in several tokens, or byte by byte."""
+"""The same bound for a vocabulary of fewer than `SMALL_VOCABULARY` ids."""
 
 _SAMPLES: dict[Language, str] = {
     "en": "It is 11:42, and 3 km cost $4.50.",
