@@ -362,7 +362,9 @@ class Loop:
                 # The last chunk was not sent as final, because more text or tokens could still come.
                 empty = np.zeros(0, np.float32)
                 place = max(0, len(sequences) - 1)
-                request.outbox.put(AudioChunk(empty, request.rates.sample_rate, request.chunks, True, place))
+                reached = sequences[-1].tell(0.0, True, self.lag) if sequences else None
+                rate = request.rates.sample_rate
+                request.outbox.put(AudioChunk(empty, rate, request.chunks, True, place, reached, True))
             self._end(request, request.error)
         elif request.arrival is not InputMode.WHOLE:
             request.outbox.want_text(request.starved)
@@ -385,7 +387,8 @@ class Loop:
                     counted.streams.lateness_s.observe(late_s)
         request.final_sent = last and request.error is None
         reached = sequence.tell(duration_s, ended, self.lag)
-        request.outbox.put(AudioChunk(samples, rate, request.chunks, request.final_sent, sequence.place, reached))
+        told = request.final_sent, sequence.place, reached, ended
+        request.outbox.put(AudioChunk(samples, rate, request.chunks, *told))
         request.chunks += 1
 
     def _end(self, request: RequestState, error: Exception | None) -> None:

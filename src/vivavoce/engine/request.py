@@ -260,8 +260,8 @@ class AudioChunk:
 
     index: its place among the request's chunks; segment: the place of its segment in the request. The last chunk
     (`final`) may be empty; then it has the last segment's place. reached: text tokens of the segment that the voice
-    comes to in this chunk, and the seconds of the segment's audio before each, None: it is not known; words: the words
-    that end in this chunk, where the front end was asked for them.
+    comes to in this chunk, and the seconds of the segment's audio before each, None: it is not known; ended: the chunk
+    is its segment's last one; words: the words that end in this chunk, where the front end was asked for them.
     """
 
     samples: NDArray[np.float32]
@@ -270,6 +270,7 @@ class AudioChunk:
     final: bool = False
     segment: int = 0
     reached: tuple[tuple[int, float], ...] | None = None
+    ended: bool = False
     words: tuple[Word, ...] = ()
 
     def __repr__(self) -> str:

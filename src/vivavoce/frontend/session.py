@@ -6,28 +6,32 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.engine_group import EngineInterface
 from vivavoce.engine.handle import ArrivingText, Handle, Outbox, RequestResult
-from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode
+from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode, Word
 from vivavoce.errors import InvalidText, RequestCancelled
 from vivavoce.frontend.front_end import FrontEnd, PlannedSegment
 from vivavoce.frontend.speech import (
     FinishReason,
+    Heard,
     Mark,
     SegmentText,
     SpeakOptions,
     SpeechEvent,
     Verdict,
+    heard_until,
     marks_of,
     warnings_of,
 )
+from vivavoce.frontend.text_heads import know_heads
 from vivavoce.frontend.text_threads import in_thread, read_in_loop, start_thread
 from vivavoce.frontend.voices.voice import Voice
+from vivavoce.frontend.word_times import WordTimer
 from vivavoce_textnorm import MAX_BLOCK_CHARS
 
 Text = str | Iterable[str] | AsyncIterable[str]
@@ -79,6 +83,9 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         session was closed meanwhile), and those of `FrontEnd.plan`.
         """
         progress, self._language = self._progress, options.language
+        progress.word_times = options.word_times
+        if options.word_times:
+            know_heads(self._engine, self._front_end)
         if isinstance(text, AsyncIterable) and progress.loop is not None:
             text, progress.end_source = read_in_loop(text, progress.loop)
             if progress.closed.is_set():
@@ -136,8 +143,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         except BaseException:
             self.close()
             raise
-        self.on_heard(chunk.segment, len(chunk.samples))
-        return chunk
+        return self._heard(chunk)
 
     async def __anext__(self) -> AudioChunk:
         if self._progress.closed.is_set():
@@ -152,8 +158,11 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         except BaseException:
             self.close()
             raise
+        return self._heard(chunk)
+
+    def _heard(self, chunk: AudioChunk) -> AudioChunk:
         self.on_heard(chunk.segment, len(chunk.samples))
-        return chunk
+        return self._progress.timed(chunk)
 
     def _start_late(self) -> None:
         start, self._later = self._later, None
@@ -166,7 +175,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         async for chunk in self.handle:
             while announced:
                 yield announced.popleft()
-            if len(chunk.samples):
+            chunk = self._progress.timed(chunk)
+            if len(chunk.samples) or chunk.words:
                 yield chunk
         while announced:
             yield announced.popleft()
@@ -176,6 +186,15 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         """Characters and times of the segments heard so far; the last end moves, and `cut` is known only at the end."""
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
         return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.outcome.cut)
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words in the chunks so far, with `word_times`."""
+        return tuple(self._progress.timer.words)
+
+    def heard(self, seconds: float) -> Heard:
+        """How much of the text is heard in the first `seconds` of the audio: by words, or else by segments."""
+        return heard_until(seconds, self.words, self.marks)
 
     def __repr__(self) -> str:
         state = "closed" if self._progress.closed.is_set() else "open"
@@ -221,7 +240,8 @@ class _Progress:
     """The state of a session that the listener and the thread that reads the text share.
 
     text: the text read so far; spans: characters of each segment that the engine got; samples: numbers of samples heard
-    of each segment; heard: the segment that is heard; loop: reads an async iterable; end_source: ends this reading.
+    of each segment; heard: the segment that is heard; timer: times the words of the segments, if `word_times`; loop:
+    reads an async iterable; end_source: ends this reading.
     """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -232,6 +252,8 @@ class _Progress:
     text_tokens: int = 0
     announced: deque[SegmentText] = field(default_factory=deque)
     heard: int = 0
+    word_times: bool = False
+    timer: WordTimer = field(default_factory=WordTimer)
     closed: threading.Event = field(default_factory=threading.Event)
     loop: asyncio.AbstractEventLoop | None = None
     end_source: Callable[[], object] = lambda: None
@@ -252,6 +274,13 @@ class _Progress:
             self.spans[0] = segment.start, self.spans[0][1]
         self.announced.append(SegmentText(len(self.spans) - 1, segment.start, segment.end))
         self.text_tokens += len(segment.request.text)
+        self.timer.plan(len(self.spans) - 1, segment.words)
+
+    def timed(self, chunk: AudioChunk) -> AudioChunk:
+        """The chunk with the words that end in it."""
+        if not self.word_times:
+            return chunk
+        return replace(chunk, words=self.timer.add(self.text, chunk, chunk.ended))
 
     def close(self) -> None:
         with self.changed:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import regex
 
-from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
+from vivavoce.engine.request import AudioChunk, SamplingParams, Word, check_speed
 from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.frontend.speech_options import (
     CHUNK_POLICY,
@@ -25,6 +25,7 @@ from vivavoce.frontend.speech_options import (
     REASONING,
     SEED,
     SPEED,
+    WORD_TIMES,
 )
 from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization, one_of, parse_language, parse_reading
 from vivavoce.frontend.text.text_filter import Reasoning, readable
@@ -75,6 +76,7 @@ class SpeakOptions:
     emojis: Emojis = EMOJIS.default
     code: Code = CODE.default
     reasoning: Reasoning = REASONING.default
+    word_times: bool = WORD_TIMES.default
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -90,6 +92,7 @@ class SpeakOptions:
         if self.language is not None:
             object.__setattr__(self, "language", parse_language(self.language))
         parse_reading(self.reading)
+        check_kind("word_times", self.word_times, bool, "choose True or False")
         for option in (EMOJIS, CODE, REASONING):
             one_of(option.choices, option.name, getattr(self, option.name))
         if not isinstance(self.lexicon, Lexicon):
@@ -246,3 +249,30 @@ def marks_of(
         Mark(readable(text[start:end]), start, end, start_s, end_s, place < len(cut) and cut[place])
         for place, ((start, end), (start_s, end_s)) in enumerate(zip(spans, times, strict=False))
     )
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The part of a text that is heard by some moment.
+
+    character: the input is heard up to this character (excluded); text: the last word, or segment, that was begun;
+    seconds: the moment, at most the audio's length.
+    """
+
+    character: int
+    text: str
+    seconds: float
+
+
+def heard_until(seconds: float, words: Sequence[Word], marks: Sequence[Mark]) -> Heard:
+    """How much of the text is heard by this moment: whole words, or else a part of a segment by its length."""
+    seconds = min(seconds, marks[-1].end_s if marks else 0.0)
+    begun = [one for one in (words or marks) if one.start_s < seconds]
+    if not begun:
+        return Heard(marks[0].start_character if marks else 0, "", seconds)
+    last = begun[-1]
+    if words:
+        return Heard(last.end_character, last.text, seconds)
+    share = min(1.0, (seconds - last.start_s) / max(1e-9, last.end_s - last.start_s))
+    reached = last.start_character + round(share * (last.end_character - last.start_character))
+    return Heard(reached, last.text, seconds)

@@ -15,6 +15,7 @@ from vivavoce.frontend.text.reading_options import Normalization, parse_language
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, is_only_punctuation, split_paragraph
 from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
+from vivavoce.frontend.text.word_spans import WordSpan, words_of
 from vivavoce_textnorm import (
     AS_WRITTEN,
     MAX_BLOCK_CHARS,
@@ -287,9 +288,17 @@ class TextFrontEnd:
         """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""
         return self._tokenizer.encode(text)
 
+    def words(self, text: str, spoken: str, start: int = 0) -> tuple[WordSpan, ...]:
+        """The words of a text and the ids of `encode(spoken)` that speak each; start: the text's place in the input."""
+        return words_of(text, spoken, self._tokenizer.places(spoken), start)
+
     def encode_piece(self, text: str) -> tuple[int, ...]:
         self._check(text)
-        return self._tokenizer.encode(text if self._scripts is None else drop_symbols(text))
+        return self._tokenizer.encode(self.piece(text))
+
+    def piece(self, text: str) -> str:
+        """The words that `encode_piece` writes."""
+        return text if self._scripts is None else drop_symbols(text)
 
     def _check(self, text: str) -> None:
         check_length(text)
