@@ -47,8 +47,8 @@ class RequestResult:
     error: None if all of it was made; tokens: speech tokens of each segment; cut: for each segment in `tokens`, whether
     the language model was ended at its limit of speech tokens rather than by itself (False where the number of tokens
     was asked for, where they were given, and where text arrives token by token, which ends with an error instead);
-    samples: all samples, [n] float32, only in `RequestHandle.result`, as the next two; segment_samples: number of samples
-    of each segment, in order; reached: see `AudioChunk`, of each whole segment.
+    samples: all samples, [n] float32, only in `RequestHandle.result`, as the next two; segment_samples: number of
+    samples of each segment, in order; reached: see `AudioChunk`, of each whole segment.
     """
 
     error: Exception | None = None

@@ -109,7 +109,7 @@ def _lag(lm: SpeechLM, samples: Sequence[SpokenSample], attention: Sequence[NDAr
     for number, (sample, weights) in enumerate(zip(samples, attention, strict=True)):
         path = _path(weights)
         lost = _lost(lm, sample, samples[number - 1])
-        for first, loss in zip(sample.words[1:], lost, strict=True):
+        for first, loss in zip(sample.words[1::2], lost, strict=True):
             begin = int(np.searchsorted(path, first))
             places = range(max(1, begin - 3), min(len(loss) - 2, begin + 10))
             if places and loss.max() > 1.0:
@@ -121,11 +121,11 @@ def _lag(lm: SpeechLM, samples: Sequence[SpokenSample], attention: Sequence[NDAr
 
 
 def _lost(lm: SpeechLM, sample: SpokenSample, other: SpokenSample) -> NDArray[np.float32]:
-    """[words − 1, tokens]: log-probability that each speech token loses where a word, after the first, is exchanged."""
+    """[words // 2, tokens]: log-probability that each speech token loses where every other word is exchanged."""
     text, given = sample.prompt[sample.text], other.prompt[other.text]
     ends = (*sample.words[1:], len(text))
     changed = []
-    for first, end in zip(sample.words[1:], ends[1:], strict=True):
+    for first, end in list(zip(sample.words, ends, strict=True))[1::2]:
         foreign = [given[(first + at) % len(given)] for at in range(end - first)]
         changed.append((*text[:first], *foreign, *text[end:]))
     rows = sample.rows

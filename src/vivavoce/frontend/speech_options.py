@@ -17,8 +17,8 @@ class Option:
     """One option of speech.
 
     name: as users write it; field: the attribute of `SpeechRequest`, if that has another name. help: one sentence,
-    which names the choices. kind: float, int, str or bool. default_help: the meaning of a default of None. minimum, maximum:
-    limits of a number; max_chars: limit of a text; choices: all values of a text that has fixed ones.
+    which names the choices. kind: float, int, str or bool. default_help: the meaning of a default of None. minimum,
+    maximum: limits of a number; max_chars: limit of a text; choices: all values of a text that has fixed ones.
     """
 
     name: str

@@ -90,7 +90,7 @@ class StreamedUtterance:
         """Passages whose audio is not sent yet."""
         self._active: ActiveRequest | None = None
         self._verdicts: list[Verdict] = []
-        self._clock = SegmentClock(sample_rate, "segment", "segment_done")
+        self._clock = SegmentClock(sample_rate, "segment", "segment_done", "words")
         self._is_stopped = False
         self.has_ended = False
         self._passage = self._begin_passage(0)  # now, so that a wrong voice is refused before the text comes
@@ -156,12 +156,15 @@ class StreamedUtterance:
             self._active.cancel()
         self.delivery.cancel()
 
-    def cancelled(self) -> Reply:
+    def cancelled(self, played_s: float | None = None) -> Reply:
+        """played_s: seconds of audio that the client has played; None: it does not say."""
         reached, at = None, self._clock.reached
         if at is not None:
             characters = {"from_character": at["start_character"], "to_character": at["end_character"]}
             reached = {"segment": at["segment"], **characters}
-        sent = {"audio_seconds": self._clock.seconds, "reached": reached}
+        sent: Reply = {"audio_seconds": self._clock.seconds, "reached": reached}
+        if (until := self._clock.spoken_until(played_s)) is not None:
+            sent["spoken_until"] = until
         return {"type": "cancelled", "request_id": self.request_id, **sent}
 
     def verdict(self, error: VivavoceError | None = None) -> Verdict:
@@ -251,7 +254,7 @@ class StreamedUtterance:
             if isinstance(event, SegmentText):
                 self._clock.announce(event)
                 continue
-            await self._reply(*self._clock.begin_through(event.segment))
+            await self._reply(*self._clock.begin_through(event.segment), *self._clock.words(event.words))
             for start in range(0, len(event.samples), step):
                 samples = event.samples[start : start + step]
                 if data := await encode(self._output, partial(encoder.encode, samples)):

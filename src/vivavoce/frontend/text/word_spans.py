@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import regex
@@ -104,4 +105,4 @@ def _divided(spoken: str, low: int, high: int, sizes: Sequence[int]) -> list[tup
         wanted = low + (high - low) * past / total
         best = high if past == total else min(gaps, key=lambda gap: abs(gap[0] - wanted) - gap[1])[0]
         ends.append(max(best, ends[-1]))
-    return list(zip(ends, ends[1:], strict=False))
+    return list(pairwise(ends))
