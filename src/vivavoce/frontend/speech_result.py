@@ -69,8 +69,8 @@ class Speech:
                 f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz do not join; use one model"
             )
         at, s = self.marks[-1].end_character if self.marks else 0, self.duration_s
-        marks = tuple(_moved(one, at, s) for one in other.marks)
-        words = tuple(_moved(one, at, s) for one in other.words)
+        marks = tuple(moved(one, at, s) for one in other.marks)
+        words = tuple(moved(one, at, s) for one in other.words)
         timings = Timings(*map(sum, zip(astuple(self.timings), astuple(other.timings), strict=True)))
         joined = np.concatenate((self.samples, other.samples))
         return Speech(joined, self.sample_rate, timings, (*self.marks, *marks), self.tag, (*self.words, *words))
@@ -126,7 +126,8 @@ class Speech:
         return f'<audio controls src="data:audio/mpeg;base64,{content}"></audio>'
 
 
-def _moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
+def moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
+    """The mark or word, so many characters and seconds later."""
     return replace(
         one,
         start_character=one.start_character + characters,

@@ -16,10 +16,10 @@ from vivavoce.frontend.text.word_spans import WordSpan
 FRAME_S = 0.01
 _QUIET = 0.03
 """A frame is quiet below this part of the loudest frame so far (−30 dB)."""
-_PAUSE_FRAMES = 5
-"""So many quiet frames before a sound show that it follows a pause."""
-_EARLY_S, _LATE_S, _FIRST_S = 0.16, 0.3, 1.0
-"""A sound after a pause is the word's begin if it comes this much earlier or later; the last is for the first word."""
+_PAUSE_FRAMES = 15
+"""So many quiet frames before a sound are a pause."""
+_EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 16, 30, 100
+"""A sound after a pause begins the word if it comes this much earlier or later; the last is for the first word."""
 
 
 @dataclass(eq=False)
@@ -92,15 +92,21 @@ class SegmentTimer:
         """The times moved to where the sound begins after a pause, and ends before one."""
         loud = self._loud()
         start, end = round(start_s / FRAME_S), min(round(end_s / FRAME_S), len(loud))
-        low = max(round(self._after_s / FRAME_S), start - round(_EARLY_S / FRAME_S))
-        high = min(start + round((_FIRST_S if first else _LATE_S) / FRAME_S), len(loud))
-        begins = [at for at in range(low, high) if loud[at] and not loud[max(0, at - _PAUSE_FRAMES) : at].any()]
-        if begins:
-            start = min(begins, key=lambda at: abs(at - start))
+        begins = self._sound_after_pause(loud, start, first)
+        if begins is not None:
+            start_s = begins * FRAME_S
         while end > start + 1 and not loud[end - 1]:
             end -= 1
-        start_s = max(self._after_s, start * FRAME_S if begins else start_s)
-        return min(start_s, self._seconds), min(max(start_s, end * FRAME_S), self._seconds)
+        start_s = min(max(self._after_s, start_s), self._seconds)
+        return start_s, min(max(start_s, end * FRAME_S), self._seconds)
+
+    @staticmethod
+    def _sound_after_pause(loud: NDArray[np.bool_], start: int, first: bool) -> int | None:
+        """The frame at which the sound of a word begins, if a pause is near the word's begin by the attention."""
+        pause = 1 if first else _PAUSE_FRAMES  # shorter silences are closures of consonants
+        low, high = max(0, start - _EARLY_FRAMES), min(start + (_FIRST_FRAMES if first else _LATE_FRAMES), len(loud))
+        begins = [at for at in range(low, high) if loud[at] and not loud[max(0, at - pause) : at].any()]
+        return min(begins, key=lambda at: abs(at - start)) if begins else None
 
     def _loud(self) -> NDArray[np.bool_]:
         levels = np.array(self._levels)
