@@ -1,7 +1,7 @@
 """Subtitles of a speech: SubRip (.srt) and WebVTT (.vtt).
 
-A segment of the text begins and ends exactly where its audio does. Where the times of its words are unknown, a text that
-is too long for one subtitle is divided into several, and its time in proportion to their characters, without white
+A segment of the text begins and ends exactly where its audio does. Where the times of its words are unknown, a text
+that is too long for one subtitle is divided into several, and its time in proportion to their characters, without white
 space; `sentence_cues` has the times of words.
 """
 
