@@ -72,6 +72,7 @@ class Manner(ReadingManner, total=False):
     seed: int
     sampling: SamplingParams | None
     word_times: bool
+    guard: bool
     prompt_text: str
     instruct: str | None
     options: SpeakOptions
@@ -272,6 +273,8 @@ class Vivavoce:
             reasoning: that of a language model, between <think> and </think>: silent or read.
             word_times: tell when each word is heard, in `Speech.words` or the `words` of chunks; the first use of a
                 model looks for the heads of its attention that know it.
+            guard: notice speech that leaves its text (repeats, skips, loops, ends early), and speak the part again with
+                another seed; `Speech.delivery` tells.
             prompt_text, instruct: former names of transcript and instructions.
             options: all but the transcript in one value; other keywords change it.
 
@@ -444,12 +447,14 @@ class Vivavoce:
             raise RequestCancelled("request: was cancelled")
         self.engine.check_load(streaming=False)
         voice, started = find_voice(), time.perf_counter()
-        if options.word_times:
+        if options.follows:
             know_heads(self.engine, self.front_end)
         planned = list(self.front_end.plan(text, voice, options, is_cancelled, silent=True))
         if is_cancelled():
             raise RequestCancelled("request: was cancelled")
-        return self._submit([one.request for one in planned], started, text, planned)
+        pending = self._submit([one.request for one in planned], started, text, planned)
+        heads = self.engine.text_heads if options.follows else None
+        return replace(pending, word_times=options.word_times, pace=heads.pace if heads else None)
 
     def _submit(
         self, requests: Sequence[SegmentRequest], started: float, text: str = "", planned: Sequence[PlannedSegment] = ()

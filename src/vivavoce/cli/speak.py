@@ -22,6 +22,7 @@ from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.speech_options import (
     CODE,
     EMOJIS,
+    GUARD,
     INSTRUCTIONS,
     LEXICON,
     MODE,
@@ -89,6 +90,7 @@ class SpeechManner:
     code: str = flag(CODE.flag_help, "CHOICE", default=CODE.default)
     reasoning: str = flag(REASONING.flag_help, "CHOICE", default=REASONING.default)
     word_times: bool = flag("Time each word: subtitles then follow the words.", default=WORD_TIMES.default)
+    guard: bool = flag(GUARD.flag_help, default=GUARD.default)
     top_p: float | None = flag(TOP_P.flag_help, "NUMBER")
     top_k: int | None = flag(TOP_K.flag_help, "NUMBER")
 
@@ -108,6 +110,7 @@ class SpeechManner:
             "code": self.code,
             "reasoning": self.reasoning,
             "word_times": self.word_times,
+            "guard": self.guard,
             "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }
         SpeakOptions(instruct=self.instructions, **{name: how[name] for name in how if name != "instructions"})

@@ -276,7 +276,8 @@ class Engine:
 
     def _watch(self, heads: TextHeads | None) -> None:
         self.stages.lm.watch(heads)  # type: ignore[union-attr]
-        self._loop.lag, self._heads = (heads.lag if heads else 0.0), heads
+        self._loop.watch(heads)
+        self._heads = heads
 
     def find_heads(self, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> TextHeads | None:
         """Speak some texts, and find the heads that follow them, None: no head does; they are not watched yet.

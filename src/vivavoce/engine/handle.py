@@ -48,7 +48,9 @@ class RequestResult:
     the language model was ended at its limit of speech tokens rather than by itself (False where the number of tokens
     was asked for, where they were given, and where text arrives token by token, which ends with an error instead);
     samples: all samples, [n] float32, only in `RequestHandle.result`, as the next two; segment_samples: number of
-    samples of each segment, in order; reached: see `AudioChunk`, of each whole segment.
+    samples of each segment, in order; reached: see `AudioChunk`, of each whole segment; attended: how much attention,
+    in speech tokens, each text token of a watched segment got, None: it was not followed; faults: what the guard has
+    found, and whether it was mended before the listener could hear it.
     """
 
     error: Exception | None = None
@@ -58,6 +60,8 @@ class RequestResult:
     samples: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     segment_samples: tuple[int, ...] = ()
     reached: tuple[tuple[tuple[int, float], ...] | None, ...] = ()
+    attended: tuple[tuple[float, ...] | None, ...] = ()
+    faults: tuple[tuple[str, bool], ...] = ()
 
 
 class Outbox(Generic[T]):

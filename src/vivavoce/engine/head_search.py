@@ -67,7 +67,8 @@ def find_heads(lm: SpeechLM, samples: Sequence[SpokenSample]) -> TextHeads | Non
     if not heads:
         return None
     lag = _lag(lm, samples, [np.mean([one[place] for place in heads], axis=0) for one in attention])
-    return None if lag is None else TextHeads(heads, lag)
+    pace = sum(len(one.tokens) for one in samples) / sum(one.text.stop - one.text.start for one in samples)
+    return None if lag is None else TextHeads(heads, lag, pace)
 
 
 def embedded(lm: SpeechLM, rows: Sequence[Row]) -> Tensor:

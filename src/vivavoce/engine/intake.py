@@ -88,6 +88,7 @@ class Intake:
             lm.check(run)
             sequence.run, sequence.prompt_rows, sequence.most_tokens = run, len(run.rows), run.forced_at
             sequence.limited = segment.sampling.exact_tokens is None
+            sequence.first_run = run if segment.guarded is not None and sequence.limited else None
         return sequence
 
     def prompt(self, request: TokenRequest) -> SequenceState:

@@ -36,6 +36,7 @@ from vivavoce.engine.stages import explained
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.synthesis_runner import SynthesisRunner
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
+from vivavoce.models.lm.text_attention import TextHeads
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,6 @@ class Loop:
         self.gc_freeze = GcFreeze()
         self.thread: threading.Thread | None = None
         self._process = os.getpid()
-        self.lag = 0.0
-        """Speech tokens by which the attention to the text is ahead of the voice."""
         self.ended = False
         """Whether the loop was stopped or has failed; it takes no more requests then."""
         self.busy_since = inf
@@ -251,6 +250,15 @@ class Loop:
         except Exception as error:  # such as too little memory: the caller decides whether to go on without
             done.set_exception(error)
 
+    @property
+    def _lag(self) -> float:
+        return self._lm.heads.lag if self._lm is not None and self._lm.heads is not None else 0.0
+
+    def watch(self, heads: TextHeads | None) -> None:
+        """In the loop's thread: the heads by which watched segments are followed from now on."""
+        if self._lm is not None:
+            self._lm.heads = heads
+
     def prepare(self, streams: int | None) -> None:
         """In the loop's thread: prepare for this many streams, None: for any work."""
         if self._lm is not None:
@@ -362,7 +370,7 @@ class Loop:
                 # The last chunk was not sent as final, because more text or tokens could still come.
                 empty = np.zeros(0, np.float32)
                 place = max(0, len(sequences) - 1)
-                reached = sequences[-1].tell(0.0, True, self.lag) if sequences else None
+                reached = sequences[-1].tell(0.0, True, self._lag) if sequences else None
                 rate = request.rates.sample_rate
                 request.outbox.put(AudioChunk(empty, rate, request.chunks, True, place, reached, True))
             self._end(request, request.error)
@@ -386,7 +394,7 @@ class Loop:
                 elif late_s > 0:
                     counted.streams.lateness_s.observe(late_s)
         request.final_sent = last and request.error is None
-        reached = sequence.tell(duration_s, ended, self.lag)
+        reached = sequence.tell(duration_s, ended, self._lag)
         told = request.final_sent, sequence.place, reached, ended
         request.outbox.put(AudioChunk(samples, rate, request.chunks, *told))
         request.chunks += 1
@@ -418,7 +426,13 @@ class Loop:
         request.timings.finished_s = self._clock() - request.accepted_at
         tokens = tuple(tuple(sequence.tokens) for sequence in request.sequences)
         cut = tuple(sequence.cut for sequence in request.sequences)
-        request.outbox.end(RequestResult(error, tokens, request.timings, cut))
+        faults = tuple(fault for sequence in request.sequences for fault in sequence.faults.items())
+        attended = tuple(
+            None if one.cursor is None else tuple(one.cursor.attended(one.cursor.known).tolist())
+            for one in request.sequences
+        )
+        told = {"attended": attended, "faults": faults}
+        request.outbox.end(RequestResult(error, tokens, request.timings, cut, **told))
 
     def wait_for_device(self) -> bool:
         """Block until a piece of launched work is done; False: none is under way."""

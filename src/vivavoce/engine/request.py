@@ -110,7 +110,8 @@ class SegmentRequest:
     """One sequence to be spoken: text ids, or given speech tokens (voice conversion).
 
     pause_s: seconds of silence instead of speech, in a segment that has neither text nor tokens; watched: its chunks
-    tell where the voice is in the text, if the engine knows heads of the model that do.
+    tell where the voice is in the text, if the engine knows heads of the model that do; guarded: the first text id of
+    each word, if speech that leaves the text is to be drawn again (`guard`), which needs `watched`.
     """
 
     conditioning: Conditioning
@@ -121,6 +122,7 @@ class SegmentRequest:
     speed: float = 1.0
     pause_s: float = 0.0
     watched: bool = False
+    guarded: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_speed(self.speed)

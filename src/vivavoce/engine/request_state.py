@@ -96,6 +96,16 @@ class SequenceState:
     """Whether the language model was ended at `most_tokens`, and `limited` is true."""
     cursor: TextCursor | None = None
     """Where the attention is in the text, once a decode step of a watched segment has told it."""
+    first_run: DecodeRun | None = None
+    """The run of the whole text, in a guarded segment."""
+    tries: int = 0
+    """How often a part of it was drawn again."""
+    looked: int = 0
+    """Speech tokens at the guard's last look."""
+    seen: int = 0
+    """Speech tokens that the flow has seen, whose sound the listener may have."""
+    faults: dict[str, bool] = field(default_factory=dict)
+    """Faults that the guard has found, and whether they are gone from what the listener hears."""
     sent_s: float = 0.0
     """Seconds of audio that were handed out."""
     told: int = 0

@@ -14,6 +14,7 @@ STEPS = 4
 _STEP_COST, _JUMP_COST = 0.5, 5.0
 _FLOOR = 0.01
 """Attention below this counts as this much."""
+_SURE = 0.4
 _FAR = -1e9
 Floats = NDArray[np.float32]
 
@@ -24,6 +25,9 @@ class TextCursor:
     def __init__(self) -> None:
         self._rows: list[tuple[int, Floats]] = []
         """For each speech token the first text token, and the attention to it and those behind it; empty: unknown."""
+        self.looked_at: list[int] = []
+        """For each speech token the text token with most of the attention, −1: none has `_SURE` of it."""
+        self._attended = np.zeros(0, np.float32)
         self._scores = np.zeros(1, np.float64)
         self._came: list[NDArray[np.int32]] = []
         """For each speech token and text token, the text token of the best path one speech token before."""
@@ -36,8 +40,16 @@ class TextCursor:
         nothing = np.zeros(0, np.float32)
         for place in range(count):
             row = nothing if attention is None else attention[place]
-            self._rows.append((first, row))
-            self._advance(first, row)
+            self._take(first, row)
+
+    def _take(self, first: int, row: Floats) -> None:
+        self._rows.append((first, row))
+        most = int(row.argmax()) if len(row) else 0
+        self.looked_at.append(first + most if len(row) and row[most] >= _SURE else -1)
+        if first + len(row) > len(self._attended):
+            self._attended = np.pad(self._attended, (0, first + len(row) - len(self._attended)))
+        self._attended[first : first + len(row)] += row
+        self._advance(first, row)
 
     def _advance(self, first: int, row: Floats) -> None:
         size = max(len(self._scores), first + len(row))
@@ -64,6 +76,11 @@ class TextCursor:
         self._scores, kept = best - best.max(), came
         self._came.append(kept)
 
+    @property
+    def known(self) -> int:
+        """Text tokens that any attention was read of."""
+        return len(self._attended)
+
     def positions(self) -> NDArray[np.int64]:
         """The text token that the attention is at, for each speech token so far."""
         path = np.zeros(len(self._came), np.int64)
@@ -83,15 +100,13 @@ class TextCursor:
     def attended(self, ids: int) -> Floats:
         """How much attention each of the first `ids` text tokens got in all, in speech tokens."""
         total = np.zeros(ids, np.float32)
-        for first, row in self._rows:
-            part = row[: max(0, ids - first)]
-            total[first : first + len(part)] += part
+        known = min(ids, len(self._attended))
+        total[:known] = self._attended[:known]
         return total
 
     def cut(self, count: int) -> None:
         """Forget all but the first `count` speech tokens."""
-        rows, self._rows, self._came = self._rows[:count], [], []
-        self._scores = np.zeros(1, np.float64)
+        rows = self._rows[:count]
+        self.__init__()  # type: ignore[misc]
         for first, row in rows:
-            self._rows.append((first, row))
-            self._advance(first, row)
+            self._take(first, row)

@@ -228,10 +228,11 @@ class FrontEnd:
         found = self.text.located(text, options.language, is_cancelled, options.reading, options.natural)
         for seed, one in enumerate(found, options.seed + index):
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
-            watched = options.word_times and bool(ids)
-            request = SegmentRequest(conditioning, ids, None, options.sampling, seed, speed, one.pause_s, watched)
-            low, high = start + one.start, start + one.end
+            watched, low, high = options.follows and bool(ids), start + one.start, start + one.end
             words = self.text.words(text[one.start : one.end], one.spoken, low) if watched else ()
+            guarded = tuple(word.first for word in words) if options.guard and words else None
+            how = options.sampling, seed, speed, one.pause_s, watched, guarded
+            request = SegmentRequest(conditioning, ids, None, *how)
             yield PlannedSegment(request, low, high, words)
 
     def _words(
@@ -242,10 +243,10 @@ class FrontEnd:
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(
                     conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed,
-                    watched=options.word_times,
+                    watched=options.follows,
                 )  # fmt: skip
                 spans: tuple[WordSpan, ...] = ()
-                if options.word_times:
+                if options.follows:
                     found = self.text.words(text.text[past:read], self.text.piece(words), begin + past)
                     spans = tuple(one._replace(first=one.first + given, last=one.last + given) for one in found)
                 yield PlannedSegment(request, begin, begin + read, spans)

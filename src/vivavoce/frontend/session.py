@@ -15,9 +15,10 @@ from vivavoce.engine.engine_group import EngineInterface
 from vivavoce.engine.handle import ArrivingText, Handle, Outbox, RequestResult
 from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode, Word
 from vivavoce.errors import InvalidText, RequestCancelled
+from vivavoce.frontend.delivery import delivery_of, reason_of, warnings_about
 from vivavoce.frontend.front_end import FrontEnd, PlannedSegment
 from vivavoce.frontend.speech import (
-    FinishReason,
+    Delivery,
     Heard,
     Mark,
     SegmentText,
@@ -83,8 +84,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         session was closed meanwhile), and those of `FrontEnd.plan`.
         """
         progress, self._language = self._progress, options.language
-        progress.word_times = options.word_times
-        if options.word_times:
+        progress.word_times, progress.follows = options.word_times, options.follows
+        if options.follows:
             know_heads(self._engine, self._front_end)
         if isinstance(text, AsyncIterable) and progress.loop is not None:
             text, progress.end_source = read_in_loop(text, progress.loop)
@@ -190,7 +191,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     @property
     def words(self) -> tuple[Word, ...]:
         """The words in the chunks so far, with `word_times`."""
-        return tuple(self._progress.timer.words)
+        return tuple(self._progress.timer.words) if self._progress.word_times else ()
 
     def heard(self, seconds: float) -> Heard:
         """How much of the text is heard in the first `seconds` of the audio: by words, or else by segments."""
@@ -203,15 +204,26 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     def verdict(self) -> Verdict:
         """The verdict after the last chunk; the listener adds the seconds of audio that it took."""
-        given = len(self._progress.spans)
+        given, delivery = len(self._progress.spans), self._delivery()
         return Verdict(
-            FinishReason.LENGTH if any(self.handle.outcome.cut) else FinishReason.STOP,
+            reason_of(any(self.handle.outcome.cut), delivery),
             segments_spoken=given,
             segments_given=given,
             text_tokens=self._progress.text_tokens,
             speech_tokens=sum(map(len, self.handle.outcome.tokens)),
-            warnings=warnings_of(self._progress.text, self._language, self._front_end.card.languages),
+            warnings=(
+                *warnings_of(self._progress.text, self._language, self._front_end.card.languages),
+                *warnings_about(delivery),
+            ),
+            delivery=delivery,
         )
+
+    def _delivery(self) -> Delivery | None:
+        progress = self._progress
+        if not any(self.handle.outcome.attended):
+            return None
+        heads = self._engine.text_heads
+        return delivery_of(progress.text, progress.timer.segments, self.handle.outcome, heads.pace if heads else None)
 
     def close(self) -> None:
         """Cancel the request. Does nothing after its end."""
@@ -240,7 +252,8 @@ class _Progress:
     """The state of a session that the listener and the thread that reads the text share.
 
     text: the text read so far; spans: characters of each segment that the engine got; samples: numbers of samples heard
-    of each segment; heard: the segment that is heard; timer: times the words of the segments, if `word_times`; loop:
+    of each segment; heard: the segment that is heard; follows, word_times: options; timer: times the words of the
+    segments, if it `follows` them; loop:
     reads an async iterable; end_source: ends this reading.
     """
 
@@ -253,6 +266,7 @@ class _Progress:
     announced: deque[SegmentText] = field(default_factory=deque)
     heard: int = 0
     word_times: bool = False
+    follows: bool = False
     timer: WordTimer = field(default_factory=WordTimer)
     closed: threading.Event = field(default_factory=threading.Event)
     loop: asyncio.AbstractEventLoop | None = None
@@ -278,9 +292,10 @@ class _Progress:
 
     def timed(self, chunk: AudioChunk) -> AudioChunk:
         """The chunk with the words that end in it."""
-        if not self.word_times:
+        if not self.follows:
             return chunk
-        return replace(chunk, words=self.timer.add(self.text, chunk, chunk.ended))
+        words = self.timer.add(self.text, chunk, chunk.ended)
+        return replace(chunk, words=words) if self.word_times else chunk
 
     def close(self) -> None:
         with self.changed:

@@ -17,6 +17,7 @@ from vivavoce.frontend.speech_options import (
     CHUNK_POLICY,
     CODE,
     EMOJIS,
+    GUARD,
     INSTRUCTIONS,
     LANGUAGE,
     MAX_SEED,
@@ -77,6 +78,7 @@ class SpeakOptions:
     code: Code = CODE.default
     reasoning: Reasoning = REASONING.default
     word_times: bool = WORD_TIMES.default
+    guard: bool = GUARD.default
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -92,11 +94,17 @@ class SpeakOptions:
         if self.language is not None:
             object.__setattr__(self, "language", parse_language(self.language))
         parse_reading(self.reading)
-        check_kind("word_times", self.word_times, bool, "choose True or False")
+        for name in ("word_times", "guard"):
+            check_kind(name, getattr(self, name), bool, "choose True or False")
         for option in (EMOJIS, CODE, REASONING):
             one_of(option.choices, option.name, getattr(self, option.name))
         if not isinstance(self.lexicon, Lexicon):
             object.__setattr__(self, "lexicon", Lexicon(self.lexicon))
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is to be known where the voice is in the text."""
+        return self.word_times or self.guard
 
     @property
     def natural(self) -> Settings:
@@ -161,10 +169,29 @@ class FinishReason(str, Enum):
     """All of the text was spoken."""
     LENGTH = "length"
     """A segment reached its limit of speech tokens and was cut there; the other segments were spoken in full."""
+    INCOMPLETE = "incomplete"
+    """The speech ended by itself, and some words of the text seem not to be spoken (`Delivery.missing`)."""
     CANCELLED = "cancelled"
     """The caller ended the request, or the listener disconnected."""
     ERROR = "error"
     """The request failed; the audio that was made before was sent."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How well the text was spoken, where the model was asked to follow it.
+
+    spoken: share of the words; missing: words that seem not to be spoken; faults, mended: what the guard has found, and
+    could not mend or has mended (`stands`, `repeats`, `skips`, `early_end`, `loops`, `silence`); pause_s: the longest
+    silence; length: the speech's length against the usual one for its text, None: unknown.
+    """
+
+    spoken: float
+    missing: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    mended: tuple[str, ...] = ()
+    pause_s: float = 0.0
+    length: float | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +201,8 @@ class Verdict:
     audio_s: seconds of audio that the listener took; segments_spoken: segments whose audio the listener took to the
     end; segments_given: all segments; error: one line, and error_code its stable code, both only with reason ERROR;
     text_tokens, speech_tokens: tokens that the language model read and made, None where that is unknown; warnings: what
-    may be wrong with the speech though it ended well, one line each.
+    may be wrong with the speech though it ended well, one line each; delivery: how well the text was spoken, with
+    `word_times` or `guard`.
     """
 
     reason: FinishReason
@@ -186,6 +214,7 @@ class Verdict:
     text_tokens: int | None = None
     speech_tokens: int | None = None
     warnings: tuple[str, ...] = ()
+    delivery: Delivery | None = None
 
 
 _REPEATED = regex.compile(

@@ -91,6 +91,7 @@ REASONING = Option(
     choices=("silent", "read"),
 )
 WORD_TIMES = Option("word_times", "Tell when each word is heard.", bool, False)
+GUARD = Option("guard", "Notice speech that leaves its text, and speak the part again.", bool, False)
 CHUNK_POLICY = Option(
     "chunk_policy",
     "How the stream is cut into chunks: low_latency, official, equal, exponential or time_based.",
@@ -100,7 +101,7 @@ CHUNK_POLICY = Option(
 )
 READING_OPTIONS = (LANGUAGE, READING, EMOJIS, CODE, REASONING)
 """Options of reading a text, without the lexicon, which belongs to a voice or a file."""
-SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, WORD_TIMES, CHUNK_POLICY)
+SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, WORD_TIMES, GUARD, CHUNK_POLICY)
 
 _MODEL = "as the model is set"
 _TOP_P = "Share of the probability from which speech tokens are drawn."

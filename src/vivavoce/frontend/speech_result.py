@@ -20,8 +20,9 @@ from vivavoce.engine.request import AudioChunk, Word
 from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
 from vivavoce.frontend.audio.tag import AudioTag, new_tag
+from vivavoce.frontend.delivery import delivery_of
 from vivavoce.frontend.front_end import PlannedSegment
-from vivavoce.frontend.speech import Mark, marks_of
+from vivavoce.frontend.speech import Delivery, Mark, marks_of
 from vivavoce.frontend.word_times import WordTimer
 
 _LOOK_S = 0.01
@@ -46,8 +47,8 @@ class Speech:
     """Finished audio; samples: [n] float32 in [−1, 1].
 
     marks: the characters and times of each segment of the text; () without a text. words: the same of each word, if
-    `word_times` was asked for. tag: what `save` and `to_bytes`
-    write into a file about its origin; None, as of `dataclasses.replace(speech, tag=None)`: nothing.
+    `word_times` was asked for. delivery: how well the text was spoken, with `word_times` or `guard`. tag: what `save`
+    and `to_bytes` write into a file about its origin; None, as of `dataclasses.replace(speech, tag=None)`: nothing.
     """
 
     samples: NDArray[np.float32]
@@ -56,6 +57,7 @@ class Speech:
     marks: tuple[Mark, ...] = ()
     tag: AudioTag | None = None
     words: tuple[Word, ...] = ()
+    delivery: Delivery | None = None
 
     def __repr__(self) -> str:
         return f"Speech({self.duration_s:.2f} s, {self.sample_rate} Hz, {len(self.marks)} segments)"
@@ -141,7 +143,8 @@ def moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
 class PendingSpeech:
     """Speech that the engine still makes.
 
-    text_s: seconds spent on the text; planned: its segments, () without a text; model: its name, for the tag.
+    text_s: seconds spent on the text; planned: its segments, () without a text; model: its name, for the tag;
+    word_times: whether the times of words are wanted; pace: usual speech tokens for a text token.
     """
 
     handle: Handle
@@ -150,6 +153,8 @@ class PendingSpeech:
     text: str
     planned: Sequence[PlannedSegment]
     model: str
+    word_times: bool = False
+    pace: float | None = None
 
     def result(self, cancel: Event | None = None) -> Speech:
         """Wait for it; an error, or an interruption, cancels the request. RequestCancelled: `cancel` was set."""
@@ -170,16 +175,18 @@ class PendingSpeech:
         timings = Timings(text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, text_s + (spent.finished_s or 0.0))
         spans = [(one.start, one.end) for one in self.planned]
         marks = marks_of(self.text, spans, spoken.segment_samples, self.rate, spoken.cut)
-        return Speech(spoken.samples, self.rate, timings, marks, new_tag(self.model), self._words(spoken))
+        words, delivery = self._followed(spoken)
+        return Speech(spoken.samples, self.rate, timings, marks, new_tag(self.model), words, delivery)
 
-    def _words(self, spoken: RequestResult) -> tuple[Word, ...]:
+    def _followed(self, spoken: RequestResult) -> tuple[tuple[Word, ...], Delivery | None]:
         timer, past = WordTimer(), 0
         if not any(one.words for one in self.planned):
-            return ()
+            return (), None
         for segment, one in enumerate(self.planned):
             timer.plan(segment, one.words)
         for segment, count in enumerate(spoken.segment_samples):
             samples, reached = spoken.samples[past : past + count], spoken.reached[segment]
             timer.add(self.text, AudioChunk(samples, self.rate, segment=segment, reached=reached), ended=True)
             past += count
-        return tuple(timer.words)
+        delivery = delivery_of(self.text, timer.segments, spoken, self.pace)
+        return tuple(timer.words) if self.word_times else (), delivery

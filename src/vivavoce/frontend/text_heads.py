@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from vivavoce.checkpoint.known_models import user_folder
@@ -34,7 +35,7 @@ _SENTENCES = {
         "我们沿着安静的河边慢慢散步，一直走到太阳下山。",
     ),
 }
-_VERSION = 1
+_VERSION = 2
 """Raised when heads are found in another way, so that kept ones are not used."""
 _finding = threading.Lock()
 
@@ -85,14 +86,14 @@ def _read(path: Path | None) -> tuple[TextHeads | None] | None:
         if path is not None:
             kept = json.loads(path.read_text(encoding="utf-8"))
             heads = tuple((int(layer), int(head)) for layer, head in kept["heads"])
-            return (TextHeads(heads, float(kept["lag"])) if heads else None,)
+            return (TextHeads(heads, float(kept["lag"]), float(kept["pace"])) if heads else None,)
     return None
 
 
 def _keep(path: Path | None, heads: TextHeads | None) -> None:
     if path is None:
         return
-    kept = {"heads": heads.heads if heads else (), "lag": heads.lag if heads else 0.0}
+    kept = asdict(heads) if heads else {"heads": ()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(kept))

@@ -108,6 +108,17 @@ class SegmentTimer:
         begins = [at for at in range(low, high) if loud[at] and not loud[max(0, at - pause) : at].any()]
         return min(begins, key=lambda at: abs(at - start)) if begins else None
 
+    def visits(self, span: WordSpan) -> bool:
+        """Whether the voice came to a text token of the word."""
+        reached = self._when(span.first), self._when(span.last)
+        return reached[0] is not None and (reached[1] is None or reached[0] < reached[1])
+
+    @property
+    def pause_s(self) -> float:
+        """The longest silence between two sounds of the segment, in seconds."""
+        sounding = np.flatnonzero(self._loud())
+        return float(np.diff(sounding).max() - 1) * FRAME_S if len(sounding) > 1 else 0.0
+
     def _loud(self) -> NDArray[np.bool_]:
         levels = np.array(self._levels)
         return np.asarray(levels > _QUIET * levels.max(initial=0.0))

@@ -37,11 +37,13 @@ def text_attention(lm: SpeechLM, rows: Tensor, text: slice, queries: slice) -> T
 class TextHeads:
     """Heads of a checkpoint whose attention follows the text that is spoken.
 
-    heads: (layer, head) of each; lag: speech tokens by which the attention is ahead of the voice.
+    heads: (layer, head) of each; lag: speech tokens by which the attention is ahead of the voice; pace: the usual
+    number of speech tokens for a text token.
     """
 
     heads: tuple[tuple[int, int], ...]
     lag: float
+    pace: float = 4.0
 
 
 class TextObserver:

@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -267,4 +268,5 @@ def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
         "segments_given": verdict.segments_given,
         "error": None if verdict.error is None else {"code": verdict.error_code, "message": verdict.error},
         **({"warnings": list(verdict.warnings)} if verdict.warnings else {}),
+        **({"delivery": asdict(verdict.delivery)} if verdict.delivery else {}),
     }
