@@ -45,7 +45,7 @@ def test_words_begin_where_the_voice_reaches_them():
 
 def test_the_first_word_begins_with_its_sound_and_a_pause_ends_a_word():
     samples = sound((0.3, 0.0), (0.3, 0.5), (0.3, 0.0), (0.6, 0.5), (0.2, 0.0))
-    (words,) = timed(samples, [(0, 0.0), (2, 0.65), (4, 1.2)])
+    (words,) = timed(samples, [(0, 0.0), (2, 0.8), (4, 1.2)])
     assert words[0].start_s == pytest.approx(0.3, abs=0.011)
     assert words[0].end_s == pytest.approx(0.6, abs=0.011)
     assert words[1].start_s == pytest.approx(0.9, abs=0.011)  # the end of the pause that the voice came to

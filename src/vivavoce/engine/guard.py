@@ -27,8 +27,8 @@ FARTHEST_IDS = 8
 """Text ids by which a step forward is believed."""
 STAND_PACE = 1.5
 UNSPOKEN_SHARE, UNSPOKEN, SURE_TOKENS = 0.25, 0.5, 6
-"""A word is not spoken if its attention is below this share of its usual speech tokens, and these speech tokens more;
-and the speech tokens behind it that make it sure."""
+"""A word is not spoken if its attention is below this share of its usual speech tokens; text behind the end is not if
+its mean attention is below the second, in speech tokens. The last: speech tokens behind a word that make it sure."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2
@@ -116,7 +116,7 @@ def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
             return None
         behind = int(np.searchsorted(path, end))
         visited = behind - int(np.searchsorted(path, first))
-        least = UNSPOKEN_SHARE * text.pace * (end - first) + UNSPOKEN
+        least = UNSPOKEN_SHARE * text.pace * (end - first)
         if not visited and attended[first:end].sum() < least and len(path) - behind > SURE_TOKENS:
             return behind
     return None

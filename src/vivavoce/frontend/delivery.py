@@ -10,9 +10,9 @@ from vivavoce.frontend.text.text_filter import readable
 from vivavoce.frontend.word_times import SegmentTimer
 from vivavoce_textnorm import excerpt
 
-LEAST_SHARE, LEAST_ATTENTION = 0.25, 0.5
-"""A word that the voice does not come to is missing if it gets less attention than this share of the usual number of
-speech tokens, and these speech tokens more."""
+LEAST_SHARE = 0.25
+"""A word that the voice does not come to is missing if it gets less attention than this share of its usual number of
+speech tokens."""
 NAMED = 5
 """Most words that a warning names."""
 
@@ -36,8 +36,7 @@ def delivery_of(
         for timer, attended, _ in followed
         for word in timer.words
         if not timer.visits(word)
-        and sum(attended[word.first : word.last])
-        < LEAST_SHARE * (pace or 0.0) * (word.last - word.first) + LEAST_ATTENTION
+        and sum(attended[word.first : word.last]) < LEAST_SHARE * (pace or 0.0) * (word.last - word.first)
     )
     count = sum(len(timer.words) for timer, _, _ in followed)
     length = None
