@@ -217,6 +217,21 @@ class Verdict:
     delivery: Delivery | None = None
 
 
+def joined(deliveries: Sequence[Delivery]) -> Delivery | None:
+    """The delivery of several texts that follow one another; None: none is known."""
+    if len(deliveries) < 2:
+        return deliveries[0] if deliveries else None
+    lengths = [one.length for one in deliveries if one.length is not None]
+    return Delivery(
+        round(sum(one.spoken for one in deliveries) / len(deliveries), 4),
+        tuple(word for one in deliveries for word in one.missing),
+        tuple(fault for one in deliveries for fault in one.faults),
+        tuple(fault for one in deliveries for fault in one.mended),
+        max(one.pause_s for one in deliveries),
+        round(sum(lengths) / len(lengths), 3) if lengths else None,
+    )
+
+
 _REPEATED = regex.compile(
     r"\b(\p{L}[\p{L}\p{M}'’]*)(?:[\s,，、.!?。！？-]+\1\b){3}|([\p{Han}\p{Hiragana}\p{Katakana}])\2{3}"
     r"|(\d)\3{4}|\d{7,}",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vivavoce.checkpoint.known_models import user_folder
 from vivavoce.engine.engine_group import EngineInterface
+from vivavoce.errors import VivavoceError
 from vivavoce.files import replace_file
 from vivavoce.frontend.front_end import FrontEnd
 from vivavoce.models.lm.text_attention import TextHeads
@@ -54,7 +55,11 @@ def know_heads(engine: EngineInterface, front_end: FrontEnd) -> bool:
         path = _file_of(identity)
         known = _read(path)
         if known is None:
-            heads = engine.find_heads(calibration_texts(front_end))
+            try:
+                heads = engine.find_heads(calibration_texts(front_end))
+            except VivavoceError as error:  # such as too little memory: the speech itself goes on without
+                log.warning("text heads not found: %(reason)s", {"reason": error})
+                return False
             _keep(path, heads)
         else:
             heads = known[0]

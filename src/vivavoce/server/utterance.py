@@ -14,7 +14,7 @@ from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed
 from vivavoce.frontend.audio.encode import OutputFormat, encode
 from vivavoce.frontend.audio.encoders import Encoder
 from vivavoce.frontend.audio.tag import AudioTag
-from vivavoce.frontend.speech import FinishReason, SegmentText, Verdict
+from vivavoce.frontend.speech import FinishReason, SegmentText, Verdict, joined
 from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.segment_clock import SegmentClock
@@ -169,7 +169,8 @@ class StreamedUtterance:
 
     def verdict(self, error: VivavoceError | None = None) -> Verdict:
         reasons = {verdict.reason for verdict in self._verdicts}
-        reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
+        worst = (FinishReason.LENGTH, FinishReason.INCOMPLETE)
+        reason = next((one for one in worst if one in reasons), FinishReason.STOP)
         return Verdict(
             FinishReason.ERROR if error else reason,
             self._clock.seconds,
@@ -178,6 +179,7 @@ class StreamedUtterance:
             str(error) if error else None,
             error.code if error else None,
             warnings=tuple(dict.fromkeys(one for verdict in self._verdicts for one in verdict.warnings)),
+            delivery=joined([one.delivery for one in self._verdicts if one.delivery is not None]),
         )
 
     def _begin_passage(self, first_character: int) -> Passage:
