@@ -284,7 +284,9 @@ class Engine:
 
         texts: the ids of each, and the first id of each of its words.
         """
-        vocabulary, samples = self.models.config.lm.vocabulary, []
+        lm, vocabulary, samples = self.models.lm, self.models.config.lm.vocabulary, []
+        if not isinstance(lm, SpeechLM):
+            return None
         prompts = [speech_prompt(vocabulary, ids) for ids, _ in texts]
         self._loop.start()
         handles = [
@@ -294,7 +296,7 @@ class Engine:
         for (ids, words), rows, handle in zip(texts, prompts, handles, strict=True):
             tokens = tuple(one for piece in handle for one in piece)
             samples.append(SpokenSample(rows, slice(1, 1 + len(ids)), words, tokens))
-        found: TextHeads | None = self._in_loop(partial(find_heads, self.models.lm, samples))
+        found: TextHeads | None = self._in_loop(partial(find_heads, lm, samples))
         return found
 
     def _in_loop(self, work: Callable[[], Any]) -> Any:

@@ -283,8 +283,8 @@ class RequestHandle(Generic[T]):
                 counts[chunk.segment] += len(chunk.samples)
                 if chunk.reached is not None:
                     reached[chunk.segment] = (*(reached[chunk.segment] or ()), *chunk.reached)
-        whole = {"segment_samples": tuple(counts), "reached": tuple(reached)}
-        return replace(outcome, samples=np.concatenate(samples), **whole)
+        whole = np.concatenate(samples)
+        return replace(outcome, samples=whole, segment_samples=tuple(counts), reached=tuple(reached))
 
 
 Handle = RequestHandle[AudioChunk]

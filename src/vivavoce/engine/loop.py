@@ -431,8 +431,8 @@ class Loop:
             None if one.cursor is None else tuple(one.cursor.attended(one.cursor.known).tolist())
             for one in request.sequences
         )
-        told = {"attended": attended, "faults": faults}
-        request.outbox.end(RequestResult(error, tokens, request.timings, cut, **told))
+        result = RequestResult(error, tokens, request.timings, cut, attended=attended, faults=faults)
+        request.outbox.end(result)
 
     def wait_for_device(self) -> bool:
         """Block until a piece of launched work is done; False: none is under way."""

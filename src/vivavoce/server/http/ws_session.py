@@ -204,7 +204,7 @@ class Session:
         elif message.type == "ping":
             await self._send({"type": "pong"}, context)
         elif message.type == "cancel":
-            await self._cancel(context, None if message.played_ms is None else message.played_ms / 1000)  # type: ignore[union-attr]
+            await self._cancel(context, None if message.played_ms is None else message.played_ms / 1000)
         elif message.type in ("close", "close_all"):
             await self._leave(message.type == "close_all", context)
         elif context in self._open or self._stray != "is ignored":
