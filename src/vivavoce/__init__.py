@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from vivavoce.engine.chunk_policy import ChunkPolicy as ChunkPolicy
     from vivavoce.engine.request import AudioChunk as AudioChunk
     from vivavoce.engine.request import SamplingParams as SamplingParams
+    from vivavoce.engine.request import Word as Word
     from vivavoce.engine.settings import EngineSettings as EngineSettings
     from vivavoce.errors import VivavoceError as VivavoceError
     from vivavoce.frontend.audio.samples import Audio as Audio
+    from vivavoce.frontend.speech import Delivery as Delivery
     from vivavoce.frontend.speech import Mark as Mark
     from vivavoce.frontend.speech import Mode as Mode
     from vivavoce.frontend.speech_result import Speech as Speech
@@ -51,11 +53,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "vivavoce.api": ("ChunkStream", "Vivavoce", "load"),
     "vivavoce.engine.chunk_policy": ("ChunkPolicy",),
-    "vivavoce.engine.request": ("AudioChunk", "SamplingParams"),
+    "vivavoce.engine.request": ("AudioChunk", "SamplingParams", "Word"),
     "vivavoce.engine.settings": ("EngineSettings",),
     "vivavoce.errors": ("VivavoceError",),
     "vivavoce.frontend.audio.samples": ("Audio",),
-    "vivavoce.frontend.speech": ("Mark", "Mode"),
+    "vivavoce.frontend.speech": ("Delivery", "Mark", "Mode"),
     "vivavoce.frontend.speech_result": ("Speech", "Timings"),
     "vivavoce.frontend.subtitles": ("to_srt", "to_vtt"),
     "vivavoce.frontend.voices.consent": ("Consent",),

@@ -28,7 +28,7 @@ from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentReques
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled, VivavoceError, check_kind
-from vivavoce.frontend.front_end import FrontEnd
+from vivavoce.frontend.front_end import FrontEnd, PlannedSegment
 from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
 from vivavoce.frontend.session import RequestSession, Text
@@ -36,6 +36,7 @@ from vivavoce.frontend.speech import Mode, SpeakOptions, check_seed
 from vivavoce.frontend.speech_result import PendingSpeech, Speech
 from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization
 from vivavoce.frontend.text.text_filter import Reasoning
+from vivavoce.frontend.text_heads import know_heads
 from vivavoce.frontend.text_threads import in_turn
 from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.extract import AudioSource
@@ -70,6 +71,8 @@ class Manner(ReadingManner, total=False):
     speed: float
     seed: int
     sampling: SamplingParams | None
+    word_times: bool
+    guard: bool
     prompt_text: str
     instruct: str | None
     options: SpeakOptions
@@ -268,6 +271,10 @@ class Vivavoce:
             emojis: silent or named.
             code: read or silent.
             reasoning: that of a language model, between <think> and </think>: silent or read.
+            word_times: tell when each word is heard, in `Speech.words` or the `words` of chunks; the first use of a
+                model looks for the heads of its attention that know it.
+            guard: notice speech that leaves its text (repeats, skips, loops, ends early), and speak the part again with
+                another seed; `Speech.delivery` tells.
             prompt_text, instruct: former names of transcript and instructions.
             options: all but the transcript in one value; other keywords change it.
 
@@ -440,17 +447,21 @@ class Vivavoce:
             raise RequestCancelled("request: was cancelled")
         self.engine.check_load(streaming=False)
         voice, started = find_voice(), time.perf_counter()
+        if options.follows:
+            know_heads(self.engine, self.front_end)
         planned = list(self.front_end.plan(text, voice, options, is_cancelled, silent=True))
         if is_cancelled():
             raise RequestCancelled("request: was cancelled")
-        return self._submit([one.request for one in planned], started, text, [(one.start, one.end) for one in planned])
+        pending = self._submit([one.request for one in planned], started, text, planned)
+        heads = self.engine.text_heads if options.follows else None
+        return replace(pending, word_times=options.word_times, pace=heads.pace if heads else None)
 
     def _submit(
-        self, requests: Sequence[SegmentRequest], started: float, text: str = "", spans: Sequence[tuple[int, int]] = ()
+        self, requests: Sequence[SegmentRequest], started: float, text: str = "", planned: Sequence[PlannedSegment] = ()
     ) -> PendingSpeech:
         text_s = time.perf_counter() - started
         handle = self.engine.submit(EngineRequest(tuple(requests)))
-        return PendingSpeech(handle, self.sample_rate, text_s, text, spans, self.card.name)
+        return PendingSpeech(handle, self.sample_rate, text_s, text, planned, self.card.name)
 
 
 def _refuse_unknown(manner: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.frontend.subtitles import MAX_COLUMNS, Cue, _columns, split_cues, to_srt, to_vtt
+from vivavoce.engine.request import Word
+from vivavoce.frontend.speech import Mark
+from vivavoce.frontend.subtitles import MAX_COLUMNS, Cue, _columns, sentence_cues, split_cues, to_srt, to_vtt
 
 LONG = (
     "The ferry left at nine, and nobody was on board but the captain and a dog. It came back at noon, "
@@ -72,3 +75,27 @@ def test_any_text_is_shown_whole_and_in_time(text: str, end_s: float) -> None:
 def test_a_word_longer_than_a_line_is_torn() -> None:
     (cue,) = split_cues([Cue(0.0, 1.0, "x" * 70)])
     assert [len(line) for line in cue.text.split("\n")] == [42, 28]
+
+
+def test_sentences_follow_their_words_and_never_end_behind_a_title() -> None:
+    text = (
+        "Mr. Brown paid $5 for it. He met Mrs. Smith and Dr. Jones of St. Mary's hospital in the early afternoon! So?"
+    )
+    words = [
+        Word(found[0], found.start(), found.end(), number * 0.5, number * 0.5 + 0.4)
+        for number, found in enumerate(re.finditer(r"\S+", text))
+    ]
+    cues = sentence_cues(text, words)
+    assert cues[0].text == "Mr. Brown paid $5 for it."
+    assert (cues[0].start_s, cues[0].end_s) == (0.0, 2.9)
+    assert cues[-1].text == "So?"
+    assert cues[-1].end_s == words[-1].end_s
+    assert not any(one.text.endswith(("Mr.", "Mrs.", "Dr.", "St.")) for one in cues)
+    assert " ".join(" ".join(one.text for one in cues).split()) == text
+
+
+def test_a_long_mark_is_not_split_behind_a_title() -> None:
+    mark = Mark(
+        "They went to the old house by the river and met with Dr. Jones of the hospital there.", 0, 85, 0.0, 5.0
+    )
+    assert not any(cue.text.endswith("Dr.") for cue in split_cues([mark]))

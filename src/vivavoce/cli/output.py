@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from vivavoce.engine.request import Word
     from vivavoce.frontend.audio.encode import AudioFormat
     from vivavoce.frontend.speech import Mark
     from vivavoce.frontend.speech_result import Speech
@@ -104,20 +106,28 @@ class Output:
                 file.close()
 
 
-SRT, VTT = ".srt", ".vtt"
+SRT, VTT, JSON = ".srt", ".vtt", ".json"
 
 
 def check_subtitles(path: Path) -> None:
-    if path.suffix.lower() not in (SRT, VTT):
-        raise InvalidRequest(f"subtitles: {str(path)!r} ends with neither {SRT} nor {VTT}; name a file that does")
+    if path.suffix.lower() not in (SRT, VTT, JSON):
+        raise InvalidRequest(
+            f"subtitles: {str(path)!r} ends with none of {SRT}, {VTT} and {JSON}; name a file that does"
+        )
     with explaining("subtitles", str(path)):
         check_writable(path, field="subtitles")
 
 
-def write_subtitles(path: Path, marks: Sequence[Mark]) -> None:
-    from vivavoce.frontend.subtitles import to_srt, to_vtt
+def write_subtitles(path: Path, text: str, marks: Sequence[Mark], words: Sequence[Word]) -> None:
+    """Subtitles by sentence where the times of words are known, else by segment; or all times as JSON."""
+    from vivavoce.frontend.subtitles import sentence_cues, to_srt, to_vtt
 
-    content = to_srt(marks) if path.suffix.lower() == SRT else to_vtt(marks)
+    cues = sentence_cues(text, words) if words else marks
+    if path.suffix.lower() == JSON:
+        times = {"segments": [asdict(mark) for mark in marks], "words": [asdict(word) for word in words]}
+        content = json.dumps(times, ensure_ascii=False, indent=1) + "\n"
+    else:
+        content = to_srt(cues) if path.suffix.lower() == SRT else to_vtt(cues)
     with explaining("subtitles", str(path)):
         path.write_text(content, encoding="utf-8", newline="\n")
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +17,28 @@ from vivavoce.cli import flags
 from vivavoce.cli.console import Reporter, is_terminal, progress
 from vivavoce.cli.flags import REQUIRED, argument, flag
 from vivavoce.cli.model import BackendChoice, EngineChoice, ModelChoice, load_model, note_if_no_real_model
-from vivavoce.cli.output import Output, check_subtitles, write_subtitles
+from vivavoce.cli.output import JSON, Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.frontend.speech_options import CODE, EMOJIS, INSTRUCTIONS, LEXICON, MODE, READING, REASONING, TOP_K, TOP_P
+from vivavoce.frontend.speech_options import (
+    CODE,
+    EMOJIS,
+    GUARD,
+    INSTRUCTIONS,
+    LEXICON,
+    MODE,
+    READING,
+    REASONING,
+    TOP_K,
+    TOP_P,
+    WORD_TIMES,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from vivavoce.api import Vivavoce
+    from vivavoce.api import ChunkStream, Vivavoce
+    from vivavoce.engine.request import Word
     from vivavoce.frontend.speech import Mark
     from vivavoce.frontend.speech_result import Speech
     from vivavoce.frontend.voices.voice import Voice
@@ -57,7 +70,9 @@ class SpeechSource:
     tag: flags.TagOption = True
     watermark: flags.WatermarkOption = False
     stream: bool = flag("Write the audio while it is made: it starts sooner and ends later.", default=False)
-    subtitles: Path | None = flag("Write subtitles, too: a .srt or .vtt file, overwritten if it exists.", "PATH")
+    subtitles: Path | None = flag(
+        "Write subtitles, too: a .srt or .vtt file, or the times of words as .json; overwritten if it exists.", "PATH"
+    )
     play: bool = flag("Play it, too, with sounddevice, ffplay, aplay or afplay.", default=False)
 
 
@@ -74,6 +89,8 @@ class SpeechManner:
     emojis: str = flag(EMOJIS.flag_help, "CHOICE", default=EMOJIS.default)
     code: str = flag(CODE.flag_help, "CHOICE", default=CODE.default)
     reasoning: str = flag(REASONING.flag_help, "CHOICE", default=REASONING.default)
+    word_times: bool = flag("Time each word: subtitles then follow the words.", default=WORD_TIMES.default)
+    guard: bool = flag(GUARD.flag_help, default=GUARD.default)
     top_p: float | None = flag(TOP_P.flag_help, "NUMBER")
     top_k: int | None = flag(TOP_K.flag_help, "NUMBER")
 
@@ -92,6 +109,8 @@ class SpeechManner:
             "emojis": self.emojis,
             "code": self.code,
             "reasoning": self.reasoning,
+            "word_times": self.word_times,
+            "guard": self.guard,
             "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }
         SpeakOptions(instruct=self.instructions, **{name: how[name] for name in how if name != "instructions"})
@@ -118,6 +137,8 @@ def speak(
     text = read_text(source.text, source.file)
     with reporter.working("starting …"):
         keywords = manner.keywords()
+        if subtitles is not None and subtitles.suffix.lower() == JSON:
+            keywords["word_times"] = True
         from vivavoce.frontend.speech import warnings_of
         from vivavoce.frontend.text.text_filter import TextFilter
 
@@ -132,13 +153,13 @@ def speak(
     parts = parts_of(text, natural=keywords.get("reading") == "natural")
     if source.stream or len(parts) > 1:
         speech = PartwiseSpeech(tts, parts, voice, keywords, source.stream)
-        _write_as_made(speech, len(text), load_s, output, reporter, source)
+        _write_as_made(speech, text, load_s, output, reporter, source)
     else:
         with reporter.working("speaking …"):
             whole = tts.speak(text, voice, **keywords)
         output.write(whole)
         if subtitles is not None:
-            write_subtitles(subtitles, whole.marks)
+            write_subtitles(subtitles, text, whole.marks, whole.words)
         report_speech(whole, output, load_s, reporter)
         if source.play:
             whole.play()
@@ -242,40 +263,35 @@ class PartwiseSpeech:
     keywords: dict[str, Any]
     streamed: bool
     marks: list[Mark] = field(default_factory=list)
+    words: list[Word] = field(default_factory=list)
     last: Speech | None = None
 
     def pieces(self) -> Generator[NDArray[np.float32], None, None]:
         """The samples, in order; closing the generator ends the speech."""
         speeches = self.tts.speak_many((part for _, part in self.parts), self.voice, **self.keywords)
         for start, part in self.parts:
-            before, begins_s = len(self.marks), self.marks[-1].end_s if self.marks else 0.0
+            before, begins_s = (len(self.marks), len(self.words)), self.marks[-1].end_s if self.marks else 0.0
             if not self.streamed:
                 self.last = next(speeches)
-                self._keep(before, self.last.marks, start, begins_s)
+                self._keep(before, self.last, start, begins_s)
                 yield self.last.samples
                 continue
             with closing(self.tts.stream(part, self.voice, **self.keywords)) as stream:
                 for chunk in stream:
-                    self._keep(before, stream.marks, start, begins_s)
+                    self._keep(before, stream, start, begins_s)
                     yield chunk.samples
 
-    def _keep(self, before: int, marks: Sequence[Mark], start: int, begins_s: float) -> None:
-        self.marks[before:] = [
-            replace(
-                mark,
-                start_character=mark.start_character + start,
-                end_character=mark.end_character + start,
-                start_s=mark.start_s + begins_s,
-                end_s=mark.end_s + begins_s,
-            )
-            for mark in marks
-        ]
+    def _keep(self, before: tuple[int, int], speech: Speech | ChunkStream, start: int, begins_s: float) -> None:
+        from vivavoce.frontend.speech_result import moved
+
+        self.marks[before[0] :] = [moved(mark, start, begins_s) for mark in speech.marks]
+        self.words[before[1] :] = [moved(word, start, begins_s) for word in speech.words]
 
 
 def _write_as_made(
-    speech: PartwiseSpeech, length: int, load_s: float, output: Output, reporter: Reporter, source: SpeechSource
+    speech: PartwiseSpeech, text: str, load_s: float, output: Output, reporter: Reporter, source: SpeechSource
 ) -> None:
-    rate, subtitles = speech.tts.sample_rate, source.subtitles
+    rate, subtitles, length = speech.tts.sample_rate, source.subtitles, len(text)
     clock = StreamClock(rate)
     with closing(speech.pieces()) as pieces, progress(reporter, share=True, transient=True) as show:
         show("speaking", 0, length, "")
@@ -291,7 +307,7 @@ def _write_as_made(
                         speech.last.play()
         finally:
             if subtitles is not None and speech.marks:  # also after an interruption, like the audio
-                write_subtitles(subtitles, speech.marks)
+                write_subtitles(subtitles, text, speech.marks, speech.words)
     reporter.report(
         f"{output.label}: {clock.audio_s:.2f} s of audio in {clock.work_s:.2f} s{_pace(clock.work_s, clock.audio_s)}, "
         f"first audio after {clock.first_s:.2f} s (model loaded in {load_s:.2f} s)"

@@ -7,10 +7,12 @@ bring speech tokens, or whose speech tokens arrive).
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -25,11 +27,12 @@ from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS,
 from vivavoce.engine.device import DeviceQueue, HostThreads, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
+from vivavoce.engine.head_search import SpokenSample, find_heads
 from vivavoce.engine.intake import Intake
 from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.loop import Loop
-from vivavoce.engine.request import EngineRequest, InputMode, TokenRequest
+from vivavoce.engine.request import EngineRequest, InputMode, TokenRequest, speech_prompt
 from vivavoce.engine.request_state import RequestState
 from vivavoce.engine.scheduler import Scheduler
 from vivavoce.engine.settings import EngineSettings, MemoryPlan, has_language_model, plan_memory, uses_kernels
@@ -41,6 +44,8 @@ from vivavoce.engine.watermark import WatermarkStream, marked_chunk
 from vivavoce.errors import InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.layers import PairRunner
+from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce.models.lm.text_attention import TextHeads
 from vivavoce.rates import Rates
 
 _LONE_RATES = Rates(24_000, 480, 25)
@@ -163,6 +168,7 @@ class Engine:
         self._rates = models.config.rates if isinstance(models, Models) else _LONE_RATES
         self._intake = Intake(models, self.stages.lm, self._rates, official)
         self._ids = itertools.count()
+        self._heads: TextHeads | None = None
         self._loop, self._admission, self._statistics = assemble(
             self.stages,
             settings,
@@ -249,6 +255,57 @@ class Engine:
             with self._statistics.lock:
                 counts.accepted += 1
 
+    @property
+    def text_heads(self) -> TextHeads | None:
+        """The heads that tell where the voice is in the text; None: none are known, and no segment is watched."""
+        return self._heads
+
+    @property
+    def language_model_id(self) -> str:
+        """A hash of some weights of the language model, "" where it has no heads that can be read."""
+        if not isinstance(self.models.lm, SpeechLM) or not hasattr(self.stages.lm, "watch"):
+            return ""
+        digest = hashlib.sha256(str(self.models.config.lm).encode())
+        for weight in self.models.lm.state_dict().values():
+            digest.update(weight.flatten()[:64].float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def watch(self, heads: TextHeads | None) -> None:
+        """Follow watched segments by these heads from now on; None: by none."""
+        self._in_loop(partial(self._watch, heads))
+
+    def _watch(self, heads: TextHeads | None) -> None:
+        self.stages.lm.watch(heads)  # type: ignore[union-attr]
+        self._loop.watch(heads)
+        self._heads = heads
+
+    def find_heads(self, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> TextHeads | None:
+        """Speak some texts, and find the heads that follow them, None: no head does; they are not watched yet.
+
+        texts: the ids of each, and the first id of each of its words.
+        """
+        lm, vocabulary, samples = self.models.lm, self.models.config.lm.vocabulary, []
+        if not isinstance(lm, SpeechLM):
+            return None
+        prompts = [speech_prompt(vocabulary, ids) for ids, _ in texts]
+        self._loop.start()
+        handles = [
+            self._enqueue(TokenRequest(rows, 12 * len(ids), len(ids), seed=seed), asked=False)
+            for seed, (rows, (ids, _)) in enumerate(zip(prompts, texts, strict=True))
+        ]
+        for (ids, words), rows, handle in zip(texts, prompts, handles, strict=True):
+            tokens = tuple(one for piece in handle for one in piece)
+            samples.append(SpokenSample(rows, slice(1, 1 + len(ids)), words, tokens))
+        found: TextHeads | None = self._in_loop(partial(find_heads, lm, samples))
+        return found
+
+    def _in_loop(self, work: Callable[[], Any]) -> Any:
+        """Run this in the loop's thread, which owns the device, and wait for its result."""
+        self._loop.start()
+        done: Future[Any] = Future()
+        self._loop.post(partial(self._loop.call, work, done))
+        return done.result()
+
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
         """Record the stages' launches, then speak nonsense until the costs are known: one stream, then 2, 4, 8 … at
         once, for about that many seconds. Until the engine is closed, garbage collection then skips the objects that
@@ -262,9 +319,7 @@ class Engine:
         if streams is not None and streams < 1:
             raise InvalidRequest(f"streams: {streams} is below 1; choose 1 or more, or leave it out")
         self._loop.start()
-        prepared: Future[None] = Future()
-        self._loop.post(partial(self._loop.prepare, streams, prepared))
-        prepared.result()
+        self._in_loop(partial(self._loop.prepare, streams))
         count, until, most = 1, time.perf_counter() + seconds, min(streams or self.memory.slots, self.memory.slots)
         try:
             while self.stages.flow and (count == 1 or (time.perf_counter() < until and count <= most)):

@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +35,7 @@ from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, Inp
 from vivavoce.engine.routing import EngineLoad, is_retryable, order, shortest_wait
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
+from vivavoce.models.lm.text_attention import TextHeads
 
 _OPENING = 0
 """The number of an engine's first answer: its slots once it is loaded, or the error of loading it."""
@@ -275,6 +276,16 @@ class EngineInterface(Protocol):
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None: ...
 
     @property
+    def text_heads(self) -> TextHeads | None: ...
+
+    @property
+    def language_model_id(self) -> str: ...
+
+    def find_heads(self, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> TextHeads | None: ...
+
+    def watch(self, heads: TextHeads | None) -> None: ...
+
+    @property
     def statistics(self) -> StatisticsSnapshot: ...
 
     @property
@@ -328,6 +339,22 @@ class EngineGroup:
         self._all("warm_up", seconds, streams)
 
     @property
+    def text_heads(self) -> TextHeads | None:
+        found: TextHeads | None = self._any("text_heads")
+        return found
+
+    @property
+    def language_model_id(self) -> str:
+        return str(self._any("language_model_id"))
+
+    def find_heads(self, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> TextHeads | None:
+        found: TextHeads | None = self._any("find_heads", texts)
+        return found
+
+    def watch(self, heads: TextHeads | None) -> None:
+        self._all("watch", heads)
+
+    @property
     def statistics(self) -> StatisticsSnapshot:
         return summed(self._all("statistics"))
 
@@ -338,6 +365,12 @@ class EngineGroup:
     def close(self) -> None:
         for one in self._engines.values():
             one.close()
+
+    def _any(self, method: str, *arguments: object) -> Any:
+        running = next((one for one in self._engines.values() if one.load.ready), None)
+        if running is None:
+            raise EngineStopped("engine: all processes have ended; load the model again")
+        return running.call(method, *arguments).result()
 
     def _all(self, method: str, *arguments: object) -> list[Any]:
         running = [one for one in self._engines.values() if one.load.ready]

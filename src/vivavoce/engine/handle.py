@@ -47,8 +47,10 @@ class RequestResult:
     error: None if all of it was made; tokens: speech tokens of each segment; cut: for each segment in `tokens`, whether
     the language model was ended at its limit of speech tokens rather than by itself (False where the number of tokens
     was asked for, where they were given, and where text arrives token by token, which ends with an error instead);
-    samples: all samples, [n] float32, only in `RequestHandle.result`; segment_samples: number of samples of each
-    segment, in order.
+    samples: all samples, [n] float32, only in `RequestHandle.result`, as the next two; segment_samples: number of
+    samples of each segment, in order; reached: see `AudioChunk`, of each whole segment; attended: how much attention,
+    in speech tokens, each text token of a watched segment got, None: it was not followed; faults: what the guard has
+    found, and whether it was mended before the listener could hear it.
     """
 
     error: Exception | None = None
@@ -57,6 +59,9 @@ class RequestResult:
     cut: tuple[bool, ...] = ()
     samples: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     segment_samples: tuple[int, ...] = ()
+    reached: tuple[tuple[tuple[int, float], ...] | None, ...] = ()
+    attended: tuple[tuple[float, ...] | None, ...] = ()
+    faults: tuple[tuple[str, bool], ...] = ()
 
 
 class Outbox(Generic[T]):
@@ -271,11 +276,15 @@ class RequestHandle(Generic[T]):
     def _result(self, made: Sequence[T]) -> RequestResult:
         outcome, counts = self.outcome, [0] * len(self.outcome.tokens)
         samples = [np.zeros(0, np.float32)]
+        reached: list[tuple[tuple[int, float], ...] | None] = [None] * len(counts)
         for chunk in made:
-            if isinstance(chunk, AudioChunk) and len(chunk.samples):
+            if isinstance(chunk, AudioChunk) and counts:
                 samples.append(chunk.samples)
                 counts[chunk.segment] += len(chunk.samples)
-        return replace(outcome, samples=np.concatenate(samples), segment_samples=tuple(counts))
+                if chunk.reached is not None:
+                    reached[chunk.segment] = (*(reached[chunk.segment] or ()), *chunk.reached)
+        whole = np.concatenate(samples)
+        return replace(outcome, samples=whole, segment_samples=tuple(counts), reached=tuple(reached))
 
 
 Handle = RequestHandle[AudioChunk]

@@ -80,13 +80,15 @@ class Intake:
                 self._official,
             )
             sequence.phase, sequence.limited = Phase.STARVED, False
-            sequence.text = StreamingPrompt(interleaver, config.vocabulary, room, lm.capacity)
+            unwatched = len(voice.lm_text) if segment.watched else None
+            sequence.text = StreamingPrompt(interleaver, config.vocabulary, room, lm.capacity, unwatched)
             sequence.text.push(segment.text)
         else:
             run = plain_run(config, segment, official=self._official, room=None if self._official else room)
             lm.check(run)
             sequence.run, sequence.prompt_rows, sequence.most_tokens = run, len(run.rows), run.forced_at
             sequence.limited = segment.sampling.exact_tokens is None
+            sequence.first_run = run if segment.guarded is not None and sequence.limited else None
         return sequence
 
     def prompt(self, request: TokenRequest) -> SequenceState:

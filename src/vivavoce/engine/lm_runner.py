@@ -7,11 +7,14 @@ from functools import partial
 
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue
-from vivavoce.engine.lm_stage import Sampled, without_long_silence
+from vivavoce.engine.guard import LOOK_EVERY, MOST_TRIES, GuardedText, another_seed, cut_for, find_fault, run_again
+from vivavoce.engine.lm_stage import Sampled, heard_places
 from vivavoce.engine.request_state import Phase, SequenceState
 from vivavoce.engine.stages import Fail, LMInterface
 from vivavoce.engine.statistics import Statistics
+from vivavoce.engine.text_cursor import TextCursor
 from vivavoce.errors import EngineStopped, InvalidRequest
+from vivavoce.models.lm.text_attention import TextHeads
 
 
 class LMRunner:
@@ -32,6 +35,8 @@ class LMRunner:
     ) -> None:
         self.stage, self._costs, self._statistics, self._silent = stage, costs, statistics, silent
         self.queue = queue
+        self.heads: TextHeads | None = None
+        """The heads by which watched segments are followed."""
         self._sequences: dict[int, SequenceState] = {}
         """Sequences by the slot that they hold."""
 
@@ -51,11 +56,12 @@ class LMRunner:
         for sequence in sequences:
             request = sequence.request
             if sequence.slot is None:
-                sequence.slot = self.stage.open(sequence.segment.sampling, sequence.segment.seed)
+                seed = another_seed(sequence.segment.seed, sequence.tries)
+                sequence.slot = self.stage.open(sequence.segment.sampling, seed)
                 self._sequences[sequence.slot] = sequence
                 if request.timings.started_s is None:
                     request.timings.started_s = now - request.accepted_at
-                if sequence.place == 0 or request.policy is None:
+                if not sequence.tries and (sequence.place == 0 or request.policy is None):
                     queued.append(now - request.accepted_at)
             assert sequence.run is not None
             try:
@@ -117,8 +123,8 @@ class LMRunner:
         now = self.queue.clock()
         if self.stage.self_paced:
             self._learn(arrived)
-        for slot, ids, ended, failure, _ in arrived:
-            sequence = self._sequences.get(slot)
+        for one in arrived:
+            sequence, ids, ended, failure = self._sequences.get(one.slot), one.ids, one.ended, one.error
             if sequence is None:
                 continue
             if failure is not None:
@@ -134,11 +140,14 @@ class LMRunner:
                 elif ended:
                     ids = ids[:-1]
                 sequence.sampled += len(ids)
-                spoken: Sequence[int] = ids
+                places: Sequence[int] = range(len(ids))
                 if self._silent:
-                    spoken, sequence.silence = without_long_silence(ids, self._silent, sequence.silence)
-                sequence.tokens.extend(spoken)
-                sequence.produced += len(spoken)
+                    places, sequence.silence = heard_places(ids, self._silent, sequence.silence)
+                self._follow(sequence, one, places)
+                sequence.tokens.extend(ids[place] for place in places)
+                sequence.produced += len(places)
+                if self._drawn_again(sequence, ended):
+                    continue
                 if text is not None and ended:
                     self.ask_for_text(sequence)
                 elif ended or (text is None and sequence.sampled >= sequence.most_tokens):
@@ -148,6 +157,47 @@ class LMRunner:
                 self.fail([sequence], error)
         self.queue.settle()
         return changed
+
+    def _drawn_again(self, sequence: SequenceState, ended: bool) -> bool:
+        """Look whether a guarded sequence has left its text; if so, go back and draw from there. True: it was done."""
+        run, cursor, tokens = sequence.first_run, sequence.cursor, sequence.tokens
+        if run is None or cursor is None or self.heads is None:
+            return False
+        if not ended and len(tokens) < sequence.looked + LOOK_EVERY:
+            return False
+        segment = sequence.segment
+        sequence.looked = len(tokens)
+        words = getattr(segment, "guarded", None) or (0,)
+        text = GuardedText(len(run.watched), words, self.heads.pace)
+        finding = find_fault(cursor, tokens, text, ended, self._silent)
+        if finding is None:
+            return False
+        least = 0 if sequence.request.policy is None else sequence.seen
+        kept = cut_for(finding, cursor, self.heads.lag, least)
+        again = sequence.tries < MOST_TRIES and kept <= len(tokens)
+        unheard = sequence.faults.get(finding.fault.value, True) and kept <= finding.at
+        sequence.faults[finding.fault.value] = again and unheard
+        if not again:
+            sequence.first_run = None  # the rest is spoken as it comes, and the verdict tells
+            return False
+        self.release(sequence)
+        del tokens[kept:]
+        cursor.cut(kept)
+        sequence.produced = sequence.sampled = sequence.looked = kept
+        sequence.silence, sequence.tries = 0, sequence.tries + 1
+        sequence.run = run_again(run, tokens, text.ids, finding.fault)
+        sequence.phase, sequence.prompt_rows = Phase.WAITING, len(sequence.run.rows)
+        return True
+
+    @staticmethod
+    def _follow(sequence: SequenceState, sampled: Sampled, places: Sequence[int]) -> None:
+        """Give the attention of the ids at these places, which are spoken, to the sequence's cursor."""
+        attention = sampled.attention
+        if attention is not None and sequence.cursor is None:
+            sequence.cursor = TextCursor()
+            sequence.cursor.add(sequence.produced)
+        if sequence.cursor is not None:
+            sequence.cursor.add(len(places), None if attention is None else attention[places], sampled.text_start)
 
     def release(self, sequence: SequenceState) -> None:
         if sequence.slot is not None:

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from vivavoce.engine.stages import explained
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.synthesis_runner import SynthesisRunner
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
+from vivavoce.models.lm.text_attention import TextHeads
 
 log = logging.getLogger(__name__)
 
@@ -239,19 +241,30 @@ class Loop:
             self._go_on(request)
         request.outbox.text_sent(-1)
 
-    def prepare(self, streams: int | None, done: Future[None]) -> None:
-        """In the loop's thread: prepare for this many streams, None: for any work; `done` gets the outcome."""
+    def call(self, work: Callable[[], object], done: Future[Any]) -> None:
+        """In the loop's thread: run this; `done` gets the outcome."""
         try:
             if self.ended:
                 raise stopped()
-            if self._lm is not None:
-                self._lm.prepare(streams)
-            if self._synthesis is not None:
-                self._synthesis.prepare(streams and max(_LEAST_FRAMES, streams * _STREAM_FRAMES))
+            done.set_result(work())
         except Exception as error:  # such as too little memory: the caller decides whether to go on without
             done.set_exception(error)
-        else:
-            done.set_result(None)
+
+    @property
+    def _lag(self) -> float:
+        return self._lm.heads.lag if self._lm is not None and self._lm.heads is not None else 0.0
+
+    def watch(self, heads: TextHeads | None) -> None:
+        """In the loop's thread: the heads by which watched segments are followed from now on."""
+        if self._lm is not None:
+            self._lm.heads = heads
+
+    def prepare(self, streams: int | None) -> None:
+        """In the loop's thread: prepare for this many streams, None: for any work."""
+        if self._lm is not None:
+            self._lm.prepare(streams)
+        if self._synthesis is not None:
+            self._synthesis.prepare(streams and max(_LEAST_FRAMES, streams * _STREAM_FRAMES))
 
     def _give_up(self) -> None:
         """End all requests from another thread, because the loop's thread is blocked by the device."""
@@ -348,7 +361,7 @@ class Loop:
             last = final and request.complete and sequence is sequences[-1]
             # A sequence without tokens has nothing to send, unless it is a pause.
             if len(samples) or (last and sequence.produced) or request.arrival is InputMode.SPEECH:
-                self._send(request, sequence, samples, last)
+                self._send(request, sequence, samples, last, final)
             if not final:
                 break
             request.current += 1
@@ -357,12 +370,17 @@ class Loop:
                 # The last chunk was not sent as final, because more text or tokens could still come.
                 empty = np.zeros(0, np.float32)
                 place = max(0, len(sequences) - 1)
-                request.outbox.put(AudioChunk(empty, request.rates.sample_rate, request.chunks, True, place))
+                reached = sequences[-1].tell(0.0, True, self._lag) if sequences else None
+                rate = request.rates.sample_rate
+                request.outbox.put(AudioChunk(empty, rate, request.chunks, True, place, reached, True))
             self._end(request, request.error)
         elif request.arrival is not InputMode.WHOLE:
             request.outbox.want_text(request.starved)
 
-    def _send(self, request: RequestState, sequence: SequenceState, samples: NDArray[np.float32], last: bool) -> None:
+    def _send(
+        self, request: RequestState, sequence: SequenceState, samples: NDArray[np.float32], last: bool, ended: bool
+    ) -> None:
+        """last: of the request; ended: it is the sequence's last one."""
         now, rate, first = self._clock(), request.rates.sample_rate, request.sounding_since is None
         duration_s = len(samples) / rate
         late_s = request.hand_out(duration_s, now)
@@ -376,7 +394,9 @@ class Loop:
                 elif late_s > 0:
                     counted.streams.lateness_s.observe(late_s)
         request.final_sent = last and request.error is None
-        request.outbox.put(AudioChunk(samples, rate, request.chunks, request.final_sent, sequence.place))
+        reached = sequence.tell(duration_s, ended, self._lag)
+        told = request.final_sent, sequence.place, reached, ended
+        request.outbox.put(AudioChunk(samples, rate, request.chunks, *told))
         request.chunks += 1
 
     def _end(self, request: RequestState, error: Exception | None) -> None:
@@ -406,7 +426,13 @@ class Loop:
         request.timings.finished_s = self._clock() - request.accepted_at
         tokens = tuple(tuple(sequence.tokens) for sequence in request.sequences)
         cut = tuple(sequence.cut for sequence in request.sequences)
-        request.outbox.end(RequestResult(error, tokens, request.timings, cut))
+        faults = tuple(fault for sequence in request.sequences for fault in sequence.faults.items())
+        attended = tuple(
+            None if one.cursor is None else tuple(one.cursor.attended(one.cursor.known).tolist())
+            for one in request.sequences
+        )
+        result = RequestResult(error, tokens, request.timings, cut, attended=attended, faults=faults)
+        request.outbox.end(result)
 
     def wait_for_device(self) -> bool:
         """Block until a piece of launched work is done; False: none is under way."""

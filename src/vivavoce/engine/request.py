@@ -25,6 +25,8 @@ MIN_SPEED, MAX_SPEED = 0.5, 2.0
 SEEDS = (-(2**63), 2**63 - 1)
 """Limits of a seed: seeds are stored as int64."""
 MAX_PAUSE_S = 10.0
+SMALL_VOCABULARY = 32_000
+"""A vocabulary with fewer text ids (the release has 151,665) writes one word in several tokens, or byte by byte."""
 MAX_TOKENS = 100_000
 """More than any slot holds; a text that does not fit its slot is refused with the slot's own limit."""
 
@@ -107,7 +109,9 @@ class Conditioning:
 class SegmentRequest:
     """One sequence to be spoken: text ids, or given speech tokens (voice conversion).
 
-    pause_s: seconds of silence instead of speech, in a segment that has neither text nor tokens.
+    pause_s: seconds of silence instead of speech, in a segment that has neither text nor tokens; watched: its chunks
+    tell where the voice is in the text, if the engine knows heads of the model that do; guarded: the first text id of
+    each word, if speech that leaves the text is to be drawn again (`guard`), which needs `watched`.
     """
 
     conditioning: Conditioning
@@ -117,6 +121,8 @@ class SegmentRequest:
     seed: int = 0
     speed: float = 1.0
     pause_s: float = 0.0
+    watched: bool = False
+    guarded: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_speed(self.speed)
@@ -235,12 +241,30 @@ def speech_prompt(
     )
 
 
+@dataclass(frozen=True)
+class Word:
+    """A word of the text as it is written there, and when it is heard.
+
+    start_character, end_character: its characters in the input; start_s, end_s: seconds from the beginning of the
+    audio; estimated: the model did not tell where its voice was, so the times were shared out by length.
+    """
+
+    text: str
+    start_character: int
+    end_character: int
+    start_s: float
+    end_s: float
+    estimated: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class AudioChunk:
     """A piece of audio; samples: [n] float32 in [−1, 1].
 
     index: its place among the request's chunks; segment: the place of its segment in the request. The last chunk
-    (`final`) may be empty; then it has the last segment's place.
+    (`final`) may be empty; then it has the last segment's place. reached: text tokens of the segment that the voice
+    comes to in this chunk, and the seconds of the segment's audio before each, None: it is not known; ended: the chunk
+    is its segment's last one; words: the words that end in this chunk, where the front end was asked for them.
     """
 
     samples: NDArray[np.float32]
@@ -248,6 +272,9 @@ class AudioChunk:
     index: int = 0
     final: bool = False
     segment: int = 0
+    reached: tuple[tuple[int, float], ...] | None = None
+    ended: bool = False
+    words: tuple[Word, ...] = ()
 
     def __repr__(self) -> str:
         return f"AudioChunk({self.duration_s:.3f} s, index {self.index}, segment {self.segment})"

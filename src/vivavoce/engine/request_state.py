@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy, CrossfadeMode, Schedule
 from vivavoce.engine.handle import Outbox, RequestTimings
 from vivavoce.engine.request import InputMode, SpeechTokens
+from vivavoce.engine.text_cursor import TextCursor
 from vivavoce.errors import InvalidRequest
 from vivavoce.rates import Rates
 
@@ -93,6 +94,22 @@ class SequenceState:
     """False if exactly `most_tokens` were asked for."""
     cut: bool = False
     """Whether the language model was ended at `most_tokens`, and `limited` is true."""
+    cursor: TextCursor | None = None
+    """Where the attention is in the text, once a decode step of a watched segment has told it."""
+    first_run: DecodeRun | None = None
+    """The run of the whole text, in a guarded segment."""
+    tries: int = 0
+    """How often a part of it was drawn again."""
+    looked: int = 0
+    """Speech tokens at the guard's last look."""
+    seen: int = 0
+    """Speech tokens that the flow has seen, whose sound the listener may have."""
+    faults: dict[str, bool] = field(default_factory=dict)
+    """Faults that the guard has found, and whether they are gone from what the listener hears."""
+    sent_s: float = 0.0
+    """Seconds of audio that were handed out."""
+    told: int = 0
+    """Text tokens whose begin the listener knows."""
     flow: Any = None
     wave: Any = None
     lacks_prompt: bool = False
@@ -147,6 +164,25 @@ class SequenceState:
             computed = seen - self.spoken if policy is not None and policy.overlaps else self.spoken + hop
             frames, past = frames_of(self.prompt_tokens + computed), 0
         return ChunkPlan(self, hop, final, attention, seen, frames, past)
+
+    def tell(self, duration_s: float, ended: bool, lag: float) -> tuple[tuple[int, float], ...] | None:
+        """Text tokens that the voice comes to in the next audio, which lasts this long; see `AudioChunk.reached`.
+
+        ended: it is the last audio; lag: see `TextHeads`.
+        """
+        self.sent_s += duration_s
+        if self.cursor is None:
+            return None
+        found, per_second = [], self.request.rates.tokens_per_second * getattr(self.segment, "speed", 1.0)
+        for text_token, token in self.cursor.reached():
+            begin_s = max(0.0, token + lag) / per_second if token else 0.0
+            if text_token < self.told:
+                continue
+            if begin_s >= self.sent_s and not ended:
+                break
+            found.append((text_token, min(begin_s, self.sent_s)))
+            self.told = text_token + 1
+        return tuple(found)
 
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
         """Hop of the next chunk, and the number of unspoken tokens that it needs before all tokens exist."""

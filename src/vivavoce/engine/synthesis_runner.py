@@ -138,6 +138,7 @@ class SynthesisRunner:
                     continue  # another stream of the voice has computed the state meanwhile
             else:
                 sequence.chunks += 1
+                sequence.seen = max(sequence.seen, min(chunk.seen, sequence.produced))
                 sequence.finished = chunk.final
                 if sequence.pushed:
                     sequence.pushed.popleft()

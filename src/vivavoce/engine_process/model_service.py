@@ -29,6 +29,7 @@ from vivavoce.frontend.model_choice import (
 )
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
+from vivavoce.frontend.text_heads import know_heads
 from vivavoce.frontend.voices.consent import Consent, check_consent
 from vivavoce.frontend.voices.extract import kept_recording
 from vivavoce.frontend.voices.names import NameRules, VoiceSummary
@@ -210,6 +211,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     if model.warm_up_s:
         front_end.text.warm_up()
         engine.warm_up(model.warm_up_s)
+        know_heads(engine, front_end)
     decoding.check()
     extractor = changed(front_end.extractor, decode=decoding.decode)
     quota = Quota(voices=voices.quota, total_bytes=voices.quota * LARGEST_VOICE)

@@ -29,6 +29,7 @@ from vivavoce.frontend.text.sentence_stream import sentence_stream
 from vivavoce.frontend.text.text_filter import TextFilter
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
+from vivavoce.frontend.text.word_spans import WordSpan
 from vivavoce.frontend.voices.extract import AudioSource, VoiceExtractor
 from vivavoce.frontend.voices.voice import Voice, check_fits
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
@@ -42,11 +43,18 @@ DEMO_REFERENCE_S = 12.0
 
 @dataclass(frozen=True, eq=False)
 class PlannedSegment:
-    """A segment that speaks the characters start … end − 1 of the input."""
+    """A segment that speaks the characters start … end − 1 of the input; words: its words, if they were asked for."""
 
     request: SegmentRequest
     start: int
     end: int
+    words: tuple[WordSpan, ...] = ()
+
+    def moved(self, text_filter: TextFilter) -> PlannedSegment:
+        """The same segment, with places in the text before it was filtered."""
+        at = text_filter.original
+        words = tuple(one._replace(start=at(one.start), end=at(one.end)) for one in self.words)
+        return replace(self, start=at(self.start), end=at(self.end), words=words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +100,7 @@ class FrontEnd:
         conditioning = self.conditioning(voice, options, system)
         try:
             for one in self._segments(spoken, conditioning, options, is_cancelled, len(system)):
-                yield replace(one, start=text_filter.original(one.start), end=text_filter.original(one.end))
+                yield one.moved(text_filter)
         except InvalidText as error:
             if not (silent and text and error.nothing_to_say):
                 raise
@@ -124,7 +132,7 @@ class FrontEnd:
         text_filter = TextFilter(options.reasoning)
         one = None
         for one in self._plan_arriving(text_filter.stream(pieces), voice, options, is_cancelled):
-            yield replace(one, start=text_filter.original(one.start), end=text_filter.original(one.end))
+            yield one.moved(text_filter)
         if silent and text_filter.taken and one is None:
             request = SegmentRequest(self.conditioning(voice, options), (), pause_s=SILENCE_S)
             yield PlannedSegment(request, 0, text_filter.taken)
@@ -220,18 +228,41 @@ class FrontEnd:
         found = self.text.located(text, options.language, is_cancelled, options.reading, options.natural)
         for seed, one in enumerate(found, options.seed + index):
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
-            request = SegmentRequest(conditioning, ids, None, options.sampling, seed, speed, one.pause_s)
-            yield PlannedSegment(request, start + one.start, start + one.end)
+            watched, low, high = options.follows and bool(ids), start + one.start, start + one.end
+            words = self.text.words(text[one.start : one.end], one.spoken, low) if watched else ()
+            guarded = tuple(word.first for word in words) if options.guard and words else None
+            how = options.sampling, seed, speed, one.pause_s, watched, guarded
+            request = SegmentRequest(conditioning, ids, None, *how)
+            yield PlannedSegment(request, low, high, words)
 
     def _words(
         self, pieces: Iterable[str], conditioning: Conditioning, options: SpeakOptions, begin: int
     ) -> Iterator[PlannedSegment]:
-        for words, read in self.text.arriving(pieces, options.language, options.reading, options.natural):
+        text, past, given = _Kept(pieces), 0, 0
+        for words, read in self.text.arriving(text, options.language, options.reading, options.natural):
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(
-                    conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed
-                )
-                yield PlannedSegment(request, begin, begin + read)
+                    conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed,
+                    watched=options.follows,
+                )  # fmt: skip
+                spans: tuple[WordSpan, ...] = ()
+                if options.follows:
+                    found = self.text.words(text.text[past:read], self.text.piece(words), begin + past)
+                    spans = tuple(one._replace(first=one.first + given, last=one.last + given) for one in found)
+                yield PlannedSegment(request, begin, begin + read, spans)
+                past, given = read, given + len(ids)
+
+
+class _Kept:
+    """Iterates over pieces, and keeps the text that they have made so far."""
+
+    def __init__(self, pieces: Iterable[str]) -> None:
+        self._pieces, self.text = pieces, ""
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._pieces:
+            self.text += piece
+            yield piece
 
 
 def _unmarked(pieces: Iterable[str]) -> Iterator[str]:

@@ -6,28 +6,33 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.engine_group import EngineInterface
 from vivavoce.engine.handle import ArrivingText, Handle, Outbox, RequestResult
-from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode
+from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode, Word
 from vivavoce.errors import InvalidText, RequestCancelled
+from vivavoce.frontend.delivery import delivery_of, reason_of, warnings_about
 from vivavoce.frontend.front_end import FrontEnd, PlannedSegment
 from vivavoce.frontend.speech import (
-    FinishReason,
+    Delivery,
+    Heard,
     Mark,
     SegmentText,
     SpeakOptions,
     SpeechEvent,
     Verdict,
+    heard_until,
     marks_of,
     warnings_of,
 )
+from vivavoce.frontend.text_heads import know_heads
 from vivavoce.frontend.text_threads import in_thread, read_in_loop, start_thread
 from vivavoce.frontend.voices.voice import Voice
+from vivavoce.frontend.word_times import WordTimer
 from vivavoce_textnorm import MAX_BLOCK_CHARS
 
 Text = str | Iterable[str] | AsyncIterable[str]
@@ -81,6 +86,9 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         session was closed meanwhile), and those of `FrontEnd.plan`.
         """
         progress, self._language = self._progress, options.language
+        progress.word_times, progress.follows = options.word_times, options.follows
+        if options.follows:
+            know_heads(self._engine, self._front_end)
         if isinstance(text, AsyncIterable) and progress.loop is not None:
             text, progress.end_source = read_in_loop(text, progress.loop)
             if progress.closed.is_set():
@@ -138,8 +146,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         except BaseException:
             self.close()
             raise
-        self.on_heard(chunk.segment, len(chunk.samples))
-        return chunk
+        return self._heard(chunk)
 
     async def __anext__(self) -> AudioChunk:
         if self._progress.closed.is_set():
@@ -154,8 +161,11 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         except BaseException:
             self.close()
             raise
+        return self._heard(chunk)
+
+    def _heard(self, chunk: AudioChunk) -> AudioChunk:
         self.on_heard(chunk.segment, len(chunk.samples))
-        return chunk
+        return self._progress.timed(chunk)
 
     def _start_late(self) -> None:
         start, self._later = self._later, None
@@ -168,7 +178,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         async for chunk in self.handle:
             while announced:
                 yield announced.popleft()
-            if len(chunk.samples):
+            chunk = self._progress.timed(chunk)
+            if len(chunk.samples) or chunk.words:
                 yield chunk
         while announced:
             yield announced.popleft()
@@ -179,6 +190,15 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
         return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.outcome.cut)
 
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words in the chunks so far, with `word_times`."""
+        return tuple(self._progress.timer.words) if self._progress.word_times else ()
+
+    def heard(self, seconds: float) -> Heard:
+        """How much of the text is heard in the first `seconds` of the audio: by words, or else by segments."""
+        return heard_until(seconds, self.words, self.marks)
+
     def __repr__(self) -> str:
         state = "closed" if self._progress.closed.is_set() else "open"
         seconds = sum(self._progress.samples) / self._front_end.config.rates.sample_rate
@@ -186,15 +206,26 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     def verdict(self) -> Verdict:
         """The verdict after the last chunk; the listener adds the seconds of audio that it took."""
-        given = len(self._progress.spans)
+        given, delivery = len(self._progress.spans), self._delivery()
         return Verdict(
-            FinishReason.LENGTH if any(self.handle.outcome.cut) else FinishReason.STOP,
+            reason_of(any(self.handle.outcome.cut), delivery),
             segments_spoken=given,
             segments_given=given,
             text_tokens=self._progress.text_tokens,
             speech_tokens=sum(map(len, self.handle.outcome.tokens)),
-            warnings=warnings_of(self._progress.text, self._language, self._front_end.card.languages),
+            warnings=(
+                *warnings_of(self._progress.text, self._language, self._front_end.card.languages),
+                *warnings_about(delivery),
+            ),
+            delivery=delivery,
         )
+
+    def _delivery(self) -> Delivery | None:
+        progress = self._progress
+        if not any(self.handle.outcome.attended):
+            return None
+        heads = self._engine.text_heads
+        return delivery_of(progress.text, progress.timer.segments, self.handle.outcome, heads.pace if heads else None)
 
     def close(self) -> None:
         """Cancel the request. Does nothing after its end."""
@@ -223,7 +254,9 @@ class _Progress:
     """The state of a session that the listener and the thread that reads the text share.
 
     text: the text read so far; spans: characters of each segment that the engine got; samples: numbers of samples heard
-    of each segment; heard: the segment that is heard; loop: reads an async iterable; end_source: ends this reading.
+    of each segment; heard: the segment that is heard; follows, word_times: options; timer: times the words of the
+    segments, if it `follows` them; loop:
+    reads an async iterable; end_source: ends this reading.
     """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -234,6 +267,9 @@ class _Progress:
     text_tokens: int = 0
     announced: deque[SegmentText] = field(default_factory=deque)
     heard: int = 0
+    word_times: bool = False
+    follows: bool = False
+    timer: WordTimer = field(default_factory=WordTimer)
     closed: threading.Event = field(default_factory=threading.Event)
     loop: asyncio.AbstractEventLoop | None = None
     end_source: Callable[[], object] = lambda: None
@@ -254,6 +290,14 @@ class _Progress:
             self.spans[0] = segment.start, self.spans[0][1]
         self.announced.append(SegmentText(len(self.spans) - 1, segment.start, segment.end))
         self.text_tokens += len(segment.request.text)
+        self.timer.plan(len(self.spans) - 1, segment.words)
+
+    def timed(self, chunk: AudioChunk) -> AudioChunk:
+        """The chunk with the words that end in it."""
+        if not self.follows:
+            return chunk
+        words = self.timer.add(self.text, chunk, chunk.ended)
+        return replace(chunk, words=words) if self.word_times else chunk
 
     def close(self) -> None:
         with self.changed:

@@ -11,12 +11,13 @@ from typing import TypeVar
 
 import regex
 
-from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
+from vivavoce.engine.request import AudioChunk, SamplingParams, Word, check_speed
 from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.frontend.speech_options import (
     CHUNK_POLICY,
     CODE,
     EMOJIS,
+    GUARD,
     INSTRUCTIONS,
     LANGUAGE,
     MAX_SEED,
@@ -26,6 +27,7 @@ from vivavoce.frontend.speech_options import (
     REASONING,
     SEED,
     SPEED,
+    WORD_TIMES,
 )
 from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization, one_of, parse_language, parse_reading
 from vivavoce.frontend.text.text_filter import Reasoning, readable
@@ -76,6 +78,8 @@ class SpeakOptions:
     emojis: Emojis = EMOJIS.default
     code: Code = CODE.default
     reasoning: Reasoning = REASONING.default
+    word_times: bool = WORD_TIMES.default
+    guard: bool = GUARD.default
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -91,10 +95,17 @@ class SpeakOptions:
         if self.language is not None:
             object.__setattr__(self, "language", parse_language(self.language))
         parse_reading(self.reading)
+        for name in ("word_times", "guard"):
+            check_kind(name, getattr(self, name), bool, "choose True or False")
         for option in (EMOJIS, CODE, REASONING):
             one_of(option.choices, option.name, getattr(self, option.name))
         if not isinstance(self.lexicon, Lexicon):
             object.__setattr__(self, "lexicon", Lexicon(self.lexicon))
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is to be known where the voice is in the text."""
+        return self.word_times or self.guard
 
     @property
     def natural(self) -> Settings:
@@ -164,10 +175,29 @@ class FinishReason(str, Enum):
     """All of the text was spoken."""
     LENGTH = "length"
     """A segment reached its limit of speech tokens and was cut there; the other segments were spoken in full."""
+    INCOMPLETE = "incomplete"
+    """The speech ended by itself, and some words of the text seem not to be spoken (`Delivery.missing`)."""
     CANCELLED = "cancelled"
     """The caller ended the request, or the listener disconnected."""
     ERROR = "error"
     """The request failed; the audio that was made before was sent."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How well the text was spoken, where the model was asked to follow it.
+
+    spoken: share of the words; missing: words that seem not to be spoken; faults, mended: what the guard has found, and
+    could not mend or has mended (`stands`, `repeats`, `skips`, `early_end`, `loops`, `silence`); pause_s: the longest
+    silence; length: the speech's length against the usual one for its text, None: unknown.
+    """
+
+    spoken: float
+    missing: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    mended: tuple[str, ...] = ()
+    pause_s: float = 0.0
+    length: float | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +207,8 @@ class Verdict:
     audio_s: seconds of audio that the listener took; segments_spoken: segments whose audio the listener took to the
     end; segments_given: all segments; error: one line, and error_code its stable code, both only with reason ERROR;
     text_tokens, speech_tokens: tokens that the language model read and made, None where that is unknown; warnings: what
-    may be wrong with the speech though it ended well, one line each.
+    may be wrong with the speech though it ended well, one line each; delivery: how well the text was spoken, with
+    `word_times` or `guard`.
     """
 
     reason: FinishReason
@@ -189,6 +220,22 @@ class Verdict:
     text_tokens: int | None = None
     speech_tokens: int | None = None
     warnings: tuple[str, ...] = ()
+    delivery: Delivery | None = None
+
+
+def joined(deliveries: Sequence[Delivery]) -> Delivery | None:
+    """The delivery of several texts that follow one another; None: none is known."""
+    if len(deliveries) < 2:
+        return deliveries[0] if deliveries else None
+    lengths = [one.length for one in deliveries if one.length is not None]
+    return Delivery(
+        round(sum(one.spoken for one in deliveries) / len(deliveries), 4),
+        tuple(word for one in deliveries for word in one.missing),
+        tuple(fault for one in deliveries for fault in one.faults),
+        tuple(fault for one in deliveries for fault in one.mended),
+        max(one.pause_s for one in deliveries),
+        round(sum(lengths) / len(lengths), 3) if lengths else None,
+    )
 
 
 _REPEATED = regex.compile(
@@ -252,3 +299,30 @@ def marks_of(
         Mark(readable(text[start:end]), start, end, start_s, end_s, place < len(cut) and cut[place])
         for place, ((start, end), (start_s, end_s)) in enumerate(zip(spans, times, strict=False))
     )
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The part of a text that is heard by some moment.
+
+    character: the input is heard up to this character (excluded); text: the last word, or segment, that was begun;
+    seconds: the moment, at most the audio's length.
+    """
+
+    character: int
+    text: str
+    seconds: float
+
+
+def heard_until(seconds: float, words: Sequence[Word], marks: Sequence[Mark]) -> Heard:
+    """How much of the text is heard by this moment: whole words, or else a part of a segment by its length."""
+    seconds = min(seconds, marks[-1].end_s if marks else 0.0)
+    begun = [one for one in (words or marks) if one.start_s < seconds]
+    if not begun:
+        return Heard(marks[0].start_character if marks else 0, "", seconds)
+    last = begun[-1]
+    if words:
+        return Heard(last.end_character, last.text, seconds)
+    share = min(1.0, (seconds - last.start_s) / max(1e-9, last.end_s - last.start_s))
+    reached = last.start_character + round(share * (last.end_character - last.start_character))
+    return Heard(reached, last.text, seconds)

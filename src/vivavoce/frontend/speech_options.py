@@ -17,8 +17,8 @@ class Option:
     """One option of speech.
 
     name: as users write it; field: the attribute of `SpeechRequest`, if that has another name. help: one sentence,
-    which names the choices. kind: float, int or str. default_help: the meaning of a default of None. minimum, maximum:
-    limits of a number; max_chars: limit of a text; choices: all values of a text that has fixed ones.
+    which names the choices. kind: float, int, str or bool. default_help: the meaning of a default of None. minimum,
+    maximum: limits of a number; max_chars: limit of a text; choices: all values of a text that has fixed ones.
     """
 
     name: str
@@ -90,6 +90,8 @@ REASONING = Option(
     default="silent",
     choices=("silent", "read"),
 )
+WORD_TIMES = Option("word_times", "Tell when each word is heard.", bool, False)
+GUARD = Option("guard", "Notice speech that leaves its text, and speak the part again.", bool, False)
 CHUNK_POLICY = Option(
     "chunk_policy",
     "How the stream is cut into chunks: low_latency, official, equal, exponential or time_based.",
@@ -105,7 +107,7 @@ PRIORITY = Option(
 )
 READING_OPTIONS = (LANGUAGE, READING, EMOJIS, CODE, REASONING)
 """Options of reading a text, without the lexicon, which belongs to a voice or a file."""
-SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, CHUNK_POLICY, PRIORITY)
+SPEECH_OPTIONS = (INSTRUCTIONS, SPEED, SEED, MODE, *READING_OPTIONS, WORD_TIMES, GUARD, CHUNK_POLICY, PRIORITY)
 
 _MODEL = "as the model is set"
 _TOP_P = "Share of the probability from which speech tokens are drawn."

@@ -7,21 +7,27 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from threading import Event
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.engine.handle import Handle, RequestResult
+from vivavoce.engine.request import AudioChunk, Word
 from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
 from vivavoce.frontend.audio.tag import AudioTag, new_tag
-from vivavoce.frontend.speech import Mark, marks_of
+from vivavoce.frontend.delivery import delivery_of
+from vivavoce.frontend.front_end import PlannedSegment
+from vivavoce.frontend.speech import Delivery, Mark, marks_of
+from vivavoce.frontend.word_times import WordTimer
 
 _LOOK_S = 0.01
 """Seconds between two looks at the engine, where another thread can cancel."""
+TimedPart = TypeVar("TimedPart", Mark, Word)
 _PLAYERS = ("ffplay -nodisp -autoexit -loglevel error", "pw-play", "paplay", "aplay -q", "afplay", "mpv --no-video")
 
 
@@ -40,8 +46,9 @@ class Timings:
 class Speech:
     """Finished audio; samples: [n] float32 in [−1, 1].
 
-    marks: the characters and times of each segment of the text; () without a text. tag: what `save` and `to_bytes`
-    write into a file about its origin; None, as of `dataclasses.replace(speech, tag=None)`: nothing.
+    marks: the characters and times of each segment of the text; () without a text. words: the same of each word, if
+    `word_times` was asked for. delivery: how well the text was spoken, with `word_times` or `guard`. tag: what `save`
+    and `to_bytes` write into a file about its origin; None, as of `dataclasses.replace(speech, tag=None)`: nothing.
     """
 
     samples: NDArray[np.float32]
@@ -49,6 +56,8 @@ class Speech:
     timings: Timings
     marks: tuple[Mark, ...] = ()
     tag: AudioTag | None = None
+    words: tuple[Word, ...] = ()
+    delivery: Delivery | None = None
 
     def __repr__(self) -> str:
         return f"Speech({self.duration_s:.2f} s, {self.sample_rate} Hz, {len(self.marks)} segments)"
@@ -62,13 +71,11 @@ class Speech:
                 f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz do not join; use one model"
             )
         at, s = self.marks[-1].end_character if self.marks else 0, self.duration_s
-        moved = (
-            Mark(one.text, at + one.start_character, at + one.end_character, s + one.start_s, s + one.end_s, one.cut)
-            for one in other.marks
-        )
+        marks = tuple(moved(one, at, s) for one in other.marks)
+        words = tuple(moved(one, at, s) for one in other.words)
         timings = Timings(*map(sum, zip(astuple(self.timings), astuple(other.timings), strict=True)))
         joined = np.concatenate((self.samples, other.samples))
-        return Speech(joined, self.sample_rate, timings, (*self.marks, *moved), self.tag)
+        return Speech(joined, self.sample_rate, timings, (*self.marks, *marks), self.tag, (*self.words, *words))
 
     @property
     def duration_s(self) -> float:
@@ -121,19 +128,33 @@ class Speech:
         return f'<audio controls src="data:audio/mpeg;base64,{content}"></audio>'
 
 
+def moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
+    """The mark or word, so many characters and seconds later."""
+    return replace(
+        one,
+        start_character=one.start_character + characters,
+        end_character=one.end_character + characters,
+        start_s=one.start_s + seconds,
+        end_s=one.end_s + seconds,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class PendingSpeech:
     """Speech that the engine still makes.
 
-    text_s: seconds spent on the text; spans: characters of each segment; model: its name, for the tag.
+    text_s: seconds spent on the text; planned: its segments, () without a text; model: its name, for the tag;
+    word_times: whether the times of words are wanted; pace: usual speech tokens for a text token.
     """
 
     handle: Handle
     rate: int
     text_s: float
     text: str
-    spans: Sequence[tuple[int, int]]
+    planned: Sequence[PlannedSegment]
     model: str
+    word_times: bool = False
+    pace: float | None = None
 
     def result(self, cancel: Event | None = None) -> Speech:
         """Wait for it; an error, or an interruption, cancels the request. RequestCancelled: `cancel` was set."""
@@ -152,5 +173,20 @@ class PendingSpeech:
     def _speech(self, spoken: RequestResult) -> Speech:
         spent, text_s = spoken.timings, self.text_s
         timings = Timings(text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, text_s + (spent.finished_s or 0.0))
-        marks = marks_of(self.text, self.spans, spoken.segment_samples, self.rate, spoken.cut)
-        return Speech(spoken.samples, self.rate, timings, marks, new_tag(self.model))
+        spans = [(one.start, one.end) for one in self.planned]
+        marks = marks_of(self.text, spans, spoken.segment_samples, self.rate, spoken.cut)
+        words, delivery = self._followed(spoken)
+        return Speech(spoken.samples, self.rate, timings, marks, new_tag(self.model), words, delivery)
+
+    def _followed(self, spoken: RequestResult) -> tuple[tuple[Word, ...], Delivery | None]:
+        timer, past = WordTimer(), 0
+        if not any(one.words for one in self.planned):
+            return (), None
+        for segment, one in enumerate(self.planned):
+            timer.plan(segment, one.words)
+        for segment, count in enumerate(spoken.segment_samples):
+            samples, reached = spoken.samples[past : past + count], spoken.reached[segment]
+            timer.add(self.text, AudioChunk(samples, self.rate, segment=segment, reached=reached), ended=True)
+            past += count
+        delivery = delivery_of(self.text, timer.segments, spoken, self.pace)
+        return tuple(timer.words) if self.word_times else (), delivery

@@ -1,8 +1,8 @@
 """Subtitles of a speech: SubRip (.srt) and WebVTT (.vtt).
 
-A segment of the text begins and ends exactly where its audio does. The times of words inside a segment are unknown: a
-text that is too long for one subtitle is divided into several, and its time in proportion to their characters, without
-white space.
+A segment of the text begins and ends exactly where its audio does. Where the times of its words are unknown, a text
+that is too long for one subtitle is divided into several, and its time in proportion to their characters, without white
+space; `sentence_cues` has the times of words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from itertools import accumulate, pairwise
 
 import regex
 
+from vivavoce.engine.request import Word
 from vivavoce.frontend.speech import Mark
+from vivavoce.frontend.text.sentence_stream import LOOKAHEAD, MARK, MAX_HELD, ends_sentence
+from vivavoce_textnorm import detect_language
 
 MAX_COLUMNS = 42
 """Most columns of a line; a character of full width, such as a Chinese one, takes two."""
@@ -25,10 +28,7 @@ _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _OPENING = r"\p{Ps}\p{Pi}"
 # These stay on one line: a word with the marks that touch it, or one character of a script without spaces.
 _ATOM = regex.compile(rf"""[{_OPENING}]*(?:[{_CJK}]|[^\s{_CJK}{_OPENING}]+)?[\p{{Pe}}\p{{Pf}}\p{{Po}}]*\s*""")
-_ENDS = (
-    regex.compile(r"""[.?!。？！｡…]["'\p{Pe}\p{Pf}]*\s*\Z"""),
-    regex.compile(r"""[,;:，；：、–—]["'\p{Pe}\p{Pf}]*\s*\Z"""),
-)
+_CLAUSE = regex.compile(r"""[,;:，；：、–—]["'\p{Pe}\p{Pf}]*\s*\Z""")
 # Tags of the natural reading that are silent.
 _SILENT = regex.compile(r"\s*(?:\[pause [^\[\]]*\][\s\p{P}]*|<[^<>]*>\s*)+")
 
@@ -42,7 +42,7 @@ class Cue:
     text: str
 
 
-def to_srt(cues: Iterable[Cue | Mark]) -> str:
+def to_srt(cues: Iterable[Cue | Mark | Word]) -> str:
     """The content of a SubRip file; cues that are too long are split, silent and empty ones left out."""
     blocks = (
         f"{number}\n{_time(cue.start_s, ',')} --> {_time(cue.end_s, ',')}\n{cue.text}\n"
@@ -51,7 +51,7 @@ def to_srt(cues: Iterable[Cue | Mark]) -> str:
     return "\n".join(blocks)
 
 
-def to_vtt(cues: Iterable[Cue | Mark]) -> str:
+def to_vtt(cues: Iterable[Cue | Mark | Word]) -> str:
     """The content of a WebVTT file; see `to_srt`."""
     blocks = (
         f"{_time(cue.start_s, '.')} --> {_time(cue.end_s, '.')}\n{_escaped(cue.text)}\n" for cue in split_cues(cues)
@@ -59,12 +59,41 @@ def to_vtt(cues: Iterable[Cue | Mark]) -> str:
     return "\n".join(("WEBVTT\n", *blocks))
 
 
-def split_cues(cues: Iterable[Cue | Mark]) -> list[Cue]:
+def split_cues(cues: Iterable[Cue | Mark | Word]) -> list[Cue]:
     """Subtitles of at most `MAX_LINES` lines of `MAX_COLUMNS`; a longer cue's time is shared out by characters."""
     return [part for cue in cues if cue.end_s > cue.start_s and not _SILENT.fullmatch(cue.text) for part in _split(cue)]
 
 
-def _split(cue: Cue | Mark) -> Iterator[Cue]:
+def sentence_cues(text: str, words: Sequence[Word]) -> list[Cue]:
+    """A subtitle for each sentence of a text, or several for a long one, with the times of its words."""
+    begins = [0, *(word.start_character for word in words[1:]), len(text)]
+    atoms = [" ".join(text[low:high].split()) + " " for low, high in pairwise(begins)]
+    ends, cues, first = sentence_ends(text), list[Cue](), 0
+    for last, word in enumerate(words, start=1):
+        if last < len(words) and not any(word.start_character < end <= begins[last] for end in ends):
+            continue
+        for part in _parts(atoms[first:last]):
+            own = words[first : first + len(part)]
+            cues.append(Cue(own[0].start_s, own[-1].end_s, _wrapped(part)))
+            first += len(part)
+    return cues
+
+
+def sentence_ends(text: str) -> list[int]:
+    """The places behind the marks that end sentences; "Mr." and "e.g." end none."""
+    language = detect_language(text) if text.strip() else "en"
+    found = []
+    for mark in MARK.finditer(text):
+        before = text[max(0, mark.start() - MAX_HELD) : mark.start()]
+        after = text[mark.end() : mark.end() + LOOKAHEAD + 1]
+        if not after or (
+            mark["stop"] and ends_sentence(before, mark["stop"], mark["closing"], after, language) is not False
+        ):
+            found.append(mark.end())
+    return found
+
+
+def _split(cue: Cue | Mark | Word) -> Iterator[Cue]:
     parts = list(_parts(_atoms(" ".join(cue.text.split()))))
     ends = list(accumulate((_size(part) for part in parts), initial=0))
     seconds_each = (cue.end_s - cue.start_s) / max(1, ends[-1])
@@ -111,11 +140,10 @@ def _good_end(atoms: Sequence[str], limit: int) -> int:
     """The number of atoms up to the last end of a sentence, or of a clause, in the second half."""
     if limit == len(atoms):
         return limit
-    for end in _ENDS:
-        for count in range(limit, limit // 2, -1):
-            if end.search(atoms[count - 1]):
-                return count
-    return limit
+    lengths = list(accumulate(map(len, atoms), initial=0))
+    sentences, counts = sentence_ends("".join(atoms)), range(limit, limit // 2, -1)
+    ended = (count for count in counts if any(lengths[count - 1] < end <= lengths[count] for end in sentences))
+    return next(ended, next((count for count in counts if _CLAUSE.search(atoms[count - 1])), limit))
 
 
 def _wrapped(atoms: Sequence[str]) -> str:

@@ -56,6 +56,9 @@ class RequestMetrics:
         self._underruns = counter("underruns", "Pieces of audio that came too late for gapless playing.")
         self._audio_s = counter("audio_seconds", "Seconds of audio handed to listeners, by requests that ended.")
         self.characters = counter("characters", "Characters of text taken in.")
+        text = "Faults of speech that the guard found, and whether a listener heard them."
+        self._faults = counter("speech_faults", text, "fault", "outcome")
+        self._missing = counter("missing_words", "Words that seem not to be spoken, of texts that were followed.")
         usage = {
             "requests": "Requests for speech that were taken and ended, by the name of their key.",
             "characters": "Characters of their texts.",
@@ -76,6 +79,11 @@ class RequestMetrics:
         self._requests.labels(record.protocol, record.reason.value).inc()
         self._wall.labels(record.protocol).observe(record.total_s or 0.0)
         self._audio_s.inc(record.audio_s)
+        if (delivery := record.delivery) is not None:
+            self._missing.inc(len(delivery.missing))
+            for outcome, faults in (("heard", delivery.faults), ("mended", delivery.mended)):
+                for fault in faults:
+                    self._faults.labels(fault, outcome).inc()
         if name := record.principal_name:
             name = name if name in self._callers or len(self._callers) < MOST_CALLERS else OTHERS
             self._callers.add(name)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from vivavoce.errors import InvalidRequest, RequestNotFound
-from vivavoce.frontend.speech import FinishReason, Verdict
+from vivavoce.frontend.speech import Delivery, FinishReason, Verdict
 from vivavoce.logs import RequestScope, current_scope, log_event, note_principal, texts_are_logged
 from vivavoce.server.rate_limiter import Principal
 
@@ -51,6 +51,7 @@ class RequestRecord:
     total_s: float | None = None
     deadline: float | None = None
     notes: tuple[str, ...] = ()
+    delivery: Delivery | None = None
     scope: RequestScope | None = None
 
     @property
@@ -96,7 +97,7 @@ class RequestLog:
         """Record the end, `total_s` after the start; a second call changes nothing."""
         if self._running.pop((record.principal_name, record.request_id), None) is None:
             return
-        for field in ("reason", "error", "error_code", "audio_s", "segments_spoken", "segments_given"):
+        for field in ("reason", "error", "error_code", "audio_s", "segments_spoken", "segments_given", "delivery"):
             setattr(record, field, getattr(verdict, field))
         record.total_s = total_s
         self._finished[record.principal_name, record.request_id] = record
@@ -149,6 +150,9 @@ def _write_line(record: RequestRecord) -> None:
         audio_s=record.audio_s,
         segments_spoken=record.segments_spoken,
         segments_given=record.segments_given,
+        missing_words=len(record.delivery.missing) if record.delivery else None,
+        faults=", ".join(record.delivery.faults) or None if record.delivery else None,
+        mended=", ".join(record.delivery.mended) or None if record.delivery else None,
         warning="; ".join(record.notes) or None,
         error_code=record.error_code,
         figures=record.figures or None,

@@ -1,20 +1,24 @@
-"""The time of each segment in the audio, for clients that get it while the text is spoken."""
+"""The time of each segment and word in the audio, for clients that get it while the text is spoken."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from vivavoce.engine.request import Word
 from vivavoce.frontend.speech import SegmentText
 
 
 class SegmentClock:
     """Counts sent samples. Segments and characters are counted over all requests of a text.
 
-    Methods return the events that follow, as JSON values; begun, done: types of the events.
+    Methods return the events that follow, as JSON values; begun, done, words: types of the events.
     """
 
-    def __init__(self, sample_rate: int, begun: str, done: str) -> None:
-        self._rate, self._begun, self._done = sample_rate, begun, done
+    def __init__(self, sample_rate: int, begun: str, done: str, words: str) -> None:
+        self._rate, self._begun, self._done, self._words = sample_rate, begun, done, words
+        self._first_s = 0.0
+        self._heard: list[dict[str, Any]] = []
         self._samples = 0
         self._announced: dict[int, dict[str, int]] = {}
         self._current: int | None = None
@@ -29,7 +33,7 @@ class SegmentClock:
 
     def begin_request(self, first_character: int) -> None:
         """Start a new request, whose segments are numbered from 0. first_character: where its text begins."""
-        self._first_segment, self._first_character = self._given, first_character
+        self._first_segment, self._first_character, self._first_s = self._given, first_character, self.seconds
 
     def announce(self, segment: SegmentText) -> None:
         number = self._first_segment + segment.place
@@ -45,6 +49,30 @@ class SegmentClock:
         """Like `begin`, but earlier segments without audio also begin and end."""
         passed = [number for number in self._announced if number <= self._first_segment + segment]
         return [event for number in passed for event in self._begin(number)]
+
+    def words(self, words: Sequence[Word]) -> list[dict[str, Any]]:
+        """The words that end in the next audio, in one event."""
+        found = [
+            {
+                "text": one.text,
+                "start_character": self._first_character + one.start_character,
+                "end_character": self._first_character + one.end_character,
+                "start": round(self._first_s + one.start_s, 3),
+                "end": round(self._first_s + one.end_s, 3),
+            }
+            for one in words
+        ]
+        self._heard += found
+        estimated = {"estimated": True} if any(one.estimated for one in words) else {}
+        return [{"type": self._words, "words": found, **estimated}] if found else []
+
+    def spoken_until(self, seconds: float | None = None) -> dict[str, Any] | None:
+        """The character up to which the text is heard in these seconds of audio, None: in all; None without words."""
+        seconds = self.seconds if seconds is None else min(seconds, self.seconds)
+        begun = [one for one in self._heard if one["start"] < seconds]
+        if not self._heard:
+            return None
+        return {"character": begun[-1]["end_character"] if begun else 0, "ms": round(1000 * seconds)}
 
     def end_request(self) -> list[dict[str, Any]]:
         return [*self.begin_through(self._given), *self.end()]

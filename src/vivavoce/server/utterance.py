@@ -14,7 +14,7 @@ from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed
 from vivavoce.frontend.audio.encode import OutputFormat, encode
 from vivavoce.frontend.audio.encoders import Encoder
 from vivavoce.frontend.audio.tag import AudioTag
-from vivavoce.frontend.speech import FinishReason, SegmentText, Verdict
+from vivavoce.frontend.speech import FinishReason, SegmentText, Verdict, joined
 from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.segment_clock import SegmentClock
@@ -90,7 +90,7 @@ class StreamedUtterance:
         """Passages whose audio is not sent yet."""
         self._active: ActiveRequest | None = None
         self._verdicts: list[Verdict] = []
-        self._clock = SegmentClock(sample_rate, "segment", "segment_done")
+        self._clock = SegmentClock(sample_rate, "segment", "segment_done", "words")
         self._is_stopped = False
         self.has_ended = False
         self._passage = self._begin_passage(0)  # now, so that a wrong voice is refused before the text comes
@@ -156,17 +156,21 @@ class StreamedUtterance:
             self._active.cancel()
         self.delivery.cancel()
 
-    def cancelled(self) -> Reply:
+    def cancelled(self, played_s: float | None = None) -> Reply:
+        """played_s: seconds of audio that the client has played; None: it does not say."""
         reached, at = None, self._clock.reached
         if at is not None:
             characters = {"from_character": at["start_character"], "to_character": at["end_character"]}
             reached = {"segment": at["segment"], **characters}
-        sent = {"audio_seconds": self._clock.seconds, "reached": reached}
+        sent: Reply = {"audio_seconds": self._clock.seconds, "reached": reached}
+        if (until := self._clock.spoken_until(played_s)) is not None:
+            sent["spoken_until"] = until
         return {"type": "cancelled", "request_id": self.request_id, **sent}
 
     def verdict(self, error: VivavoceError | None = None) -> Verdict:
         reasons = {verdict.reason for verdict in self._verdicts}
-        reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
+        worst = (FinishReason.LENGTH, FinishReason.INCOMPLETE)
+        reason = next((one for one in worst if one in reasons), FinishReason.STOP)
         return Verdict(
             FinishReason.ERROR if error else reason,
             self._clock.seconds,
@@ -175,6 +179,7 @@ class StreamedUtterance:
             str(error) if error else None,
             error.code if error else None,
             warnings=tuple(dict.fromkeys(one for verdict in self._verdicts for one in verdict.warnings)),
+            delivery=joined([one.delivery for one in self._verdicts if one.delivery is not None]),
         )
 
     def _begin_passage(self, first_character: int) -> Passage:
@@ -251,7 +256,7 @@ class StreamedUtterance:
             if isinstance(event, SegmentText):
                 self._clock.announce(event)
                 continue
-            await self._reply(*self._clock.begin_through(event.segment))
+            await self._reply(*self._clock.begin_through(event.segment), *self._clock.words(event.words))
             for start in range(0, len(event.samples), step):
                 samples = event.samples[start : start + step]
                 if data := await encode(self._output, partial(encoder.encode, samples)):

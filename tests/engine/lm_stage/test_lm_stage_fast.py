@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton")
@@ -16,6 +18,7 @@ from vivavoce.engine.lm_stage.graphed import SEQUENCES, SLOTS, GraphedSteps, fit
 from vivavoce.engine.request import SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import TextInterleaver
+from vivavoce.models.lm.text_attention import TextHeads
 from vivavoce_kernels.lm_attention import SplitK
 
 pytestmark = pytest.mark.slow
@@ -132,9 +135,9 @@ def test_a_step_that_torch_samples_is_not_taken_for_a_recorded_one(models, small
     stage = LMStage(models, slots=20, capacity=CAPACITY, kernels=True)
     begin(stage, models, [few(1, top_k=500)])
     stage.decode()
-    assert [key for key in stage._steps.captured if isinstance(key[0], int)] == [(1, False)]
+    assert [key for key in stage._steps.captured if isinstance(key[0], int)] == [(1, False, False)]
     stage.prepare(1)
-    assert (1, True) in stage._steps.captured
+    assert (1, True, False) in stage._steps.captured
 
 
 def test_a_deterministic_stages_shapes_do_not_depend_on_company(models, small, monkeypatch):
@@ -187,3 +190,27 @@ def test_a_run_of_nothing_but_its_end(models, small):
     run = run_of(models, few(3))
     stage = LMStage(models, slots=1, capacity=CAPACITY, kernels=True)
     assert speak(stage, DecodeRun(run.rows, run.allowed, 0, run.forced)) == [EOS]
+
+
+def test_what_is_read_of_the_attention_is_the_plain_stages(models, small):
+    """Two slots, of which one is watched, in steps of two slots; then the step of a single slot."""
+
+    def tell(stage: LMStage) -> tuple[Ids, list[np.ndarray]]:
+        stage.watch(TextHeads(((0, 1), (1, 0), (1, 3)), 2.0))
+        seen: list[np.ndarray] = []
+        ids: Ids = {}
+        watched = replace(few(40, max_ratio=2.0), text=(5, 9, 17), watched=True)
+        begin(stage, models, [watched, few(41, max_ratio=2.0)])
+        while stage.decoding or stage.in_flight:
+            stage.decode(2)
+            for one in stage.collect(wait=True):
+                ids.setdefault(one.slot, []).extend(one.ids)
+                seen += [] if one.attention is None else list(one.attention)
+        return ids, seen
+
+    (plain, wanted), (fast, got) = (
+        tell(LMStage(models, slots=2, capacity=CAPACITY, kernels=kernels)) for kernels in (False, True)
+    )
+    assert plain == fast
+    assert len(wanted) > 3
+    np.testing.assert_allclose(np.array(got), np.array(wanted), atol=1e-4)

@@ -14,6 +14,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.settings import vocabulary_of
 from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
 from vivavoce.models.lm.slot_lm import PackedRows, SlotCache, SlotLM
+from vivavoce.models.lm.text_attention import Observed, TextHeads, TextObserver
 from vivavoce_kernels.lm_attention import SplitK
 from vivavoce_kernels.lm_products import STRIPS, Shape, Strip, Tile, Tiles
 from vivavoce_kernels.lm_products import TILES as RELEASED
@@ -109,10 +110,15 @@ def test_a_single_slots_step_is_the_plain_one(generation, monkeypatch, splits, r
     ours = SlotCache.allocate(config, SLOTS, CAPACITY, owner.device, torch.float32)
     ours.memory.normal_(generator=torch.Generator().manual_seed(0))
     theirs = SlotCache(ours.memory.clone())
+    observer = TextObserver(config, TextHeads(((0, 1), (1, 0)), 0.0), SLOTS, 8, owner.device)
+    observer.places[0, :5], observer.counts[0] = torch.arange(3, 8), 5
     for position in (0, 40, 41):
         ids, positions = torch.tensor([7 + position]), torch.tensor([position])
-        got = fused.step(ids, positions, torch.ones_like(ids), ours).log_softmax(-1)
-        torch.testing.assert_close(got, plain.step(ids, positions, theirs, 128), atol=2e-5, rtol=0)
+        seen, wanted = (Observed(observer, torch.zeros(1, 8)) for _ in "ab")
+        got = fused.step(ids, positions, torch.ones_like(ids), ours, seen).log_softmax(-1)
+        torch.testing.assert_close(got, plain.step(ids, positions, theirs, 128, wanted), atol=2e-5, rtol=0)
+        torch.testing.assert_close(seen.out, wanted.out, atol=1e-4, rtol=0)
+        assert seen.out.sum() == pytest.approx(1.0)
     torch.testing.assert_close(ours.memory, theirs.memory, atol=1e-5, rtol=0)
     before = ours.memory.clone()
     assert fused.step(ids, positions + 1, torch.zeros_like(ids), ours).isfinite().all()

@@ -11,6 +11,7 @@ from vivavoce.engine.lm_stage.slots import (
     DecodeRun,
     SamplingState,
     StreamingPrompt,
+    heard_places,
     plain_run,
     without_long_silence,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "Sampled",
     "SamplingState",
     "StreamingPrompt",
+    "heard_places",
     "plain_run",
     "without_long_silence",
 ]

@@ -20,6 +20,7 @@ from vivavoce.engine.lm_stage.stage import KINDS, PLAIN_SLOTS, SlotSteps
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
 from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce.models.lm.text_attention import TextHeads
 from vivavoce_kernels.common import compiled_ahead
 from vivavoce_kernels.layouts import Field
 from vivavoce_kernels.lm_products import TILES, Tiles
@@ -76,12 +77,14 @@ class PrefillLayout:
 @dataclass(frozen=True)
 class CapturedGraph:
     """A forward pass of one size. inputs: the numbers that a prefill reads, [size] int64; out: ids, [n] int64, or
-    scores, [n, ids] float32, if the ids are chosen outside of the graph.
+    scores, [n, ids] float32, if the ids are chosen outside of the graph; attention: of each slot to its text, [n,
+    tokens] float32, if the graph reads it.
     """
 
     launch: Launch
     inputs: Tensor
     out: Tensor
+    attention: Tensor | None = None
 
 
 class GraphedSteps(SlotSteps):
@@ -107,8 +110,9 @@ class GraphedSteps(SlotSteps):
         self._places = torch.arange(slots, device=models.device)
         self._dependent = dependent_launches(models.device)
         self._graphs = Graphs(models.device)
-        self.captured: dict[tuple[int | PrefillLayout, bool], CapturedGraph] = {}
-        """By slots of a decode step or layout of a prefill, and by whether the graph chooses the ids."""
+        self.captured: dict[tuple[int | PrefillLayout, bool, bool], CapturedGraph] = {}
+        """By slots of a decode step or layout of a prefill, by whether the graph chooses the ids, and by whether it
+        reads the attention to the text."""
 
     def bucket(self, slots: int) -> int:
         return self._slots if self._fixed else min(self._slots, fitting(SLOTS, slots) or self._slots)
@@ -132,9 +136,10 @@ class GraphedSteps(SlotSteps):
         self._states.put(places, state)
         return ids
 
-    def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
+    def decode(self, held: Sequence[Slot], most: int, steps: int, watched: bool = False) -> Iterator[Tensor]:
         bucket = self.bucket(max(slot.place for slot in held) + 1)
-        graph = self._graph(bucket, most <= MOST_CANDIDATES)
+        graph = self._graph(bucket, most <= MOST_CANDIDATES, watched)
+        self.attention = graph.attention
         state = SlotRows(*(part[:bucket] for part in self._states))
         for _ in range(steps):
             graph.launch()
@@ -149,27 +154,31 @@ class GraphedSteps(SlotSteps):
         sizes: list[int | PrefillLayout] = [*{self.bucket(size) for size in (*sizes_for(SLOTS, most), most)}]
         for sequences in SEQUENCES[:1] if self._fixed else SEQUENCES:
             sizes += [self._layout(rows, sequences) for rows in ROWS if rows <= ROWS_AHEAD]
-        sizes = [size for size in sizes if (size, True) not in self.captured]
+        sizes = [size for size in sizes if (size, True, False) not in self.captured]
         with compiled_ahead() as apart:
             for size in sizes if apart else ():
                 self._work(size, sampled=True).launch()
         for size in sizes:
             self._graph(size, sampled=True)
 
+    def watch(self, heads: TextHeads) -> None:
+        super().watch(heads)
+        self.captured = {key: graph for key, graph in self.captured.items() if not key[2]}
+
     def _layout(self, rows: int, sequences: int) -> PrefillLayout:
         return PrefillLayout(rows, sequences, len(Field) + 2 * len(self._vocabulary.stop_ids))
 
-    def _graph(self, size: int | PrefillLayout, sampled: bool) -> CapturedGraph:
-        graph = self.captured.get((size, sampled))
+    def _graph(self, size: int | PrefillLayout, sampled: bool, watched: bool = False) -> CapturedGraph:
+        graph = self.captured.get((size, sampled, watched))
         if graph is None:
-            graph = self._work(size, sampled)
+            graph = self._work(size, sampled, watched)
             # Recording runs the work. Its keys and values will be overwritten, but slots must not advance.
             with self._states.unchanged():
                 graph = replace(graph, launch=self._graphs.capture(graph.launch))
-            self.captured[size, sampled] = graph
+            self.captured[size, sampled, watched] = graph
         return graph
 
-    def _work(self, size: int | PrefillLayout, sampled: bool) -> CapturedGraph:
+    def _work(self, size: int | PrefillLayout, sampled: bool, watched: bool = False) -> CapturedGraph:
         """The work of this size, not recorded yet; a prefill's rows belong to the slot for padding."""
         count = size if isinstance(size, int) else size.sequences
         if sampled:
@@ -186,9 +195,12 @@ class GraphedSteps(SlotSteps):
         if isinstance(size, int):
             numbers = self._states.numbers[:size]
             last, position, running = (numbers[:, field] for field in (Field.LAST, Field.POSITION, Field.RUNNING))
-            return CapturedGraph(
-                lambda: give(self._lm.step(last, position, running, self._cache), self._places[:size]), numbers, out
-            )
+            observed = self._observed(size) if watched else None
+
+            def step() -> None:
+                give(self._lm.step(last, position, running, self._cache, observed), self._places[:size])
+
+            return CapturedGraph(step, numbers, out, observed.out if observed else None)
         inputs = torch.from_numpy(size.numbers((), self._slots, self._vocabulary)).to(self._device)
         rows, places, states = size.views(inputs)
 

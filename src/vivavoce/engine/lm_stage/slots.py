@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from vivavoce.checkpoint.config import MAX_SILENCE, ConformerLMConfig, LMConfig,
 from vivavoce.engine.request import SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.counter_noise import uniform
-from vivavoce.models.lm.interleave import Row, TextInterleaver
+from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.models.lm.sampling import SamplingRows, sample
 from vivavoce_kernels.layouts import IDLE, Field, NoiseStream
 
@@ -39,7 +39,8 @@ class DecodeRun:
     rows: appended at the slot's current position; allowed: control ids (ids that are not speech) that may be sampled;
     forced_at: after this many ids of this run the control id `forced` comes next, whatever the model says; min_tokens:
     before this many ids of this run the control ids `early_forbidden` are forbidden, allowed or not; speaker: [speaker
-    size] float32, for the row of kind `SPEAKER`.
+    size] float32, for the row of kind `SPEAKER`; watched: indices of the rows of the text to be spoken, if it is to be
+    known where the voice is in it.
     """
 
     rows: tuple[Row, ...]
@@ -49,6 +50,7 @@ class DecodeRun:
     min_tokens: int = 0
     early_forbidden: tuple[int, ...] = ()
     speaker: Tensor | None = None
+    watched: tuple[int, ...] = ()
 
     @property
     def positions(self) -> int:
@@ -90,7 +92,9 @@ def plain_run(
     stop_ids = tuple(vocabulary.stop_ids)
     # The official code forbids only one of the stop ids before the minimum, so another one can still end it too early.
     early = (vocabulary.masked_before_minimum,) if official else stop_ids
-    return DecodeRun(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker)
+    first = 1 + (speaker is not None) + len(voice.lm_text)
+    watched = tuple(range(first, first + len(request.text))) if request.watched else ()
+    return DecodeRun(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker, watched)
 
 
 def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
@@ -98,18 +102,25 @@ def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -
 
     run: number of silent tokens in a row before `ids`, spoken or not.
     """
-    spoken = []
-    for one in ids:
+    places, run = heard_places(ids, silent, run)
+    return [ids[place] for place in places], run
+
+
+def heard_places(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
+    """The indices of the ids that `without_long_silence` keeps, and the new `run`."""
+    places = []
+    for place, one in enumerate(ids):
         run = run + 1 if one in silent else 0
         if run <= MAX_SILENCE:
-            spoken.append(one)
-    return spoken, run
+            places.append(place)
+    return places, run
 
 
 class StreamingPrompt:
     """Decodes the sequence of an interleaver in one slot, run after run. No position of it may have been taken before.
 
-    room: speech tokens that the next stages can take; capacity: positions of the slot; ∞: any number.
+    room: speech tokens that the next stages can take; capacity: positions of the slot; ∞: any number; unwatched: text
+    rows at the beginning that are not spoken, None: the text is not watched.
     """
 
     def __init__(
@@ -118,7 +129,9 @@ class StreamingPrompt:
         vocabulary: Vocabulary,
         room: float = inf,
         capacity: float = inf,
+        unwatched: int | None = None,
     ) -> None:
+        self._unwatched = unwatched
         self._interleaver, self._vocabulary = interleaver, vocabulary
         self._room, self._capacity = room, capacity
         self._positions = self._spoken = self._sampled = 0
@@ -154,9 +167,18 @@ class StreamingPrompt:
         forced_at = min(self._room - self._spoken, left, inf if due is None else due)
         self._cut = due is None or forced_at < due
         control = self._interleaver.allows()
-        self._run, self._sampled = DecodeRun(tuple(rows), control, int(forced_at), control[0]), 0
+        self._sampled = 0
+        self._run = DecodeRun(tuple(rows), control, int(forced_at), control[0], watched=self._spoken_text(rows))
         self._positions += len(rows)
         return self._run
+
+    def _spoken_text(self, rows: Sequence[Row]) -> tuple[int, ...]:
+        if self._unwatched is None:
+            return ()
+        texts = [place for place, row in enumerate(rows) if row.kind is RowKind.TEXT]
+        skipped = min(self._unwatched, len(texts))
+        self._unwatched -= skipped
+        return tuple(texts[skipped:])
 
     def accept(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Take sampled ids, in order, with the run's control id; returns the speech tokens among them."""
@@ -231,6 +253,8 @@ class Slot:
     received: int = 0
     closed: bool = False
     """The slot was freed: ids still on their way to it are dropped."""
+    text: list[int] = field(default_factory=list)
+    """Positions of the text of watched runs."""
 
     @classmethod
     def of(cls, number: int, place: int, seed: int, params: SamplingParams, defaults: Mapping[str, float]) -> Slot:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.device import upload
 from vivavoce.engine.graphs import fitting, rounded
 from vivavoce.engine.lm_stage.slots import (
@@ -28,11 +29,12 @@ from vivavoce.engine.lm_stage.slots import (
     check_positions,
     repetition_aware,
 )
-from vivavoce.engine.request import SamplingParams
+from vivavoce.engine.request import SMALL_VOCABULARY, SamplingParams
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.lm.conformer import SPEAKER, TEXT, ConformerLM, ConformerSlotLM
 from vivavoce.models.lm.interleave import RowKind
 from vivavoce.models.lm.slot_lm import SAFE_ROWS, PackedRows, SlotCache, SlotLM
+from vivavoce.models.lm.text_attention import Observed, TextHeads, TextObserver
 from vivavoce_kernels.layouts import Field
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ PLAIN_SLOTS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Batch sizes of decode steps, in slots. A step with more slots than the last size runs all slots."""
 REACH_STEP = 128
 """The number of positions that attention reads is rounded up to a multiple of this."""
+WATCHED_TOKENS, WATCHED_TOKENS_SMALL = 256, 512
+"""Text tokens of a slot, counted from its end, whose attention is read; the second is for a vocabulary of fewer than
+`SMALL_VOCABULARY` ids, which writes one word in several tokens."""
 KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: TEXT, RowKind.SPEECH: 2, RowKind.SPEAKER: SPEAKER}
 """Number of the embedding table for each kind of row; `SPEAKER` rows have no table."""
 
@@ -61,11 +66,40 @@ class SlotSteps:
         self._device, self._vocabulary = models.device, config.vocabulary
         self._cache = SlotCache.allocate(config, slots + spare, capacity, models.device, models.dtype)
         self._states = SlotRows.allocate(slots + spare, len(config.vocabulary.stop_ids), window, models.device)
+        self._config, self._rows = config, slots + spare
+        self.observer: TextObserver | None = None
+        self.attention: Tensor | None = None
+        """The last decode step's attention of each slot to its text, [≥ n, tokens] float32, if it was read."""
+
+    def watch(self, heads: TextHeads) -> None:
+        """Read the attention of these heads in decode steps that are asked for it."""
+        assert isinstance(self._config, LMConfig)
+        tokens = WATCHED_TOKENS if self._config.text_vocab_size >= SMALL_VOCABULARY else WATCHED_TOKENS_SMALL
+        self.observer = TextObserver(self._config, heads, self._rows, tokens, self._device)
+
+    def place_text(self, slots: Sequence[Slot]) -> None:
+        """Tell the observer where the text of these slots is in their keys."""
+        if self.observer is None or not slots:
+            return
+        most = self.observer.tokens
+        places = np.zeros((len(slots), most), dtype=np.int64)
+        for row, slot in zip(places, slots, strict=True):
+            row[: len(slot.text)] = slot.text[-most:]
+        numbers = np.array([(slot.place, min(most, len(slot.text))) for slot in slots])
+        sent, index, counts = upload((places, *numbers.T), self._device)
+        self.observer.places.index_copy_(0, index, sent)
+        self.observer.counts.index_copy_(0, index, counts)
+
+    def _observed(self, slots: int) -> Observed:
+        assert self.observer is not None
+        return Observed(self.observer, torch.empty(slots, self.observer.tokens, device=self._device))
 
     def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
         """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""
         self._cache.move(sources, targets, min(self._capacity, rounded(positions, REACH_STEP)))
         self._states.move(sources, targets)
+        if self.observer is not None:
+            self.observer.move(sources, targets)
 
 
 class PlainSteps(SlotSteps):
@@ -130,18 +164,21 @@ class PlainSteps(SlotSteps):
         self._states.put(packed.sequences, state)
         return ids
 
-    def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
+    def decode(self, held: Sequence[Slot], most: int, steps: int, watched: bool = False) -> Iterator[Tensor]:
         """The next ids of all slots, by place: for each step [bucket] int64, `IDLE` where no sequence runs.
 
-        A step is launched when the iterator is asked for it, and may overwrite the ids of the step before.
+        A step is launched when the iterator is asked for it, and may overwrite the ids, and the `attention` if it is
+        `watched`, of the step before.
         """
         bucket = self.bucket(max(slot.place for slot in held) + 1)
         rows = SlotRows(*(part[:bucket] for part in self._states))
         last, position = rows.numbers[:, Field.LAST], rows.numbers[:, Field.POSITION]
         reach = max(slot.positions + slot.launched for slot in held)
+        observed = self._observed(bucket) if watched else None
+        self.attention, given = (observed.out, (observed,)) if observed else (None, ())
         for step in range(steps):
             width = self._capacity if self._fixed else min(self._capacity, rounded(reach + step, REACH_STEP))
-            scores = self._lm.step(last, position, self._cache, width)
+            scores = self._lm.step(last, position, self._cache, width, *given)
             yield rows.advance(scores, self._choose, most)
 
 
@@ -149,7 +186,9 @@ class Sampled(NamedTuple):
     """The ids of one launch for one slot, in order, one for each step until the run's end.
 
     ended: the last one is a control id: the run is over, and the slot pauses until the next `prefill` or `close`;
-    error: the run failed, and its request fails, too; seconds: for each of the ids, from a `self_paced` stage.
+    error: the run failed, and its request fails, too; seconds: for each of the ids, from a `self_paced` stage;
+    attention: [ids, text tokens] float32, of the step that sampled each id to the text of a watched run, None: it was
+    not read; text_start: the index of the first of these text tokens in the sequence's text.
     """
 
     slot: int
@@ -157,6 +196,8 @@ class Sampled(NamedTuple):
     ended: bool
     error: Exception | None = None
     seconds: float | None = None
+    attention: NDArray[np.float32] | None = None
+    text_start: int = 0
 
 
 class _Launch:
@@ -170,6 +211,15 @@ class _Launch:
         self.steps, self.decode = 0, False
         self.owners: Sequence[Slot] = ()
         self.places: Sequence[int] = ()
+        self.watched = False
+        self.texts: Tensor | None = None
+        """Attention to the text, [steps, slots, tokens] float32, in host memory."""
+
+    def text_rows(self, tokens: int) -> Tensor:
+        if self.texts is None:
+            steps, slots = self.rows.shape
+            self.texts = torch.empty(steps, slots, tokens, pin_memory=self.rows.is_pinned())
+        return self.texts
 
 
 class LMStage:
@@ -225,6 +275,16 @@ class LMStage:
         self._launches: deque[_Launch] = deque()
         self._spare: list[_Launch] = []
 
+    def watch(self, heads: TextHeads | None) -> None:
+        """Follow watched runs by these heads; None: by none."""
+        if heads is None:
+            self._steps.observer = None
+        else:
+            self._steps.watch(heads)
+            self._steps.place_text([slot for slot in self._open.values() if slot.text])
+        for launch in self._spare:
+            launch.texts = None
+
     def shutdown(self) -> None:
         """Do nothing: this stage holds only memory."""
 
@@ -274,6 +334,10 @@ class LMStage:
                 raise RuntimeError(f"slot {number} has a run already; collect its end before another one begins")
             self.check(run, number)
         begun = [(self._open[number], run) for number, run in runs.items()]
+        for slot, run in begun:
+            slot.text += [slot.positions + row for row in run.watched]
+        if any(run.watched for _, run in begun):
+            self._steps.place_text([slot for slot, run in begun if run.watched])
         most = max((slot.top_k for slot in self._open.values()), default=0)
         for batch in [[one] for one in begun] if self._deterministic else [begun] if begun else []:
             ids = self._steps.prefill(batch, most)
@@ -294,8 +358,9 @@ class LMStage:
         used = max(slot.place for slot in self._open.values()) + 1
         if used > len(self._open) and 2 * self._steps.bucket(len(self._open)) <= self._steps.bucket(used):
             self._compact()
-        results = self._steps.decode(held, max(slot.top_k for slot in self._open.values()), steps)
-        self._send(results, steps, held, [slot.place for slot in held], decode=True)
+        watched = self._steps.observer is not None and any(slot.text for slot in held)
+        results = self._steps.decode(held, max(slot.top_k for slot in self._open.values()), steps, watched)
+        self._send(results, steps, held, [slot.place for slot in held], decode=True, watched=watched)
         for slot in held:
             slot.launched += steps
 
@@ -315,16 +380,23 @@ class LMStage:
             # Slots are many and launches frequent, so counts and ends are worked out for all slots at once.
             counts: list[int] = np.count_nonzero(ids >= 0, axis=0).tolist()
             ends: list[bool] = np.any(ids >= self._vocabulary.num_speech_tokens, axis=0).tolist()
-            for slot, own, count, ended in zip(launch.owners, ids.T.tolist(), counts, ends, strict=True):
+            texts = launch.texts.numpy() if launch.watched and launch.texts is not None else None
+            rows = zip(launch.owners, launch.places, ids.T.tolist(), counts, ends, strict=True)
+            for slot, place, own, count, ended in rows:
                 if slot.closed or not count:
                     continue
+                seen, first = None, 0
+                if texts is not None and slot.text:
+                    first = max(0, len(slot.text) - texts.shape[2])
+                    seen = texts[:count, place, : len(slot.text) - first].copy()
                 slot.received += count
                 if ended:  # all ids but the control id were fed
                     slot.positions += slot.received - 1
                     slot.count += slot.received
                     slot.run, slot.launched, slot.received = None, 0, 0
                 # Behind its end a slot is idle for the rest of the launch.
-                collected.append(Sampled(slot.number, tuple(own[:count]), ended))
+                found = Sampled(slot.number, tuple(own[:count]), ended, attention=seen, text_start=first)
+                collected.append(found)
         return collected
 
     def _compact(self) -> None:
@@ -341,20 +413,32 @@ class LMStage:
             self._steps.move(sources, targets, reach)
 
     def _send(
-        self, results: Iterable[Tensor], steps: int, owners: Sequence[Slot], places: Sequence[int], *, decode: bool
+        self,
+        results: Iterable[Tensor],
+        steps: int,
+        owners: Sequence[Slot],
+        places: Sequence[int],
+        *,
+        decode: bool,
+        watched: bool = False,
     ) -> None:
         """Start to copy the ids of `steps` steps, each [≤ slots] int64 and `IDLE` where a slot was idle.
 
         A step's ids are copied before the next step is launched. owners: the slots at the launch; places: the index of
-        each owner's ids; decode: the launch is a decode step of all running slots, not a prefill.
+        each owner's ids; decode: the launch is a decode step of all running slots, not a prefill; watched: its
+        attention to the text is copied, too.
         """
         launch = self._spare.pop() if self._spare else None
         if launch is None or len(launch.rows) < steps:
             launch = _Launch(steps, self.slots, self._device)
-        for row, ids in zip(launch.rows, results, strict=False):
-            row[: len(ids)].copy_(ids, non_blocking=True)
+        for step, ids in enumerate(results):
+            launch.rows[step, : len(ids)].copy_(ids, non_blocking=True)
+            if watched and (attention := self._steps.attention) is not None:
+                texts = launch.text_rows(attention.shape[1])
+                texts[step, : len(attention)].copy_(attention, non_blocking=True)
         if launch.written is not None:
             launch.written.record()
         launch.steps, launch.decode, launch.owners, launch.places = steps, decode, owners, list(places)
+        launch.watched = watched
         self.steps_in_flight += steps if decode else 0
         self._launches.append(launch)

@@ -257,6 +257,11 @@ def _tokens(text: str, start: int, end: int) -> tuple[list[tuple[int, int]], lis
     return [token.span() for token in tokens], [keys[token[0]] for token in tokens]
 
 
+def tokens_of(text: str) -> list[tuple[tuple[int, int], str]]:
+    """Words, numbers, marks and Chinese or Japanese characters: the place of each, and a key that equal ones share."""
+    return list(zip(*_tokens(text, 0, len(text)), strict=True))
+
+
 def _key(token: str) -> str:
     if token[0] in _MARKS:
         return token[0].translate(_SAME_MARK)

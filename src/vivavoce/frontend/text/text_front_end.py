@@ -9,11 +9,13 @@ from typing import get_args
 
 import regex
 
+from vivavoce.engine.request import SMALL_VOCABULARY
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText, check_kind
 from vivavoce.frontend.text.reading_options import Normalization, parse_language
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, is_only_punctuation, split_paragraph
 from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
+from vivavoce.frontend.text.word_spans import WordSpan, words_of
 from vivavoce_textnorm import (
     AS_WRITTEN,
     MAX_BLOCK_CHARS,
@@ -44,10 +46,8 @@ from vivavoce_textnorm import (
 MAX_SEGMENT_TOKENS = 200
 """Most tokens of a segment, about a minute of English; a longer one is cut."""
 
-SMALL_VOCABULARY = 32_000
 MAX_SEGMENT_TOKENS_SMALL = 500
-"""The same bound for a vocabulary of fewer than `SMALL_VOCABULARY` ids (the release has 151,665), which writes one
-word in several tokens, or byte by byte."""
+"""The same bound for a vocabulary of fewer than `SMALL_VOCABULARY` ids."""
 
 _SAMPLES: dict[Language, str] = {
     "en": "It is 11:42, and 3 km cost $4.50.",
@@ -288,9 +288,17 @@ class TextFrontEnd:
         """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""
         return self._tokenizer.encode(text)
 
+    def words(self, text: str, spoken: str, start: int = 0) -> tuple[WordSpan, ...]:
+        """The words of a text and the ids of `encode(spoken)` that speak each; start: the text's place in the input."""
+        return words_of(text, spoken, self._tokenizer.places(spoken), start)
+
     def encode_piece(self, text: str) -> tuple[int, ...]:
         self._check(text)
-        return self._tokenizer.encode(text if self._scripts is None else drop_symbols(text))
+        return self._tokenizer.encode(self.piece(text))
+
+    def piece(self, text: str) -> str:
+        """The words that `encode_piece` writes."""
+        return text if self._scripts is None else drop_symbols(text)
 
     def _check(self, text: str) -> None:
         check_length(text)

@@ -131,6 +131,10 @@ class TextTokenizer:
                 )
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """The characters of the text that each id of `encode` writes."""
+        return [(low, high) for low, high in self._tokenizer.encode(text, add_special_tokens=False).offsets]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids, special tokens included; bytes that are not UTF-8 become U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -16,6 +16,7 @@ from torch import Tensor
 from vivavoce.models.layers import rotary_tables
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.lm.slot_lm import JoinedLayer, SlotCache, shared
+from vivavoce.models.lm.text_attention import Observed
 from vivavoce_kernels.lm_attention import (
     ROW_TILE,
     PartialAttention,
@@ -48,6 +49,8 @@ class TiledRows:
 Weights = tuple[Tensor, Tensor | None]  # [outputs, inputs] and [outputs]
 Attend = Callable[[Tensor, Tensor], Tensor]
 """(joined query, key and value rows, the layer's memory) → [rows, heads · head_dim]; it stores keys and values."""
+Look = Callable[[int, Tensor], None]
+"""Sees a layer's number and its joined query, key and value rows."""
 
 
 class FusedLM:
@@ -70,20 +73,39 @@ class FusedLM:
         tables = rotary_tables(positions, config.head_dim, config.rope_theta)
         self._rotations = Rotations(*(table[0, 0, :, :half].contiguous() for table in tables))
 
-    def step(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache) -> Tensor:
+    def step(
+        self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, observed: Observed | None = None
+    ) -> Tensor:
         """ids, positions, running: [n] int64, all of one stride; a slot with running 0 stores nothing, and its scores
-        are meaningless  →  [n, ids] logits, float32 if the product gives it.
+        are meaningless; observed: where the attention to the text is written  →  [n, ids] logits, float32 if the
+        product gives it.
         """
+        taken: list[Tensor] = []
+
+        def look(layer: int, qkv: Tensor) -> None:
+            if observed is not None:
+                heads, size = self.config.num_heads, self.config.head_dim
+                observed.observer.take(taken, layer, qkv[:, : heads * size].unflatten(1, (heads, size)))
+
         if len(ids) == 1 and all(shape in self._strips for shape in self._shapes()):
-            return self._step_alone(ids, positions, running, cache)
+            scores = self._step_alone(ids, positions, running, cache, look)
+        else:
+            scores = self._step_together(ids, positions, running, cache, look)
+        if observed is not None:
+            cos, sin = (table[positions] for table in self._rotations)
+            turn = torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
+            observed.write(taken, cache.memory, turn)
+        return scores
+
+    def _step_together(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, look: Look) -> Tensor:
         given = (positions, running, self._rotations, self.config.num_heads, split_k_for(len(ids)))
 
         def attend(qkv: Tensor, memory: Tensor) -> Tensor:
             return decode_attention(qkv, memory, *given, **self._options)
 
-        return self._scores(*self._hidden(ids, None, cache, attend), None)
+        return self._scores(*self._hidden(ids, None, cache, attend, look), None)
 
-    def _step_alone(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache) -> Tensor:
+    def _step_alone(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, look: Look) -> Tensor:
         """`step` for one slot: fewer kernels, which load their weights before their input is ready."""
         eps, config = self.config.rms_norm_eps, self.config
         # The first product computes its norm again, so this one is not used.
@@ -100,6 +122,7 @@ class FusedLM:
         given = (positions, running, self._rotations, config.num_heads, split_k_for(1))
         for index, layer in enumerate(self._layers):
             qkv = times(stream, layer.qkv, x.new_empty(1, width), layer.attention_norm)
+            look(index, qkv)
             times(partial_attention(qkv, cache.memory[index], *given, **self._options), layer.out, stream)
             inner = times(stream, layer.gate_up, x.new_empty(1, config.intermediate_size), layer.mlp_norm)
             times(inner, layer.down, stream)
@@ -120,7 +143,9 @@ class FusedLM:
 
         return self._scores(*self._hidden(rows.ids, rows.kinds, cache, attend), rows.last)
 
-    def _hidden(self, ids: Tensor, kinds: Tensor | None, cache: SlotCache, attend: Attend) -> tuple[Tensor, Tensor]:
+    def _hidden(
+        self, ids: Tensor, kinds: Tensor | None, cache: SlotCache, attend: Attend, look: Look = lambda layer, qkv: None
+    ) -> tuple[Tensor, Tensor]:
         """The residual stream without the last layer's MLP, and the MLP's output to be added."""
         eps = self.config.rms_norm_eps
         stream, x = embed_norm(ids, kinds, self._tables, self._layers[0].attention_norm, eps)
@@ -128,7 +153,9 @@ class FusedLM:
         for index, layer in enumerate(self._layers):
             if index:
                 x = add_norm(stream, added, layer.attention_norm, eps, **self._options)
-            attended = attend(self._product(x, layer.qkv)[0], cache.memory[index])
+            qkv = self._product(x, layer.qkv)[0]
+            look(index, qkv)
+            attended = attend(qkv, cache.memory[index])
             added = self._product(attended, layer.out, wide=True)
             x = add_norm(stream, added, layer.mlp_norm, eps, **self._options)
             inner = self._product(x, layer.gate_up, gated=True)[0]

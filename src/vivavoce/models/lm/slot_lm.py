@@ -22,6 +22,7 @@ from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attent
 from vivavoce.checkpoint.config import ConformerLMConfig, LMConfig
 from vivavoce.models.layers import lay_together, rotary_tables
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
+from vivavoce.models.lm.text_attention import Observed
 from vivavoce.models.packed_linear import Product, packed, packs
 
 SAFE_ROWS = 8  # from this many rows on, all tested libraries compute a row with bits that do not depend on other rows
@@ -206,9 +207,14 @@ class SlotLM:
         embedded = torch.where(of_kind == 0, rows[0], torch.where(of_kind == 1, rows[1], rows[2]))
         return self._scores(embedded, packed.positions, attend, count, packed.last)
 
-    def step(self, ids: Tensor, positions: Tensor, cache: SlotCache, reach: int) -> Tensor:
-        """ids, positions: [slots] int64; reach: limit of the positions  →  [slots, ids] float32 log-probabilities."""
+    def step(
+        self, ids: Tensor, positions: Tensor, cache: SlotCache, reach: int, observed: Observed | None = None
+    ) -> Tensor:
+        """ids, positions: [slots] int64; reach: limit of the positions; observed: where the attention to the text is
+        written  →  [slots, ids] float32 log-probabilities.
+        """
         slots, heads = len(ids), self.config.num_kv_heads
+        taken: list[Tensor] = []
         bias = self._bias(positions[:, None], reach)
         index = positions[None, :, None, None, None].expand(2, slots, heads, 1, self._head_dim)
         idle = -slots % self.row_step
@@ -216,13 +222,18 @@ class SlotLM:
 
         def attend(layer: int, query: Tensor, keys_values: Tensor) -> Tensor:
             stored[layer].scatter_(3, index, keys_values[:slots].transpose(0, 1).unsqueeze(3))
+            if observed is not None:
+                observed.observer.take(taken, layer, query[:slots])
             rows = query[:slots].view(slots, heads, self._group, -1)
             out = scaled_dot_product_attention(rows, *readable[layer], attn_mask=bias).reshape(slots, -1)
             return pad(out, (0, 0, 0, idle)) if idle else out
 
         if idle:
             ids, positions = pad(ids, (0, idle)), pad(positions, (0, idle))
-        return self._scores(self._tables[2][ids], positions, attend, slots)
+        scores = self._scores(self._tables[2][ids], positions, attend, slots)
+        if observed is not None:
+            observed.write(taken, cache.memory)
+        return scores
 
     def _scores(self, x: Tensor, positions: Tensor, attend: Attend, count: int, picked: Tensor | None = None) -> Tensor:
         """Scores of the first `count` rows, or of the `picked` ones: [count, ids]; x: [rows, hidden] embedded."""

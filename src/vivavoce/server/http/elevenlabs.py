@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
@@ -165,6 +167,7 @@ def _endpoint(
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
         fields = validated(CommonFields, _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code))
         wanted = await fields.request(asked.text, principal, dispatcher.backend.about, rules=dispatcher.rules)
+        wanted = replace(wanted, word_times=issubclass(body, AlignedBody))
         return SpeechAnswer(request, principal, wanted, output, protocol=PROTOCOL, deadline=deadline, body=body)
 
     return text_to_speech
@@ -216,28 +219,40 @@ def _voice(voice: VoiceSummary) -> dict[str, Any]:
 
 
 class Alignment:
-    """Times of a text's characters, which share the time of their segment evenly."""
+    """Times of a text's characters, by the words that are known; other characters share their segment's time evenly."""
 
     def __init__(self, text: str = "") -> None:
         self.text, self.last = readable(text), " "
-        self._timed = 0
+        self._timed, self._until = 0, 0.0
 
     def add(self, text: str) -> None:
         self.text, self.last = self.text + readable(text), text[-1]
 
-    def take(self, mark: Mapping[str, Any]) -> tuple[list[str], list[float]]:
-        """The characters of a complete segment, with white space around it, and [characters + 1] times in seconds."""
-        end = max(0, mark["end_character"] - self._timed)
-        while end < len(self.text) and self.text[end].isspace():
-            end += 1
-        characters, self.text = list(self.text[:end]), self.text[end:]
-        self._timed += len(characters)
-        step = (mark["end"] - mark["start"]) / max(1, len(characters))
-        return characters, [mark["start"] + step * number for number in range(len(characters) + 1)]
+    def take(self, marks: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[float]]:
+        """The characters of words, or of a complete segment, with white space around them, and [characters + 1] times
+        in seconds; marks: events of a `SegmentClock`, of words or the end of a segment.
+        """
+        knots, end, end_s = [(self._timed, self._until)], self._timed, None
+        for mark in marks:
+            for word in mark.get("words", ()):
+                end = word["end_character"]
+                knots += [(word["start_character"], word["start"]), (end, word["end"])]
+            if "end" in mark:
+                end, end_s = mark["end_character"], mark["end"]
+        count = max(0, end - self._timed)
+        if end_s is not None:
+            while count < len(self.text) and self.text[count].isspace():
+                count += 1
+            knots.append((self._timed + count, end_s))
+        characters, self.text = list(self.text[:count]), self.text[count:]
+        places, times = zip(*knots, strict=True)
+        edges = np.interp(np.arange(len(characters) + 1) + self._timed, places, np.maximum.accumulate(times))
+        self._timed, self._until = self._timed + len(characters), float(edges[-1])
+        return characters, edges.tolist()
 
 
 class AlignedBody(TimedBody):
-    """Audio with the alignment of segments that are complete; subclasses define the frames."""
+    """Audio with the alignment of words that were spoken; subclasses define the frames."""
 
     media_type = "application/json"
 
@@ -246,10 +261,9 @@ class AlignedBody(TimedBody):
         self._alignment = Alignment(active.request.text or "")
 
     def _aligned(self, marks: list[dict[str, Any]]) -> dict[str, Any] | None:
-        done = next((mark for mark in marks if mark["type"] == "done"), None)
-        if done is None:
+        characters, times = self._alignment.take([mark for mark in marks if mark["type"] in ("done", "words")])
+        if not characters:
             return None
-        characters, times = self._alignment.take(done)
         times = [round(time, 3) for time in times]
         return {
             "characters": characters,
@@ -352,7 +366,7 @@ class ElevenLabsDialect(Dialect):
                 frame["isFinal"] = self._forget(context)
         elif kind == "audio":
             frame = self._frame(base64.b64encode(reply["audio"]).decode())
-        elif kind == "segment_done" and context in self._contexts:
+        elif kind in ("segment_done", "words") and context in self._contexts:
             alignment = self._aligned(self._contexts[context], reply)
             if not alignment["chars"]:
                 return None
@@ -372,7 +386,7 @@ class ElevenLabsDialect(Dialect):
 
     def _aligned(self, alignment: Alignment, mark: Reply) -> dict[str, Any]:
         """Times are counted from the segment's beginning, with `sync_alignment` from the beginning of the audio."""
-        characters, times = alignment.take(mark)
+        characters, times = alignment.take([mark])
         first = 0.0 if self._query.get("sync_alignment") == "true" else mark["start"]
         edges = [round(1000 * (time - first)) for time in times]
         durations = [end - start for start, end in pairwise(edges)]
@@ -386,5 +400,6 @@ class ElevenLabsDialect(Dialect):
     def _start(self, message: SocketMessage) -> Start:
         output_format(named := self._query.get("output_format", DEFAULT_FORMAT))
         fields = _fields(self._voice, message.voice_settings, self._query.get("seed"), self._query.get("language_code"))
+        fields["word_times"] = self._query.get("sync_alignment") == "true"
         fields["api_key"] = message.xi_api_key or (message.authorization or "").removeprefix("Bearer ") or None
         return validated(_Start, {**fields, "output_format": named}, "message")

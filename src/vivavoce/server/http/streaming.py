@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -65,19 +66,19 @@ class AudioBody:
 
 
 class TimedBody(AudioBody):
-    """Audio in frames of a subclass, with marks where segments begin and end."""
+    """Audio in frames of a subclass, with marks where segments begin and end, and of words if they are asked for."""
 
-    start_mark, end_mark = "", "done"
+    start_mark, end_mark, words_mark = "", "done", "words"
 
     def __init__(self, active: ActiveRequest) -> None:
         super().__init__(active)
-        self._clock = SegmentClock(active.sample_rate, self.start_mark, self.end_mark)
+        self._clock = SegmentClock(active.sample_rate, self.start_mark, self.end_mark, self.words_mark)
 
     def announce(self, segment: SegmentText) -> None:
         self._clock.announce(segment)
 
     def piece(self, chunk: AudioChunk, data: bytes) -> bytes:
-        marks = self._clock.begin(chunk.segment)
+        marks = [*self._clock.begin(chunk.segment), *self._clock.words(chunk.words)]
         self._clock.add(len(chunk.samples))
         return self.frame(data, marks)
 
@@ -96,7 +97,7 @@ class EventBody(TimedBody):
     """
 
     media_type = "text/event-stream; charset=utf-8"
-    start_mark, end_mark = "speech.segment", "speech.segment.done"
+    start_mark, end_mark, words_mark = "speech.segment", "speech.segment.done", "speech.words"
 
     def frame(self, data: bytes, marks: list[dict[str, Any]]) -> bytes:
         audio = [{"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}] if data else []
@@ -267,4 +268,5 @@ def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
         "segments_given": verdict.segments_given,
         "error": None if verdict.error is None else {"code": verdict.error_code, "message": verdict.error},
         **({"warnings": list(verdict.warnings)} if verdict.warnings else {}),
+        **({"delivery": asdict(verdict.delivery)} if verdict.delivery else {}),
     }

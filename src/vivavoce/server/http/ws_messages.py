@@ -47,11 +47,13 @@ class Text(BaseModel):
 class Signal(BaseModel):
     """flush: speak the text that has come; end: all text has come; cancel: drop unsent audio; ping: answer pong.
 
+    played_ms: with cancel, the audio that the client has played, which tells up to where the text was heard.
     From ElevenLabs' clients: close: end, and drop text that was not flushed; close_all: close all, and disconnect.
     """
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["flush", "end", "cancel", "ping", "close", "close_all"]
+    played_ms: float | None = Field(None, ge=0)
 
 
 ClientMessage = Start | Text | Signal

@@ -204,7 +204,7 @@ class Session:
         elif message.type == "ping":
             await self._send({"type": "pong"}, context)
         elif message.type == "cancel":
-            await self._cancel(context)
+            await self._cancel(context, None if message.played_ms is None else message.played_ms / 1000)
         elif message.type in ("close", "close_all"):
             await self._leave(message.type == "close_all", context)
         elif context in self._open or self._stray != "is ignored":
@@ -268,7 +268,7 @@ class Session:
         self._is_leaving = self._is_leaving or is_all
         await self._close_if_done()
 
-    async def _cancel(self, context: str) -> None:
+    async def _cancel(self, context: str, played_s: float | None = None) -> None:
         utterance = self._open.pop(context, None)
         if utterance is None:
             await self._send({"type": "cancelled", "request_id": None, "audio_seconds": 0.0, "reached": None})
@@ -276,7 +276,7 @@ class Session:
         utterance.cancel()
         await asyncio.wait({utterance.delivery})
         self._stray = "is ignored"
-        await self._send(utterance.cancelled(), context)
+        await self._send(utterance.cancelled(played_s), context)
         await self._close_if_done()
 
     async def _conclude(self, context: str, utterance: StreamedUtterance) -> None:

@@ -20,7 +20,7 @@ export class Highlight {
 
   /**
    * @param {string} text The spoken one.
-   * @param {import("./speech.js").SegmentEvent | undefined} segment
+   * @param {{start: number, end: number} | undefined} segment Of the text, in code points: a word or a segment.
    */
   show(text, segment) {
     if (segment === this.shown || (segment && text !== this.area.value)) return;

@@ -25,6 +25,7 @@ import { t } from "./i18n.js";
 /**
  * Characters are counted as Unicode code points.
  * @typedef {{kind: "segment", start: number, end: number, at: number}} SegmentEvent
+ * @typedef {{kind: "words", words: {start: number, end: number, at: number}[]}} WordsEvent
  * @typedef {{kind: "audio", bytes: Uint8Array<ArrayBuffer>}} AudioEvent
  * @typedef {{kind: "verdict", verdict: Verdict}} VerdictEvent
  */
@@ -57,7 +58,7 @@ export function fieldsOf(wish, form) {
  * @returns {RequestInit}
  */
 function request(wish, { name, rate }) {
-  const form = { model: name, response_format: "pcm", stream_format: "sse" };
+  const form = { model: name, response_format: "pcm", stream_format: "sse", word_times: "true" };
   const fields = { ...fieldsOf(wish, form), sample_rate: rate };
   if (!wish.reference)
     return { method: "POST", body: JSON.stringify(fields), headers: { "content-type": "application/json" } };
@@ -73,7 +74,7 @@ function request(wish, { name, rate }) {
  * @param {import("./utterance.js").Model} model
  * @param {string} id The request's, from then on.
  * @param {AbortSignal} signal Aborted, the server stops speaking.
- * @returns {AsyncGenerator<SegmentEvent | AudioEvent | VerdictEvent, void>}
+ * @returns {AsyncGenerator<SegmentEvent | WordsEvent | AudioEvent | VerdictEvent, void>}
  * @throws {ApiError} Refused, or (code "cut") broken off without a verdict.
  */
 export async function* speak(wish, model, id, signal) {
@@ -84,7 +85,11 @@ export async function* speak(wish, model, id, signal) {
       if (event.type === "speech.audio.delta") yield { kind: "audio", bytes: fromBase64(event.audio) };
       else if (event.type === "speech.segment" && Number.isInteger(event.start_character))
         yield { kind: "segment", start: event.start_character, end: event.end_character, at: event.start };
-      else if (event.type === "speech.audio.done") {
+      else if (event.type === "speech.words" && !event.estimated) {
+        /** @param {{start_character: number, end_character: number, start: number}} word */
+        const timed = (word) => ({ start: word.start_character, end: word.end_character, at: word.start });
+        yield { kind: "words", words: event.words.map(timed) };
+      } else if (event.type === "speech.audio.done") {
         yield { kind: "verdict", verdict: event.verdict ?? { finish_reason: "stop" } };
         return;
       }

@@ -43,6 +43,8 @@ export class Utterance {
     this.player = new Player(this.take, () => this.pace.neededS, changed);
     /** @type {import("./speech.js").SegmentEvent[]} In the order of the text. */
     this.segments = [];
+    /** @type {import("./speech.js").WordsEvent["words"]} In the order of the text; none if the model does not tell. */
+    this.words = [];
     this.abort = new AbortController();
     /** The request's, as the server knows it. */
     this.id = "";
@@ -94,10 +96,13 @@ export class Utterance {
     return this.take.length ? Math.min(1, this.player.heardS / this.take.seconds) : 0;
   }
 
-  /** The segment that is heard now. */
+  /** The word that is heard now, or else the segment. */
   get segment() {
     const heard = this.player.heardS;
-    return this.silent ? undefined : this.segments.findLast((segment) => segment.at <= heard);
+    if (this.silent) return undefined;
+    const segment = this.segments.findLast(({ at }) => at <= heard);
+    const word = this.words.findLast(({ at }) => at <= heard);
+    return word && segment && word.start >= segment.start ? word : segment;
   }
 
   /**
@@ -146,7 +151,8 @@ export class Utterance {
       if (event.kind === "segment") {
         this.segments.push(event);
         this.pace.segment(event);
-      } else if (event.kind === "verdict") this.judge(event.verdict);
+      } else if (event.kind === "words") this.words.push(...event.words);
+      else if (event.kind === "verdict") this.judge(event.verdict);
       else {
         const samples = this.take.add(event.bytes);
         this.pace.piece(samples.length / this.take.rate);

@@ -1,0 +1,149 @@
+"""How often the guard finds faults that were put into speech, and how often it finds some in speech without.
+
+    python -m benchmarks.guard [--model NAME] [--count NUMBER] [--seed NUMBER] [--json FILE]
+
+The language model speaks sentences while its attention to the text is read. Then faults are put into what it has made:
+speech tokens, with their attention, are left out, repeated, looped or cut off. Sentences without one tell false alarms;
+each is listed, because the model may really have left its text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import vivavoce
+from vivavoce.engine.guard import LOOK_EVERY, Finding, GuardedText, find_fault
+from vivavoce.engine.lm_stage import LMStage, plain_run
+from vivavoce.engine.text_cursor import TextCursor
+from vivavoce.frontend.front_end import PlannedSegment
+from vivavoce.frontend.speech import SpeakOptions
+from vivavoce.frontend.text_heads import know_heads
+from vivavoce_bench.hardware import machine
+
+SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
+SLOTS, CAPACITY = 16, 2048
+FAULTS = ("early_end", "skip", "repeat", "loop", "stand")
+LONGEST = 200
+Row = NDArray[np.float32] | None
+
+
+class Spoken(NamedTuple):
+    line: str
+    planned: PlannedSegment
+    tokens: list[int]
+    rows: list[Row]
+
+
+def speak(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[Spoken]:
+    """Speech tokens of sentences and the attention of each; no audio is made."""
+    know_heads(engine.engine, engine.front_end)
+    models, heads = engine.engine.models, engine.engine.text_heads
+    if heads is None:
+        raise SystemExit("this model has no heads that follow the text")
+    lines = [line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line.strip()]
+    voices, live, done = engine.voices(), dict[int, Spoken](), list[Spoken]()
+    waiting = []
+    for number in range(count):
+        line, voice = lines[number % len(lines)], engine.voice(voices[number % len(voices)])
+        options = SpeakOptions(seed=seed + number, guard=True)
+        waiting.append(Spoken(line, next(iter(engine.front_end.plan(line, voice, options))), [], []))
+    with torch.inference_mode():
+        stage = LMStage(models, slots=SLOTS, capacity=CAPACITY)
+        stage.watch(heads)
+        while waiting or live:
+            begun = {}
+            while waiting and stage.free_slots:
+                one = waiting.pop(0)
+                request = one.planned.request
+                slot = stage.open(request.sampling, request.seed)
+                begun[slot] = plain_run(models.config.lm, request, official=False, room=None)
+                live[slot] = one
+            if begun:
+                stage.prefill(begun)
+            stage.decode()
+            for found in (one for _ in range(stage.in_flight) for one in stage.collect(wait=True)):
+                if found.slot in live:
+                    live[found.slot].tokens.extend(found.ids)
+                    live[found.slot].rows.extend(
+                        [None] * len(found.ids) if found.attention is None else found.attention
+                    )
+                    if found.ended:
+                        done.append(live.pop(found.slot))
+                        stage.close(found.slot)
+    return done
+
+
+def look(tokens: Sequence[int], rows: Sequence[Row], text: GuardedText) -> Finding | None:
+    """The first fault, found as the engine would, for whom speech arrives step by step."""
+    cursor = TextCursor()
+    for count, row in enumerate(rows, start=1):
+        cursor.add(1, None if row is None else row[None])
+        if count % LOOK_EVERY == 0 and (finding := find_fault(cursor, tokens[:count], text, False)):
+            return finding
+    return find_fault(cursor, tokens, text, True)
+
+
+def broken(fault: str, tokens: list[int], rows: list[Row], dice: random.Random) -> tuple[list[int], list[Row]]:
+    count = len(tokens)
+    at = dice.randrange(count // 4, count // 2)
+    if fault == "early_end":
+        return tokens[:at], rows[:at]
+    if fault == "skip":
+        to = at + dice.randrange(count // 4, count // 3)
+        return tokens[:at] + tokens[to:], rows[:at] + rows[to:]
+    if fault == "repeat":
+        since = max(1, at - dice.randrange(15, 30))
+        return tokens[:at] + tokens[since:], rows[:at] + rows[since:]
+    if fault == "loop":
+        period = dice.randrange(2, 12)
+        times = LONGEST // period
+        return tokens[:at] + tokens[at - period : at] * times, rows[:at] + rows[at - period : at] * times
+    return tokens[:at] + [dice.randrange(6561) for _ in range(80)], rows[:at] + [rows[at]] * 80
+
+
+def measure(engine: vivavoce.Vivavoce, count: int, seed: int) -> dict[str, Any]:
+    spoken, dice = speak(engine, count, seed), random.Random(seed)
+    heads = engine.engine.text_heads
+    pace = heads.pace if heads else 4.0
+    alarms, noticed, tried = [], dict.fromkeys(FAULTS, 0), 0
+    for one in spoken:
+        request, tokens = one.planned.request, one.tokens[:-1]
+        text = GuardedText(len(request.text), request.guarded or (0,), pace)
+        if found := look(tokens, one.rows[: len(tokens)], text):
+            alarms.append({"text": one.line, "seed": request.seed, "fault": found.fault.value})
+            continue
+        if len(request.text) < 12:
+            continue
+        tried += 1
+        for fault in FAULTS:
+            noticed[fault] += look(*broken(fault, tokens, one.rows[: len(tokens)], dice), text) is not None
+    share = {fault: round(found / max(1, tried), 4) for fault, found in noticed.items()}
+    return {"sentences": len(spoken), "alarms": alarms, "faults_of_each": tried, "noticed": share}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    with vivavoce.load(asked.model) as engine:
+        found = {"model": engine.card.name, **machine(engine.device), **measure(engine, asked.count, asked.seed)}
+    print(json.dumps(found, indent=1))
+    if asked.json:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

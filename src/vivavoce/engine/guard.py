@@ -1,0 +1,152 @@
+"""Notices that speech leaves its text, and says from where to draw it again.
+
+No signal acts alone: attention that seems to stand, run back, jump or end early needs a second sign, either of the
+attention's strength or of the speech tokens themselves. Texts of `SHORT_IDS` or fewer are judged only by their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.engine.lm_stage import DecodeRun
+from vivavoce.engine.text_cursor import Floats, TextCursor
+from vivavoce.models.lm.interleave import Row, RowKind
+
+Path = NDArray[np.int64]
+SHORT_IDS = 5
+MOST_TRIES = 3
+LOOK_EVERY = 8
+"""Speech tokens between two looks at a sequence."""
+STAND_TOKENS, STRAY_TOKENS, SILENT_TOKENS = 30, 8, 40
+FARTHEST_IDS = 8
+"""Text ids by which a step forward is believed."""
+STAND_PACE = 1.5
+UNSPOKEN_SHARE, UNSPOKEN, SURE_TOKENS = 0.25, 0.5, 6
+"""A word is not spoken if its attention is below this share of its usual speech tokens; text behind the end is not if
+its mean attention is below the second, in speech tokens. The last: speech tokens behind a word that make it sure."""
+LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
+_SEED_STEP = 7_919
+_CUT_BEFORE = 2
+"""A cut lies this many speech tokens before the voice comes to a word: sounds run into each other."""
+
+
+class Fault(str, Enum):
+    """A way in which speech leaves its text."""
+
+    STANDS = "stands"
+    REPEATS = "repeats"
+    SKIPS = "skips"
+    EARLY_END = "early_end"
+    LOOPS = "loops"
+    SILENCE = "silence"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault that begins near the speech token `at`."""
+
+    fault: Fault
+    at: int
+
+
+@dataclass(frozen=True)
+class GuardedText:
+    """The text of a sequence: its text ids, the first ones of its words, and the usual speech tokens for one id."""
+
+    ids: int
+    words: tuple[int, ...]
+    pace: float = 4.0
+
+
+def find_fault(
+    cursor: TextCursor, tokens: Sequence[int], text: GuardedText, ended: bool, silent: Container[int] = ()
+) -> Finding | None:
+    """Look at a sequence so far; ended: the model has ended it; silent: silent speech tokens."""
+    count, ids = len(tokens), text.ids
+    if ids <= SHORT_IDS:
+        return Finding(Fault.EARLY_END, 0) if ended and count < max(2, ids) else None
+    path, attended = cursor.positions()[:count], cursor.attended(ids)
+    if not len(path):
+        return Finding(Fault.EARLY_END, 0) if ended else None
+    stood = count - int(np.searchsorted(path, path[-1]))
+    period = loop_period(tokens)
+    quiet = next((n for n, one in enumerate(reversed(tokens)) if one not in silent), count)
+    if quiet >= SILENT_TOKENS and stood >= SILENT_TOKENS // 2:
+        return Finding(Fault.SILENCE, count - quiet)
+    if period and stood >= STAND_TOKENS // 2:
+        return Finding(Fault.LOOPS, count - max(LOOP_TIMES * period, LOOP_TOKENS))
+    if stood >= STAND_TOKENS and (period or count > STAND_PACE * text.pace * (path[-1] + 1)):
+        return Finding(Fault.STANDS, count - stood)
+    if (repeat := _repeat(cursor)) is not None:
+        return Finding(Fault.REPEATS, repeat)
+    if (skip := _skip(path, attended, text)) is not None:
+        return Finding(Fault.SKIPS, skip)
+    if ended and path[-1] < ids - 3 and attended[path[-1] + 2 :].sum() < UNSPOKEN * (ids - path[-1] - 2):
+        return Finding(Fault.EARLY_END, count)
+    return None
+
+
+def _repeat(cursor: TextCursor) -> int | None:
+    """The speech token from which the voice speaks text again that it has spoken: sure attention stays behind."""
+    top = back = held = 0
+    last = -1
+    for place, at in enumerate(cursor.looked_at):
+        if at < 0:
+            continue
+        held = held + 1 if at == last else 1
+        last = at
+        if held >= 2 and top < at <= top + FARTHEST_IDS:
+            top = at
+        back = back + 1 if at < top else 0
+        if back >= STRAY_TOKENS:
+            return place + 1 - back
+    return None
+
+
+def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
+    """The speech token at which the voice leaves words out: little attention, and hardly a step of the path in them."""
+    ends = (*text.words[1:], text.ids)
+    for first, end in zip(text.words, ends, strict=True):
+        if end > path[-1] - 1:
+            return None
+        behind = int(np.searchsorted(path, end))
+        visited = behind - int(np.searchsorted(path, first))
+        least = UNSPOKEN_SHARE * text.pace * (end - first)
+        if not visited and attended[first:end].sum() < least and len(path) - behind > SURE_TOKENS:
+            return behind
+    return None
+
+
+def loop_period(tokens: Sequence[int]) -> int:
+    """The period in which the last tokens repeat `LOOP_TIMES` times at least, 0: they do not."""
+    last = np.array(tokens[-LOOP_TIMES * LONGEST_PERIOD :])
+    for period in range(1, LONGEST_PERIOD + 1):
+        needed = max(LOOP_TIMES * period, LOOP_TOKENS)
+        if len(last) >= needed and np.array_equal(last[-needed:-period], last[-needed + period :]):
+            return period
+    return 0
+
+
+def cut_for(finding: Finding, cursor: TextCursor, lag: float, least: int) -> int:
+    """The speech tokens that are kept: up to the last text id before the fault, and no fewer than `least`."""
+    begins = [int(token + lag) - _CUT_BEFORE for _, token in cursor.reached() if token + lag < finding.at - 1]
+    return max(least, begins[-1] if begins else 0)
+
+
+def run_again(run: DecodeRun, kept: Sequence[int], ids: int, fault: Fault) -> DecodeRun:
+    """The run that goes on behind the kept speech tokens; ids: text ids of the whole run."""
+    rows = (*run.rows, *(Row(RowKind.SPEECH, one) for one in kept))
+    least = max(0, run.min_tokens - len(kept))
+    if fault is Fault.EARLY_END:
+        least = max(least, ids if ids <= SHORT_IDS else 4)
+    return replace(run, rows=rows, forced_at=max(1, run.forced_at - len(kept)), min_tokens=least)
+
+
+def another_seed(seed: int, attempt: int) -> int:
+    """A seed for this attempt at a sequence; the first one, 0, has the sequence's own."""
+    return (seed + _SEED_STEP * attempt) % 2**63 if attempt else seed

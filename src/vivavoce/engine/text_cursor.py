@@ -1,0 +1,112 @@
+"""Where the voice of one sequence is in its text, from the attention of its decode steps.
+
+A path through the text tokens is found for the speech tokens by dynamic programming: it mostly stays or goes on by one,
+may jump forward at a cost, and never goes back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEPS = 4
+"""Text tokens that the path goes on by at a small cost in one speech token."""
+_STEP_COST, _JUMP_COST = 0.5, 5.0
+_FLOOR = 0.01
+"""Attention below this counts as this much."""
+_SURE = 0.4
+_FAR = -1e9
+Floats = NDArray[np.float32]
+
+
+class TextCursor:
+    """Follows one sequence; ids are counted in its text, and tokens from its first speech token."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, Floats]] = []
+        """For each speech token the first text token, and the attention to it and those behind it; empty: unknown."""
+        self.looked_at: list[int] = []
+        """For each speech token the text token with most of the attention, −1: none has `_SURE` of it."""
+        self._attended = np.zeros(0, np.float32)
+        self._scores = np.zeros(1, np.float64)
+        self._came: list[NDArray[np.int32]] = []
+        """For each speech token and text token, the text token of the best path one speech token before."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, count: int, attention: Floats | None = None, first: int = 0) -> None:
+        """Add `count` speech tokens; attention: [count, text tokens] from the text token `first` on, None: unknown."""
+        nothing = np.zeros(0, np.float32)
+        for place in range(count):
+            row = nothing if attention is None else attention[place]
+            self._take(first, row)
+
+    def _take(self, first: int, row: Floats) -> None:
+        self._rows.append((first, row))
+        most = int(row.argmax()) if len(row) else 0
+        self.looked_at.append(first + most if len(row) and row[most] >= _SURE else -1)
+        if first + len(row) > len(self._attended):
+            self._attended = np.pad(self._attended, (0, first + len(row) - len(self._attended)))
+        self._attended[first : first + len(row)] += row
+        self._advance(first, row)
+
+    def _advance(self, first: int, row: Floats) -> None:
+        size = max(len(self._scores), first + len(row))
+        before = np.full(size, _FAR)
+        before[: len(self._scores)] = self._scores
+        if not self._came:
+            before[1:] = before[0] - _STEP_COST * np.minimum(np.arange(1, size), 10)
+        index = np.arange(size, dtype=np.int32)
+        best, came = before.copy(), index.copy()
+        for step in range(1, min(STEPS, size - 1) + 1):
+            better = before[:-step] - _STEP_COST * (step - 1) > best[step:]
+            best[step:][better] = before[:-step][better] - _STEP_COST * (step - 1)
+            came[step:][better] = index[:-step][better]
+        if size > STEPS + 1:
+            reached = np.maximum.accumulate(before)
+            source = np.maximum.accumulate(np.where(before >= reached, index, 0))
+            far = reached[: -STEPS - 1] - _JUMP_COST > best[STEPS + 1 :]
+            best[STEPS + 1 :][far] = reached[: -STEPS - 1][far] - _JUMP_COST
+            came[STEPS + 1 :][far] = source[: -STEPS - 1][far]
+        if len(row):
+            seen = np.full(size, np.log(_FLOOR))
+            seen[first : first + len(row)] = np.log(np.maximum(row, _FLOOR))
+            best = best + seen
+        self._scores, kept = best - best.max(), came
+        self._came.append(kept)
+
+    @property
+    def known(self) -> int:
+        """Text tokens that any attention was read of."""
+        return len(self._attended)
+
+    def positions(self) -> NDArray[np.int64]:
+        """The text token that the attention is at, for each speech token so far."""
+        path = np.zeros(len(self._came), np.int64)
+        if not len(path):
+            return path
+        path[-1] = int(self._scores.argmax())
+        for place in range(len(path) - 1, 0, -1):
+            path[place - 1] = self._came[place][path[place]]
+        return path
+
+    def reached(self) -> list[tuple[int, int]]:
+        """(text token, speech token) wherever the attention comes to a text token for the first time, in order."""
+        path = self.positions()
+        starts = np.flatnonzero(np.diff(path, prepend=-1) > 0)
+        return [(int(path[place]), int(place)) for place in starts]
+
+    def attended(self, ids: int) -> Floats:
+        """How much attention each of the first `ids` text tokens got in all, in speech tokens."""
+        total = np.zeros(ids, np.float32)
+        known = min(ids, len(self._attended))
+        total[:known] = self._attended[:known]
+        return total
+
+    def cut(self, count: int) -> None:
+        """Forget all but the first `count` speech tokens."""
+        rows = self._rows[:count]
+        self.__init__()  # type: ignore[misc]
+        for first, row in rows:
+            self._take(first, row)

@@ -1,0 +1,106 @@
+"""The heads of a model that know where the voice is in the text: found once for a checkpoint, and kept in a file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from vivavoce.checkpoint.known_models import user_folder
+from vivavoce.engine.engine_group import EngineInterface
+from vivavoce.errors import VivavoceError
+from vivavoce.files import replace_file
+from vivavoce.frontend.front_end import FrontEnd
+from vivavoce.models.lm.text_attention import TextHeads
+
+log = logging.getLogger(__name__)
+
+_SENTENCES = {
+    "en": (
+        "The ferry left the harbour early in the morning, and nobody was on board.",
+        "She bought seven green apples, a small loaf of bread and some cheese.",
+        "Nobody expected the old clock to strike at midnight, but it did.",
+        "My brother plays the guitar whenever it rains outside.",
+        "Please bring the long ladder from the garden, and close the gate.",
+        "We walked along the quiet river until the sun went down.",
+    ),
+    "zh": (
+        "今天早上渡轮很早就离开了港口，船上没有一个乘客。",
+        "她买了七个绿苹果，一小块面包，还有一些新鲜的牛奶。",
+        "没有人想到那座老钟会在半夜敲响，可是它真的响了。",
+        "每当外面下雨的时候，我的哥哥都会在家里弹吉他。",
+        "请把花园里的长梯子搬过来，然后把大门关好。",
+        "我们沿着安静的河边慢慢散步，一直走到太阳下山。",
+    ),
+}
+_VERSION = 2
+"""Raised when heads are found in another way, so that kept ones are not used."""
+_finding = threading.Lock()
+
+
+def know_heads(engine: EngineInterface, front_end: FrontEnd) -> bool:
+    """Have the engine follow watched texts by its model's heads; False: no head of the model follows a text.
+
+    The first time that a checkpoint is asked it speaks some sentences: this takes a second on a GPU, and some on a CPU.
+    """
+    with _finding:
+        if engine.text_heads is not None:
+            return True
+        identity = engine.language_model_id
+        if not identity:
+            return False
+        path = _file_of(identity)
+        known = _read(path)
+        if known is None:
+            try:
+                heads = engine.find_heads(calibration_texts(front_end))
+            except VivavoceError as error:  # such as too little memory: the speech itself goes on without
+                log.warning("text heads not found: %(reason)s", {"reason": error})
+                return False
+            _keep(path, heads)
+        else:
+            heads = known[0]
+        if heads is not None:
+            engine.watch(heads)
+        return heads is not None
+
+
+def calibration_texts(front_end: FrontEnd) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The ids of some sentences in a language of the model, and the first id of each word."""
+    sentences = _SENTENCES["zh" if "en" not in front_end.card.languages else "en"]
+    found = []
+    for one in sentences:
+        ids = front_end.text.encode(one)
+        words = front_end.text.words(one, one)
+        found.append((ids, tuple(word.first for word in words)))
+    return found
+
+
+def _file_of(identity: str) -> Path | None:
+    with suppress(Exception):  # a user without a home
+        return user_folder("cache") / "text-heads" / f"{identity}-{_VERSION}.json"
+    return None
+
+
+def _read(path: Path | None) -> tuple[TextHeads | None] | None:
+    """The kept heads; None: there are none yet."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if path is not None:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            heads = tuple((int(layer), int(head)) for layer, head in kept["heads"])
+            return (TextHeads(heads, float(kept["lag"]), float(kept["pace"])) if heads else None,)
+    return None
+
+
+def _keep(path: Path | None, heads: TextHeads | None) -> None:
+    if path is None:
+        return
+    kept = asdict(heads) if heads else {"heads": ()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(kept))
+    except OSError as error:
+        log.warning("text heads not kept: %(reason)s", {"reason": error.strerror})

@@ -1,0 +1,163 @@
+"""When each word of a text is heard, from the text tokens that the voice reaches and from the sound itself."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.engine.request import AudioChunk, Word
+from vivavoce.frontend.text.text_filter import readable
+from vivavoce.frontend.text.word_spans import WordSpan
+
+FRAME_S = 0.01
+_QUIET = 0.03
+"""A frame is quiet below this part of the loudest frame so far (−30 dB)."""
+_PAUSE_FRAMES = 15
+"""So many quiet frames before a sound are a pause."""
+_EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 10, 15, 100
+"""A sound after a pause begins the word if it comes this much earlier or later; the last is for the first word."""
+
+
+@dataclass(eq=False)
+class SegmentTimer:
+    """The words of one segment; its text may still grow, by more words.
+
+    words: the spoken words in order; begin_s: seconds of audio before the segment.
+    """
+
+    begin_s: float = 0.0
+    words: list[WordSpan] = field(default_factory=list)
+    _levels: list[float] = field(default_factory=list)
+    _left: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    _reached: list[tuple[int, float]] = field(default_factory=list)
+    _seconds: float = 0.0
+    _given: int = 0
+    _after_s: float = 0.0
+    """The end of the last word that was given."""
+
+    def add(self, text: str, chunk: AudioChunk, ended: bool) -> tuple[Word, ...]:
+        """Take the next audio, and return the words that end in it; ended: it is the segment's last audio."""
+        self._listen(chunk.samples, chunk.sample_rate)
+        if chunk.reached is not None:
+            self._reached += chunk.reached
+        found = []
+        while self._given < len(self.words):
+            span = self.words[self._given]
+            times = self._times(span, ended)
+            if times is None:
+                break
+            start_s, end_s = times
+            begin_s = self.begin_s
+            found.append(
+                Word(
+                    readable(text[span.start : span.end]),
+                    span.start,
+                    span.end,
+                    round(begin_s + start_s, 3),
+                    round(begin_s + end_s, 3),
+                    not self._reached,
+                )
+            )
+            self._given, self._after_s = self._given + 1, end_s
+        return tuple(found)
+
+    def _listen(self, samples: NDArray[np.float32], rate: int) -> None:
+        self._seconds += len(samples) / rate
+        sound, size = np.concatenate((self._left, samples)), round(rate * FRAME_S)
+        whole = len(sound) // size * size
+        self._levels += np.sqrt(np.mean(sound[:whole].reshape(-1, size) ** 2, axis=1)).tolist()
+        self._left = sound[whole:]
+
+    def _times(self, span: WordSpan, ended: bool) -> tuple[float, float] | None:
+        """Seconds from the segment's beginning; None: the word's end is not known yet."""
+        if not self._reached:
+            return self._shared_out(span) if ended else None
+        start_s, end_s = self._when(span.first), self._when(span.last)
+        if end_s is None:
+            if not ended:
+                return None
+            end_s = self._seconds
+        start_s = end_s if start_s is None else start_s
+        return self._heard(start_s, end_s, first=self._given == 0)
+
+    def _when(self, text_token: int) -> float | None:
+        place = bisect_left(self._reached, text_token, key=lambda one: one[0])
+        return self._reached[place][1] if place < len(self._reached) else None
+
+    def _heard(self, start_s: float, end_s: float, first: bool) -> tuple[float, float]:
+        """The times moved to where the sound begins after a pause, and ends before one."""
+        loud = self._loud()
+        start, end = round(start_s / FRAME_S), min(round(end_s / FRAME_S), len(loud))
+        begins = self._sound_after_pause(loud, start, first)
+        if begins is not None:
+            start_s = begins * FRAME_S
+        while end > start + 1 and not loud[end - 1]:
+            end -= 1
+        start_s = min(max(self._after_s, start_s), self._seconds)
+        return start_s, min(max(start_s, end * FRAME_S), self._seconds)
+
+    @staticmethod
+    def _sound_after_pause(loud: NDArray[np.bool_], start: int, first: bool) -> int | None:
+        """The frame at which the sound of a word begins, if a pause is near the word's begin by the attention."""
+        pause = 1 if first else _PAUSE_FRAMES  # shorter silences are closures of consonants
+        low, high = max(0, start - _EARLY_FRAMES), min(start + (_FIRST_FRAMES if first else _LATE_FRAMES), len(loud))
+        begins = [at for at in range(low, high) if loud[at] and not loud[max(0, at - pause) : at].any()]
+        return min(begins, key=lambda at: abs(at - start)) if begins else None
+
+    def visits(self, span: WordSpan) -> bool:
+        """Whether the voice came to a text token of the word."""
+        reached = self._when(span.first), self._when(span.last)
+        return reached[0] is not None and (reached[1] is None or reached[0] < reached[1])
+
+    @property
+    def pause_s(self) -> float:
+        """The longest silence between two sounds of the segment, in seconds."""
+        sounding = np.flatnonzero(self._loud())
+        return float(np.diff(sounding).max() - 1) * FRAME_S if len(sounding) > 1 else 0.0
+
+    def _loud(self) -> NDArray[np.bool_]:
+        levels = np.array(self._levels)
+        return np.asarray(levels > _QUIET * levels.max(initial=0.0))
+
+    def _shared_out(self, span: WordSpan) -> tuple[float, float]:
+        """The times by the word's share of the text tokens, silence at the segment's ends left out."""
+        sounding = np.flatnonzero(self._loud())
+        low, high = (sounding[0], sounding[-1] + 1) if len(sounding) else (0, len(self._levels))
+        ids = max(1, self.words[-1].last - self.words[0].first)
+        first = self.words[0].first
+        times = [
+            min((low + (high - low) * (one - first) / ids) * FRAME_S, self._seconds) for one in (span.first, span.last)
+        ]
+        return times[0], times[1]
+
+
+class WordTimer:
+    """The words of all segments of a request."""
+
+    def __init__(self) -> None:
+        self.segments: list[SegmentTimer] = []
+        self.words: list[Word] = []
+        """The words that were given so far."""
+        self._seconds = 0.0
+
+    def plan(self, segment: int, words: Sequence[WordSpan]) -> None:
+        """These words belong to the segment, behind those that it has."""
+        while len(self.segments) <= segment:
+            self.segments.append(SegmentTimer())
+        self.segments[segment].words += words
+
+    def add(self, text: str, chunk: AudioChunk, ended: bool) -> tuple[Word, ...]:
+        """The words that end in this chunk; ended: it is the last one of its segment."""
+        if chunk.segment >= len(self.segments):
+            return ()
+        timer = self.segments[chunk.segment]
+        if not timer._seconds:
+            timer.begin_s = self._seconds
+        self._seconds += chunk.duration_s
+        found = timer.add(text, chunk, ended)
+        self.words += found
+        return found

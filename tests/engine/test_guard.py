@@ -1,0 +1,125 @@
+"""Speech that leaves its text is noticed, and drawn again from a place before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.engine.lm_stage.lm_talk import request
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.guard import (
+    LOOP_TIMES,
+    Fault,
+    Finding,
+    GuardedText,
+    another_seed,
+    cut_for,
+    find_fault,
+    loop_period,
+    run_again,
+)
+from vivavoce.engine.lm_stage import DecodeRun
+from vivavoce.engine.request import EngineRequest
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.engine.text_cursor import TextCursor
+from vivavoce.models.lm.interleave import Row, RowKind
+from vivavoce.models.lm.text_attention import TextHeads
+
+IDS, EACH = 20, 4
+TEXT = GuardedText(IDS, tuple(range(0, IDS, 2)), EACH)
+CLEAN = [at for at in range(IDS) for _ in range(EACH)]
+
+
+def look(path: list[int], ended: bool = False, tokens=None, text: GuardedText = TEXT) -> Fault | None:
+    cursor, rows = TextCursor(), np.full((len(path), IDS), 0.01, np.float32)
+    rows[range(len(path)), path] = 0.8
+    cursor.add(len(path), rows)
+    tokens = np.random.default_rng(0).integers(0, 6561, len(path)).tolist() if tokens is None else tokens
+    found = find_fault(cursor, tokens, text, ended)
+    return None if found is None else found.fault
+
+
+def test_clean_speech_has_no_fault():
+    for count in range(8, len(CLEAN), 8):
+        assert look(CLEAN[:count]) is None
+    assert look(CLEAN, ended=True) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "ended", "fault"),
+    [
+        (CLEAN[:40], True, Fault.EARLY_END),
+        (CLEAN[:24] + CLEAN[48:], False, Fault.SKIPS),
+        (CLEAN[:40] + CLEAN[20:40], False, Fault.REPEATS),
+        (CLEAN[:40] + [9] * 60, False, Fault.STANDS),
+    ],
+)
+def test_faults_are_noticed(path, ended, fault):
+    assert look(path, ended) is fault
+
+
+def test_loops_are_noticed_where_the_voice_stands():
+    loop = [7, 8, 9, 10, 11, 12] * LOOP_TIMES
+    assert loop_period(loop) == 6
+    assert loop_period(list(range(100))) == 0
+    tokens = [*range(100, 140), *loop]
+    assert look(CLEAN[:40] + [9] * len(loop), tokens=tokens) is Fault.LOOPS
+    assert look(CLEAN[:64], tokens=tokens) is None  # equal tokens alone are no fault
+
+
+def test_a_pause_alone_is_no_fault():
+    assert look(CLEAN[:40] + [10] * 20 + CLEAN[44:60]) is None
+
+
+def test_short_texts_are_judged_by_their_length_only():
+    short = GuardedText(3, (0,), EACH)
+    assert look([0] * 40, text=short) is None
+    assert look([0], ended=True, text=short) is Fault.EARLY_END
+    assert look([0, 1, 2], ended=True, text=short) is None
+
+
+def test_it_goes_back_to_the_text_before_and_never_behind_what_is_heard():
+    cursor, rows = TextCursor(), np.full((40, IDS), 0.01, np.float32)
+    rows[range(40), CLEAN[:40]] = 0.8
+    cursor.add(40, rows)
+    finding = Finding(Fault.REPEATS, 30)
+    kept = cut_for(finding, cursor, 2.5, 0)
+    assert 20 <= kept < 30
+    assert cut_for(finding, cursor, 2.5, 33) == 33
+
+
+def test_the_run_goes_on_behind_what_is_kept():
+    run = DecodeRun((Row(RowKind.TEXT, 1),), (6561,), 100, 6561, 10, (6561,))
+    again = run_again(run, [5, 6, 7], IDS, Fault.EARLY_END)
+    assert again.rows[1:] == tuple(Row(RowKind.SPEECH, one) for one in (5, 6, 7))
+    assert (again.forced_at, again.min_tokens) == (97, 7)
+    assert another_seed(3, 0) == 3 != another_seed(3, 1)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_the_engine_draws_again_from_there(models, monkeypatch, watched):
+    """One fault is found after 16 speech tokens: the first 8 stay, the others are drawn with another seed."""
+    asked = replace(request(1, small=True, max_ratio=20.0, min_ratio=20.0), watched=watched, guarded=(0,))
+    looks = []
+
+    def find(cursor, tokens, text, ended, silent):
+        looks.append(len(tokens))
+        return Finding(Fault.SKIPS, 12) if len(tokens) >= 16 and len(looks) == 2 else None
+
+    monkeypatch.setattr("vivavoce.engine.lm_runner.cut_for", lambda finding, cursor, lag, least: max(least, 8))
+    with Engine(models, EngineSettings(slots=2)) as engine:
+        engine.watch(TextHeads(((0, 1), (1, 0)), 2.5))
+        plain = engine.submit(EngineRequest((replace(asked, guarded=None),))).result()
+        monkeypatch.setattr("vivavoce.engine.lm_runner.find_fault", find)
+        guarded = engine.submit(EngineRequest((asked,))).result()
+    if not watched:
+        assert not looks
+        assert guarded.tokens == plain.tokens
+        return
+    assert guarded.faults == (("skips", True),)
+    assert plain.faults == ()
+    assert guarded.tokens[0][:8] == plain.tokens[0][:8]
+    assert guarded.tokens[0] != plain.tokens[0]
+    assert len(guarded.samples) == 960 * len(guarded.tokens[0])

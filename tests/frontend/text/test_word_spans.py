@@ -1,0 +1,48 @@
+"""Words as they are written, and what is spoken for each of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from vivavoce.frontend.text.word_spans import words_of
+
+
+def pairs(text: str, spoken: str) -> list[tuple[str, str]]:
+    found = words_of(text, spoken, [(at, at + 1) for at in range(len(spoken))])
+    return [(text[one.start : one.end], spoken[one.first : one.last]) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken", "words"),
+    [
+        ("Yes.", "Yes.", [("Yes.", "Yes")]),
+        (
+            "It cost $100 million, and 3 km",
+            "It cost one hundred million dollars, and three kilometers.",
+            [("It", "It"), ("cost", "cost"), ("$100", "one hundred"), ("million,", "million dollars"),
+             ("and", "and"), ("3", "three"), ("km", "kilometers")],
+        ),
+        ("Dr. Smith", "Doctor Smith.", [("Dr.", "Doctor"), ("Smith", "Smith")]),
+        ("10:30", "ten thirty.", [("10:30", "ten thirty")]),
+        ("well — then", "well — then.", [("well", "well"), ("then", "then")]),
+        (
+            "at +44 20 7946!",
+            "at plus four four, two zero, seven nine four six!",
+            [("at", "at"), ("+44", "plus four four"), ("20", "two zero"), ("7946!", "seven nine four six")],
+        ),
+        ("salt & pepper", "salt and pepper.", [("salt", "salt"), ("&", "and"), ("pepper", "pepper")]),
+        ("我有100元，你呢？", "我有一百元，你呢？",
+         [("我", "我"), ("有", "有"), ("100", "一百"), ("元，", "元"), ("你", "你"), ("呢？", "呢")]),
+    ],
+)  # fmt: skip
+def test_each_word_has_what_speaks_it(text, spoken, words):
+    assert pairs(text, spoken) == words
+
+
+def test_marks_behind_a_word_are_not_counted_and_places_are_those_of_the_input():
+    (one,) = words_of("Hi!", "Hi!", [(0, 2), (2, 3)], start=7)
+    assert one == (7, 10, 0, 1)
+
+
+def test_a_text_without_words_has_none():
+    assert words_of("…", "…", [(0, 1)]) == ()
