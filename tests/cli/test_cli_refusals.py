@@ -25,8 +25,11 @@ EARLY = [
     ("speak Hi. -o absent/out.wav", "absent' does not exist"),
     (f"speak Hi. -o {'x' * 300}", "cannot be written"),
     ("speak", "text: none is given"),
-    ("speak Hi. --subtitles out.txt", "subtitles: 'out.txt' ends with neither .srt nor .vtt; name a file that does"),
-    ("speak Hi. --subtitles -", "subtitles: '-' ends with neither"),
+    (
+        "speak Hi. --subtitles out.txt",
+        "subtitles: 'out.txt' ends with none of .srt, .vtt and .json; name a file that does",
+    ),
+    ("speak Hi. --subtitles -", "subtitles: '-' ends with none of"),
     ("speak Hi. --subtitles absent/out.srt", "absent' does not exist"),
     (f"speak Hi. --subtitles {'x' * 300}.srt", "cannot be written"),
     ("convert absent.wav", "source audio: 'absent.wav' does not exist"),

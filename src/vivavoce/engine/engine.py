@@ -169,6 +169,7 @@ class Engine:
         self._intake = Intake(models, self.stages.lm, self._rates, official)
         self._ids = itertools.count()
         self._heads: TextHeads | None = None
+        self._lm_id = ""
         self._loop, self._admission, self._statistics = assemble(
             self.stages,
             settings,
@@ -265,6 +266,11 @@ class Engine:
         """A hash of some weights of the language model, "" where it has no heads that can be read."""
         if not isinstance(self.models.lm, SpeechLM) or not hasattr(self.stages.lm, "watch"):
             return ""
+        if not self._lm_id:
+            self._lm_id = str(self._in_loop(self._hash_weights))
+        return self._lm_id
+
+    def _hash_weights(self) -> str:
         digest = hashlib.sha256(str(self.models.config.lm).encode())
         for weight in self.models.lm.state_dict().values():
             digest.update(weight.flatten()[:64].float().cpu().numpy().tobytes())

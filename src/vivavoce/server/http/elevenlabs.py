@@ -223,7 +223,7 @@ class Alignment:
 
     def __init__(self, text: str = "") -> None:
         self.text, self.last = readable(text), " "
-        self._timed, self._until = 0, 0.0
+        self._timed, self.until = 0, 0.0
 
     def add(self, text: str) -> None:
         self.text, self.last = self.text + readable(text), text[-1]
@@ -232,7 +232,7 @@ class Alignment:
         """The characters of words, or of a complete segment, with white space around them, and [characters + 1] times
         in seconds; marks: events of a `SegmentClock`, of words or the end of a segment.
         """
-        knots, end, end_s = [(self._timed, self._until)], self._timed, None
+        knots, end, end_s = [(self._timed, self.until)], self._timed, None
         for mark in marks:
             for word in mark.get("words", ()):
                 end = word["end_character"]
@@ -247,7 +247,7 @@ class Alignment:
         characters, self.text = list(self.text[:count]), self.text[count:]
         places, times = zip(*knots, strict=True)
         edges = np.interp(np.arange(len(characters) + 1) + self._timed, places, np.maximum.accumulate(times))
-        self._timed, self._until = self._timed + len(characters), float(edges[-1])
+        self._timed, self.until = self._timed + len(characters), float(edges[-1])
         return characters, edges.tolist()
 
 
@@ -385,9 +385,9 @@ class ElevenLabsDialect(Dialect):
         return {"audio": audio, "isFinal": None, "normalizedAlignment": alignment, "alignment": alignment}
 
     def _aligned(self, alignment: Alignment, mark: Reply) -> dict[str, Any]:
-        """Times are counted from the segment's beginning, with `sync_alignment` from the beginning of the audio."""
+        """Times are counted from the end of the alignment before, with `sync_alignment` from the audio's beginning."""
+        first = 0.0 if self._query.get("sync_alignment") == "true" else alignment.until
         characters, times = alignment.take([mark])
-        first = 0.0 if self._query.get("sync_alignment") == "true" else mark["start"]
         edges = [round(1000 * (time - first)) for time in times]
         durations = [end - start for start, end in pairwise(edges)]
         return {"chars": characters, "charStartTimesMs": edges[:-1], "charDurationsMs": durations}
@@ -400,6 +400,6 @@ class ElevenLabsDialect(Dialect):
     def _start(self, message: SocketMessage) -> Start:
         output_format(named := self._query.get("output_format", DEFAULT_FORMAT))
         fields = _fields(self._voice, message.voice_settings, self._query.get("seed"), self._query.get("language_code"))
-        fields["word_times"] = self._query.get("sync_alignment") == "true"
+        fields["word_times"] = True
         fields["api_key"] = message.xi_api_key or (message.authorization or "").removeprefix("Bearer ") or None
         return validated(_Start, {**fields, "output_format": named}, "message")
