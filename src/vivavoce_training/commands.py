@@ -416,13 +416,14 @@ def assemble(
     folder: Path = argument("Where the model goes.", "FOLDER", default=REQUIRED),
     settings: Settings = None,
     teacher: Teacher = TEACHER,
+    device: Device = "auto",
 ) -> None:
     """Make a model folder of trained parts, with stored voices that the teacher speaks."""
     from vivavoce_training.assemble import assemble as assemble_folder
     from vivavoce_training.start import sizes_of
 
     place, _ = sizes_of(None, settings)
-    assemble_folder(parts, folder, _recorder(teacher), place)
+    assemble_folder(parts, folder, _recorder(teacher, device), place)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     log.info("%s: %.2f MB", folder, size / 1e6)
 
@@ -437,6 +438,7 @@ def record_test_set(
     ),
     count: int = flag("How many of them.", "NUMBER", default=100, min=1),
     teacher: Teacher = TEACHER,
+    device: Device = "auto",
 ) -> None:
     """Record held-out speakers for `vivavoce eval`.
 
@@ -447,7 +449,7 @@ def record_test_set(
 
     lines = sentences.read_text(encoding="utf-8").splitlines()[:count]
     speakers = test_speakers()[:NUM_TEST_SPEAKERS]
-    write_test_set(folder, lines, speakers, _recorder(teacher))
+    write_test_set(folder, lines, speakers, _recorder(teacher, device))
     log.info("%s: %d sentences of %d speakers", folder, len(lines), len(speakers))
 
 
@@ -509,13 +511,11 @@ def _mendable() -> Iterator[None]:
         raise InvalidRequest(str(error)) from None
 
 
-def _recorder(folder: Path) -> Record:
-    """Speakers as the teacher gives them, on the CPU: a few sentences take a minute."""
-    import torch
-
+def _recorder(folder: Path, device: str) -> Record:
+    """Speakers as the teacher gives them; a sentence takes some seconds on a CPU."""
     from vivavoce_training.data.kokoro.teacher import Teacher as Voices
 
-    return Voices.open(folder, torch.device("cpu")).recording
+    return Voices.open(folder, _device(device)).recording
 
 
 def _write_lines(file: Path, lines: Iterable[str]) -> None:

@@ -30,7 +30,7 @@ _SPELLED = {
     "θ": "2020", "ð": "2022", "ʧ": "2220", "ʤ": "2222",
 }  # fmt: skip
 PHONES = tuple(_SPELLED)
-"""American and British phones as Kokoro writes them: A I O Q W Y are diphthongs, T is the flap; the first is silence."""
+"""American and British phones as Kokoro writes them: A I O Q W Y are diphthongs, T the flap; the first is silence."""
 PHONE_INDEX = {phone: index for index, phone in enumerate(PHONES)}
 SILENCE = 0
 SILENCE_TOKEN = (NUM_CODES - 1) // 2

@@ -62,8 +62,9 @@ def train_vocoder(
 
     config: sizes of the vocoder and of its mel; seed: of first weights and batches; init: start from these weights: a
     `hift.pt`, a checkpoint folder, or the state of an earlier training (`vocoder.state.pt`), which brings its adversary
-    along; rate: factor on the learning rates; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError: the corpus is too small, or
-    `flow_mels` does not fit it; CheckpointError or InvalidRequest: `init` does not fit `config`.
+    along; rate: factor on the learning rates; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError:
+    the corpus is too small, or `flow_mels` does not fit it; CheckpointError or InvalidRequest: `init` does not fit
+    `config`.
     """
     corpus = Corpus.open(corpus_folder)
     torch.manual_seed(seed + steps_in(out, PART))

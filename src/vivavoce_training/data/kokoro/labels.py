@@ -55,7 +55,7 @@ class Curves:
         inside = np.arange(symbol.shape[1]) < frames[:, None]
         energy = both.reshape(len(both), -1, 2).mean(-1)
         spoken = np.take_along_axis(phones, symbol, 1)
-        tones = 12 * np.log2(np.maximum(_median_of_five(pitch), LOWEST_HZ))
+        tones = 12 * np.log2(np.maximum(_smooth(_smooth(pitch)), LOWEST_HZ))
         voiced = _settled(pitch, tones, np.repeat(inside & (energy >= SILENT), 2, 1))
         semitones = np.take_along_axis(tones, _nearest(voiced), 1).astype(np.float32)
         return cls(_with_silence(spoken, energy, inside), energy, inside, semitones, voiced)
@@ -97,7 +97,7 @@ def _at(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
 def _with_silence(
     spoken: NDArray[np.uint8], energy: NDArray[np.float32], inside: NDArray[np.bool_]
 ) -> NDArray[np.uint8]:
-    """Phone of each frame: a pause is silence, or belongs to the phone before it; the last phones end with their sound."""
+    """Phone of each frame: a pause is silent or of the phone before it, and the last phone ends as it fades."""
     spoken = np.pad(spoken[:, LAG_FRAMES:], ((0, 0), (0, LAG_FRAMES)), constant_values=PAUSE)
     frame, size = np.arange(spoken.shape[1]), spoken.shape[1]
     known = spoken < SPACE
@@ -112,10 +112,11 @@ def _with_silence(
 
 
 def _settled(pitch: NDArray[np.float32], tones: NDArray[np.float32], loud: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where there is a pitch to be trusted: [batch, n]; at the ends of a voiced stretch the curve rises from nothing."""
+    """Where the pitch is to be trusted, [batch, n]: at the ends of a voiced stretch the curve rises from nothing."""
     voiced = (pitch > LOWEST_HZ) & loud
-    usual = np.ma.median(np.ma.masked_array(tones, ~voiced), axis=1).filled(0)[:, None]
-    voiced &= np.abs(tones - usual) < FARTHEST
+    ordered = np.sort(np.where(voiced, tones, np.inf), 1)
+    usual = np.take_along_axis(ordered, voiced.sum(1, keepdims=True) // 2, 1)
+    voiced &= np.abs(tones - np.where(np.isfinite(usual), usual, 0)) < FARTHEST
     wide = np.pad(voiced, ((0, 0), (1, 1)))
     return voiced & wide[:, :-2] & wide[:, 2:]
 
@@ -130,9 +131,11 @@ def _nearest(voiced: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.where((nearest >= 0) & (nearest < size), nearest, place)
 
 
-def _median_of_five(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    wide = np.pad(values, ((0, 0), (2, 2)), mode="edge")
-    return np.median(np.lib.stride_tricks.sliding_window_view(wide, 5, 1), -1).astype(np.float32)
+def _smooth(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Each value or, where it differs from both neighbours, the nearer of them: the median of three."""
+    wide = np.pad(values, ((0, 0), (1, 1)), mode="edge")
+    before, here, after = wide[:, :-2], wide[:, 1:-1], wide[:, 2:]
+    return np.maximum(np.minimum(before, here), np.minimum(np.maximum(before, here), after))
 
 
 def _token_mean(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -23,6 +23,7 @@ from vivavoce_training.data.store import Speaker
 WEIGHTS, VOICE_FOLDER = "kokoro.onnx", "voices"
 STYLE_SIZE = 2 * HALF_STYLE
 NUM_TRAITS = 12
+_SPEAKERS_AT_ONCE = 32
 TUNING_TEXTS = (
     "The harbor was quiet before dawn, and the old boats moved slowly.",
     "Would you like some more tea, or should we go for a walk?",
@@ -91,12 +92,16 @@ class Teacher:
     def usual_pitch(self, speakers: Sequence[Speaker]) -> NDArray[np.float32]:
         """Median pitch of each speaker in semitones above 1 Hz."""
         read = accents(self.folder)
-        found = []
-        for speaker in speakers:
-            lines = [line for text in TUNING_TEXTS if (line := read[speaker.manner[0]](text)) is not None]
-            ids, lengths, styles, phones = self._batch(lines, [speaker] * len(lines))
+        texts = {accent: [line for text in TUNING_TEXTS if (line := read[accent](text))] for accent in "ab"}
+        found: list[float] = []
+        for first in range(0, len(speakers), _SPEAKERS_AT_ONCE):
+            part = speakers[first : first + _SPEAKERS_AT_ONCE]
+            pairs = [(line, one) for one in part for line in texts[one.manner[0]]]
+            ids, lengths, styles, phones = self._batch(*zip(*pairs, strict=True))
             curves = Curves.of(self.model.plan(ids, lengths, styles), phones)
-            found.append(np.median(curves.semitones[curves.voiced]))
+            for place in range(len(part)):
+                own = slice(place * len(TUNING_TEXTS), (place + 1) * len(TUNING_TEXTS))
+                found.append(float(np.median(curves.semitones[own][curves.voiced[own]])))
         return np.array(found, np.float32)
 
     def traits(self, speakers: Sequence[Speaker]) -> list[tuple[float, ...]]:
