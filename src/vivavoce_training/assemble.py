@@ -23,14 +23,14 @@ PARTS = ("llm.pt", "flow.pt", "hift.pt", SPEECH_TOKENIZER, SPEAKER_ENCODER)
 VOICES: dict[str, tuple[Speaker, str]] = {
     name: (Speaker(name, voice, timbre=voice, manner=voice), text)
     for name, voice, text in (
-        ("hazel", "af_heart", "The morning train was late again, so we walked along the river. Wasn't it beautiful?"),
-        ("bella", "af_bella", "Do you remember the little shop on the corner? They bake the best bread in town."),
-        ("emma", "bf_emma", "Would you open the window, please? It's a lovely evening, and I can hear the birds."),
-        ("isabel", "bf_isabella", "I found an old letter in the drawer. Who could have written it, and when?"),
-        ("michael", "am_michael", "She opened the window and listened to the quiet garden below. What a morning!"),
-        ("fenton", "am_fenrir", "We reached the top of the hill before noon. Can you see the harbor from there?"),
-        ("george", "bm_george", "They carried the heavy basket up the hill, and rested near the old stone bridge."),
-        ("fabian", "bm_fable", "Once upon a time, a clever fox lived at the edge of the forest. Shall I go on?"),
+        ("calm", "am_michael", "She opened the window and listened to the quiet garden below. What a morning!"),
+        ("warm", "af_heart", "The morning train was late again, so we walked along the river. Wasn't it beautiful?"),
+        ("bright", "af_bella", "Do you remember the little shop on the corner? They bake the best bread in town."),
+        ("clear", "bf_emma", "Would you open the window, please? It's a lovely evening, and I can hear the birds."),
+        ("gentle", "bf_isabella", "I found an old letter in the drawer. Who could have written it, and when?"),
+        ("deep", "am_fenrir", "We reached the top of the hill before noon. Can you see the harbor from there?"),
+        ("steady", "bm_george", "They carried the heavy basket up the hill, and rested near the old stone bridge."),
+        ("lively", "bm_fable", "Once upon a time, a clever fox lived at the edge of the forest. Shall I go on?"),
     )
 }
 """Stored voices by the name of their style: who speaks, and what the recording says."""

@@ -54,10 +54,10 @@ def test_built_in_voices_are_listed_and_shown(run: Run) -> None:
     """With what their model's card says of them, the default voice first; babble's say nothing."""
     calm, *others = run("voice list --model mini").text.splitlines()[1:]
     assert calm.startswith("calm ")
-    assert calm.endswith("built in, en, male, a calm man, lower and slower")
-    assert [line.split()[0] for line in others] == ["highland", "robot", "bright"]
+    assert calm.endswith("built in, en, male, a calm man, American")
+    assert [line.split()[0] for line in others] == ["warm", "bright", "clear", "gentle", "deep", "steady", "lively"]
     shown = run("voice show bright").text
-    for part in ("female", "a bright woman", "The morning train", "vivavoce speak --voice bright --model mini"):
+    for part in ("female", "a bright young woman", "Do you remember", "vivavoce speak --voice bright --model mini"):
         assert part in shown, part
     assert json.loads(run("voice show bright --json").text)["kind"] == "built_in"
     assert "is not registered" in run("voice show nix").error
