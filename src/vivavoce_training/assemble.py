@@ -23,8 +23,8 @@ PARTS = ("llm.pt", "flow.pt", "hift.pt", SPEECH_TOKENIZER, SPEAKER_ENCODER)
 VOICES: dict[str, tuple[Speaker, str]] = {
     name: (Speaker(name, voice, timbre=voice, manner=voice), text)
     for name, voice, text in (
-        ("calm", "am_michael", "She opened the window and listened to the quiet garden below. What a morning!"),
         ("warm", "af_heart", "The morning train was late again, so we walked along the river. Wasn't it beautiful?"),
+        ("calm", "am_michael", "She opened the window and listened to the quiet garden below. What a morning!"),
         ("bright", "af_bella", "Do you remember the little shop on the corner? They bake the best bread in town."),
         ("clear", "bf_emma", "Would you open the window, please? It's a lovely evening, and I can hear the birds."),
         ("gentle", "bf_isabella", "I found an old letter in the drawer. Who could have written it, and when?"),
