@@ -21,22 +21,17 @@ NOTICE = Path(__file__).parent / "data" / "NOTICE.md"
 PARTS = ("llm.pt", "flow.pt", "hift.pt", SPEECH_TOKENIZER, SPEAKER_ENCODER)
 
 VOICES: dict[str, tuple[Speaker, str]] = {
-    "bright": (
-        Speaker("bright", "slt", tract=1.03, pitch=1.05),
-        "The morning train was late again, so we walked along the river.",
-    ),
-    "calm": (
-        Speaker("calm", "rms", tract=1.0, pitch=0.95, tempo=1.05),
-        "She opened the window and listened to the quiet garden below.",
-    ),
-    "highland": (
-        Speaker("highland", "awb", tract=1.0, pitch=1.0),
-        "They carried the heavy basket up the hill and rested near the old bridge.",
-    ),
-    "robot": (
-        Speaker("robot", "kal16", tract=1.0, pitch=1.0),
-        "Please place the letter on the table before you leave the room.",
-    ),
+    name: (Speaker(name, voice, timbre=voice, manner=voice), text)
+    for name, voice, text in (
+        ("warm", "af_heart", "The morning train was late again, so we walked along the river. Wasn't it beautiful?"),
+        ("calm", "am_michael", "She opened the window and listened to the quiet garden below. What a morning!"),
+        ("bright", "af_bella", "Do you remember the little shop on the corner? They bake the best bread in town."),
+        ("clear", "bf_emma", "Would you open the window, please? It's a lovely evening, and I can hear the birds."),
+        ("gentle", "bf_isabella", "I found an old letter in the drawer. Who could have written it, and when?"),
+        ("deep", "am_fenrir", "We reached the top of the hill before noon. Can you see the harbor from there?"),
+        ("steady", "bm_george", "They carried the heavy basket up the hill, and rested near the old stone bridge."),
+        ("lively", "bm_fable", "Once upon a time, a clever fox lived at the edge of the forest. Shall I go on?"),
+    )
 }
 """Stored voices by the name of their style: who speaks, and what the recording says."""
 

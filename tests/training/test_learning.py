@@ -81,11 +81,11 @@ def corpus(tmp_path: Path) -> Corpus:
     made = write_corpus(
         tmp_path,
         np.zeros(total * 960, np.int16),
-        np.zeros(total * 2, np.uint8),
+        None,
         lengths,
         [number % 4 for number in range(80)],
         [f"text {number}" for number in range(80)],
-        [Speaker(f"s{number}", "slt") for number in range(4)],
+        [Speaker(f"s{number}", "recorded") for number in range(4)],
     )
     write_array(tmp_path / "tokens.npy", np.repeat(np.arange(80, dtype=np.int16), lengths))
     return made
@@ -219,9 +219,7 @@ def test_validation_takes_one_text_in_200_and_more_of_few() -> None:
 
 
 def test_a_corpus_too_small_to_measure_by_has_no_rows_for_it(tmp_path: Path) -> None:
-    few = write_corpus(
-        *(tmp_path, np.zeros(9600, np.int16), np.zeros(20, np.uint8)), [10], [0], ["one text"], [Speaker("s", "slt")]
-    )
+    few = write_corpus(*(tmp_path, np.zeros(9600, np.int16), None), [10], [0], ["one text"], [Speaker("s", "recorded")])
     write_array(tmp_path / "tokens.npy", np.arange(10, dtype=np.int16))
     assert build_rows(few, encode, CONFIG, (120,), 5, seed=0, validation=True) == []
     assert len(build_rows(few, encode, CONFIG, (120,), 5, seed=0)[0]) == 5
@@ -284,7 +282,6 @@ WINDOWS = ((20, 3), (40, 2))
 def speech(tmp_path_factory: pytest.TempPathFactory, models: Models) -> SpeakerMajor:
     corpus = write_tones(tmp_path_factory.mktemp("corpus"))
     generator = np.random.default_rng(0)
-    write_array(corpus.folder / "tokens.npy", generator.integers(0, 6561, corpus.num_tokens).astype(np.int16))
     write_array(corpus.folder / "embeddings.npy", generator.standard_normal((len(corpus), 192)).astype(np.float16))
     return SpeakerMajor.load(corpus, models.config.mel, CPU)
 
@@ -324,11 +321,11 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     made = write_corpus(
         folder,
         r.integers(-3000, 3000, total * 960).astype(np.int16),
-        np.zeros(total * 2, np.uint8),
+        None,
         lengths,
         [number % 3 for number in range(24)],
         texts,
-        [Speaker(f"s{number}", "slt") for number in range(3)],
+        [Speaker(f"s{number}", "recorded") for number in range(3)],
     )
     write_array(folder / "tokens.npy", r.integers(0, 50, total).astype(np.int16))
     write_array(folder / "embeddings.npy", r.standard_normal((24, 192)).astype(np.float16))

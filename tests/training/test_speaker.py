@@ -181,7 +181,7 @@ def test_the_margin_s_gradient_is_finite_at_the_centre() -> None:
 
 def test_traits_are_read_from_the_direction() -> None:
     torch.manual_seed(0)
-    head = TraitHead()
+    head = TraitHead(2)
     embeddings, traits = torch.randn(4, 192), torch.randn(4, 2)
     torch.testing.assert_close(head(embeddings, traits), head(7 * embeddings, traits))
 

@@ -15,52 +15,20 @@ from tests.training.capturable import uncapturable
 from tests.training.tones import write_tones
 from vivavoce.models.encoders import SpeechTokenizer, open_onnx
 from vivavoce.models.features import whisper_log_mel
-from vivavoce_training.data.store import PHONES, Corpus
+from vivavoce_training.data.spelling import NUM_CODES, SILENCE_TOKEN, digits_of, spell
+from vivavoce_training.data.store import Corpus
 from vivavoce_training.loop import Budget
 from vivavoce_training.onnx_graph import round_to_half
 from vivavoce_training.tokenizer import features as augment
 from vivavoce_training.tokenizer.export import export_tokenizer
 from vivavoce_training.tokenizer.features import Augment, load_features
-from vivavoce_training.tokenizer.measure import measure, perplexity, probe_accuracy, same_text_pairs
-from vivavoce_training.tokenizer.model import NUM_CODES, TokenEncoder, TokenizerSizes, to_indices
+from vivavoce_training.tokenizer.measure import measure, perplexity, pitch_error, probe_accuracy, same_text_pairs
+from vivavoce_training.tokenizer.model import TokenEncoder, TokenizerSizes, to_indices
 from vivavoce_training.tokenizer.run import Sizes, train_tokenizer
-from vivavoce_training.tokenizer.step import TokenizerStep, spell, spelling
+from vivavoce_training.tokenizer.step import TokenizerStep, spelled
 from vivavoce_training.utterances import evenly_by_speaker, heard
 
 CPU = torch.device("cpu")
-
-
-def digits_between(one: str, other: str) -> int:
-    table = spelling()
-    return int((table[PHONES.index(one)] != table[PHONES.index(other)]).sum())
-
-
-def test_each_phone_has_a_spelling_of_its_own() -> None:
-    table = spelling()
-    assert table.shape == (len(PHONES), 4)
-    assert set(table.unique().tolist()) == {-1.0, 0.0, 1.0}
-    assert len({tuple(row) for row in table.tolist()}) == len(PHONES)
-
-
-def test_sounds_alike_are_spelled_alike() -> None:
-    for one, other in (("p", "b"), ("s", "z"), ("k", "g"), ("n", "m"), ("iy", "ih"), ("s", "sh")):
-        assert digits_between(one, other) == 1
-    assert digits_between("iy", "g") > 2
-
-
-@given(st.lists(st.integers(0, len(PHONES) - 1), min_size=2, max_size=20).filter(lambda phones: len(phones) % 2 == 0))
-def test_the_token_spells_both_of_its_phones(phones: list[int]) -> None:
-    table = spelling()
-    digits = spell(torch.tensor([phones]), table)
-    assert digits.shape == (1, len(phones) // 2, 8)
-    rows = digits.view(-1, 4)
-    assert [table.eq(row).all(1).nonzero().item() for row in rows] == phones
-
-
-def test_silence_is_the_token_of_all_zeros_between_the_values() -> None:
-    silence = spell(torch.zeros(1, 2, dtype=torch.long), spelling())
-    assert not silence.any()
-    assert to_indices(silence).item() == 3280
 
 
 TINY = TokenizerSizes(width=16, heads=2, blocks=2, inner=16, kernel=3, span=3)
@@ -225,7 +193,7 @@ def test_the_probe_tells_what_is_there_and_nothing_else() -> None:
 
 def test_tokens_that_are_the_phones_tell_no_speaker(tmp_path: Path) -> None:
     corpus = write_tones(tmp_path, utterances_each=40)
-    phones = corpus.phones[::2].astype(np.int16)
+    phones = np.unique(corpus.labels, return_inverse=True)[1].astype(np.int16)
     of_phones = measure(corpus, phones, CPU)
     assert of_phones["codes"] == 6
     assert of_phones["perplexity"] < 6
@@ -263,10 +231,10 @@ def test_features_are_those_of_each_utterance_alone(corpus: Corpus) -> None:
     at = 0
     for utterance in utterances[:5]:
         alone = whisper_log_mel(heard(corpus, np.array([utterance]), CPU)[0])
-        there, phones = features.cut(torch.tensor([at]), alone.shape[1] // 4)
+        there, labels = features.cut(torch.tensor([at]), alone.shape[1] // 4)
         torch.testing.assert_close(there[0], alone, rtol=0, atol=1e-3)
-        first, last = corpus.start[utterance] * 2, corpus.start[utterance + 1] * 2
-        assert phones[0].tolist() == corpus.phones[first:last].tolist()
+        first, last = corpus.start[utterance], corpus.start[utterance + 1]
+        assert labels[0].tolist() == corpus.labels[first:last].tolist()
         at += alone.shape[1] // 4
 
 
@@ -279,7 +247,7 @@ def test_a_step_learns_the_spelling(corpus: Corpus) -> None:
     for _ in range(120):
         values = step(0)
     assert float(values["loss"].detach()) < 0.6 * np.mean(before)
-    assert set(values) == {"loss", "digits_right", "tokens_right"}
+    assert set(values) == {"loss", "digits_right", "tokens_right", "phones_right"}
 
 
 def test_a_step_can_be_captured(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +255,7 @@ def test_a_step_can_be_captured(corpus: Corpus, monkeypatch: pytest.MonkeyPatch)
     assert uncapturable(TokenizerStep(features, TokenEncoder(SMALL), batch=2, crop_tokens=16), 0, monkeypatch) == []
 
 
-def test_from_corpus_to_tokens_in_two_pieces(corpus: Corpus, tmp_path: Path) -> None:
+def test_from_corpus_to_tokenizer_in_two_pieces(corpus: Corpus, tmp_path: Path) -> None:
     first = train_tokenizer(corpus.folder, tmp_path, Budget(steps=10), CPU, sizes=SIZES)
     before = first.read_bytes()
     assert torch.load(tmp_path / "tokenizer.state.pt", weights_only=True)["step"] == 10
@@ -295,20 +263,34 @@ def test_from_corpus_to_tokens_in_two_pieces(corpus: Corpus, tmp_path: Path) -> 
     assert torch.load(tmp_path / "tokenizer.state.pt", weights_only=True)["step"] == 20
     assert path.name == "speech_tokenizer_v2.onnx"
     assert path.read_bytes() != before
-    tokens = Corpus.open(corpus.folder).tokens
-    assert tokens.dtype == np.int16
-    assert tokens.shape == (corpus.num_tokens,)
-    first_token, end = corpus.start[3], corpus.start[4]
+    assert not (corpus.folder / "tokens.npy").exists()
     exported = SpeechTokenizer.from_file(path)(heard(corpus, np.array([3]), CPU)[0])
-    assert (exported.numpy() == tokens[first_token:end]).mean() > 0.8
+    assert len(exported) == corpus.start[4] - corpus.start[3]
     measures = json.loads((tmp_path / "tokenizer.measures.json").read_text())
     assert measures["corpus"]["differing"] < 0.05
-    assert {"perplexity", "codes", "speaker_probe", "speaker_chance"} <= set(measures["corpus"])
+    assert {"perplexity", "codes", "speaker_probe", "phones_right", "semitones"} <= set(measures["corpus"])
 
 
-def test_other_speakers_get_tokens_too(corpus: Corpus, tmp_path: Path) -> None:
+def test_other_speakers_are_measured_too(corpus: Corpus, tmp_path: Path) -> None:
     others = write_tones(tmp_path / "others", utterances_each=5, seed=1)
     out = tmp_path / "out"
     train_tokenizer(corpus.folder, out, Budget(steps=1), CPU, others=others.folder, sizes=SIZES)
-    assert others.tokens.shape == (others.num_tokens,)
     assert set(json.loads((out / "tokenizer.measures.json").read_text())) == {"corpus", "others"}
+
+
+def test_digits_of_tokens_are_those_of_the_spelling() -> None:
+    tokens = np.array([0, SILENCE_TOKEN, 17, NUM_CODES - 1])
+    digits = spelled(torch.from_numpy(tokens))
+    assert digits.tolist() == digits_of(tokens).astype(float).tolist()
+    assert to_indices(digits).tolist() == tokens.tolist()
+
+
+def test_the_pitch_is_wrong_by_its_steps_where_there_is_speech() -> None:
+    def tokens(*semitones: float) -> np.ndarray:
+        none = np.zeros(len(semitones), np.int8)
+        return spell(np.full(len(semitones), 5, np.uint8), none, np.array(semitones, np.float32), none)
+
+    wanted, got = tokens(0, 1.7, 3.4, 0), tokens(0, 3.4, 1.7, 0)
+    assert pitch_error(wanted, got) == pytest.approx(1.7 / 2**0.5)
+    wanted[1] = SILENCE_TOKEN
+    assert pitch_error(wanted, got) == pytest.approx(1.7 / 3**0.5)

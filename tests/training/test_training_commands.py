@@ -13,7 +13,7 @@ import pytest
 from vivavoce.cli.main import main
 
 COMMANDS = (
-    *("corpus", "sentences", "text-tokenizer", "tokenizer", "speaker", "lm", "flow", "vocoder"),
+    *("teacher", "lines", "corpus", "sentences", "text-tokenizer", "tokenizer", "speaker", "lm", "flow", "vocoder"),
     *("assemble", "test-set", "prepare", "pack", "encode"),
 )
 ROOT = Path(__file__).parents[2]

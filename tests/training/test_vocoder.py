@@ -64,9 +64,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     waves = [hum(110 + 15 * i, TOKENS * TOKEN_SAMPLES) for i in range(UTTERANCES)]
     pcm = (torch.cat(waves) * 32767).round().numpy().astype(np.int16)
     folder: Path = tmp_path_factory.mktemp("corpus")
-    phones = np.zeros(UTTERANCES * TOKENS * 2, np.uint8)
     speakers = [Speaker("hum", "hum")]
-    return write_corpus(folder, pcm, phones, [TOKENS] * UTTERANCES, [0] * UTTERANCES, ["hm"] * UTTERANCES, speakers)
+    return write_corpus(folder, pcm, None, [TOKENS] * UTTERANCES, [0] * UTTERANCES, ["hm"] * UTTERANCES, speakers)
 
 
 @pytest.fixture(scope="session", params=[MINI, MINI.with_name("mini3")], ids=["v2", "v3"])

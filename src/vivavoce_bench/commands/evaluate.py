@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -67,9 +68,14 @@ class EvaluationFlags:
     stream: bool = flag("Score streams, and compare their joins with audio made at once.", default=False)
     control: str | None = flag("Spoil the speech as a control: shuffled, wrong-text or reversed.", "NAME")
     recogniser: str = flag(
-        "pocketsphinx, none, or MODULE:CALLABLE, which is imported and run.",
+        "pocketsphinx, whisper, none, or MODULE:CALLABLE, which is imported and run.",
         "MODULE:CALLABLE",
         default=BUILT_IN_RECOGNISER,
+    )
+    whisper: str = flag(
+        "Model of the recogniser whisper: a name that faster-whisper downloads, or a folder.",
+        "NAME|FOLDER",
+        default="base",
     )
     jobs: int | None = flag("Recogniser processes.  [default: by cores; 1 for MODULE:CALLABLE]", "NUMBER", min=1)
 
@@ -119,12 +125,15 @@ def recogniser_jobs(num_utterances: int) -> int:
     return min(os.cpu_count() or 1, _MOST_JOBS, max(1, num_utterances // _UTTERANCES_PER_JOB))
 
 
-def recogniser_factory(name: str) -> RecogniserFactory:
-    """The built-in recogniser, or the user's module:callable, which may be in the working folder."""
+def recogniser_factory(name: str, whisper: str = "base") -> RecogniserFactory:
+    """The built-in recogniser, Whisper, or the user's module:callable, which may be in the working folder."""
     from vivavoce_bench.evaluate.recogniser import PocketSphinx, recogniser_named
+    from vivavoce_bench.evaluate.whisper import Whisper
 
     if name == BUILT_IN_RECOGNISER:
         return PocketSphinx
+    if name == "whisper":
+        return partial(Whisper, whisper)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     return recogniser_named(name)
@@ -163,7 +172,7 @@ def evaluate(
         model_path = model_folder(model.model)
         text = TextFrontEnd(TextTokenizer.from_folder(model_path / BACKBONE), scripts=read_card(model_path).scripts)
         # Refuse sentences that cannot be scored before the networks load.
-        factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser)
+        factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser, flags.whisper)
         jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
         spelled = Instruments(factory, flags.jobs or jobs, lambda said: text.explain(said).spoken)
         instruments = ready(cases, spelled, control)

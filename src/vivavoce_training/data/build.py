@@ -1,101 +1,120 @@
-"""The corpus: texts given to speakers, spoken by worker processes, written one after another."""
+"""The corpus: lines given to speakers, spoken by the teacher in batches, written as they come."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
-from itertools import tee
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from vivavoce_training.data.flite import Flite, Synthesise
-from vivavoce_training.data.render import render
-from vivavoce_training.data.store import Corpus, CorpusWriter, Speaker, Utterance, hours_of
-from vivavoce_training.data.workers import ordered_map
+from vivavoce_training.data.kokoro.phonemes import Line
+from vivavoce_training.data.kokoro.teacher import Said, Teacher
+from vivavoce_training.data.speakers import weight
+from vivavoce_training.data.store import TOKEN_SAMPLES, Corpus, CorpusWriter, Speaker, Utterance, hours_of
 
-MAX_FAILURES = 0.02  # share of the utterances that may fail before the synthesiser must be broken
-_MIN_ATTEMPTS = 100
+PEAK = (0.5, 0.9)  # highest amplitude of an utterance, drawn; full scale is 1
+SYMBOLS_AT_ONCE = 16_000  # of all lines of a batch, padding included
+MOST_AT_ONCE = 256
+_AHEAD = 2  # batches that wait to be written
 
 
 class Progress(NamedTuple):
-    """A build's progress: the utterances written, and how many utterances failed."""
-
     hours: float
     utterances: int
-    failed: int
 
 
-class _Line(NamedTuple):
-    """A text to be spoken; the number seeds the random choices in its sound."""
-
-    number: int
-    speaker: int
-    text: str
+class _Batch(NamedTuple):
+    lines: list[Line]
+    speakers: list[int]
 
 
 def build(
     folder: Path,
     hours: float,
-    speakers: list[Speaker],
-    texts: Iterable[str],
+    teacher: Teacher,
+    speakers: Sequence[Speaker],
+    lines: Mapping[str, Sequence[Line]],
     seed: int,
-    jobs: int | None = None,
-    make_synthesiser: Callable[[], Synthesise] = Flite,
+    *,
+    aloud: bool = True,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Corpus:
-    """Write a corpus of at least `hours` hours into `folder`.
+    """Write a corpus of `hours` hours into `folder`, or of all lines if they end before.
 
-    texts: without end, or long enough; speakers take turns in an order of chance. jobs: worker processes, by default
-    one per core; they do not change the result. make_synthesiser: called once in each process, so picklable.
-    MissingDependency: flite is not installed; RuntimeError: more than one text in fifty cannot be spoken; ValueError:
-    the texts end before the hours are full.
+    lines: by accent; each is spoken once, by a speaker of its accent. aloud: with waveforms, else labels alone.
     """
-    make_synthesiser()  # what is missing is said here, once
-    to_speak, to_write = tee(_lines(texts, len(speakers), seed))
-    make_renderer = partial(_renderer, make_synthesiser, tuple(speakers), seed)
-    with (
-        closing(CorpusWriter(folder, speakers)) as writer,
-        closing(ordered_map(make_renderer, to_speak, jobs or num_cores())) as rendered,
-    ):
-        for line, utterance in zip(to_write, rendered, strict=False):
-            if utterance is not None:
-                writer.append(utterance, line.speaker, line.text)
-            attempts, failed = line.number + 1, line.number + 1 - writer.num_utterances
-            if attempts >= _MIN_ATTEMPTS and failed > MAX_FAILURES * attempts:
-                raise RuntimeError(f"{failed} of {attempts} texts could not be spoken; is flite 2.2 whole?")
-            progress = Progress(hours_of(writer.num_tokens), writer.num_utterances, failed)
-            report(progress)
-            if progress.hours >= hours:
-                return writer.finish()
-        raise ValueError(f"texts: they end after {hours_of(writer.num_tokens):.3f} of {hours} hours; give more")
+    r, draws = random.Random(seed), np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    usual = teacher.usual_pitch(speakers)
+    known = [replace(one, traits=traits) for one, traits in zip(speakers, teacher.traits(speakers), strict=True)]
+    arrays = ("wav", "labels") if aloud else ("labels",)
+    waiting: deque[Future[None]] = deque()
+    with closing(CorpusWriter(folder, known, arrays)) as writer, ThreadPoolExecutor(1) as aside:
+        for batch in _batches(lines, speakers, r):
+            own = [speakers[index] for index in batch.speakers]
+            said = teacher.say(batch.lines, own, usual[batch.speakers], draws, aloud=aloud)
+            pcm = None if said.wave is None else _pcm(said, draws)
+            waiting.append(aside.submit(_write, writer, batch, said, pcm))
+            if len(waiting) > _AHEAD:
+                waiting.popleft().result()
+            report(Progress(hours_of(writer.num_tokens), writer.num_utterances))
+            if hours_of(writer.num_tokens) >= hours:
+                break
+        for one in waiting:
+            one.result()
+        return writer.finish()
 
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _renderer(
-    make_synthesiser: Callable[[], Synthesise], speakers: tuple[Speaker, ...], seed: int
-) -> Callable[[_Line], Utterance | None]:
-    """The work of a worker process: it renders lines with a synthesiser of its own."""
-    synthesise = make_synthesiser()
+def _batches(lines: Mapping[str, Sequence[Line]], speakers: Sequence[Speaker], r: random.Random) -> Iterator[_Batch]:
+    """Lines of about one length together, each with a speaker; the batches in an order of chance."""
+    pairs: list[tuple[Line, int]] = []
+    for accent, own in lines.items():
+        able = [index for index, one in enumerate(speakers) if one.manner[0] == accent]
+        if able:
+            drawn = r.choices(able, [weight(speakers[index]) for index in able], k=len(own))
+            pairs += zip(own, drawn, strict=True)
+    r.shuffle(pairs)
+    pairs.sort(key=lambda pair: len(pair[0].ids))
+    batches, begin = [], 0
+    while begin < len(pairs):
+        longest = len(pairs[min(begin + MOST_AT_ONCE, len(pairs)) - 1][0].ids)
+        count = max(1, min(MOST_AT_ONCE, SYMBOLS_AT_ONCE // longest))
+        part = pairs[begin : begin + count]
+        batches.append(_Batch([line for line, _ in part], [index for _, index in part]))
+        begin += count
+    r.shuffle(batches)
+    yield from batches
 
-    def rendered(line: _Line) -> Utterance | None:
-        return render(speakers[line.speaker], line.text, synthesise, np.random.default_rng((seed, line.number)))
 
-    return rendered
+def _pcm(said: Said, draws: np.random.Generator) -> NDArray[np.int16]:
+    """Samples [batch, samples] at drawn levels."""
+    assert said.wave is not None
+    wave = said.wave.float()
+    peaks = torch.from_numpy(draws.uniform(*PEAK, len(wave)).astype(np.float32)).to(wave.device)[:, None]
+    scaled = wave * (peaks / wave.abs().amax(1, keepdim=True).clamp(min=1e-4))
+    pcm: NDArray[np.int16] = (scaled * 32767).round().short().cpu().numpy()
+    return pcm
 
 
-def _lines(texts: Iterable[str], num_speakers: int, seed: int) -> Iterator[_Line]:
-    """Texts with speakers: every speaker gets one before any gets the next."""
-    r = random.Random(seed)
-    order = list(range(num_speakers))
-    for number, text in enumerate(texts):
-        if number % num_speakers == 0:
-            r.shuffle(order)
-        yield _Line(number, order[number % num_speakers], text)
+def _write(writer: CorpusWriter, batch: _Batch, said: Said, pcm: NDArray[np.int16] | None) -> None:
+    for row, (line, speaker, spoken) in enumerate(zip(batch.lines, batch.speakers, said.spoken, strict=True)):
+        if spoken is None:
+            continue
+        count, wav = len(spoken.tokens), None
+        if pcm is not None:
+            wav = pcm[row, spoken.first : spoken.last]
+            wav = np.pad(wav, (0, count * TOKEN_SAMPLES - len(wav)))
+        writer.append(Utterance(count, wav, spoken.tokens), speaker, line.text)

@@ -1,84 +1,97 @@
-"""The speakers of the corpus: four voices, each changed in the length of its vocal tract, its pitch and its tempo.
+"""The speakers of the corpus: the teacher's voices, and mixes of them in timbre, in manner, or in both.
 
-Training speakers fill the ranges evenly; test speakers stand at fixed places which the training speakers keep clear
-of, so a test speaker is new to a trained model.
+A voice is a style of two halves: timbre, and manner (timing, melody, loudness). A recipe names voices and their shares:
+`af_heart*0.6+af_bella*0.4`. Test speakers have timbres that no training speaker has any part of.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Iterator
 
-from vivavoce_training.data.flite import VOICES
 from vivavoce_training.data.store import Speaker
 
-TRACT = (0.86, 1.17)
-PITCH = (0.78, 1.28)
-TEMPO = (0.88, 1.15)
-MIN_DISTANCE = 0.1
-"""Between a test and a training speaker of one voice, in the unit square of `place`: 3 % of tract or 5 % of pitch."""
-
-_R3 = 1.2207440846057596
-"""The root of x⁴ = x + 1: its powers step evenly through the unit cube (M. Roberts 2018, "The unreasonable
-effectiveness of quasirandom sequences")."""
-
-_PLACES: dict[str, tuple[tuple[float, float], ...]] = {
-    "kal16": ((0.22, 0.20), (0.78, 0.85), (0.50, 0.50), (0.25, 0.75), (0.75, 0.20)),
-    "awb": ((0.20, 0.12), (0.80, 0.80), (0.50, 0.45), (0.20, 0.80), (0.80, 0.20)),
-    "rms": ((0.20, 0.85), (0.78, 0.15), (0.50, 0.50), (0.20, 0.25), (0.80, 0.80)),
-    "slt": ((0.20, 0.20), (0.80, 0.75), (0.45, 0.50), (0.20, 0.80), (0.75, 0.20)),
-}
-"""Test speakers of each voice in the unit square; the first two of each are far apart."""
+STORED = (
+    *("af_heart", "af_bella", "bf_emma", "bf_isabella"),
+    *("am_michael", "am_fenrir", "bm_george", "bm_fable"),
+)
+"""Those that the mini model brings along; the corpus has most of them."""
+ENGLISH = (
+    *STORED,
+    *("af_alloy", "af_aoede", "af_kore", "af_nova", "af_river", "af_sarah", "af_sky", "am_adam", "am_echo"),
+    *("am_liam", "am_onyx", "am_puck", "bf_alice", "bm_daniel"),
+)
+FOREIGN = (
+    *("em_alex", "hf_alpha", "hm_omega", "hm_psi", "if_sara", "im_nicola", "jm_kumo", "pf_dora"),
+    *("zf_xiaobei", "zf_xiaoxiao", "zf_xiaoyi", "zm_yunjian", "zm_yunxia", "zm_yunyang"),
+)
+"""Lent for their timbre alone: their manner is another language's. Left out are voices that whisper, that are heard
+badly, or that were made of recordings under a licence that asks for names (ff_siwis, the jf_ ones).
+"""
+KEPT = ("af_jessica", "am_eric", "bf_lily", "bm_lewis")
+KEPT_FOREIGN = ("ef_dora", "zm_yunxi", "hf_beta", "pm_alex")
+"""Timbres of the test speakers."""
+VOICES = (*ENGLISH, *FOREIGN, *KEPT, *KEPT_FOREIGN)
+MIXED = (0.25, 0.5)  # the smaller part of a mix of two
 
 
 def train_speakers(count: int, seed: int) -> list[Speaker]:
-    """`count` speakers spread evenly over the voices and the ranges, none near a test speaker.
-
-    The first n of more speakers are the same n speakers.
-    """
-    points = {voice: _points(voice, seed) for voice in VOICES}
-    voices = [VOICES[index % len(VOICES)] for index in range(count)]
-    return [
-        _speaker(f"{voice}-{index // len(VOICES):03d}", voice, *next(points[voice]))
-        for index, voice in enumerate(voices)
-    ]
+    """`count` speakers: the English voices as they are, then mixes; the first n of more speakers are the same n."""
+    r = random.Random(seed)
+    plain = [_speaker(name, name, name) for name in ENGLISH]
+    mixes = (_mix(r, index) for index in range(max(0, count - len(plain))))
+    return [*plain[:count], *mixes]
 
 
 def test_speakers() -> list[Speaker]:
-    """20 speakers that no training knows; the first 8, two of each voice, differ clearly from one another."""
-    return [
-        _speaker(f"test-{voice}-{index}", voice, *_PLACES[voice][index], tempo)
-        for index, tempo in enumerate((0.35, 0.65, 0.5, 0.2, 0.8))
-        for voice in VOICES
-    ]
+    """20 speakers with timbres that no training knows; the first 8 have one timbre each."""
+    manners = ("af_heart", "bm_george", "bf_emma", "am_michael")
+    lent = [_speaker(f"test-{name}", name, manner) for name, manner in zip(KEPT_FOREIGN, manners, strict=True)]
+    r = random.Random(8)
+    mixed = []
+    for index in range(12):
+        first, second = r.sample((*KEPT, *KEPT_FOREIGN), 2)
+        mixed.append(_speaker(f"test-{index:02d}", _two(r, first, second), r.choice(KEPT)))
+    return [*(_speaker(f"test-{name}", name, name) for name in KEPT), *lent, *mixed]
 
 
 test_speakers.__test__ = False  # type: ignore[attr-defined]  # a name that pytest would collect
 
 
-def place(speaker: Speaker) -> tuple[float, float]:
-    """Where a speaker's tract and pitch lie in their ranges, each 0–1 on a logarithmic scale."""
-    return _share(TRACT, speaker.tract), _share(PITCH, speaker.pitch)
+def shares(recipe: str) -> dict[str, float]:
+    """The voices of a recipe and how much of each."""
+    parts = (part.partition("*") for part in recipe.split("+"))
+    return {name: float(share or 1) for name, _, share in parts}
 
 
-def _points(voice: str, seed: int) -> Iterator[tuple[float, float, float]]:
-    """Evenly spread points of the unit cube, from a place that depends on voice and seed, clear of test speakers."""
-    generator = random.Random(f"{voice} {seed}")
-    point = [generator.random() for _ in range(3)]
-    steps = [_R3**-power for power in (1, 2, 3)]
-    while True:
-        point = [(coordinate + step) % 1.0 for coordinate, step in zip(point, steps, strict=True)]
-        if all(math.dist(point[:2], taken) >= MIN_DISTANCE for taken in _PLACES[voice]):
-            yield point[0], point[1], point[2]
+def weight(speaker: Speaker) -> float:
+    """How often a speaker speaks, against a mix."""
+    return 9.0 if speaker.name in STORED else 2.0 if speaker.name in ENGLISH else 1.0
 
 
-def _speaker(name: str, voice: str, tract: float, pitch: float, tempo: float) -> Speaker:
-    """tract, pitch, tempo: shares of their ranges on a logarithmic scale."""
-    bounds = ((TRACT, tract), (PITCH, pitch), (TEMPO, tempo))
-    return Speaker(name, voice, *(round(low * (high / low) ** share, 4) for (low, high), share in bounds))
+def _mix(r: random.Random, index: int) -> Speaker:
+    """Of two or three voices of an accent; of one's timbre and another's manner; of a foreign timbre."""
+    accent = r.choice("aab")
+    own = [name for name in ENGLISH if name[0] == accent]
+    kind = r.random()
+    if kind < 0.4:
+        timbre = manner = _two(r, *r.sample(own, 2))
+    elif kind < 0.55:
+        timbre = manner = "+".join(
+            f"{name}*{share}" for name, share in zip(r.sample(own, 3), (0.4, 0.3, 0.3), strict=True)
+        )
+    elif kind < 0.75:
+        timbre, manner = r.sample(ENGLISH, 1)[0], r.choice(own)
+    elif kind < 0.85:
+        timbre, manner = _two(r, r.choice(own), r.choice(FOREIGN)), r.choice(own)
+    else:
+        timbre, manner = r.choice(FOREIGN), r.choice(own)
+    return _speaker(f"mix-{index:03d}", timbre, manner)
 
 
-def _share(bounds: tuple[float, float], value: float) -> float:
-    low, high = bounds
-    return math.log(value / low) / math.log(high / low)
+def _two(r: random.Random, first: str, second: str) -> str:
+    part = round(r.uniform(*MIXED), 2)
+    return f"{first}*{1 - part:.2f}+{second}*{part:.2f}"
+
+
+def _speaker(name: str, timbre: str, manner: str) -> Speaker:
+    return Speaker(name, voice=manner.partition("*")[0], timbre=timbre, manner=manner)

@@ -4,19 +4,23 @@ A speech token lasts 40 ms: 960 samples at 24 kHz, 2 mel frames, 4 frames of the
 utterance is padded to whole tokens, so one number, the token's position, addresses all arrays.
 
     wav.npy         int16 [tokens · 960]   waveform, 24 kHz
-    phones.npy      uint8 [tokens · 2]     phone of each mel frame, an index into PHONES
+    labels.npy      int16 [tokens]         the token that spells what is said and how, see `spelling`
     start.npy       int64 [utterances + 1] first token of each utterance, and the end
     speaker.npy     int32 [utterances]     index into speakers.json
     texts.json      one text per utterance
     speakers.json   one Speaker per line
-    tokens.npy      int16 [tokens]             speech tokens; written by the tokenizer's training
+    tokens.npy      int16 [tokens]             speech tokens as a tokenizer hears them, where there are no labels
     embeddings.npy  float16 [utterances, 192]  speaker embeddings; written by the speaker encoder's training
+
+A corpus for the language model alone has no waveforms, one of recordings no labels.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -29,40 +33,25 @@ TOKEN_SAMPLES = 960
 MELS_PER_TOKEN = 2
 FEATURES_PER_TOKEN = 4
 
-PHONES = (
-    *("pau", "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er"),
-    *("ey", "f", "g", "hh", "ih", "iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy"),
-    *("p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y", "z", "zh"),
-)
-"""flite's phones of American English; the first is silence."""
-
 
 @dataclass(frozen=True)
 class Speaker:
-    """A synthetic voice, and what was changed of it.
-
-    tract: factor on the formants (> 1: a shorter vocal tract); pitch: factor on the pitch; tempo: factor on the
-    durations (> 1: slower).
-    """
+    """A voice; timbre, manner: recipes of a synthetic one, see `speakers`; traits: numbers that tell its timbre."""
 
     name: str
     voice: str
-    tract: float = 1.0
-    pitch: float = 1.0
-    tempo: float = 1.0
+    timbre: str = ""
+    manner: str = ""
+    traits: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Utterance:
-    """wav: int16 [tokens · 960] at 24 kHz; phones: uint8 [tokens · 2], the phone at the centre of each mel frame."""
+    """wav: int16 [tokens · 960] at 24 kHz, or None; labels: int16 [tokens], or None."""
 
-    wav: NDArray[np.int16]
-    phones: NDArray[np.uint8]
-
-    @property
-    def num_tokens(self) -> int:
-        """Length in speech tokens of 40 ms."""
-        return len(self.wav) // TOKEN_SAMPLES
+    num_tokens: int
+    wav: NDArray[np.int16] | None = None
+    labels: NDArray[np.int16] | None = None
 
 
 def hours_of(num_tokens: int) -> float:
@@ -72,8 +61,6 @@ def hours_of(num_tokens: int) -> float:
 @dataclass(frozen=True, eq=False)
 class Corpus:
     folder: Path
-    wav: NDArray[np.int16]
-    phones: NDArray[np.uint8]
     start: NDArray[np.int64]
     speaker: NDArray[np.int32]
     texts: list[str]
@@ -81,15 +68,14 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: Path) -> Corpus:
-        """Map the arrays of `folder`; FileNotFoundError names what is missing."""
+        """Open `folder`; FileNotFoundError names what is missing."""
+        described = json.loads((folder / "speakers.json").read_text(encoding="utf-8"))
         return cls(
             folder,
-            np.load(folder / "wav.npy", mmap_mode="r"),
-            np.load(folder / "phones.npy", mmap_mode="r"),
             np.load(folder / "start.npy"),
             np.load(folder / "speaker.npy"),
             json.loads((folder / "texts.json").read_text(encoding="utf-8")),
-            [Speaker(**entry) for entry in json.loads((folder / "speakers.json").read_text(encoding="utf-8"))],
+            [Speaker(**entry | {"traits": tuple(entry["traits"])}) for entry in described],
         )
 
     def __len__(self) -> int:
@@ -103,10 +89,23 @@ class Corpus:
     def hours(self) -> float:
         return hours_of(self.num_tokens)
 
+    @cached_property
+    def wav(self) -> NDArray[np.int16]:
+        """Waveforms [tokens · 960]; FileNotFoundError: the corpus is for the language model alone."""
+        wav: NDArray[np.int16] = np.load(self.folder / "wav.npy", mmap_mode="r")
+        return wav
+
+    @cached_property
+    def labels(self) -> NDArray[np.int16]:
+        """Tokens that spell what is said [tokens]; FileNotFoundError: the corpus is of recordings."""
+        labels: NDArray[np.int16] = np.load(self.folder / "labels.npy", mmap_mode="r")
+        return labels
+
     @property
     def tokens(self) -> NDArray[np.int16]:
-        """Speech tokens [tokens]; FileNotFoundError until the tokenizer's training has written them."""
-        tokens: NDArray[np.int16] = np.load(self.folder / "tokens.npy", mmap_mode="r")
+        """Speech tokens [tokens]: the labels, else what a tokenizer heard; FileNotFoundError: neither is there."""
+        name = "labels.npy" if (self.folder / "labels.npy").is_file() else "tokens.npy"
+        tokens: NDArray[np.int16] = np.load(self.folder / name, mmap_mode="r")
         return tokens
 
     @property
@@ -123,13 +122,15 @@ def write_array(path: Path, array: NDArray[np.generic]) -> None:
 
 
 class CorpusWriter:
-    """Appends utterances to a folder, so that a corpus need not fit into memory; it can be opened after `finish`."""
+    """Appends utterances to a folder, so that a corpus need not fit into memory; it can be opened after `finish`.
 
-    def __init__(self, folder: Path, speakers: list[Speaker]) -> None:
+    arrays: of `wav` and `labels` those that each utterance has.
+    """
+
+    def __init__(self, folder: Path, speakers: list[Speaker], arrays: Collection[str] = ("wav", "labels")) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._speakers = folder, speakers
-        self._wav = _GrowingArray(folder / "wav.npy", np.int16)
-        self._phones = _GrowingArray(folder / "phones.npy", np.uint8)
+        self._arrays = {name: _GrowingArray(folder / f"{name}.npy", np.int16) for name in arrays}
         self._start = [0]
         self._speaker: list[int] = []
         self._texts: list[str] = []
@@ -144,15 +145,15 @@ class CorpusWriter:
 
     def append(self, utterance: Utterance, speaker: int, text: str) -> None:
         """Add an utterance; `speaker` is an index into the speakers."""
-        self._wav.append(utterance.wav)
-        self._phones.append(utterance.phones)
+        for name, array in self._arrays.items():
+            array.append(getattr(utterance, name))
         self._start.append(self.num_tokens + utterance.num_tokens)
         self._speaker.append(speaker)
         self._texts.append(text)
 
     def finish(self) -> Corpus:
-        self._wav.finish()
-        self._phones.finish()
+        for array in self._arrays.values():
+            array.finish()
         write_array(self._folder / "start.npy", np.array(self._start, np.int64))
         write_array(self._folder / "speaker.npy", np.array(self._speaker, np.int32))
         (self._folder / "texts.json").write_text(json.dumps(self._texts, ensure_ascii=False), encoding="utf-8")
@@ -161,8 +162,8 @@ class CorpusWriter:
         return Corpus.open(self._folder)
 
     def close(self) -> None:
-        self._wav.close()
-        self._phones.close()
+        for array in self._arrays.values():
+            array.close()
 
 
 class _GrowingArray:

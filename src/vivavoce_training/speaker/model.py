@@ -16,7 +16,6 @@ from vivavoce.models.encoders import EMBEDDING_SIZE
 from vivavoce.models.features import NUM_BINS
 
 SMALLEST_VARIANCE = 1e-4
-NUM_TRAITS = 2  # vocal tract and pitch
 
 
 @dataclass(frozen=True)
@@ -85,15 +84,15 @@ class MarginHead(nn.Module):
 
 
 class TraitHead(nn.Module):
-    """Reads vocal tract and pitch straight off the embedding's direction.
+    """Reads the traits of a timbre straight off the embedding's direction.
 
     What it asks makes the space between the training's speakers smooth, which is where new speakers lie.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_traits: int) -> None:
         super().__init__()
-        self.read = nn.Linear(EMBEDDING_SIZE, NUM_TRAITS)
+        self.read = nn.Linear(EMBEDDING_SIZE, num_traits)
 
     def forward(self, embeddings: Tensor, traits: Tensor) -> Tensor:
-        """Mean squared error against traits [batch, 2], which have about unit deviation."""
+        """Mean squared error against traits [batch, traits], which have about unit deviation."""
         return functional.mse_loss(self.read(math.sqrt(EMBEDDING_SIZE) * functional.normalize(embeddings)), traits)

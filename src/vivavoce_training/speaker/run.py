@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,6 @@ RECIPE = Recipe(learning_rate=1e-3, warmup_steps=200, weight_decay=0.05)
 
 TRAIT_WEIGHT = 0.5
 AGREEMENT_WEIGHT = 2.0
-TRACT_DEVIATION, PITCH_DEVIATION = 0.09, 0.14  # of the logarithms of both factors over the training's speakers, about
 
 
 class SpeakerStep(TrainingStep):
@@ -54,14 +52,8 @@ class SpeakerStep(TrainingStep):
         self._waves, self._net, self._batch, self._crop_samples = waves, net, batch, crop_samples
         self._fbank, self._degrade = Fbank().to(device), Degrade().to(device)
         self._margin = MarginHead(len(corpus.speakers)).to(device)
-        self._trait = TraitHead().to(device)
-        self._traits = torch.tensor(
-            [
-                (math.log(speaker.tract) / TRACT_DEVIATION, math.log(speaker.pitch) / PITCH_DEVIATION)
-                for speaker in corpus.speakers
-            ],
-            device=device,
-        )
+        self._traits = torch.tensor([speaker.traits for speaker in corpus.speakers], device=device)
+        self._trait = TraitHead(self._traits.shape[1]).to(device)
         self.modules = {"net": net, "margin": self._margin, "trait": self._trait}
         learned = [parameter for module in self.modules.values() for parameter in module.parameters()]
         self.optimizers = {"speaker": Optimizer(learned, RECIPE)}

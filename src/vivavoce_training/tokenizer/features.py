@@ -1,4 +1,4 @@
-"""Part of the corpus on the device for the tokenizer's training: features, phones, and random views of them."""
+"""Part of the corpus on the device for the tokenizer's training: features, labels, and random views of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vivavoce.models.features import whisper_log_mel
 from vivavoce_training.chance import chance, positions, uniform
-from vivavoce_training.data.store import FEATURES_PER_TOKEN, MELS_PER_TOKEN, Corpus
+from vivavoce_training.data.store import FEATURES_PER_TOKEN, Corpus
 from vivavoce_training.tokenizer.model import NUM_BINS
 from vivavoce_training.utterances import Speakers, by_token, find_speakers
 
@@ -21,17 +21,17 @@ from vivavoce_training.utterances import Speakers, by_token, find_speakers
 class Features:
     """Utterances one after another, ordered by speaker, on one device.
 
-    mel: float16 [tokens · 4, 128]; phones: uint8 [tokens · 2]; speakers: their places in tokens.
+    mel: float16 [tokens · 4, 128]; labels: int16 [tokens]; speakers: their places in tokens.
     """
 
     mel: Tensor
-    phones: Tensor
+    labels: Tensor
     speakers: Speakers
 
     def cut(self, starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Features [batch, 128, tokens · 4] float32 and phones [batch, tokens · 2] int64 from tokens `starts`."""
+        """Features [batch, 128, tokens · 4] float32 and labels [batch, tokens] int64 from tokens `starts`."""
         mel = self.mel[positions(starts, tokens, FEATURES_PER_TOKEN)].float()
-        return mel.transpose(1, 2), self.phones[positions(starts, tokens, MELS_PER_TOKEN)].long()
+        return mel.transpose(1, 2), self.labels[positions(starts, tokens, 1)].long()
 
 
 def load_features(corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, crop_tokens: int) -> Features:
@@ -41,9 +41,9 @@ def load_features(corpus: Corpus, utterances: NDArray[np.int64], device: torch.d
     """
     speakers = find_speakers(corpus, utterances, crop_tokens, device)
     mel = by_token(corpus, utterances, device, lambda heard: whisper_log_mel(heard).transpose(1, 2).half())
-    starts, ends = corpus.start[utterances] * MELS_PER_TOKEN, corpus.start[utterances + 1] * MELS_PER_TOKEN
-    phones = np.concatenate([corpus.phones[a:b] for a, b in zip(starts, ends, strict=True)])
-    return Features(mel, torch.from_numpy(phones).to(device), speakers)
+    starts, ends = corpus.start[utterances], corpus.start[utterances + 1]
+    labels = np.concatenate([corpus.labels[a:b] for a, b in zip(starts, ends, strict=True)])
+    return Features(mel, torch.from_numpy(labels).to(device), speakers)
 
 
 UNIT_DECADES = 4.0  # powers of ten in a unit of the features
@@ -59,7 +59,7 @@ NOISE_TILT_UNITS = 0.5
 JITTER_UNITS = 0.1
 LOW_PASS_SHARE = 0.3
 LOWEST_EDGE = 0.55  # share of the bins that any low-pass leaves; bin 70 of 128 is 2.5 kHz
-BLUR_SHARE = 0.5
+BLUR_SHARE = 0.15  # rarely: the harmonics tell the pitch
 
 
 class Augment(nn.Module):

@@ -13,10 +13,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from vivavoce.models.features import whisper_log_mel
+from vivavoce_training.data.spelling import (
+    BASE,
+    NUM_CODES,
+    NUM_DIGITS,
+    PHONE_DIGITS,
+    PITCH_STEP,
+    SILENCE_TOKEN,
+    digits_of,
+    level_of,
+)
 from vivavoce_training.data.store import Corpus
 from vivavoce_training.tokenizer.features import Augment, Features
-from vivavoce_training.tokenizer.model import BASE, NUM_CODES, NUM_DIGITS, TokenEncoder, to_indices
-from vivavoce_training.tokenizer.step import spell, spelling
+from vivavoce_training.tokenizer.model import TokenEncoder, to_indices
+from vivavoce_training.tokenizer.step import spelled
 from vivavoce_training.utterances import by_token
 
 PROBE_UTTERANCES = 12_000
@@ -43,6 +53,9 @@ def measure(corpus: Corpus, tokens: NDArray[np.int16], device: torch.device, see
         known = torch.from_numpy(labels.astype(np.int64)).to(device)
         values[f"{name}_probe"] = probe_accuracy(histograms, known, seed)
         values[f"{name}_chance"] = float(np.unique(labels, return_counts=True)[1].max() / len(labels))
+    wanted = digits_of(corpus.labels)
+    values["phones_right"] = float((digits_of(tokens) == wanted)[:, :PHONE_DIGITS].all(-1).mean())
+    values["semitones"] = pitch_error(corpus.labels, tokens)
     pairs = same_text_pairs(corpus, generator)
     if pairs:
         values["pair_agreement"] = float(np.mean([_similarity(corpus, tokens, a, b) for a, b in pairs]))
@@ -131,27 +144,37 @@ CROPS = 128
 def validation(
     features: Features, encoder: TokenEncoder, crop_tokens: int, crops: int = CROPS
 ) -> Callable[[], dict[str, float]]:
-    """A function that measures digits and tokens that spell the phones, tokens equal in two views, and the perplexity.
+    """A function that measures digits, phones and whole tokens that are right, the error of the pitch in semitones,
+    tokens equal in two views, and the perplexity.
 
     The crops are drawn once, the views anew each time.
     """
     starts, _ = features.speakers.draw(crops, crop_tokens)
-    mel, phones = features.cut(starts, crop_tokens)
-    spelled = spell(phones, spelling(phones.device))
+    mel, tokens = features.cut(starts, crop_tokens)
+    wanted = spelled(tokens)
     augment = Augment().to(mel.device)
 
     def measure() -> dict[str, float]:
         clean, views = encoder(mel), augment(mel.repeat(2, 1, 1))
         first, second = to_indices(encoder(views)).chunk(2)
-        right = clean.round() == spelled
+        right = clean.round() == wanted
         return {
             "digits_right": float(right.float().mean()),
             "tokens_right": float(right.all(-1).float().mean()),
+            "phones_right": float(right[..., :PHONE_DIGITS].all(-1).float().mean()),
+            "semitones": pitch_error(tokens.cpu().numpy(), to_indices(clean).cpu().numpy()),
             "same_tokens": float((first == second).float().mean()),
             "perplexity": perplexity(to_indices(clean)),
         }
 
     return measure
+
+
+def pitch_error(wanted: NDArray[np.integer], got: NDArray[np.integer]) -> float:
+    """Root mean square in semitones of the pitch that tokens spell, where speech is wanted."""
+    there = wanted != SILENCE_TOKEN
+    steps = (level_of(digits_of(one[there])).astype(np.float64) for one in (wanted, got))
+    return PITCH_STEP * float(np.sqrt(np.mean(np.square(next(steps) - next(steps))))) if there.any() else 0.0
 
 
 def perplexity(tokens: Tensor) -> float:

@@ -1,8 +1,8 @@
 """The networks of the speech tokenizer.
 
 A token is eight digits of three values each: finite scalar quantisation (arXiv:2309.15505) inside a network that
-recognises speech, as CosyVoice2 has it (arXiv:2412.10117, section 2.1). Here it recognises phones, and its digits spell
-them (`articulation.py`).
+recognises speech, as CosyVoice2 has it (arXiv:2412.10117, section 2.1). Here it recognises phones, melody and loudness,
+and its digits spell them (`data/spelling.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vivavoce_training.data.spelling import BASE, NUM_DIGITS
+
 NUM_BINS = 128
-NUM_DIGITS, BASE = 8, 3
-NUM_CODES = BASE**NUM_DIGITS
 FORBIDDEN = -1e4  # added to the score of what attention may not see; float16 holds it
 
 
@@ -28,7 +28,7 @@ class TokenizerSizes:
     blocks: int = 3
     inner: int = 384
     kernel: int = 7
-    span: int = 20
+    span: int = 40
 
 
 class TokenEncoder(nn.Module):

@@ -1,4 +1,4 @@
-"""The tokenizer's training from a corpus folder to `speech_tokenizer_v2.onnx` and the corpus's tokens."""
+"""The tokenizer's training from a corpus folder to `speech_tokenizer_v2.onnx`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vivavoce.models.encoders import MAX_SECONDS, SpeechTokenizer
-from vivavoce_training.data.store import Corpus, write_array
+from vivavoce_training.data.store import Corpus
 from vivavoce_training.loop import Budget, train
 from vivavoce_training.onnx_graph import round_to_half
 from vivavoce_training.record import write_measures
@@ -46,10 +46,10 @@ def train_tokenizer(
     others: Path | None = None,
     sizes: Sizes = Sizes(),
 ) -> Path:
-    """Train, or continue in `out`; then export, and write the corpus's `tokens.npy`.
+    """Train, or continue in `out`; then export, and measure.
 
     out: for the state, the log, `speech_tokenizer_v2.onnx` and `tokenizer.measures.json`; seed: of first weights and
-    batches; others: as in `Split`, a corpus folder that gets its `tokens.npy` too. Returns the path of the exported
+    batches; others: as in `Split`. Returns the path of the exported
     model.
     """
     split, crop = Split.open(corpus_folder, others, sizes.hours), sizes.crop_tokens
@@ -66,14 +66,15 @@ def train_tokenizer(
     round_to_half(encoder)
     path = out / SPEECH_TOKENIZER
     export_tokenizer(encoder, path)
-    write_measures(PART, out, {name: _written(one, encoder, path, device, seed) for name, one in split.corpora.items()})
+    write_measures(
+        PART, out, {name: _measured(one, encoder, path, device, seed) for name, one in split.corpora.items()}
+    )
     return path
 
 
-def _written(corpus: Corpus, encoder: TokenEncoder, path: Path, device: torch.device, seed: int) -> dict[str, float]:
-    """Write a corpus's tokens; what they tell, and the share that the exported model at `path` gives otherwise."""
+def _measured(corpus: Corpus, encoder: TokenEncoder, path: Path, device: torch.device, seed: int) -> dict[str, float]:
+    """What a corpus's tokens tell, and the share that the exported model at `path` gives otherwise."""
     tokens = extract_tokens(corpus, encoder, device)
-    write_array(corpus.folder / "tokens.npy", tokens)
     tokenizer, differing, total = SpeechTokenizer.from_file(path), 0, 0
     for utterance in np.random.default_rng(seed).permutation(len(corpus))[:COMPARED_UTTERANCES]:
         first, last = corpus.start[utterance : utterance + 2]

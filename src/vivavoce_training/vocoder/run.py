@@ -34,7 +34,8 @@ from vivavoce_training.weights import initialise, load_part, save_part
 PART = "vocoder"
 ADVERSARY_FROM = 0.3
 """Share of the budget after which the adversary joins: before, it would only learn to tell noise from speech."""
-TUNING_RATE = 0.3  # factor on the learning rates when the training starts from a trained vocoder
+TUNED_ADVERSARY_FROM = 0.1  # the same when the training starts from a trained vocoder
+TUNING_RATE = 0.3  # factor on the learning rates then
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def train_vocoder(
     *,
     seed: int = 0,
     init: Path | None = None,
+    rate: float | None = None,
     flow_mels: Path | None = None,
     scale: Scale = Scale(),
 ) -> Path:
@@ -60,8 +62,9 @@ def train_vocoder(
 
     config: sizes of the vocoder and of its mel; seed: of first weights and batches; init: start from these weights: a
     `hift.pt`, a checkpoint folder, or the state of an earlier training (`vocoder.state.pt`), which brings its adversary
-    along; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError: the corpus is too small, or
-    `flow_mels` does not fit it; CheckpointError or InvalidRequest: `init` does not fit `config`.
+    along; rate: factor on the learning rates; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError:
+    the corpus is too small, or `flow_mels` does not fit it; CheckpointError or InvalidRequest: `init` does not fit
+    `config`.
     """
     corpus = Corpus.open(corpus_folder)
     torch.manual_seed(seed + steps_in(out, PART))
@@ -73,9 +76,9 @@ def train_vocoder(
     utterances = held_out_utterances(corpus)
     ranges = held_out_ranges(corpus, utterances)
     starts = starts_apart_from(ranges, corpus.num_tokens, CROP_TOKENS).to(device)
-    rate = 1.0 if init is None else TUNING_RATE
+    factor = rate or (1.0 if init is None else TUNING_RATE)
     networks = model.to(device), discriminators.to(device)
-    step = VocoderStep(crops, starts, *networks, batch=scale.batch, rate=rate, joins_at=joins_at)
+    step = VocoderStep(crops, starts, *networks, batch=scale.batch, rate=factor, joins_at=joins_at)
     averages = train(PART, step, budget, out, device=device, validate=validation(model, crops, ranges))
     hift = save_part(out, averages, part)
     model.load_state_dict(averages)
@@ -90,7 +93,7 @@ def _start_from(init: Path | None, model: Vocoder, part: NetworkPart, discrimina
         return ADVERSARY_FROM
     if not init.name.endswith(".state.pt"):
         load_part(model, init, part)
-        return ADVERSARY_FROM
+        return TUNED_ADVERSARY_FROM
     state = torch.load(init, map_location="cpu", weights_only=True)
     try:
         model.load_state_dict(state["average"])

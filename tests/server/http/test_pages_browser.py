@@ -381,7 +381,7 @@ def test_a_keyboard_is_enough(world: World) -> None:
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
-    expect(page.get_by_text("This small demo model")).to_be_focused()
+    expect(page.get_by_text("This is a small demo model")).to_be_focused()
     page.keyboard.press("Tab")
     expect(page.get_by_label("Text", exact=True)).to_be_focused()
     page.keyboard.type(TEXT)

@@ -240,7 +240,7 @@ def test_a_voice_and_the_server_survive_the_end_of_the_engine(server: ServerProc
     assert added.status_code == 201, added.text
     listed = httpx.get(f"{server.url}/v1/audio/voices").json()["data"]
     assert ("friend", "stored") in [(voice["name"], voice["kind"]) for voice in listed]
-    assert [listed[0][key] for key in ("name", "kind", "language", "sex")] == ["calm", "built_in", "en", "male"]
+    assert [listed[0][key] for key in ("name", "kind", "language", "sex")] == ["warm", "built_in", "en", "female"]
     (calm,) = (one for one in httpx.get(f"{server.url}/v1/voices").json()["voices"] if one["name"] == "calm")
     assert calm["labels"] == {"language": "en", "gender": "male"}
     before = speak(server, voice="friend")

@@ -27,7 +27,7 @@ from vivavoce_training.data.texts.grammar import (
     year,
 )
 from vivavoce_training.data.texts.lexicon import FIXED
-from vivavoce_training.data.texts.mix import FRAMES, Coverage, held_out, training_texts
+from vivavoce_training.data.texts.mix import FRAMES, MOST_WORDS, Coverage, held_out, training_texts
 from vivavoce_training.data.texts.sentence import MAX_WORDS, MIN_WORDS, clean, is_reserved, is_suitable, words
 from vivavoce_training.data.texts.wordnet import WordNet
 
@@ -271,13 +271,13 @@ def test_lengths_of_training_texts(wordnet: WordNet) -> None:
     texts = list(islice(training_texts(wordnet, 1), 5000))
     lengths = [len(words(text)) for text in texts]
     assert min(lengths) == 1
-    assert max(lengths) <= MAX_WORDS
-    assert 6 < sum(lengths) / len(lengths) < 10
-    assert sum(text.count(". ") > 0 for text in texts) > 300  # two sentences
+    assert max(lengths) <= MOST_WORDS
+    assert 12 < sum(lengths) / len(lengths) < 22
+    assert sum(text.count(". ") > 0 for text in texts) > 1500  # several sentences
 
 
 def test_examples_come_again_only_after_all_have_come(wordnet: WordNet) -> None:
-    spoken = Counter(text for text in islice(training_texts(wordnet, 1), 8000) if text in set(wordnet.examples))
+    spoken = Counter(text for text in islice(training_texts(wordnet, 1), 2500) if text in set(wordnet.examples))
     assert max(spoken.values()) == 1
 
 

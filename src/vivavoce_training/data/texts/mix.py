@@ -7,15 +7,17 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import cycle
 
-from vivavoce_training.data.texts import grammar
+from vivavoce_training.data.texts import grammar, talk
 from vivavoce_training.data.texts.grammar import article, plural
 from vivavoce_training.data.texts.lexicon import FIXED
 from vivavoce_training.data.texts.sentence import MAX_WORDS, is_reserved, words
 from vivavoce_training.data.texts.wordnet import WordNet
 
-SHARES = {"examples": 0.28, "glosses": 0.22, "templates": 0.32, "coverage": 0.14, "fixed": 0.04}  # of the utterances
-JOINED = 0.3  # of the utterances that are short: how many get a second short one after them
-SHORT_WORDS = 9
+SHARES = {"examples": 0.34, "glosses": 0.1, "templates": 0.24, "coverage": 0.08, "fixed": 0.04, "talk": 0.2}
+"""Of the sentences, by where they come from."""
+JOINED = 0.45  # of the texts: how many hold several sentences
+JOINED_WORDS = (10, 42)  # a joined text grows until it has this many words, drawn
+MOST_WORDS = 44
 TEST_WORDS = (5, 12)
 
 
@@ -28,6 +30,7 @@ def training_texts(wordnet: WordNet, seed: int) -> Iterator[str]:
         "templates": lambda: grammar.sentence(r),
         "coverage": Coverage(wordnet.lemmas, r).sentence,
         "fixed": lambda: r.choice(FIXED),
+        "talk": lambda: talk.line(r),
     }
     kinds, shares = list(sources), [SHARES[kind] for kind in sources]
 
@@ -39,10 +42,13 @@ def training_texts(wordnet: WordNet, seed: int) -> Iterator[str]:
 
     while True:
         text = draw()
-        if r.random() < JOINED and len(words(text)) <= SHORT_WORDS:
-            second = draw()
-            if len(words(second)) <= SHORT_WORDS and not is_reserved(f"{text} {second}"):
-                text = f"{text} {second}"
+        if r.random() < JOINED:
+            wanted = r.randint(*JOINED_WORDS)
+            while len(words(text)) < wanted:
+                longer = f"{text} {draw()}"
+                if len(words(longer)) > MOST_WORDS or is_reserved(longer):
+                    break
+                text = longer
         yield text
 
 

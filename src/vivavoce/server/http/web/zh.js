@@ -45,7 +45,7 @@ export const ZH = {
 
   // The page that speaks
   "Speak a text": "朗读一段文字",
-  "This small demo model sounds like a robot. How to get a natural voice": "这个小型演示模型听起来像机器人。如何获得自然的声音",
+  "This is a small demo model. How to get a more natural voice": "这是一个小型演示模型。如何获得更自然的声音",
   "For natural speech, whoever runs this server gets a model with these two commands:": "想要自然的声音，请服务器的管理员用下面两条命令获取模型：",
   "Text": "文字",
   "Type or paste what is to be spoken, or drop a text file here.": "在此输入或粘贴要朗读的文字，也可以拖入文本文件。",

@@ -1,0 +1,142 @@
+"""The teacher at work: lines and speakers in batches → waveforms and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vivavoce_training.data.kokoro.labels import Curves, Spoken, spoken_by
+from vivavoce_training.data.kokoro.network import HALF_STYLE, Kokoro
+from vivavoce_training.data.kokoro.phonemes import PAUSE, Line, accents
+from vivavoce_training.data.kokoro.weights import load_teacher
+from vivavoce_training.data.speakers import VOICES, shares
+from vivavoce_training.data.store import Speaker
+
+WEIGHTS, VOICE_FOLDER = "kokoro.onnx", "voices"
+STYLE_SIZE = 2 * HALF_STYLE
+NUM_TRAITS = 12
+_SPEAKERS_AT_ONCE = 32
+TUNING_TEXTS = (
+    "The harbor was quiet before dawn, and the old boats moved slowly.",
+    "Would you like some more tea, or should we go for a walk?",
+    "No, I don't think so. It was much better than I had expected!",
+    "There are three reasons for that: time, money, and the weather.",
+)
+"""By these a speaker's median pitch is found."""
+
+
+class Said(NamedTuple):
+    """A batch; wave: [batch, samples] float32 on the device, or None; spoken: of each utterance, or None."""
+
+    wave: Tensor | None
+    spoken: list[Spoken | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """folder: of the files that `fetch` has brought."""
+
+    folder: Path
+    model: Kokoro
+    device: torch.device
+
+    @classmethod
+    def open(cls, folder: Path, device: torch.device) -> Teacher:
+        return cls(folder, load_teacher(folder / WEIGHTS).to(device), device)
+
+    @cached_property
+    def tables(self) -> dict[str, NDArray[np.float32]]:
+        """Styles [lengths, 256] of each voice: the row for a sequence of n symbols is n - 1."""
+        return {
+            name: np.fromfile(self.folder / VOICE_FOLDER / f"{name}.bin", "<f4").reshape(-1, STYLE_SIZE)
+            for name in VOICES
+        }
+
+    def style(self, speaker: Speaker, num_ids: int) -> NDArray[np.float32]:
+        """[256], for a line of that many ids."""
+        row = min(max(num_ids - 2, 1), len(self.tables[VOICES[0]])) - 1
+        timbre, manner = (
+            sum(share * self.tables[name][row] for name, share in shares(recipe).items())
+            for recipe in (speaker.timbre, speaker.manner)
+        )
+        return np.concatenate([timbre[:HALF_STYLE], manner[HALF_STYLE:]]).astype(np.float32)
+
+    @torch.inference_mode()
+    def say(
+        self,
+        lines: Sequence[Line],
+        speakers: Sequence[Speaker],
+        usual: NDArray[np.float32],
+        r: np.random.Generator,
+        *,
+        aloud: bool = True,
+    ) -> Said:
+        """usual: the speakers' median pitches; aloud: with waveforms."""
+        ids, lengths, styles, phones = self._batch(lines, speakers)
+        plan = self.model.plan(ids, lengths, styles)
+        wave = None
+        if aloud:
+            with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
+                wave = self.model.speak(ids, lengths, styles, plan)
+        return Said(wave, spoken_by(Curves.of(plan, phones), usual, r))
+
+    @torch.inference_mode()
+    def usual_pitch(self, speakers: Sequence[Speaker]) -> NDArray[np.float32]:
+        """Median pitch of each speaker in semitones above 1 Hz."""
+        read = accents(self.folder)
+        texts = {accent: [line for text in TUNING_TEXTS if (line := read[accent](text))] for accent in "ab"}
+        found: list[float] = []
+        for first in range(0, len(speakers), _SPEAKERS_AT_ONCE):
+            part = speakers[first : first + _SPEAKERS_AT_ONCE]
+            pairs = [(line, one) for one in part for line in texts[one.manner[0]]]
+            ids, lengths, styles, phones = self._batch(*zip(*pairs, strict=True))
+            curves = Curves.of(self.model.plan(ids, lengths, styles), phones)
+            for place in range(len(part)):
+                own = slice(place * len(TUNING_TEXTS), (place + 1) * len(TUNING_TEXTS))
+                found.append(float(np.median(curves.semitones[own][curves.voiced[own]])))
+        return np.array(found, np.float32)
+
+    def traits(self, speakers: Sequence[Speaker]) -> list[tuple[float, ...]]:
+        """Coordinates of each speaker's timbre among all voices', of about unit deviation."""
+        timbres = np.stack([table[:, :HALF_STYLE].mean(0) for table in self.tables.values()])
+        centre = timbres.mean(0)
+        _, _, axes = np.linalg.svd(timbres - centre, full_matrices=False)
+        spread = ((timbres - centre) @ axes[:NUM_TRAITS].T).std(0)
+        places = dict(zip(self.tables, (timbres - centre) @ axes[:NUM_TRAITS].T / spread, strict=True))
+        mixed = (sum(share * places[name] for name, share in shares(one.timbre).items()) for one in speakers)
+        return [tuple(np.round(np.asarray(place), 3).tolist()) for place in mixed]
+
+    def recording(self, speaker: Speaker, text: str) -> NDArray[np.float32]:
+        """A speaker's recording of a text, float32 [samples] at 24 kHz; ValueError: it cannot be read."""
+        line = accents(self.folder)[speaker.manner[0]](text)
+        if line is None:
+            raise ValueError(f"text: the teacher cannot read {text!r}; use a sentence of English words")
+        torch.manual_seed(0)
+        said = self.say([line], [speaker], np.zeros(1, np.float32), np.random.default_rng(0))
+        (spoken,) = said.spoken
+        assert said.wave is not None
+        if spoken is None:
+            raise ValueError(f"text: the teacher says nothing for {text!r}; use a sentence of English words")
+        wave = said.wave[0, spoken.first : spoken.last].float().cpu().numpy()
+        level: NDArray[np.float32] = wave * np.float32(0.7 / max(1e-3, float(np.abs(wave).max())))
+        return level
+
+    def _batch(
+        self, lines: Sequence[Line], speakers: Sequence[Speaker]
+    ) -> tuple[Tensor, Tensor, Tensor, NDArray[np.uint8]]:
+        """Padded ids, lengths on the host, styles, and the phones of the ids."""
+        lengths = torch.tensor([len(line.ids) for line in lines])
+        shape = len(lines), int(lengths.max())
+        ids, phones = np.zeros(shape, np.int64), np.full(shape, PAUSE, np.uint8)
+        for row, line in enumerate(lines):
+            ids[row, : len(line.ids)], phones[row, : len(line.phones)] = line.ids, line.phones
+        styles = np.stack([self.style(one, len(line.ids)) for one, line in zip(speakers, lines, strict=True)])
+        return torch.from_numpy(ids).to(self.device), lengths, torch.from_numpy(styles).to(self.device), phones
