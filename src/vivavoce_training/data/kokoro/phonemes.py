@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -39,12 +40,11 @@ def accents(folder: Path) -> dict[str, Callable[[str], Line | None]]:
     """
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    from hibari.g2p import G2P  # the package that `fetch` has put there
-
+    reading = import_module("hibari.g2p")  # the package that `fetch` has put there
     numbers: dict[str, int] = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))["vocab"]
 
     def reader(british: bool) -> Callable[[str], Line | None]:
-        spoken = G2P(british=british)
+        spoken = reading.G2P(british=british)
         return lambda text: line_of(text, spoken(text), numbers)
 
     return {"a": reader(False), "b": reader(True)}
