@@ -44,8 +44,9 @@ LATE_S = 5.0
 QUIET = 10 ** (-45 / 20)
 """Loudest sample of a pause in the file: codecs smear the speech beside it."""
 RATE = 24_000
-ALONE_S = 60.0
-"""Seconds for which the listener is served alone, for comparison."""
+ALONE_S, REST_S = 60.0, 10.0
+"""Seconds for which the listener is served alone, for comparison, and those between two of its requests: a job takes
+the time that listeners leave, and on a busy machine they leave none while they speak."""
 LIVE_TEXT = "A listener hears this sentence while a book is made. Another one follows, and then it is over."
 
 
@@ -192,7 +193,7 @@ class Listener:
                 if self._go_on.is_set() and not self._is_over and one.status_code == 200:
                     self._late_s.append(round(late, 3))
                     self._first_s.append(first)
-            time.sleep(1.0)
+            time.sleep(REST_S)
 
 
 def check(out: Path, plan: Plan, made: Made, again: Sequence[int]) -> dict[str, Any]:
@@ -233,13 +234,13 @@ _MODEL: list[Any] = []
 def spoken_again(plan: Plan, place: int, kept: np.ndarray) -> bool:
     """Whether a process that was never killed speaks the segment with the same samples."""
     import vivavoce
-    from vivavoce_books.speaking import cut_silence, seed_of
+    from vivavoce_books.speaking import cut_silence, known_language, seed_of
 
     if not _MODEL:
         _MODEL.append(vivavoce.load())
     segment = plan.segments[place]
     manner: dict[str, Any] = {"seed": seed_of(0, place), "speed": 1.0, "reasoning": "read"}
-    language = segment.language if segment.language in _MODEL[0].card.languages else None
+    language = known_language(_MODEL[0], segment.language)
     speech = _MODEL[0].speak(segment.text, _MODEL[0].voice(None), language=language, **manner)
     return bool(np.array_equal(cut_silence(speech, segment).samples, kept))
 

@@ -85,7 +85,7 @@ def speak_missing(
     that are complete are stored.
     """
     cancel, left = Event(), iter(segments)
-    languages = cache(lambda code: _known_language(tts, code))
+    languages = cache(lambda code: known_language(tts, code))
     pending: dict[Future[Spoken], Segment] = {}
     pool = ThreadPoolExecutor(at_once, thread_name_prefix="book")
     try:
@@ -135,7 +135,7 @@ def cut_silence(speech: Speech, segment: Segment) -> Spoken:
     return Spoken(tuple(pieces), np.concatenate(parts) if parts else np.zeros(0, np.int16))
 
 
-def _known_language(tts: Speaker, code: str | None) -> str | None:
+def known_language(tts: Speaker, code: str | None) -> str | None:
     """The language, if its rules are known and the model has its script; None leaves it to be told from the text."""
     try:
         tts.normalize("1", language=code)

@@ -138,10 +138,10 @@ def test_a_job_goes_on_after_a_restart_and_nothing_is_spoken_twice(tmp_path: Pat
         until = time.monotonic() + 60
         while len(held.orders) < 3:  # one after the other: those before the last are stored
             assert time.monotonic() < until
-        begun = [order.text for order in held.orders]
+        begun = [order.text for order in held.orders if order.text != "1"]  # that asks whether a language is known
     with working(tmp_path / "jobs", segments=1) as world:
         world.get(identity, "done")
-        after = [order.text for order in world.speaker.orders]
+        after = [order.text for order in world.speaker.orders if order.text != "1"]
         resumed = world.client.get(f"{JOBS}/{identity}/audio", params={"format": "wav"}).content
         assert begun[:-1]
         assert not set(begun[:-1]) & set(after)

@@ -56,14 +56,18 @@ async def converse(
 async def answer(
     dispatcher: RequestDispatcher, principal: Principal, asked: Message, process: Process, job: str
 ) -> None:
-    """Speak a text and send the speech to the worker; what only needs time is tried again."""
+    """Speak or normalise a text, and answer the worker; what only needs time is tried again."""
     number, attempt, content = asked["number"], 0, b""
-    options = {name: asked[name] for name in ("text", "voice", "speed", "seed", "language")}
-    request = SpeechRequest(**options, owner=principal.owner, reasoning="read", priority="batch")
+    told: Message = {}
+    options = {name: asked[name] for name in ("text", "voice", "speed", "seed", "language") if name in asked}
     while True:
         attempt += 1
         try:
-            told, content = await _speak(dispatcher, principal, request, f"{job}~{number}~{attempt}")
+            request = SpeechRequest(**options, owner=principal.owner, reasoning="read", priority="batch")
+            if asked["kind"] == "normalize":  # whether the language is known
+                await dispatcher.backend.normalize(request)
+            else:
+                told, content = await _speak(dispatcher, principal, request, f"{job}~{number}~{attempt}")
             break
         except VivavoceError as error:
             if error.http_status not in (429, 503) or isinstance(error, OutOfMemory):

@@ -313,7 +313,7 @@ class Jobs:
 
         async def take(message: Message, process: Process) -> None:
             match message["kind"]:
-                case "speak":
+                case "speak" | "normalize":
                     task = asyncio.ensure_future(answer(dispatcher, principal, message, process, record.id))
                     speaking.add(task)
                     task.add_done_callback(speaking.discard)
@@ -330,7 +330,7 @@ class Jobs:
                 case "done":
                     record.status, record.notes = "done", message["notes"]
 
-        begin = {"sample_rate": about.sample_rate, "model": about.name, "languages": about.languages}
+        begin = {"sample_rate": about.sample_rate, "model": about.name}
         try:
             await converse("work", job.folder, {**begin, "segments": self.settings.segments}, take)
         finally:

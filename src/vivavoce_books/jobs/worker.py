@@ -54,7 +54,7 @@ class Server:
         self._source, self._sink, self._lock = source, sink, threading.Lock()
         self._numbers, self._waiting = count(1), dict[int, Future[tuple[dict[str, Any], bytes]]]()
         self.begin: dict[str, Any] = json.loads(source.readline() or b"{}")
-        """The first message: sample_rate, model, languages and segments (at once)."""
+        """The first message: sample_rate, model and segments (at once)."""
         self.sample_rate: int = self.begin.get("sample_rate", 0)
 
     def tell(self, kind: str, **values: Any) -> None:
@@ -72,20 +72,23 @@ class Server:
         os._exit(0)
 
     def normalize(self, text: str, *, language: str | None = None) -> None:
-        if language not in self.begin["languages"]:
-            raise InvalidRequest(f"language: {language!r} is not spoken here; leave it out")
+        self._ask("normalize", text=text, language=language)
 
     def speak(self, text: str, voice: str | None, *, cancel: object = None, **manner: Any) -> Answer:
-        number, future = next(self._numbers), Future[tuple[dict[str, Any], bytes]]()
-        self._waiting[number] = future
-        self.tell("speak", number=number, text=text, voice=voice, **manner)
-        message, content = future.result()
-        if "error" in message:
-            raise (InvalidRequest if message["status"] < 500 else StageFailed)(message["error"])
+        message, content = self._ask("speak", text=text, voice=voice, **manner)
         spans, samples = message["spans"], message["samples"]
         cut = [message["cut"]] * len(spans)
         marks = marks_of(text, [(start, end) for start, end in spans], samples, self.sample_rate, cut)
         return Answer(np.frombuffer(content, np.float32), self.sample_rate, marks)
+
+    def _ask(self, kind: str, **values: Any) -> tuple[dict[str, Any], bytes]:
+        number, future = next(self._numbers), Future[tuple[dict[str, Any], bytes]]()
+        self._waiting[number] = future
+        self.tell(kind, number=number, **values)
+        message, content = future.result()
+        if "error" in message:
+            raise (InvalidRequest if message["status"] < 500 else StageFailed)(message["error"])
+        return message, content
 
 
 class Progress:
