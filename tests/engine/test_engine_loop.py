@@ -33,6 +33,8 @@ RATES = Rates(24_000, 480, 25)
 class IdleRunner:
     """Takes no work."""
 
+    heads = None
+
     busy, failed = False, ()
 
     def __init__(self):
@@ -107,13 +109,13 @@ def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
 def test_stages_are_prepared_in_the_loop_s_thread_and_the_caller_learns_how_it_went():
     bench, asked = Bench(), [Future() for _ in range(4)]
     for streams, done in zip((None, 3, 20), asked, strict=False):
-        bench.loop.post(partial(bench.loop.prepare, streams, done))
+        bench.loop.post(partial(bench.loop.call, partial(bench.loop.prepare, streams), done))
     bench.loop.run_once()
     assert [done.result(PATIENCE_S) for done in asked[:3]] == [None] * 3
     # Slots, and mel frames.
     assert [one.prepared for one in bench.runners] == [[None, 3, 20], [None, 1_024, 3_200]]
     bench.runners[1].prepare = lambda frames: 1 / 0
-    bench.loop.post(partial(bench.loop.prepare, None, asked[3]))
+    bench.loop.post(partial(bench.loop.call, partial(bench.loop.prepare, None), asked[3]))
     bench.loop.run_once()
     assert isinstance(asked[3].exception(PATIENCE_S), ZeroDivisionError)
 
@@ -126,7 +128,7 @@ def test_a_stop_without_drain_ends_all_and_what_comes_later(drains):
     assert bench.loop.ended
     bench.loop.post(partial(bench.loop.cancel, 1))
     entries.append(bench.submit(3))
-    bench.loop.post(partial(bench.loop.prepare, None, late))
+    bench.loop.post(partial(bench.loop.call, partial(bench.loop.prepare, None), late))
     assert [error_of(entry) for entry in entries] == [EngineStopped] * 4
     errors = {id(entry.outbox.outcome.error) for entry in entries}
     assert len(errors) == 4, "an error that several listeners raise collects all their frames"
@@ -295,7 +297,7 @@ def test_a_device_that_does_not_answer_holds_no_close(monkeypatch, caplog, drain
     assert bench.loop.thread.is_alive()
     assert not bench.loop.healthy
     late, prepared = bench.submit(4), Future()
-    bench.loop.post(partial(bench.loop.prepare, None, prepared))
+    bench.loop.post(partial(bench.loop.call, partial(bench.loop.prepare, None), prepared))
     assert [error_of(entry) for entry in (*stuck.entries, late)] == [EngineStopped] * 4
     assert isinstance(prepared.exception(PATIENCE_S), EngineStopped)
     assert "did not answer" in caplog.text

@@ -41,7 +41,7 @@ def test_python_has_each_option_with_its_default() -> None:
     for option in SPEECH_OPTIONS:
         assert defaults[option.field] == option.default, option.name
     inherited = {field.name for field in fields(SpeakOptions)}
-    assert inherited == {option.field for option in (*SPEECH_OPTIONS, LEXICON)} - {"policy"} | {"sampling"}
+    assert inherited == {option.field for option in (*SPEECH_OPTIONS, LEXICON)} - {"policy", "priority"} | {"sampling"}
 
 
 def test_the_keywords_are_the_options() -> None:
@@ -49,7 +49,7 @@ def test_the_keywords_are_the_options() -> None:
     former = {"prompt_text", "instruct"}
     assert (
         set(Manner.__annotations__)
-        == NAMES - {"chunk_policy"} | {"lexicon", "options", "sampling", "transcript"} | former
+        == NAMES - {"chunk_policy", "priority"} | {"lexicon", "options", "sampling", "transcript"} | former
     )
     assert set(ReadingManner.__annotations__) == {option.name for option in (*READING_OPTIONS, LEXICON)}
 
@@ -109,7 +109,7 @@ def test_grpc_has_the_options_without_a_choice_of_reading() -> None:
 
 def test_the_command_line_has_the_options_by_their_names() -> None:
     flags = {field.name: field.default for field in fields(SpeechManner)}
-    assert NAMES - set(flags) == {"language", "chunk_policy"}
+    assert NAMES - set(flags) == {"language", "chunk_policy", "priority"}
     by_name = {option.name: option for option in (*SPEECH_OPTIONS, *SAMPLING_OPTIONS, LEXICON)}
     assert set(flags) - set(by_name) == {"voice", "transcript"}
     for name in set(flags) & set(by_name):

@@ -114,17 +114,17 @@ def test_an_empty_voice_is_none(server: Served) -> None:
 
 
 def test_unknown_fields_are_named_or_ignored_as_the_operator_likes(server: Served, strict: Served) -> None:
-    unknown = {"lang_code": "a", "stream": True, "user": None}
+    unknown = {"lang_code": "a", "lang": True, "user": None}
     field, message = refusal(speech(server, **unknown))
     assert field == "lang_code"
     assert all(f"{name}: extra inputs are not permitted" in message for name in unknown)
     answer = speech(strict, **unknown, **{"bär\n": 1})
     assert answer.status_code == 200
-    assert answer.headers["x-warning"] == "fields: lang_code, stream, user, b\\xe4r\\n are unknown and were ignored"
+    assert answer.headers["x-warning"] == "fields: lang_code, lang, user, b\\xe4r\\n are unknown and were ignored"
     many = speech(strict, **{f"field{number}": 1 for number in range(5_000)})
     assert many.headers["x-warning"].endswith("field9 and 4990 more are unknown and were ignored")
-    form = httpx.post(f"{strict.url}/v1/audio/speech", data={"input": TEXT, "stream": "true"})
-    assert (form.status_code, "stream" in form.headers["x-warning"]) == (200, True)
+    form = httpx.post(f"{strict.url}/v1/audio/speech", data={"input": TEXT, "lang": "true"})
+    assert (form.status_code, "lang" in form.headers["x-warning"]) == (200, True)
     read = httpx.post(f"{strict.url}/v1/audio/normalize", json={"input": TEXT, "tone": 1})
     assert "tone" in read.headers["x-warning"]
     assert "x-warning" not in speech(strict).headers
