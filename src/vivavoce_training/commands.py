@@ -7,23 +7,39 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from vivavoce.cli.flags import REQUIRED, argument, command, flag, group, shared
+from vivavoce.cli.flags import REQUIRED, argument, command, flag, group
 from vivavoce.errors import InvalidRequest
+from vivavoce_training.options import (
+    CORPUS,
+    OUT,
+    SCHEDULE,
+    TEACHER,
+    Device,
+    Hours,
+    Init,
+    Jobs,
+    Others,
+    Rate,
+    Seed,
+    Settings,
+    Teacher,
+    Training,
+    WordNetFolder,
+    device_of,
+    folder_of,
+    mendable,
+    open_corpus,
+)
 from vivavoce_training.record import log, shown
 
 if TYPE_CHECKING:
-    import torch
-
-    from vivavoce_training.data.store import Corpus
-    from vivavoce_training.loop import Budget
     from vivavoce_training.testset import Record
 
 NUM_TEST_SPEAKERS = 8
@@ -40,60 +56,19 @@ app = group(
     during=shown,
 )
 
-_WORDNET = "Folder with WordNet's data files; else VIVAVOCE_WORDNET, else the system's."
-_INIT = "Start from this model, a name or a folder; sizes and tokenizer are its own.  [default: from scratch]"
-_SETTINGS = "Of a model from scratch: folder with its yaml, CosyVoice-BlankEN and card.  [default: mini's]"
-Teacher = Annotated[Path, shared("Folder of the teacher; `vivavoce train teacher` fetches it.", "FOLDER", "--teacher")]
-WordNetFolder = Annotated[Path | None, shared(_WORDNET, "FOLDER", "--wordnet")]
-Device = Annotated[str, shared("auto, cuda, cuda:1 or cpu.", "NAME", "--device")]
-Seed = Annotated[int, shared("Of weights, batches and noise.", "NUMBER", "--seed")]
-Init = Annotated[str | None, shared(_INIT, "NAME|FOLDER", "--init")]
-Rate = Annotated[float, shared("Highest learning rate.", "NUMBER", "--rate")]
-Jobs = Annotated[int | None, shared("Worker processes.  [default: one per core]", "NUMBER", "--jobs", min=1)]
-Hours = Annotated[float, shared("How much of the corpus to learn from.", "NUMBER", "--hours")]
-Others = Annotated[
-    Path | None, shared("A corpus of other speakers to measure by; it gets the same file.", "FOLDER", "--others")
-]
-Settings = Annotated[Path | None, shared(_SETTINGS, "FOLDER", "--settings")]
-TEACHER = Path("kokoro")
-_CORPUS = argument("Folder of the corpus.", "CORPUS", default=REQUIRED)
-_OUT = argument("Folder for weights, logs, curves and the state to go on from.", "OUT", default=REQUIRED)
-_SCHEDULE = "Training time of the whole schedule."
-
-
-@dataclass(frozen=True)
-class Training:
-    """The options that the trainings of language model, flow and vocoder share."""
-
-    corpus: Path = _CORPUS
-    out: Path = _OUT
-    seconds: float | None = flag("Length of the whole training, pieces together.", "NUMBER")
-    steps: int | None = flag("Length of the whole training in steps.", "NUMBER")
-    piece_seconds: float | None = flag("End this piece earlier; the next call goes on.", "NUMBER")
-    settings: Settings = None
-    device: Device = "cuda"
-    seed: Seed = 0
-
-    @property
-    def budget(self) -> Budget:
-        """When it ends."""
-        from vivavoce_training.loop import Budget
-
-        return Budget(self.seconds, self.steps, self.piece_seconds)
-
 
 @command(app, "vivavoce train prepare recordings corpus --model CosyVoice2-0.5B", name="prepare")
 def prepare_recordings(
     recordings: Path = argument(
         "Folder of audio files, each with a transcript name.txt.", "RECORDINGS", default=REQUIRED
     ),
-    corpus: Path = _CORPUS,
+    corpus: Path = CORPUS,
     model: str = flag("The model that is to be tuned.", "NAME|FOLDER", "-m", default=REQUIRED),
 ) -> None:
     """Turn your recordings into a corpus for fine-tuning. Subfolders are speakers."""
     from vivavoce_training.prepare import find_recordings, prepare
 
-    folder = _folder(model)
+    folder = folder_of(model)
     made, skipped = prepare(find_recordings(recordings), folder, corpus)
     for one in skipped:
         log.warning("left out %s: %s", one.audio, one.reason)
@@ -122,8 +97,8 @@ def lm(
     from vivavoce_training.weights import load_part, save_part
 
     started = time.monotonic()
-    on, folder = _device(training.device), None if init is None else _folder(init)
-    source, seed, out = _corpus(training.corpus), training.seed, training.out
+    on, folder = device_of(training.device), None if init is None else folder_of(init)
+    source, seed, out = open_corpus(training.corpus), training.seed, training.out
     place, sizes = sizes_of(folder, training.settings)
     config, part = qwen2_of(sizes.lm), NETWORKS[sizes.generation]["lm"]
     encode, system = text_ids(place, sizes)
@@ -159,10 +134,10 @@ def flow(
     from vivavoce_training.start import sizes_of
     from vivavoce_training.weights import load_part, save_part
 
-    on, out, folder = _device(training.device), training.out, None if init is None else _folder(init)
+    on, out, folder = device_of(training.device), training.out, None if init is None else folder_of(init)
     _, config = sizes_of(folder, training.settings)
     part = NETWORKS[config.generation]["flow"]
-    speech = SpeakerMajor.load(_corpus(training.corpus), config.mel, on)
+    speech = SpeakerMajor.load(open_corpus(training.corpus), config.mel, on)
     torch.manual_seed(training.seed)
     model = Flow(config.flow).to(on)
     if folder:
@@ -191,15 +166,15 @@ def vocoder(
     from vivavoce_training.start import sizes_of
     from vivavoce_training.vocoder.run import train_vocoder
 
-    on = _device(training.device)
+    on = device_of(training.device)
     if on.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = True
         torch.set_float32_matmul_precision("high")
-    start = None if init is None else Path(init) if Path(init).is_file() else _folder(init)
+    start = None if init is None else Path(init) if Path(init).is_file() else folder_of(init)
     _, config = sizes_of(start if start is not None and start.is_dir() else None, training.settings)
-    _corpus(training.corpus)
-    with _mendable():
+    open_corpus(training.corpus)
+    with mendable():
         train_vocoder(
             training.corpus,
             training.out,
@@ -220,7 +195,7 @@ def pack(
     out: Path = argument("Folder for the tuned model; it must not exist.", "OUT", default=REQUIRED),
 ) -> None:
     """Copy a model with its tuned parts in place of the old ones."""
-    folder = _folder(model)
+    folder = folder_of(model)
     tuned = [name for name in PARTS if (parts / name).is_file()]
     if not tuned:
         raise InvalidRequest(f"parts: {parts} holds none of {', '.join(PARTS)}; train one first")
@@ -296,7 +271,7 @@ def corpus(
     from vivavoce_training.data.kokoro.teacher import Teacher as Voices
     from vivavoce_training.data.speakers import train_speakers
 
-    started, on = time.monotonic(), _device(device)
+    started, on = time.monotonic(), device_of(device)
     if on.type == "cuda":
         torch.set_float32_matmul_precision("high")
     with Progress(
@@ -340,7 +315,7 @@ def sentences(
     if known_words is not None:
         lines = known_words.read_text(encoding="utf-8").splitlines()
         known = {line.split()[0].lower() for line in lines if line.strip()}
-    with _mendable():
+    with mendable():
         _write_lines(file, held_out(WordNet.read(wordnet), count, seed, known))
 
 
@@ -360,9 +335,9 @@ def text_tokenizer(
 
 @command(app, "vivavoce train tokenizer corpora/main parts --seconds 90")
 def tokenizer(
-    corpus: Path = _CORPUS,
-    out: Path = _OUT,
-    seconds: float = flag(_SCHEDULE, "NUMBER", default=130.0),
+    corpus: Path = CORPUS,
+    out: Path = OUT,
+    seconds: float = flag(SCHEDULE, "NUMBER", default=130.0),
     device: Device = "cuda",
     seed: Seed = 0,
     hours: Hours = 25.0,
@@ -379,9 +354,9 @@ def tokenizer(
 
 @command(app, "vivavoce train speaker corpora/main parts --seconds 70")
 def speaker(
-    corpus: Path = _CORPUS,
-    out: Path = _OUT,
-    seconds: float = flag(_SCHEDULE, "NUMBER", default=75.0),
+    corpus: Path = CORPUS,
+    out: Path = OUT,
+    seconds: float = flag(SCHEDULE, "NUMBER", default=75.0),
     device: Device = "cuda",
     seed: Seed = 0,
     hours: Hours = 15.0,
@@ -398,15 +373,15 @@ def speaker(
 
 @command(app, "vivavoce train encode corpora/more --model mini")
 def encode(
-    corpus: Path = _CORPUS,
+    corpus: Path = CORPUS,
     model: str = flag("Whose tokenizer and speaker encoder listen.", "NAME|FOLDER", "-m", default=REQUIRED),
     jobs: Jobs = None,
 ) -> None:
     """Write a corpus's speech tokens and speaker embeddings as a model hears them."""
     from vivavoce_training.encode import encode as encode_corpus
 
-    folder = _folder(model)
-    _corpus(corpus)
+    folder = folder_of(model)
+    open_corpus(corpus)
     encode_corpus(corpus, folder, jobs)
 
 
@@ -468,54 +443,17 @@ def _train_encoder(
     """Train the speech tokenizer or the speaker encoder, or go on with it, export it, and let it hear the corpus."""
     from vivavoce_training.loop import Budget
 
-    on, budget = _device(device), Budget(seconds=seconds)
+    on, budget = device_of(device), Budget(seconds=seconds)
     for one in (corpus, *(() if others is None else (others,))):
-        _corpus(one)
+        open_corpus(one)
     train(corpus, out, budget, on, seed=seed, others=others, sizes=replace(sizes, hours=hours))
-
-
-def _device(name: str) -> torch.device:
-    """The device of that name; InvalidRequest before any work is done if it is not there."""
-    from vivavoce.frontend.model_choice import choose_device
-
-    return choose_device(name)
-
-
-def _folder(model: str | Path) -> Path:
-    """The folder of a model's name or path; errors as in all commands. UnsupportedModel: CosyVoice 1's."""
-    from vivavoce.frontend.model_choice import model_folder
-    from vivavoce_training.start import trainable
-
-    return trainable(model_folder(model))
-
-
-def _corpus(folder: Path) -> Corpus:
-    """The corpus of a folder; InvalidRequest: the folder holds something else."""
-    from vivavoce_training.data.store import Corpus
-
-    try:
-        return Corpus.open(folder)
-    except FileNotFoundError as error:
-        raise InvalidRequest(
-            f"corpus: {Path(error.filename).name} is not in {str(folder)!r}; `vivavoce train prepare` makes a corpus "
-            "of recordings, `vivavoce train corpus` one of synthetic speech"
-        ) from None
-
-
-@contextmanager
-def _mendable() -> Iterator[None]:
-    """Make `InvalidRequest`s of what does not fit: a corpus that is too small, too few sentences."""
-    try:
-        yield
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
 
 
 def _recorder(folder: Path, device: str) -> Record:
     """Speakers as the teacher gives them; a sentence takes some seconds on a CPU."""
     from vivavoce_training.data.kokoro.teacher import Teacher as Voices
 
-    return Voices.open(folder, _device(device)).recording
+    return Voices.open(folder, device_of(device)).recording
 
 
 def _write_lines(file: Path, lines: Iterable[str]) -> None:

@@ -28,7 +28,8 @@ from vivavoce.models.flow.model import Flow
 from vivavoce.models.generations import NETWORKS
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.models.lm.qwen2 import SpeechLM
-from vivavoce_training.commands import Training, app, flow, lm, pack
+from vivavoce_training.commands import app, flow, lm, pack
+from vivavoce_training.options import Training
 from vivavoce_training.data.store import Corpus, Speaker, write_array
 from vivavoce_training.flow import FlowRecipe, FlowStep, SpeakerMajor, flow_losses, start_at_mean
 from vivavoce_training.lm import (

@@ -1,0 +1,96 @@
+"""Options that several commands of `vivavoce train` share, and the folders and devices that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from vivavoce.cli.flags import REQUIRED, argument, flag, shared
+from vivavoce.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import torch
+
+    from vivavoce_training.data.store import Corpus
+    from vivavoce_training.loop import Budget
+
+_WORDNET = "Folder with WordNet's data files; else VIVAVOCE_WORDNET, else the system's."
+_INIT = "Start from this model, a name or a folder; sizes and tokenizer are its own.  [default: from scratch]"
+_SETTINGS = "Of a model from scratch: folder with its yaml, CosyVoice-BlankEN and card.  [default: mini's]"
+Teacher = Annotated[Path, shared("Folder of the teacher; `vivavoce train teacher` fetches it.", "FOLDER", "--teacher")]
+WordNetFolder = Annotated[Path | None, shared(_WORDNET, "FOLDER", "--wordnet")]
+Device = Annotated[str, shared("auto, cuda, cuda:1 or cpu.", "NAME", "--device")]
+Seed = Annotated[int, shared("Of weights, batches and noise.", "NUMBER", "--seed")]
+Init = Annotated[str | None, shared(_INIT, "NAME|FOLDER", "--init")]
+Rate = Annotated[float, shared("Highest learning rate.", "NUMBER", "--rate")]
+Jobs = Annotated[int | None, shared("Worker processes.  [default: one per core]", "NUMBER", "--jobs", min=1)]
+Hours = Annotated[float, shared("How much of the corpus to learn from.", "NUMBER", "--hours")]
+Others = Annotated[
+    Path | None, shared("A corpus of other speakers to measure by; it gets the same file.", "FOLDER", "--others")
+]
+Settings = Annotated[Path | None, shared(_SETTINGS, "FOLDER", "--settings")]
+TEACHER = Path("kokoro")
+CORPUS = argument("Folder of the corpus.", "CORPUS", default=REQUIRED)
+OUT = argument("Folder for weights, logs, curves and the state to go on from.", "OUT", default=REQUIRED)
+SCHEDULE = "Training time of the whole schedule."
+
+
+@dataclass(frozen=True)
+class Training:
+    """The options that the trainings of language model, flow and vocoder share."""
+
+    corpus: Path = CORPUS
+    out: Path = OUT
+    seconds: float | None = flag("Length of the whole training, pieces together.", "NUMBER")
+    steps: int | None = flag("Length of the whole training in steps.", "NUMBER")
+    piece_seconds: float | None = flag("End this piece earlier; the next call goes on.", "NUMBER")
+    settings: Settings = None
+    device: Device = "cuda"
+    seed: Seed = 0
+
+    @property
+    def budget(self) -> Budget:
+        """When it ends."""
+        from vivavoce_training.loop import Budget
+
+        return Budget(self.seconds, self.steps, self.piece_seconds)
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name; InvalidRequest before any work is done if it is not there."""
+    from vivavoce.frontend.model_choice import choose_device
+
+    return choose_device(name)
+
+
+def folder_of(model: str | Path) -> Path:
+    """The folder of a model's name or path; errors as in all commands. UnsupportedModel: CosyVoice 1's."""
+    from vivavoce.frontend.model_choice import model_folder
+    from vivavoce_training.start import trainable
+
+    return trainable(model_folder(model))
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """The corpus of a folder; InvalidRequest: the folder holds something else."""
+    from vivavoce_training.data.store import Corpus
+
+    try:
+        return Corpus.open(folder)
+    except FileNotFoundError as error:
+        raise InvalidRequest(
+            f"corpus: {Path(error.filename).name} is not in {str(folder)!r}; `vivavoce train prepare` makes a corpus "
+            "of recordings, `vivavoce train corpus` one of synthetic speech"
+        ) from None
+
+
+@contextmanager
+def mendable() -> Iterator[None]:
+    """Make `InvalidRequest`s of what does not fit: a corpus that is too small, too few sentences."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
