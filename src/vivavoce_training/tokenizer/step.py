@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivavoce_training.data.spelling import PHONE_DIGITS
+from vivavoce_training.data.spelling import BASE, PHONE_DIGITS
 from vivavoce_training.loop import Optimizer, Recipe, TrainingStep
 from vivavoce_training.tokenizer.features import Augment, Features
-from vivavoce_training.tokenizer.model import BASE, TokenEncoder, digit_weights
+from vivavoce_training.tokenizer.model import TokenEncoder, digit_weights
 
 BATCH = 96
 CROP_TOKENS = 128
