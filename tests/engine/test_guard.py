@@ -11,7 +11,6 @@ from tests.engine.lm_stage.lm_talk import request
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.guard import (
     LOOP_TIMES,
-    Fault,
     Finding,
     GuardedText,
     another_seed,
@@ -21,7 +20,7 @@ from vivavoce.engine.guard import (
     run_again,
 )
 from vivavoce.engine.lm_stage import DecodeRun
-from vivavoce.engine.request import EngineRequest
+from vivavoce.engine.request import EngineRequest, Fault
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.text_cursor import TextCursor
 from vivavoce.models.lm.interleave import Row, RowKind

@@ -29,7 +29,6 @@ from vivavoce.models.generations import NETWORKS
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce_training.commands import app, flow, lm, pack
-from vivavoce_training.options import Training
 from vivavoce_training.data.store import Corpus, Speaker, write_array
 from vivavoce_training.flow import FlowRecipe, FlowStep, SpeakerMajor, flow_losses, start_at_mean
 from vivavoce_training.lm import (
@@ -50,6 +49,7 @@ from vivavoce_training.lm import (
     whole_text,
     with_noise,
 )
+from vivavoce_training.options import Training
 from vivavoce_training.start import sizes_of, text_ids
 from vivavoce_training.weights import MINI, load_part, new_config
 

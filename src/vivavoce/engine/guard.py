@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.engine.lm_stage import DecodeRun
+from vivavoce.engine.request import Fault
 from vivavoce.engine.text_cursor import Floats, TextCursor
 from vivavoce.models.lm.interleave import Row, RowKind
 
@@ -33,17 +33,6 @@ LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2
 """A cut lies this many speech tokens before the voice comes to a word: sounds run into each other."""
-
-
-class Fault(str, Enum):
-    """A way in which speech leaves its text."""
-
-    STANDS = "stands"
-    REPEATS = "repeats"
-    SKIPS = "skips"
-    EARLY_END = "early_end"
-    LOOPS = "loops"
-    SILENCE = "silence"
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,17 @@ def speech_prompt(
     )
 
 
+class Fault(str, Enum):
+    """A way in which speech leaves its text."""
+
+    STANDS = "stands"
+    REPEATS = "repeats"
+    SKIPS = "skips"
+    EARLY_END = "early_end"
+    LOOPS = "loops"
+    SILENCE = "silence"
+
+
 @dataclass(frozen=True)
 class Word:
     """A word of the text as it is written there, and when it is heard.

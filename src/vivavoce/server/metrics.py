@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate, chain, product
+from itertools import accumulate, chain
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from vivavoce.engine.cost_model import Stage
-from vivavoce.engine.guard import Fault
+from vivavoce.engine.request import Fault
 from vivavoce.engine.statistics import Histogram as EngineHistogram
 from vivavoce.engine.statistics import StatisticsSnapshot, log_bounds
 from vivavoce.frontend.speech import FinishReason
@@ -59,8 +59,9 @@ class RequestMetrics:
         self.characters = counter("characters", "Characters of text taken in.")
         text = "Faults of speech that the guard found, and whether a listener heard them."
         self._faults = counter("speech_faults", text, "fault", "outcome")
-        for fault, outcome in product(Fault, ("heard", "mended")):  # 0, and not missing
-            self._faults.labels(fault.value, outcome)
+        for fault in Fault:
+            for outcome in ("heard", "mended"):
+                self._faults.labels(fault.value, outcome)
         self._missing = counter("missing_words", "Words that seem not to be spoken, of texts that were followed.")
         usage = {
             "requests": "Requests for speech that were taken and ended, by the name of their key.",
