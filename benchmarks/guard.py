@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 import vivavoce
-from vivavoce.engine.guard import LOOK_EVERY, Finding, GuardedText, find_fault
+from vivavoce.engine.guard import LOOK_EVERY, FoundFault, GuardedText, find_fault
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.text_cursor import TextCursor
 from vivavoce.frontend.front_end import PlannedSegment
@@ -82,7 +82,7 @@ def speak(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[Spoken]:
     return done
 
 
-def look(tokens: Sequence[int], rows: Sequence[Row], text: GuardedText) -> Finding | None:
+def look(tokens: Sequence[int], rows: Sequence[Row], text: GuardedText) -> FoundFault | None:
     """The first fault, found as the engine would, for whom speech arrives step by step."""
     cursor = TextCursor()
     for count, row in enumerate(rows, start=1):

@@ -55,7 +55,7 @@ def processor() -> str:
 
 
 def client_keys(command: str) -> dict[str, Any]:
-    """Of a load test whose target runs elsewhere: the client's side alone."""
+    """The client's machine, for a load test whose target runs elsewhere."""
     return {"vivavoce": __version__, "command": command, "cpu": processor(), "cpu_cores": os.cpu_count()}
 
 

@@ -48,7 +48,7 @@ _ZEROS = torch.zeros(1)
 
 
 class Visit(NamedTuple):
-    """A request at `at_s` for `tokens` speech tokens in voice number `voice`; batch: nobody listens to it."""
+    """A request at `at_s` for `tokens` speech tokens in voice number `voice`; batch: it has no listener."""
 
     at_s: float
     tokens: int

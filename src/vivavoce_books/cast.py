@@ -60,7 +60,7 @@ def cast_of(voices: Mapping[str, str], narrator: str | None) -> dict[str, Part]:
     """The cast of names with the names of their voices. InvalidRequest: a name has signs that no name may have."""
     for name in voices:
         if not regex.fullmatch(_NAME, name.strip()):
-            raise InvalidRequest(f"cast: {name[:70]!r} is no name; use 1 to 64 characters without [ ] = | # and :")
+            raise InvalidRequest(f"cast: {name[:70]!r} is not a name; use 1 to 64 characters without [ ] = | # and :")
     cast = {NARRATOR: Part(), **{name.strip().casefold(): Part(voice) for name, voice in voices.items()}}
     return cast if narrator is None else {**cast, NARRATOR: Part(narrator)}
 
@@ -84,7 +84,7 @@ def _entry(text: str, place: str) -> tuple[str, Part]:
     name, _, rest = (one.strip() for one in text.partition("="))
     voice, _, transcript = (one.strip() for one in rest.partition("|"))
     if not (voice and regex.fullmatch(_NAME, name)):
-        raise InvalidRequest(f"cast: {place} is no entry; write NAME = VOICE, or NAME = RECORDING | its words")
+        raise InvalidRequest(f"cast: {place} is not an entry; write NAME = VOICE, or NAME = RECORDING | its words")
     return name.casefold(), Part(voice, transcript)
 
 
@@ -108,7 +108,7 @@ def stretches(text: str, cast: Cast, role: str) -> tuple[list[Span], list[Span],
             role = found["tag"].strip().casefold() if found["tag"] else NARRATOR
             if role not in cast:
                 raise InvalidRequest(
-                    f"cast: {found[0]} names nobody of the cast ({', '.join(cast)}); add --cast '{role}=VOICE'"
+                    f"cast: {found[0]} is not in the cast ({', '.join(cast)}); add --cast '{role}=VOICE'"
                 )
         if not found["line"]:
             left_out.append(Span(found.start(), begin, reason="label" if found["label"] else "voice tag"))

@@ -25,7 +25,7 @@ def test_files_and_entries_make_one_cast(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", ["anna=", "=robot", "a:b=robot", "anna= | words"])
 def test_half_an_entry_is_refused(entry: str) -> None:
-    with pytest.raises(InvalidRequest, match="is no entry; write NAME = VOICE"):
+    with pytest.raises(InvalidRequest, match="is not an entry; write NAME = VOICE"):
         read_cast([entry], Part())
 
 

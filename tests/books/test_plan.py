@@ -107,7 +107,7 @@ def test_a_tag_holds_up_to_the_next_one_or_a_heading() -> None:
 
 
 def test_a_tag_for_nobody_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"\[voice:bob\] names nobody of the cast \(narrator, anna, tom\)"):
+    with pytest.raises(InvalidRequest, match=r"\[voice:bob\] is not in the cast \(narrator, anna, tom\)"):
         plan_book(book_of("[voice:bob] Hello."), CAST)
 
 

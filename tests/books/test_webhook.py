@@ -59,7 +59,7 @@ def test_private_addresses_are_told_from_public_ones(address: str, public: bool)
     ],
 )
 def test_other_addresses_are_refused(url: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"^webhook: .* is no address of http"):
+    with pytest.raises(InvalidRequest, match=r"^webhook: .* is not an address of http"):
         check_webhook(url, "any")
 
 

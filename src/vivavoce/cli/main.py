@@ -31,7 +31,7 @@ _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c._
 _COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
 
 
-class _Source(NamedTuple):
+class _Listed(NamedTuple):
     """A command's declaration: a function of a module with its examples, or a group of commands."""
 
     module: str
@@ -41,27 +41,27 @@ class _Source(NamedTuple):
 
 
 _SOURCES = {
-    "speak": _Source("vivavoce.cli.speak", "speak", "Speak a text of any length into an audio file."),
-    "read": _Source("vivavoce_books.commands", "read", "Read a book into an audiobook with chapters."),
-    "voice": _Source("vivavoce.cli.voice", "app", "Keep voices by name: add, list, show, remove, import, export."),
-    "convert": _Source(
+    "speak": _Listed("vivavoce.cli.speak", "speak", "Speak a text of any length into an audio file."),
+    "read": _Listed("vivavoce_books.commands", "read", "Read a book into an audiobook with chapters."),
+    "voice": _Listed("vivavoce.cli.voice", "app", "Keep voices by name: add, list, show, remove, import, export."),
+    "convert": _Listed(
         *("vivavoce.cli.speak", "convert", "Repeat a recording's words in another voice.", "CONVERT_EXAMPLES")
     ),
-    "normalize": _Source("vivavoce.cli.normalize", "normalize", "Show a text as it will be read, all in words."),
-    "download": _Source("vivavoce.cli.download", "download", "Download a published model."),
-    "info": _Source("vivavoce.cli.info", "info", "Show the contents of a model and its problems."),
-    "doctor": _Source("vivavoce.cli.doctor", "doctor", "Check this machine, the installation and a model."),
-    "plan": _Source("vivavoce_bench.commands.plan", "plan", "Plan the memory of a GPU, or the GPUs of a service."),
-    "serve": _Source("vivavoce.cli.serve", "serve", "Serve speech over HTTP, WebSockets and gRPC."),
-    "config": _Source("vivavoce.cli.config", "app", "Settings of a server: check, show, schema, example."),
-    "keys": _Source("vivavoce.cli.keys", "app", "API keys of a server: add, list, remove, usage, sign URLs."),
-    "client": _Source("vivavoce_triton.commands.client", "app", "Send requests to a Triton server, one or a load."),
-    "triton": _Source("vivavoce_triton.commands.triton", "app", "Serve with NVIDIA's Triton Inference Server."),
-    "export": _Source("vivavoce_export.commands.export", "app", "Write networks for other runtimes."),
-    "bench": _Source("vivavoce_bench.commands.bench", "app", "Measure latency and throughput under load."),
-    "eval": _Source("vivavoce_bench.commands.evaluate", "evaluate", "Measure the quality of speech."),
-    "detect": _Source("vivavoce_provenance.commands", "detect", "Tell whether recordings carry vivavoce's mark."),
-    "train": _Source("vivavoce_training.commands", "app", "Fine-tune a model on your recordings."),
+    "normalize": _Listed("vivavoce.cli.normalize", "normalize", "Show a text as it will be read, all in words."),
+    "download": _Listed("vivavoce.cli.download", "download", "Download a published model."),
+    "info": _Listed("vivavoce.cli.info", "info", "Show the contents of a model and its problems."),
+    "doctor": _Listed("vivavoce.cli.doctor", "doctor", "Check this machine, the installation and a model."),
+    "plan": _Listed("vivavoce_bench.commands.plan", "plan", "Plan the memory of a GPU, or the GPUs of a service."),
+    "serve": _Listed("vivavoce.cli.serve", "serve", "Serve speech over HTTP, WebSockets and gRPC."),
+    "config": _Listed("vivavoce.cli.config", "app", "Settings of a server: check, show, schema, example."),
+    "keys": _Listed("vivavoce.cli.keys", "app", "API keys of a server: add, list, remove, usage, sign URLs."),
+    "client": _Listed("vivavoce_triton.commands.client", "app", "Send requests to a Triton server, one or a load."),
+    "triton": _Listed("vivavoce_triton.commands.triton", "app", "Serve with NVIDIA's Triton Inference Server."),
+    "export": _Listed("vivavoce_export.commands.export", "app", "Write networks for other runtimes."),
+    "bench": _Listed("vivavoce_bench.commands.bench", "app", "Measure latency and throughput under load."),
+    "eval": _Listed("vivavoce_bench.commands.evaluate", "evaluate", "Measure the quality of speech."),
+    "detect": _Listed("vivavoce_provenance.commands", "detect", "Tell whether recordings carry vivavoce's mark."),
+    "train": _Listed("vivavoce_training.commands", "app", "Fine-tune a model on your recordings."),
 }
 
 

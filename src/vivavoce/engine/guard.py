@@ -36,7 +36,7 @@ _CUT_BEFORE = 2
 
 
 @dataclass(frozen=True)
-class Finding:
+class FoundFault:
     """A fault that begins near the speech token `at`."""
 
     fault: Fault
@@ -54,29 +54,29 @@ class GuardedText:
 
 def find_fault(
     cursor: TextCursor, tokens: Sequence[int], text: GuardedText, ended: bool, silent: Container[int] = ()
-) -> Finding | None:
+) -> FoundFault | None:
     """Look at a sequence so far; ended: the model has ended it; silent: silent speech tokens."""
     count, ids = len(tokens), text.ids
     if ids <= SHORT_IDS:
-        return Finding(Fault.EARLY_END, 0) if ended and count < max(2, ids) else None
+        return FoundFault(Fault.EARLY_END, 0) if ended and count < max(2, ids) else None
     path, attended = cursor.positions()[:count], cursor.attended(ids)
     if not len(path):
-        return Finding(Fault.EARLY_END, 0) if ended else None
+        return FoundFault(Fault.EARLY_END, 0) if ended else None
     stood = count - int(np.searchsorted(path, path[-1]))
     period = loop_period(tokens)
     quiet = next((n for n, one in enumerate(reversed(tokens)) if one not in silent), count)
     if quiet >= SILENT_TOKENS and stood >= SILENT_TOKENS // 2:
-        return Finding(Fault.SILENCE, count - quiet)
+        return FoundFault(Fault.SILENCE, count - quiet)
     if period and stood >= STAND_TOKENS // 2:
-        return Finding(Fault.LOOPS, count - max(LOOP_TIMES * period, LOOP_TOKENS))
+        return FoundFault(Fault.LOOPS, count - max(LOOP_TIMES * period, LOOP_TOKENS))
     if stood >= STAND_TOKENS and (period or count > STAND_PACE * text.pace * (path[-1] + 1)):
-        return Finding(Fault.STANDS, count - stood)
+        return FoundFault(Fault.STANDS, count - stood)
     if (repeat := _repeat(cursor)) is not None:
-        return Finding(Fault.REPEATS, repeat)
+        return FoundFault(Fault.REPEATS, repeat)
     if (skip := _skip(path, attended, text)) is not None:
-        return Finding(Fault.SKIPS, skip)
+        return FoundFault(Fault.SKIPS, skip)
     if ended and path[-1] < ids - 3 and attended[path[-1] + 2 :].sum() < UNSPOKEN * (ids - path[-1] - 2):
-        return Finding(Fault.EARLY_END, count)
+        return FoundFault(Fault.EARLY_END, count)
     return None
 
 
@@ -121,7 +121,7 @@ def loop_period(tokens: Sequence[int]) -> int:
     return 0
 
 
-def cut_for(finding: Finding, cursor: TextCursor, lag: float, least: int) -> int:
+def cut_for(finding: FoundFault, cursor: TextCursor, lag: float, least: int) -> int:
     """The speech tokens that are kept: up to the last text id before the fault, and no fewer than `least`."""
     begins = [int(token + lag) - _CUT_BEFORE for _, token in cursor.reached() if token + lag < finding.at - 1]
     return max(least, begins[-1] if begins else 0)

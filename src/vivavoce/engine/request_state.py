@@ -99,7 +99,7 @@ class SequenceState:
     first_run: DecodeRun | None = None
     """The run of the whole text, in a guarded segment."""
     tries: int = 0
-    """How often a part of it was drawn again."""
+    """The number of times that a part of it was drawn again."""
     looked: int = 0
     """Speech tokens at the guard's last look."""
     seen: int = 0

@@ -98,7 +98,7 @@ class TextCursor:
         return [(int(path[place]), int(place)) for place in starts]
 
     def attended(self, ids: int) -> Floats:
-        """How much attention each of the first `ids` text tokens got in all, in speech tokens."""
+        """The attention that each of the first `ids` text tokens got in all, in speech tokens."""
         total = np.zeros(ids, np.float32)
         known = min(ids, len(self._attended))
         total[:known] = self._attended[:known]

@@ -53,7 +53,7 @@ def delivery_of(
 
 
 def warnings_about(delivery: Delivery | None) -> tuple[str, ...]:
-    """What may be wrong with the speech, one line each."""
+    """Possible faults of the speech, one line each."""
     if delivery is None:
         return ()
     found = []

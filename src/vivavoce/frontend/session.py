@@ -19,7 +19,7 @@ from vivavoce.frontend.delivery import delivery_of, reason_of, warnings_about
 from vivavoce.frontend.front_end import FrontEnd, PlannedSegment
 from vivavoce.frontend.speech import (
     Delivery,
-    Heard,
+    HeardText,
     Mark,
     SegmentText,
     SpeakOptions,
@@ -195,8 +195,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         """The words in the chunks so far, with `word_times`."""
         return tuple(self._progress.timer.words) if self._progress.word_times else ()
 
-    def heard(self, seconds: float) -> Heard:
-        """How much of the text is heard in the first `seconds` of the audio: by words, or else by segments."""
+    def heard(self, seconds: float) -> HeardText:
+        """The part of the text that is heard in the first `seconds` of the audio: by words, or else by segments."""
         return heard_until(seconds, self.words, self.marks)
 
     def __repr__(self) -> str:

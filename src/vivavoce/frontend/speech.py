@@ -302,7 +302,7 @@ def marks_of(
 
 
 @dataclass(frozen=True)
-class Heard:
+class HeardText:
     """The part of a text that is heard by some moment.
 
     character: the input is heard up to this character (excluded); text: the last word, or segment, that was begun;
@@ -314,15 +314,15 @@ class Heard:
     seconds: float
 
 
-def heard_until(seconds: float, words: Sequence[Word], marks: Sequence[Mark]) -> Heard:
-    """How much of the text is heard by this moment: whole words, or else a part of a segment by its length."""
+def heard_until(seconds: float, words: Sequence[Word], marks: Sequence[Mark]) -> HeardText:
+    """The part of the text that is heard by this moment: whole words, or else a part of a segment by its length."""
     seconds = min(seconds, marks[-1].end_s if marks else 0.0)
     begun = [one for one in (words or marks) if one.start_s < seconds]
     if not begun:
-        return Heard(marks[0].start_character if marks else 0, "", seconds)
+        return HeardText(marks[0].start_character if marks else 0, "", seconds)
     last = begun[-1]
     if words:
-        return Heard(last.end_character, last.text, seconds)
+        return HeardText(last.end_character, last.text, seconds)
     share = min(1.0, (seconds - last.start_s) / max(1e-9, last.end_s - last.start_s))
     reached = last.start_character + round(share * (last.end_character - last.start_character))
-    return Heard(reached, last.text, seconds)
+    return HeardText(reached, last.text, seconds)

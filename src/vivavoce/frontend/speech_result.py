@@ -129,7 +129,7 @@ class Speech:
 
 
 def moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
-    """The mark or word, so many characters and seconds later."""
+    """The mark or word, moved by these characters and seconds."""
     return replace(
         one,
         start_character=one.start_character + characters,

@@ -86,7 +86,7 @@ def _file_of(identity: str) -> Path | None:
 
 
 def _read(path: Path | None) -> tuple[TextHeads | None] | None:
-    """The kept heads; None: there are none yet."""
+    """The stored heads; None if nothing is stored yet."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         if path is not None:
             kept = json.loads(path.read_text(encoding="utf-8"))

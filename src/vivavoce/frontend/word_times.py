@@ -17,7 +17,7 @@ FRAME_S = 0.01
 _QUIET = 0.03
 """A frame is quiet below this part of the loudest frame so far (−30 dB)."""
 _PAUSE_FRAMES = 15
-"""So many quiet frames before a sound are a pause."""
+"""A pause has at least this many quiet frames before a sound."""
 _EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 10, 15, 100
 """A sound after a pause begins the word if it comes this much earlier or later; the last is for the first word."""
 

@@ -92,7 +92,7 @@ class KeyRing:
     def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str], unknown: str) -> KeyEntry:
         """Read the file again if it changed, and return the entry whose value of `wanted` equals `given`.
 
-        Unauthorized: there is none (the message is `unknown`), or it has expired.
+        Unauthorized: no entry has it (the message is `unknown`), or the entry has expired.
         """
         if (state := _state_of(path)) != self._state:
             self._state = state

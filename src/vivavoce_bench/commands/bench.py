@@ -187,7 +187,7 @@ class BenchRequest:
         if self.load.fresh_voice and self.output.quality:
             raise InvalidRequest("quality: altered recordings have no voice to compare with; leave --fresh-voice out")
         if self.load.fresh_voice and not self.load.voice:
-            raise InvalidRequest("fresh-voice: there is no recording to alter; add --voice RECORDING")
+            raise InvalidRequest("fresh-voice: it needs a recording to alter; add --voice RECORDING")
         check_report_places(self.output.json_file, self.output.plot)
 
     def _check_server(self) -> None:

@@ -76,7 +76,7 @@ class Job:
         return self.heard or await asyncio.to_thread(read_times, self.folder)
 
     def seconds_left(self, now: float) -> float | None:
-        """An estimate from the work of this run; None: there is none yet."""
+        """An estimate from the work of this run; None before any work is done."""
         record = self.record
         done = record.spoken - self.spoken_before
         if record.status != "running" or not done:

@@ -38,7 +38,7 @@ def check_webhook(url: str, allowed: Allowed) -> None:
     is_plain = len(url) <= MAX_CHARS and url.isascii() and url.isprintable() and " " not in url
     if not is_plain or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or port == 0:
         raise InvalidRequest(
-            f"webhook: {url[:60]!r} is no address of http:// or https:// with at most {MAX_CHARS} characters and "
+            f"webhook: {url[:60]!r} is not an address of http:// or https:// with at most {MAX_CHARS} characters and "
             "without a password; give one"
         )
 

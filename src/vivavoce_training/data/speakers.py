@@ -14,7 +14,7 @@ STORED = (
     *("af_heart", "af_bella", "bf_emma", "bf_isabella"),
     *("am_michael", "am_fenrir", "bm_george", "bm_fable"),
 )
-"""Those that the mini model brings along; the corpus has most of them."""
+"""The voices that the mini model brings along; the corpus has most of them."""
 ENGLISH = (
     *STORED,
     *("af_alloy", "af_aoede", "af_kore", "af_nova", "af_river", "af_sarah", "af_sky", "am_adam", "am_echo"),
@@ -64,12 +64,12 @@ def shares(recipe: str) -> dict[str, float]:
 
 
 def weight(speaker: Speaker) -> float:
-    """How often a speaker speaks, against a mix."""
+    """The share of utterances by this speaker, against a mix."""
     return 9.0 if speaker.name in STORED else 2.0 if speaker.name in ENGLISH else 1.0
 
 
 def _mix(r: random.Random, index: int) -> Speaker:
-    """Of two or three voices of an accent; of one's timbre and another's manner; of a foreign timbre."""
+    """Mixes: two or three voices of an accent, one voice's timbre with another's manner, or a foreign timbre."""
     accent = r.choice("aab")
     own = [name for name in ENGLISH if name[0] == accent]
     kind = r.random()

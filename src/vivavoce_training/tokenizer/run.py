@@ -73,7 +73,7 @@ def train_tokenizer(
 
 
 def _measured(corpus: Corpus, encoder: TokenEncoder, path: Path, device: torch.device, seed: int) -> dict[str, float]:
-    """What a corpus's tokens tell, and the share that the exported model at `path` gives otherwise."""
+    """The measures of a corpus's tokens, and the share that the exported model at `path` gives otherwise."""
     tokens = extract_tokens(corpus, encoder, device)
     tokenizer, differing, total = SpeechTokenizer.from_file(path), 0, 0
     for utterance in np.random.default_rng(seed).permutation(len(corpus))[:COMPARED_UTTERANCES]:

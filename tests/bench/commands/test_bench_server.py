@@ -103,7 +103,7 @@ def test_the_command_measures_a_server(server: Served, tmp_path: Path, run: Run)
     [
         (["--url", "http://localhost:1", "--tokens", "50"], "url: a server decides this; leave --tokens out"),
         (["--key", "vv_1"], "key: it is for a server; add --url"),
-        (["--fresh-voice"], "fresh-voice: there is no recording to alter; add --voice RECORDING"),
+        (["--fresh-voice"], "fresh-voice: it needs a recording to alter; add --voice RECORDING"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: list[str], message: str, run: Run) -> None:

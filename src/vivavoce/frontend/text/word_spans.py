@@ -11,7 +11,7 @@ import regex
 from vivavoce.frontend.text.segmentation import matches, tokens_of
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
-# What stands between white space; Chinese and Japanese characters one by one, each with the marks behind it.
+# Words are separated by white space; Chinese and Japanese characters one by one, each with the marks behind it.
 _WORD = regex.compile(rf"[{_CJK}]\p{{P}}*|[^\s{_CJK}]+")
 _SPOKEN = regex.compile(r"[\p{L}\p{N}]")
 _READ = regex.compile(r"[\p{L}\p{N}\p{Sc}\p{Sm}&@#%*/]")

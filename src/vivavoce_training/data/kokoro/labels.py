@@ -1,4 +1,4 @@
-"""What the teacher plans to say → where speech begins and ends, and the token of every 40 ms of it."""
+"""The teacher's plan of an utterance → where speech begins and ends, and the token of every 40 ms of it."""
 
 from __future__ import annotations
 

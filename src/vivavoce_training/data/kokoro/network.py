@@ -201,7 +201,7 @@ class Predictor(nn.Module):
             self.add_module(f"{name}_proj", nn.Conv1d(half, 1, 1))
 
     def durations(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """What the text encoder gave  →  frames of each symbol, not rounded yet: [batch, symbols]."""
+        """The output of the text encoder  →  frames of each symbol, not rounded yet: [batch, symbols]."""
         scores = self.duration_proj["linear_layer"](_run(self.lstm, x, lengths))
         return torch.sigmoid(scores.float()).sum(-1)
 

@@ -14,7 +14,7 @@ from vivavoce_training.data.texts.sentence import MAX_WORDS, is_reserved, words
 from vivavoce_training.data.texts.wordnet import WordNet
 
 SHARES = {"examples": 0.34, "glosses": 0.1, "templates": 0.24, "coverage": 0.08, "fixed": 0.04, "talk": 0.2}
-"""Of the sentences, by where they come from."""
+"""Shares of the sentences, by their source."""
 JOINED = 0.45  # of the texts: how many hold several sentences
 JOINED_WORDS = (10, 42)  # a joined text grows until it has this many words, drawn
 MOST_WORDS = 44

@@ -1,4 +1,4 @@
-"""What people say to one another: questions, answers, wishes, worries, small talk; its slots are the grammar's."""
+"""Sentences that people say to one another: questions, wishes, worries, small talk; slots are the grammar's."""
 
 from __future__ import annotations
 
