@@ -11,7 +11,7 @@ from tests.engine.lm_stage.lm_talk import request
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.guard import (
     LOOP_TIMES,
-    Finding,
+    FoundFault,
     GuardedText,
     another_seed,
     cut_for,
@@ -83,7 +83,7 @@ def test_it_goes_back_to_the_text_before_and_never_behind_what_is_heard():
     cursor, rows = TextCursor(), np.full((40, IDS), 0.01, np.float32)
     rows[range(40), CLEAN[:40]] = 0.8
     cursor.add(40, rows)
-    finding = Finding(Fault.REPEATS, 30)
+    finding = FoundFault(Fault.REPEATS, 30)
     kept = cut_for(finding, cursor, 2.5, 0)
     assert 20 <= kept < 30
     assert cut_for(finding, cursor, 2.5, 33) == 33
@@ -105,7 +105,7 @@ def test_the_engine_draws_again_from_there(models, monkeypatch, watched):
 
     def find(cursor, tokens, text, ended, silent):
         looks.append(len(tokens))
-        return Finding(Fault.SKIPS, 12) if len(tokens) >= 16 and len(looks) == 2 else None
+        return FoundFault(Fault.SKIPS, 12) if len(tokens) >= 16 and len(looks) == 2 else None
 
     monkeypatch.setattr("vivavoce.engine.lm_runner.cut_for", lambda finding, cursor, lag, least: max(least, 8))
     with Engine(models, EngineSettings(slots=2)) as engine:
