@@ -33,7 +33,7 @@ RATES = Rates(24_000, 480, 25)
 class IdleRunner:
     """Takes no work."""
 
-    busy, failed = False, ()
+    busy, failed, heads = False, (), None
 
     def __init__(self):
         self.prepared, self.waited = [], 0

@@ -325,7 +325,9 @@ class Engine:
         if streams is not None and streams < 1:
             raise InvalidRequest(f"streams: {streams} is below 1; choose 1 or more, or leave it out")
         self._loop.start()
-        self._in_loop(partial(self._loop.prepare, streams))
+        prepared: Future[Any] = Future()
+        self._loop.post(partial(self._loop.prepare, streams, prepared))
+        prepared.result()
         count, until, most = 1, time.perf_counter() + seconds, min(streams or self.memory.slots, self.memory.slots)
         try:
             while self.stages.flow and (count == 1 or (time.perf_counter() < until and count <= most)):

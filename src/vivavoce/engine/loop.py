@@ -259,8 +259,11 @@ class Loop:
         if self._lm is not None:
             self._lm.heads = heads
 
-    def prepare(self, streams: int | None) -> None:
-        """In the loop's thread: prepare for this many streams, None: for any work."""
+    def prepare(self, streams: int | None, done: Future[Any]) -> None:
+        """In the loop's thread: prepare for this many streams, None: for any work; `done` gets the outcome."""
+        self.call(partial(self._prepare, streams), done)
+
+    def _prepare(self, streams: int | None) -> None:
         if self._lm is not None:
             self._lm.prepare(streams)
         if self._synthesis is not None:
