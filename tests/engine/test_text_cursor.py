@@ -44,7 +44,7 @@ def test_pieces_equal_the_whole_and_a_cut_forgets():
     for begin in range(0, len(path), 2):
         pieces.add(len(rows[begin : begin + 2]), rows[begin : begin + 2])
     assert pieces.positions().tolist() == whole.positions().tolist() == path
-    pieces.cut(4)
+    pieces = pieces.kept(4)
     assert pieces.positions().tolist() == path[:4]
     assert len(pieces) == 4
 

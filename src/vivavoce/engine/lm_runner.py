@@ -182,7 +182,7 @@ class LMRunner:
             return False
         self.release(sequence)
         del tokens[kept:]
-        cursor.cut(kept)
+        sequence.cursor = cursor.kept(kept)
         sequence.produced = sequence.sampled = sequence.looked = kept
         sequence.silence, sequence.tries = 0, sequence.tries + 1
         sequence.run = run_again(run, tokens, text.ids, finding.fault)

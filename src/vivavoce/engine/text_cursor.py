@@ -104,9 +104,9 @@ class TextCursor:
         total[:known] = self._attended[:known]
         return total
 
-    def cut(self, count: int) -> None:
-        """Forget all but the first `count` speech tokens."""
-        rows = self._rows[:count]
-        self.__init__()  # type: ignore[misc]
-        for first, row in rows:
-            self._take(first, row)
+    def kept(self, count: int) -> TextCursor:
+        """A cursor that has followed the first `count` speech tokens only."""
+        cursor = TextCursor()
+        for first, row in self._rows[:count]:
+            cursor._take(first, row)
+        return cursor
