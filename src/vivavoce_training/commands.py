@@ -238,6 +238,7 @@ def lines(
     from vivavoce_training.data.texts.mix import training_texts
     from vivavoce_training.data.texts.wordnet import WordNet
 
+    file.parent.mkdir(parents=True, exist_ok=True)
     if texts is not None:
         spoken: Iterable[str] = texts.read_text(encoding="utf-8").splitlines()[:count]
     else:

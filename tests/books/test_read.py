@@ -40,7 +40,7 @@ Tom: It is. And [voice:anna] so say I.
 
 Then they left.
 """
-CAST = ("--cast", "anna=bright", "--cast", "tom=deep")
+CAST = ("--cast", "anna=bright", "--cast", "tom=robot")
 
 
 class Tones:
@@ -224,7 +224,7 @@ def test_the_ledger_lies_beside_the_output() -> None:
 def test_another_voice_is_refused_and_begun_again_on_demand(tones: Tones, capsys: pytest.CaptureFixture[str]) -> None:
     assert read("play.txt", "-o", "play.m4b", *CAST, "-q") == 0
     capsys.readouterr()
-    other = ("--cast", "anna=calm", "--cast", "tom=deep")
+    other = ("--cast", "anna=calm", "--cast", "tom=robot")
     assert read("play.txt", "-o", "play.m4b", *other) == 2
     assert "another voice of anna; use the former one, or begin again with --restart" in one_line(capsys)
     assert read("play.txt", "-o", "play.m4b", *CAST, "--speed", 1.5) == 2

@@ -150,7 +150,7 @@ def evaluate(
     """Measure speech: word errors, speaker similarity, lengths, silence, pitch, clicks and speed.
 
     Every voice speaks every sentence, a recogniser transcribes the audio, and each rate has a 95 % interval. The model
-    mini speaks 80 utterances, which takes minutes on a CPU; --limit reduces their number. Needs pip install
+    mini speaks 160 utterances, which takes minutes on a CPU; --limit reduces their number. Needs pip install
     'vivavoce[eval]'. docs/measuring.md explains the figures.
     """
     reporter = Reporter(quiet)

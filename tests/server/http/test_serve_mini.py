@@ -45,7 +45,7 @@ LONG = " ".join(SENTENCES[place] for place in (0, 3, 8, 10))
 ENDLESS = " ".join(SENTENCES)
 """Longer than any test listens to it."""
 UNHEARD = (TESTS / "data" / "mini" / "unheard.flac").read_bytes()
-UNHEARD_TEXT = "Several children were playing in the park behind the school."
+UNHEARD_TEXT = "The harbor was quiet before dawn, and the old boats moved slowly."
 RATE = 24_000
 MOST_WRONG_WORDS = 0.15
 LONGEST_SILENCE_S = 0.6
