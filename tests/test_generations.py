@@ -34,7 +34,7 @@ OWN = (
 )
 """A generation's own modules; exports turn its language model into the formats of other runtimes."""
 NETWORK_MODULES = re.compile(
-    r"vivavoce\.(models\.(flow|vocoder|kernels\.\w+|lm\.(qwen2|slot_lm|fused))\b"
+    r"vivavoce\.(models\.(flow|vocoder|lm\.(qwen2|slot_lm|fused))\b"
     r"|engine\.(flow|lm|vocoder)_stage\.(stage|padded|plain|recorded|packed\w*)\b)"
 )
 STAGE_NAMES = {"FlowStage", "LMStage", "VocoderStage"}

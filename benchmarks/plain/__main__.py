@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _request(given: argparse.Namespace, command: str) -> BenchRequest:
     def chosen(kind: type[Any]) -> Any:
-        return kind(**{one.name: getattr(given, one.name) for one in fields(kind)})
+        return kind(**{one.name: getattr(given, one.name, one.default) for one in fields(kind)})
 
     return BenchRequest(chosen(BenchLoad), EngineChoice(), chosen(BenchOutput), chosen(ModelChoice), command)
 

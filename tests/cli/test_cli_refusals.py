@@ -145,7 +145,10 @@ EARLY = [
     ("train pack mini folder new", "parts: folder holds none of llm.pt, flow.pt, hift.pt; train one first"),
     ("train prepare folder corpus --model nope", "model: 'nope' is neither a folder nor a known model"),
     ("train prepare folder corpus --model mini", "recordings: 'folder' holds no audio file"),
-    ("train lm folder out --device cpu --steps 1", "corpus: wav.npy is not in 'folder'; `vivavoce train prepare`"),
+    (
+        "train lm folder out --device cpu --steps 1",
+        "corpus: speakers.json is not in 'folder'; `vivavoce train prepare`",
+    ),
     ("train flow folder out --device cuda:99 --steps 1", "device: 'cuda:99' is not there"),
 ]
 SPOKEN = [

@@ -106,7 +106,7 @@ def test_weights_beyond_float16_are_not_measured(folder: Path, name: str) -> Non
 
 def test_prompts_of_the_models_own_voices(mini: Source) -> None:
     prompts = voices_prompts(MINI / "spk2info.pt", mini.vocabulary)
-    assert len(prompts) == 4
+    assert len(prompts) == 8
     for prompt in prompts:
         assert prompt.ids[0] == mini.vocabulary.sos
         assert prompt.ids[prompt.spoken_from] == mini.vocabulary.task
@@ -119,7 +119,7 @@ def test_recorded_prompts(mini: Source, tmp_path: Path) -> None:
     path.write_text(json.dumps([{"text_ids": [5, 6], "speech_ids": [0, 6560]}, {"ids": [1, 2, 3]}]))
     sos, task = 532 + 6564, 532 + 6565
     assert read_prompts(path, mini) == (Prompt((sos, 5, 6, task, 532, 532 + 6560), 3), Prompt((1, 2, 3), 0))
-    assert read_prompts(MINI / "spk2info.pt", mini)[0].spoken_from == 32
+    assert read_prompts(MINI / "spk2info.pt", mini)[0].spoken_from == 43
 
 
 @pytest.mark.parametrize(

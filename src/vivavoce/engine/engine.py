@@ -27,10 +27,10 @@ from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS,
 from vivavoce.engine.device import DeviceQueue, HostThreads, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
-from vivavoce.engine.head_search import SpokenSample, find_heads
 from vivavoce.engine.intake import Intake
 from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.lm_stage import Chooser
+from vivavoce.engine.lm_stage.head_search import SpokenSample, find_heads, has_heads
 from vivavoce.engine.loop import Loop
 from vivavoce.engine.request import EngineRequest, InputMode, TokenRequest, speech_prompt
 from vivavoce.engine.request_state import RequestState
@@ -44,7 +44,6 @@ from vivavoce.engine.watermark import WatermarkStream, marked_chunk
 from vivavoce.errors import InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.layers import PairRunner
-from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.lm.text_attention import TextHeads
 from vivavoce.rates import Rates
 
@@ -264,7 +263,7 @@ class Engine:
     @property
     def language_model_id(self) -> str:
         """A hash of some weights of the language model, "" where it has no heads that can be read."""
-        if not isinstance(self.models.lm, SpeechLM) or not hasattr(self.stages.lm, "watch"):
+        if not has_heads(self.models.lm) or not hasattr(self.stages.lm, "watch"):
             return ""
         if not self._lm_id:
             self._lm_id = str(self._in_loop(self._hash_weights))
@@ -291,7 +290,7 @@ class Engine:
         texts: the ids of each, and the first id of each of its words.
         """
         lm, vocabulary, samples = self.models.lm, self.models.config.lm.vocabulary, []
-        if not isinstance(lm, SpeechLM):
+        if not has_heads(lm):
             return None
         prompts = [speech_prompt(vocabulary, ids) for ids, _ in texts]
         self._loop.start()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.engine.lm_stage.lm_talk import request, run_of
-from vivavoce.engine.head_search import SpokenSample, embedded, find_heads
 from vivavoce.engine.lm_stage import LMStage
+from vivavoce.engine.lm_stage.head_search import SpokenSample, embedded, find_heads
 from vivavoce.models.lm.text_attention import TextHeads, text_attention
 
 HEADS = TextHeads(((0, 1), (1, 0)), 2.5)

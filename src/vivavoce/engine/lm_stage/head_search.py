@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -47,6 +48,11 @@ class SpokenSample:
     def queries(self) -> slice:
         """The rows after which the speech tokens were sampled."""
         return slice(len(self.prompt) - 1, len(self.prompt) - 1 + len(self.tokens))
+
+
+def has_heads(lm: object) -> TypeGuard[SpeechLM]:
+    """Whether the attention of this language model can be read."""
+    return isinstance(lm, SpeechLM)
 
 
 def find_heads(lm: SpeechLM, samples: Sequence[SpokenSample]) -> TextHeads | None:
