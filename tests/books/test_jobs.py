@@ -175,7 +175,7 @@ def test_a_book_shows_its_chapters_before_some_are_chosen(tmp_path: Path) -> Non
         ({"chapters": "7"}, 400, "chapters: '7' is outside of 1 … 2"),
         ({"voice": "tom"}, 404, r"voice: 'tom' is not registered \(known: anna\)"),
         ({"cast": {"tom": "tom"}}, 404, "cast.tom: 'tom' is not registered"),
-        ({"cast": {"a=b": "anna"}}, 400, "cast: 'a=b' is no name"),
+        ({"cast": {"a=b": "anna"}}, 400, "cast: 'a=b' is not a name"),
         ({"input": "[voice:tom] Hello."}, 400, "cast: .* is not in the cast"),
         ({"input": "…"}, 400, "book: .* has no text to speak|chapters: nothing"),
         ({"pause_scene": 61}, 400, "pause_scene: input should be less than or equal to 60"),

@@ -148,8 +148,8 @@ def test_a_deterministic_stages_shapes_do_not_depend_on_company(models, small, m
         shapes.append(("prefill", len(begun)))
         return prefill(self, begun, most)
 
-    def counted_decode(self, held, most, steps):
-        for ids in decode(self, held, most, steps):
+    def counted_decode(self, held, most, steps, watched=False):
+        for ids in decode(self, held, most, steps, watched):
             shapes.append(("decode", len(ids)))
             yield ids
 

@@ -53,7 +53,6 @@ def told(server: Served, identity: str) -> dict[str, Any]:
     return dict(json.loads(answer.body))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("window", [4_096, None], ids=["small window", "usual window"])
 def test_who_does_not_read_holds_up_only_itself(server: Served, window: int | None) -> None:
     whole = 2 * SAMPLES_PER_LETTER * len(LONG)

@@ -7,7 +7,7 @@ import io
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -201,7 +201,8 @@ def test_the_wish_as_a_program_runs(world: World, tmp_path: Path) -> None:
         subprocess.run([*command, code], cwd=tmp_path, check=True, timeout=60)
         assert (tmp_path / "speech.mp3").stat().st_size > 500
         (tmp_path / "speech.mp3").unlink()
-        assert world.speaker.orders[-1] == world.speaker.orders[0]
+        # The page alone marks the word that is heard.
+        assert world.speaker.orders[-1] == replace(world.speaker.orders[0], word_times=False)
 
 
 LATIN = """() => {
@@ -215,7 +216,7 @@ LATIN = """() => {
 """All texts with words of Latin letters."""
 NAMES = re.compile(
     r"vivavoce( [-\w. ]+)?|CosyVoice2?|WAV|MP3|SRT|VTT|curl|Python|API|JavaScript|Ctrl|Enter|Esc|English"
-    r"|anna|a tone|fake|GiB|https|ms"
+    r"|anna|a tone|fake|GiB|https|ms|--jobs|EPUB|HTML|Markdown|Opus|M4B"
 )
 
 
@@ -229,6 +230,8 @@ def test_a_chinese_reader_finds_no_english(browser: Browser, path: str) -> None:
             page.get_by_role("button", name="朗读", exact=True).click()
             expect(page.locator("#sound")).to_have_attribute("data-state", "finished")
             page.get_by_label("文字", exact=True).fill("")
+        elif path == "/books":
+            expect(page.locator("#trouble")).to_contain_text("--jobs")  # this server takes none
         else:
             expect(page.locator("#state")).to_have_text(re.compile("1 个声音|运行中"))
         left = [re.sub(NAMES, "", text) for text in page.evaluate(LATIN) if "<p" not in text]  # for who has no scripts

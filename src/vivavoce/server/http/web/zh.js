@@ -245,7 +245,7 @@ export const ZH = {
   "All chapters": "全部章节",
   "Narrator": "叙述者",
   "Add a person of the cast": "添加一个角色",
-  "Lines such as “Anna: Is it cold?” are spoken by the voice of that person.": "像“Anna: Is it cold?”这样的行由该角色的声音朗读。",
+  "Lines such as “Anna: Is it cold?” are spoken by the voice of that person.": "像“安娜: 冷吗？”这样的行由该角色的声音朗读。",
   "Format": "格式",
   "M4B, with chapters": "M4B，带章节",
   "Opus": "Opus",
