@@ -19,6 +19,7 @@ from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.keys import KeyRing
 
+expect.set_options(timeout=30_000)  # a busy machine takes longer than the usual 5 s
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TEXT = "Good morning. How are you today?"
 _NOTE_STATES = """
