@@ -10,7 +10,6 @@ each is listed, because the model may really have left its text.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from vivavoce.frontend.front_end import PlannedSegment
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.text_heads import know_heads
 from vivavoce_bench.hardware import machine
+from vivavoce_bench.measure import json_text, make_folder, save_json
 
 SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
 SLOTS, CAPACITY = 16, 2048
@@ -139,10 +139,10 @@ def main() -> None:
     asked = parser.parse_args()
     with vivavoce.load(asked.model) as engine:
         found = {"model": engine.card.name, **machine(engine.device), **measure(engine, asked.count, asked.seed)}
-    print(json.dumps(found, indent=1))
+    print(json_text(found))
     if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        make_folder(asked.json.parent, field="json")
+        save_json(found, asked.json)
 
 
 if __name__ == "__main__":

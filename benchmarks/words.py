@@ -9,7 +9,6 @@ reads English words of its own dictionary: other sentences are left out, and so 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 import vivavoce
 from vivavoce_bench.hardware import machine
+from vivavoce_bench.measure import json_text, make_folder, save_json
 
 SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
 Samples = NDArray[np.float32]
@@ -103,10 +103,10 @@ def main() -> None:
         found |= measure(engine, voices, asked.limit, asked.stream)
         heads = engine.engine.text_heads
         found |= {"heads": heads.heads if heads else (), "lag": heads.lag if heads else None}
-    print(json.dumps(found, indent=1))
+    print(json_text(found))
     if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        make_folder(asked.json.parent, field="json")
+        save_json(found, asked.json)
 
 
 if __name__ == "__main__":
