@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vivavoce.engine.guard import UNSPOKEN_SHARE
 from vivavoce.engine.handle import RequestResult
 from vivavoce.frontend.speech import Delivery, FinishReason
 from vivavoce.frontend.text.text_filter import readable
 from vivavoce.frontend.word_times import SegmentTimer
 from vivavoce_textnorm import excerpt
 
-LEAST_SHARE = 0.25
-"""A word that the voice does not come to is missing if it gets less attention than this share of its usual number of
-speech tokens."""
 NAMED = 5
 """Most words that a warning names."""
 
@@ -36,7 +34,7 @@ def delivery_of(
         for timer, attended, _ in followed
         for word in timer.words
         if not timer.visits(word)
-        and sum(attended[word.first : word.last]) < LEAST_SHARE * (pace or 0.0) * (word.last - word.first)
+        and sum(attended[word.first : word.last]) < UNSPOKEN_SHARE * (pace or 0.0) * (word.last - word.first)
     )
     count = sum(len(timer.words) for timer, _, _ in followed)
     length = None

@@ -80,7 +80,7 @@ def calibration_texts(front_end: FrontEnd) -> list[tuple[tuple[int, ...], tuple[
 
 
 def _file_of(identity: str) -> Path | None:
-    with suppress(Exception):  # a user without a home
+    with suppress(VivavoceError):  # a user without a home
         return user_folder("cache") / "text-heads" / f"{identity}-{_VERSION}.json"
     return None
 

@@ -284,11 +284,8 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
 
     own = tts.device if request.spread == Spread() else None  # peaks of other processes are unknown
 
-    def show(ended: int) -> None:
-        bar("speaking", ended, len(warmup) + len(utterances), "")
-
     with progress(reporter, transient=True) as bar:
-        outcomes = asyncio.run(_warm_and_load(target, warmup, utterances, load.load(), show, lambda: reset_peaks(own)))
+        outcomes = asyncio.run(_warm_and_load(target, warmup, utterances, load.load(), bar, lambda: reset_peaks(own)))
     report = Report(_settings(request, tts), outcomes, resources(own))
     if instruments is None:
         return report
@@ -316,13 +313,9 @@ def measured_server(request: BenchRequest, reporter: Reporter) -> Report:
     async def drive() -> list[Outcome]:
         async with open_client(url, request.server.key) as client:
             target = HttpTarget(client, recorded, load.fresh_voice, load.policy)
-            return await _warm_and_load(target, warmup, utterances, load.load(), show)
+            return await _warm_and_load(target, warmup, utterances, load.load(), bar)
 
     with progress(reporter, transient=True) as bar:
-
-        def show(ended: int) -> None:
-            bar("speaking", ended, len(warmup) + len(utterances), "")
-
         outcomes = asyncio.run(drive())
     return Report({**client_keys(request.command), "url": url, **_load_keys(load)}, outcomes)
 
@@ -332,11 +325,14 @@ async def _warm_and_load(
     warmup: Sequence[Utterance],
     utterances: Sequence[Utterance],
     load: Load,
-    show: Callable[[int], None],
+    bar: Callable[[str, int, int, str], None],
     between: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Run both loads and return the outcomes of the second; between: called before it."""
+    """Run both loads and return the outcomes of the second; bar: shows progress; between: called before the second."""
     from vivavoce_bench import run_load
+
+    def show(ended: int) -> None:
+        bar("speaking", ended, len(warmup) + len(utterances), "")
 
     await run_load(target, warmup, load, show)
     between()
