@@ -150,6 +150,32 @@ def flow(
     save_part(out, state, part)
 
 
+@command(app, "vivavoce train mels corpora/main flow_mels.npy --flow mini")
+def mels(
+    corpus: Path = CORPUS,
+    out: Path = argument("Where the mels go: .npy, float16 [tokens x 2, 80].", "FILE", default=REQUIRED),
+    flow: str = flag("A model, or a flow.pt of the settings' sizes.", "NAME|FOLDER|FILE", default=REQUIRED),
+    settings: Settings = None,
+    device: Device = "cuda",
+) -> None:
+    """Write the mel that a flow makes of a corpus's tokens.
+
+    `vivavoce train vocoder --mels` then learns from the mel that it will hear.
+    """
+    from vivavoce.models.flow.model import Flow
+    from vivavoce.models.generations import NETWORKS
+    from vivavoce_training.mels import write_flow_mels
+    from vivavoce_training.start import sizes_of
+    from vivavoce_training.weights import load_part
+
+    place = Path(flow) if Path(flow).is_file() else folder_of(flow)
+    _, config = sizes_of(place if place.is_dir() else None, settings)
+    open_corpus(corpus)
+    model = Flow(config.flow)
+    load_part(model, place, NETWORKS[config.generation]["flow"])
+    write_flow_mels(corpus, model, config, out, device_of(device))
+
+
 @command(app, "vivavoce train vocoder corpus tuned --init CosyVoice2-0.5B --steps 5000")
 def vocoder(
     training: Training,
@@ -186,6 +212,26 @@ def vocoder(
             rate=rate,
             flow_mels=mels,
         )
+
+
+@command(app, "vivavoce train average parts first/hift.pt second/hift.pt")
+def average(
+    out: Path = argument("Folder for the mean, a file of the same name.", "OUT", default=REQUIRED),
+    files: list[Path] = argument("Weights of one part, of one training.", "FILE…", default=REQUIRED),
+    settings: Settings = None,
+) -> None:
+    """Write the mean of several weights of one part, which is often better than each (arXiv:2203.05482)."""
+    from vivavoce.models.generations import NETWORKS
+    from vivavoce_training.start import sizes_of
+    from vivavoce_training.weights import average_parts, save_part
+
+    _, config = sizes_of(None, settings)
+    parts = {f"{part.part}.pt": part for part in NETWORKS[config.generation].values()}
+    names = sorted({path.name for path in files})
+    if len(names) != 1 or names[0] not in parts or len(files) < 2:
+        raise InvalidRequest(f"files: {', '.join(names)}; give two or more files named as one of {', '.join(parts)}")
+    part = parts[names[0]]
+    log.info("%s: the mean of %d", save_part(out, average_parts(files, part, config), part), len(files))
 
 
 @command(app, "vivavoce train pack CosyVoice2-0.5B tuned my-model", 'vivavoce speak --model my-model "Hello there."')

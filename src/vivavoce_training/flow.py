@@ -51,7 +51,7 @@ class SpeakerMajor:
         order = np.argsort(corpus.speaker, kind="stable")
         lengths = np.diff(corpus.start)[order]
         speaker = corpus.speaker[order]
-        grid = _grid(corpus.start[:-1][order], lengths)
+        grid = speaker_grid(corpus)
         mels = mels_of(corpus, mel, device)
         by_frame = torch.from_numpy((grid[:, None] * MELS_PER_TOKEN + np.arange(MELS_PER_TOKEN)).reshape(-1))
         of_token = np.repeat(speaker, lengths)
@@ -89,10 +89,12 @@ class SpeakerMajor:
         return self.tokens[places].long(), self.mels[frames].float(), self.embeddings[utterance].float()
 
 
-def _grid(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[Any]:
+def speaker_grid(corpus: Corpus) -> NDArray[np.int64]:
+    """Places in the corpus of all tokens in the order of their speakers: [tokens]."""
+    order = np.argsort(corpus.speaker, kind="stable")
+    starts, lengths = corpus.start[:-1][order], np.diff(corpus.start)[order]
     ends = np.cumsum(lengths)
-    shifts = np.repeat(starts - (ends - lengths), lengths)
-    positions: NDArray[Any] = np.arange(ends[-1]) + shifts
+    positions: NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
     return positions
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -42,6 +42,16 @@ def load_part(module: nn.Module, place: Path, part: NetworkPart) -> None:
     """
     path = find_part(place, part.part) if place.is_dir() else place
     load_into(module, part.state(read_tensors(path)), part.names, path.name, torch.float32)
+
+
+def average_parts(files: Sequence[Path], part: NetworkPart, config: ModelConfig) -> dict[str, Tensor]:
+    """The mean of several weights of one part, in our own names; CheckpointError: a file does not fit the others."""
+    states = []
+    for file in files:
+        module = part.build(config)
+        load_part(module, file, part)
+        states.append(module.state_dict())
+    return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
 
 
 def save_part(folder: Path, state: Mapping[str, Tensor], part: NetworkPart) -> Path:
