@@ -25,8 +25,8 @@ COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(256, 64, 4, 3), ProductTile(256,
 """Few programs; on a CPU each costs much and all cost one after the other."""
 
 
-def with_small_flow(models: Models) -> Models:
-    """The models with a flow of two steps, three levels or one block, and random weights."""
+def with_small_flow(models: Models, num_steps: int = 2) -> Models:
+    """The models with a flow of few steps, three levels or one block, and random weights."""
     torch.manual_seed(0)
     given = models.config.flow
     if isinstance(given.estimator, DiTConfig):
@@ -34,7 +34,7 @@ def with_small_flow(models: Models) -> Models:
     else:
         estimator = replace(given.estimator, channels=16, num_blocks=1, num_mid_blocks=1, num_heads=1, head_dim=16)
         encoder = replace(given.encoder, num_blocks=1, num_up_blocks=1)
-    config = replace(given, num_steps=2, estimator=estimator, encoder=encoder)
+    config = replace(given, num_steps=num_steps, estimator=estimator, encoder=encoder)
     flow = Flow(config).eval().requires_grad_(False)
     return replace(models, config=replace(models.config, flow=config), flow=flow)
 

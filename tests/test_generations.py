@@ -116,7 +116,7 @@ class FakeFlow:
 
     def prepare(self, frames=None): ...
 
-    def open(self, conditioning):
+    def open(self, conditioning, steps):
         return FakePlace()
 
     def close(self, stream): ...
@@ -133,6 +133,8 @@ class FakePlace:
 
 
 class FakeBatch:
+    share = 1.0
+
     def __init__(self, mels):
         self.mels, self.steps_left = mels, 1
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
-from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Flow, Path, fixed_noise
+from vivavoce.models.flow.model import MAX_FRAMES, FlowSchedule, Flow, Path, fixed_noise
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEncoder
 from vivavoce.models.layers import keys_before, visible_keys
 
@@ -56,7 +56,7 @@ def whole_mels(flow: Flow, items: Sequence[FlowInput], chunked: bool) -> list[Te
     noise = fixed_noise(config.num_mel_bins)[:size].to(device).expand(len(items), -1, -1)
     speaker = flow.speaker(torch.stack([item.embedding.to(device) for item in items]))
     mask = visible_keys(frames, size, config.estimator.chunk if chunked else None)
-    schedule = EulerSchedule.of(estimator, config.num_steps)
+    schedule = FlowSchedule.euler(estimator, config.num_steps)
     path = Path(estimator, schedule, config.guidance, noise, mu, speaker, condition, mask)
     for number in range(config.num_steps):
         path.step(number)
@@ -66,7 +66,7 @@ def whole_mels(flow: Flow, items: Sequence[FlowInput], chunked: bool) -> list[Te
 def whole_mels_v1(flow: FlowV1, items: Sequence[WholeInput]) -> list[Tensor]:
     """`whole_mels` by CosyVoice 1's flow."""
     noise = fixed_noise(flow.config.num_mel_bins).to(flow.speaker_projection.weight.device)
-    path, _ = flow.begin(items, EulerSchedule.of(flow.estimator, flow.config.num_steps), noise)
+    path, _ = flow.begin(items, FlowSchedule.euler(flow.estimator, flow.config.num_steps), noise)
     for number in range(flow.config.num_steps):
         path.step(number)
     return [mel[len(one.prompt_mel) : flow.frames_of(one)] for one, mel in zip(items, path.x, strict=True)]
@@ -137,7 +137,7 @@ def _solve(flow: Flow, conditioning: Conditioning, mu: Tensor, mask: Tensor) -> 
     condition[0, : len(prompt_mel)] = prompt_mel[:frames] if len(prompt_mel) else 0.0
     path = Path(
         flow.estimator,
-        EulerSchedule.of(flow.estimator, config.num_steps),
+        FlowSchedule.euler(flow.estimator, config.num_steps),
         config.guidance,
         fixed_noise(config.num_mel_bins)[None, :frames].to(mu.device),
         mu,

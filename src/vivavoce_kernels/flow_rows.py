@@ -1,4 +1,4 @@
-"""Row operations of the flow: LayerNorm with a shift or with flow time's modulation, SiLU, Euler step."""
+"""Row operations of the flow: LayerNorm with a shift or with flow time's modulation, SiLU, the solver's step."""
 
 from __future__ import annotations
 
@@ -129,19 +129,22 @@ def _advance(
     there = place < size
     conditional = tl.load(velocity + place, there, 0.0).to(tl.float32)
     free = tl.load(velocity + size + place, there, 0.0).to(tl.float32)
-    span = tl.load(spans + tl.load(step))
-    moved = tl.load(x + place, there, 0.0) + span * ((1 + guidance) * conditional - guidance * free)
-    tl.store(x + place, moved, there)
+    of_step = spans + 2 * tl.load(step)
+    guided = (1 + guidance) * conditional - guidance * free
+    start = tl.load(x + place, there, 0.0)
+    tl.store(x + place, start + tl.load(of_step + 1) * guided, there)
     at = place // BINS * IN + place % BINS
-    rounded = moved.to(features.dtype.element_ty)
+    rounded = (start + tl.load(of_step) * guided).to(features.dtype.element_ty)
     tl.store(features + at, rounded, there)
     tl.store(features + size // BINS * IN + at, rounded, there)
 
 
 def advance(x: Tensor, velocity: Tensor, features: Tensor, spans: Tensor, step: Tensor, guidance: float) -> None:
-    """x += span · ((1 + guidance) · v(conditions) − guidance · v(nothing)), also in `features`. x: [frames, bins]
-    float32; velocity: [2 · frames, bins], with conditions and then without; features: [2 · frames, in], whose first
-    bins are x; spans: [steps] float32; step: [1] int32.
+    """With v = (1 + guidance) · v(conditions) − guidance · v(nothing): x + reach · v in `features`, then x += move · v.
+
+    x: [frames, bins] float32; velocity: [2 · frames, bins], with conditions and then without; features: [2 · frames,
+    in], whose first bins are set; spans: [evaluations, 2] float32, reach and move; step: [1 or more] int32, whose first
+    is the number of the evaluation.
     """
     size = x.numel()
     _advance[(triton.cdiv(size, _SIZE),)](

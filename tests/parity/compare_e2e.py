@@ -26,7 +26,7 @@ from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
 from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
-from vivavoce.models.flow.model import EulerSchedule, fixed_noise
+from vivavoce.models.flow.model import FlowSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
 
 WAVE, WAVE_RMS = 5e-2, 5e-3
@@ -115,7 +115,7 @@ def _whole_mels(
 ) -> Iterator[Check]:
     """The calls of CosyVoice 1's flow by the network alone, and what the engine's vocoder was given."""
     voice, flow, start, kept = heard.requests[0].conditioning, models.flow, 0, None
-    schedule = EulerSchedule.of(flow.estimator, models.config.flow.num_steps)
+    schedule = FlowSchedule.euler(flow.estimator, models.config.flow.num_steps)
     prompt_mel = voice.flow_mel.reshape(-1, models.config.flow.num_mel_bins)
     for index, call in enumerate(calls):
         end = start + call["tokens_given"]

@@ -14,7 +14,7 @@ from tests.parity.stages import stage_mel
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
-from vivavoce.models.flow.model import EulerSchedule, fixed_noise, time_steps
+from vivavoce.models.flow.model import FlowSchedule, fixed_noise, time_steps
 from vivavoce.models.flow.unet import VelocityContext
 
 MEL, ENCODER = 2e-4, 1e-4
@@ -89,7 +89,7 @@ def _whole(name: str, case: str, golden: Golden, models: Models) -> Iterator[Che
     first = WholeInput(prompt, arrays.tensor(f"{case}/token").long(), mel, speaker)
     yield close(f"{name} mu", flow.encode([first])[0].T, arrays[f"{case}/mu"], ENCODER)
     yield close(f"{name} mel", whole_mels_v1(flow, [first])[0].T, arrays[f"{case}/mel"], MEL)
-    schedule, noise = EulerSchedule.of(flow.estimator, models.config.flow.num_steps), fixed_noise(mel.shape[1])
+    schedule, noise = FlowSchedule.euler(flow.estimator, models.config.flow.num_steps), fixed_noise(mel.shape[1])
     path, (kept,) = flow.begin([first], schedule, noise)
     yield close(f"{name} kept noise and mu", kept.permute(2, 0, 1), arrays[f"{case}/cache"], ENCODER)
     path.step(0)

@@ -22,6 +22,7 @@ from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.speech_options import (
     CODE,
     EMOJIS,
+    FLOW_STEPS,
     GUARD,
     INSTRUCTIONS,
     LEXICON,
@@ -91,6 +92,7 @@ class SpeechManner:
     reasoning: str = flag(REASONING.flag_help, "CHOICE", default=REASONING.default)
     word_times: bool = flag("Time each word: subtitles then follow the words.", default=WORD_TIMES.default)
     guard: bool = flag(GUARD.flag_help, default=GUARD.default)
+    flow_steps: str | None = flag(FLOW_STEPS.flag_help, "CHOICE")
     top_p: float | None = flag(TOP_P.flag_help, "NUMBER")
     top_k: int | None = flag(TOP_K.flag_help, "NUMBER")
 
@@ -111,6 +113,7 @@ class SpeechManner:
             "reasoning": self.reasoning,
             "word_times": self.word_times,
             "guard": self.guard,
+            "flow_steps": self.flow_steps,
             "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }
         SpeakOptions(instruct=self.instructions, **{name: how[name] for name in how if name != "instructions"})

@@ -32,7 +32,7 @@ from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.lm_stage.head_search import SpokenSample, find_heads, has_heads
 from vivavoce.engine.loop import Loop
-from vivavoce.engine.request import EngineRequest, InputMode, TokenRequest, speech_prompt
+from vivavoce.engine.request import EngineRequest, FlowSteps, InputMode, TokenRequest, speech_prompt
 from vivavoce.engine.request_state import RequestState
 from vivavoce.engine.scheduler import Scheduler
 from vivavoce.engine.settings import EngineSettings, MemoryPlan, has_language_model, plan_memory, uses_kernels
@@ -165,7 +165,8 @@ class Engine:
         priors = CPU_PRIORS if exclusive else GPU_PRIORS if kernels else PLAIN_GPU_PRIORS
         self._costs = CostModel(priors) if costs is None else costs
         self._rates = models.config.rates if isinstance(models, Models) else _LONE_RATES
-        self._intake = Intake(models, self.stages.lm, self._rates, official)
+        steps = FlowSteps(settings.flow_steps)
+        self._intake = Intake(models, self.stages.lm, self._rates, official, steps)
         self._ids = itertools.count()
         self._heads: TextHeads | None = None
         self._lm_id = ""

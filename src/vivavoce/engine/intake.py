@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.handle import More
 from vivavoce.engine.lm_stage import DecodeRun, StreamingPrompt, plain_run
-from vivavoce.engine.request import InputMode, SegmentRequest, SpeechTokens, TokenRequest
+from vivavoce.engine.request import FlowSteps, InputMode, SegmentRequest, SpeechTokens, TokenRequest
 from vivavoce.engine.request_state import Phase, SequenceState, Taken
 from vivavoce.engine.stages import LMInterface
 from vivavoce.errors import InvalidRequest
@@ -21,11 +21,19 @@ from vivavoce.rates import Rates
 class Intake:
     """Checks requests against the models that an engine has.
 
-    official: end the decode by the official rules, as in `Engine`.
+    official: end the decode by the official rules, as in `Engine`; flow_steps: of segments that name none.
     """
 
-    def __init__(self, models: Models | LanguageModel, lm: LMInterface | None, rates: Rates, official: bool) -> None:
+    def __init__(
+        self,
+        models: Models | LanguageModel,
+        lm: LMInterface | None,
+        rates: Rates,
+        official: bool,
+        flow_steps: FlowSteps,
+    ) -> None:
         self._models, self._lm, self._rates, self._official = models, lm, rates, official
+        self._flow_steps = flow_steps
 
     def more(self, more: More, arrival: InputMode) -> Taken:
         if more is None or isinstance(more, Exception):
@@ -52,10 +60,13 @@ class Intake:
         self._check_ids(segment)
         config, voice, lm = self._models.config.lm, segment.conditioning, self._lm
         room = self._rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
-        sequence = SequenceState(segment, prompt_tokens=len(voice.flow_tokens))
+        steps = segment.flow_steps or self._flow_steps
+        sequence = SequenceState(segment, prompt_tokens=len(voice.flow_tokens), flow_steps=steps)
         tokens = () if segment.pause_s else segment.speech_tokens
         if arrival in (InputMode.TOKENS, InputMode.SPEECH) and not isinstance(config, LMConfig):
             raise InvalidRequest("text: CosyVoice 1 speaks whole sentences only; push them as segments")
+        if steps is not FlowSteps.OFFICIAL and not isinstance(config, LMConfig):
+            raise InvalidRequest("flow_steps: CosyVoice 1 has only official steps; choose them, or leave it out")
         if tokens is not None:
             if len(tokens) > room:
                 raise InvalidRequest(

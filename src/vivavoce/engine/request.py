@@ -105,13 +105,23 @@ class Conditioning:
         return digest.digest()
 
 
+class FlowSteps(Enum):
+    """The way in which the flow goes from noise to mel."""
+
+    OFFICIAL = "official"
+    """Ten Euler steps, as the official code; a model that was distilled to fewer steps takes its own number."""
+    FAST = "fast"
+    """Three midpoint steps, which are six evaluations of the network instead of ten."""
+
+
 @dataclass(frozen=True, eq=False)
 class SegmentRequest:
     """One sequence to be spoken: text ids, or given speech tokens (voice conversion).
 
     pause_s: seconds of silence instead of speech, in a segment that has neither text nor tokens; watched: its chunks
     tell where the voice is in the text, if the engine knows heads of the model that do; guarded: the first text id of
-    each word, if speech that leaves the text is to be drawn again (`guard`), which needs `watched`.
+    each word, if speech that leaves the text is to be drawn again (`guard`), which needs `watched`; flow_steps: None is
+    the engine's default.
     """
 
     conditioning: Conditioning
@@ -123,6 +133,7 @@ class SegmentRequest:
     pause_s: float = 0.0
     watched: bool = False
     guarded: tuple[int, ...] | None = None
+    flow_steps: FlowSteps | None = None
 
     def __post_init__(self) -> None:
         check_speed(self.speed)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy, CrossfadeMode, Schedule
 from vivavoce.engine.handle import Outbox, RequestTimings
-from vivavoce.engine.request import InputMode, SpeechTokens
+from vivavoce.engine.request import FlowSteps, InputMode, SpeechTokens
 from vivavoce.engine.text_cursor import TextCursor
 from vivavoce.errors import InvalidRequest
 from vivavoce.rates import Rates
@@ -53,6 +53,10 @@ class ChunkPlan(NamedTuple):
     frames: int
     past: int
 
+    def goes_with(self, other: ChunkPlan) -> bool:
+        """Whether one batch of the flow can compute both."""
+        return self.attention is other.attention and self.sequence.flow_steps is other.sequence.flow_steps
+
 
 @dataclass(eq=False)
 class SequenceState:
@@ -61,7 +65,7 @@ class SequenceState:
     prompt_rows: rows to prefill before the first token; prompt_tokens: speech tokens of the voice for the flow; tokens:
     speech tokens so far; pushed: hop, final and seen (`ChunkPlan`) of each chunk whose tokens have arrived, in a
     request whose speech tokens arrive; run: rows that wait for their prefill; text: the prompt of a text that arrives
-    token by token; flow, wave: its streams in the stages.
+    token by token; flow, wave: its streams in the stages, flow_steps: the first one's.
     """
 
     segment: SegmentRequest | TokenRequest
@@ -112,6 +116,7 @@ class SequenceState:
     """Text tokens whose begin the listener knows."""
     flow: Any = None
     wave: Any = None
+    flow_steps: FlowSteps = FlowSteps.OFFICIAL
     lacks_prompt: bool = False
     """Whether the flow should compute the state of the voice's prompt first."""
     busy: bool = False

@@ -360,7 +360,7 @@ class Scheduler:
             if (rows * max(longest, least) if self._padded else together + least) > most_frames:
                 break
             together = rows * max(longest, frames) if self._padded else together + frames
-            if together > most_frames or chunk.attention is not first.attention:
+            if together > most_frames or not chunk.goes_with(first):
                 continue
             wider = BatchSize(rows, together, size.past + chunk.past)
             with_chunk = self._costs.predict(Stage.FLOW, wider)

@@ -15,6 +15,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.admission import AdmissionLimits
 from vivavoce.engine.backends import backend_problems
 from vivavoce.engine.graphs import FRAME_SIZES
+from vivavoce.engine.request import FlowSteps
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
@@ -59,7 +60,8 @@ class EngineSettings(AdmissionLimits):
     lm_backend, flow_backend: runtimes of the language model and of the flow's velocity estimator,
     see docs/backends.md; trt_concurrent: execution contexts of TensorRT; tp: GPUs that share each layer of the language
     model; pp: GPUs among which its layers are divided; trust_model_code: run files of the model's folder that hold
-    code, though they were not made on this machine.
+    code, though they were not made on this machine; flow_steps: official or fast (`FlowSteps`), for requests that do
+    not say it.
     """
 
     slots: int | None = None
@@ -75,6 +77,7 @@ class EngineSettings(AdmissionLimits):
     tp: int = 1
     pp: int = 1
     trust_model_code: bool = False
+    flow_steps: str = "official"
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -87,6 +90,8 @@ class EngineSettings(AdmissionLimits):
             raise InvalidRequest(f"slots_share: {self.slots_share} is outside of (0, 1]; choose a share")
         if self.deterministic and self.kernels is False:
             raise InvalidRequest("deterministic: needs kernels of our own; leave kernels out, or deterministic")
+        if self.flow_steps not in (known := [one.value for one in FlowSteps]):
+            raise InvalidRequest(f"flow_steps: {self.flow_steps!r} is not one of {', '.join(known)}; choose one")
         problem = next(backend_problems(self), None)
         if problem is not None:
             raise InvalidRequest(problem)

@@ -17,7 +17,7 @@ from torch import Tensor
 from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.flow_stage import FlowRow
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
-from vivavoce.engine.request import Conditioning, SamplingParams
+from vivavoce.engine.request import Conditioning, FlowSteps, SamplingParams
 from vivavoce.engine.request_state import SequenceState
 from vivavoce.engine.vocoder_stage import VocoderRow
 from vivavoce.errors import OutOfMemory, StageFailed, VivavoceError
@@ -85,7 +85,9 @@ class LMInterface(Protocol):
 
 
 class FlowJobInterface(Protocol):
-    """One running batch of the flow."""
+    """One running batch of the flow; share: its evaluations against those of official steps."""
+
+    share: float
 
     @property
     def steps_left(self) -> int:
@@ -111,8 +113,8 @@ class FlowInterface(Protocol):
     def prepare(self, frames: int | None = None) -> None:
         """Make recordings before the first batches of up to this many mel frames need them; None: of any size."""
 
-    def open(self, conditioning: Conditioning) -> Any:
-        """Open a stream for one sequence."""
+    def open(self, conditioning: Conditioning, steps: FlowSteps) -> Any:
+        """Open a stream for one sequence; the rows of a batch have the same steps."""
 
     def close(self, stream: Any) -> None:
         """Free the state of a sequence; may be called again."""

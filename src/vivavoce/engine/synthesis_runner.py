@@ -88,7 +88,7 @@ class SynthesisRunner:
         for batch in self._batches:
             batch.seconds_left = self._costs.predict(Stage.FLOW if batch.job else Stage.VOCODER, batch.size)
             if batch.job is not None:
-                batch.seconds_left *= batch.job.steps_left / batch.steps
+                batch.seconds_left *= batch.job.share * batch.job.steps_left / batch.steps
                 in_flow += 1
         return self._batches, in_flow < _MOST_BATCHES
 
@@ -101,7 +101,7 @@ class SynthesisRunner:
         segment, request = sequence.segment, sequence.request
         assert isinstance(segment, SegmentRequest)
         joins = CrossfadeMode.SEAMLESS if request.policy is None else request.policy.joins
-        sequence.flow = self.flow.open(segment.conditioning)
+        sequence.flow = self.flow.open(segment.conditioning, sequence.flow_steps)
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
         if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
@@ -161,7 +161,8 @@ class SynthesisRunner:
             running.spent_s += seconds
             running.done += 1
             if running.done == running.steps:
-                self._costs.observe(Stage.FLOW, running.size, running.spent_s)
+                # The cost model knows batches of official steps.
+                self._costs.observe(Stage.FLOW, running.size, running.spent_s / job.share)
                 self._statistics.batch(Stage.FLOW, running.size.rows, running.spent_s, running.queued_s)
             for chunk in running.chunks:
                 chunk.sequence.request.timings.flow_s += seconds / len(running.chunks)

@@ -238,6 +238,7 @@ def engine_settings(model: ModelSection, engine: EngineSection, watermark: bool 
         state_bytes=None if model.state_gb is None else int(model.state_gb * 1e9),
         kernels=model.kernels,
         deterministic=model.deterministic,
+        flow_steps=model.flow_steps,
         watermark=watermark,
         **{name: getattr(model, name) for name in BACKEND_SETTINGS},
         **dict(engine),

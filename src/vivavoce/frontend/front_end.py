@@ -231,7 +231,7 @@ class FrontEnd:
             watched, low, high = options.follows and bool(ids), start + one.start, start + one.end
             words = self.text.words(text[one.start : one.end], one.spoken, low) if watched else ()
             guarded = tuple(word.first for word in words) if options.guard and words else None
-            how = options.sampling, seed, speed, one.pause_s, watched, guarded
+            how = options.sampling, seed, speed, one.pause_s, watched, guarded, options.steps
             request = SegmentRequest(conditioning, ids, None, *how)
             yield PlannedSegment(request, low, high, words)
 
@@ -243,7 +243,7 @@ class FrontEnd:
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(
                     conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed,
-                    watched=options.follows,
+                    watched=options.follows, flow_steps=options.steps,
                 )  # fmt: skip
                 spans: tuple[WordSpan, ...] = ()
                 if options.follows:

@@ -11,12 +11,13 @@ from typing import TypeVar
 
 import regex
 
-from vivavoce.engine.request import AudioChunk, SamplingParams, Word, check_speed
+from vivavoce.engine.request import AudioChunk, FlowSteps, SamplingParams, Word, check_speed
 from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.frontend.speech_options import (
     CHUNK_POLICY,
     CODE,
     EMOJIS,
+    FLOW_STEPS,
     GUARD,
     INSTRUCTIONS,
     LANGUAGE,
@@ -80,6 +81,7 @@ class SpeakOptions:
     reasoning: Reasoning = REASONING.default
     word_times: bool = WORD_TIMES.default
     guard: bool = GUARD.default
+    flow_steps: str | None = FLOW_STEPS.default
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -97,6 +99,8 @@ class SpeakOptions:
         parse_reading(self.reading)
         for name in ("word_times", "guard"):
             check_kind(name, getattr(self, name), bool, "choose True or False")
+        if self.flow_steps is not None:
+            one_of(FLOW_STEPS.choices, FLOW_STEPS.name, self.flow_steps)
         for option in (EMOJIS, CODE, REASONING):
             one_of(option.choices, option.name, getattr(self, option.name))
         if not isinstance(self.lexicon, Lexicon):
@@ -106,6 +110,11 @@ class SpeakOptions:
     def follows(self) -> bool:
         """Whether it is to be known where the voice is in the text."""
         return self.word_times or self.guard
+
+    @property
+    def steps(self) -> FlowSteps | None:
+        """The flow's steps; None: as the engine is set."""
+        return None if self.flow_steps is None else FlowSteps(self.flow_steps)
 
     @property
     def natural(self) -> Settings:

@@ -237,6 +237,10 @@ class ModelSection(_Section):
     """Memory in GB for kept states of voices; unset: what a GPU has left, or a quarter of a CPU's, 2.1 at most."""
     kernels: bool | None = _unset(True, "--kernels: Use vivavoce's own GPU kernels.  [default: where they are faster]")
     """Use vivavoce's own GPU kernels and CUDA graphs; unset: where they are faster."""
+    flow_steps: Literal["official", "fast"] = _setting(
+        "official", "--flow-steps: official (ten Euler steps) or fast (three midpoint steps)."
+    )
+    """Steps of the flow where a request does not name them: official, or fast, three fifths of the flow's work."""
     deterministic: bool = _setting(False, "--deterministic: Make results independent of other requests; slower.")
     """Make results bitwise independent of other requests, for audits; slower."""
     lm_backend: Literal["torch", "vllm", "trtllm"] = _setting("torch", "--lm-backend: torch, vllm or trtllm.")

@@ -8,7 +8,8 @@ import torch
 
 from vivavoce.checkpoint.config import DiTConfig
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
-from vivavoce.engine.request import Conditioning
+from vivavoce.engine.request import Conditioning, FlowSteps
+from vivavoce.models.flow import model as flow_model
 from vivavoce.models.flow.model import fixed_noise, time_steps
 from vivavoce.models.flow.unet import VelocityContext
 
@@ -38,7 +39,7 @@ def bounds_of(prompt, hops, encoder):
     return bounds
 
 
-def mel_of(models, conditioning, tokens, hops):
+def mel_of(models, conditioning, tokens, hops, steps=FlowSteps.OFFICIAL):
     """Mel [frames, bins] of all hops, block by block; `tokens` after the last hop are its lookahead."""
     flow, config = models.flow, models.config.flow
     up, prompt = config.encoder.upsampling, len(conditioning.flow_tokens)
@@ -55,10 +56,16 @@ def mel_of(models, conditioning, tokens, hops):
         condition[0, : prompt * up] = conditioning.flow_mel
     speaker = flow.speaker(conditioning.embedding[None])
     point = fixed_noise(config.num_mel_bins)[None, : end * up]
-    for t, dt in time_steps(config.num_steps):
+
+    def velocity(t, point):
         conditional = _velocity(flow.estimator, t, wide, point, mu, speaker, condition)
         free = _velocity(flow.estimator, t, wide, point, 0 * mu, 0 * speaker, 0 * condition)
-        point = point + dt * ((1 + config.guidance) * conditional - config.guidance * free)
+        return (1 + config.guidance) * conditional - config.guidance * free
+
+    fast = steps is FlowSteps.FAST
+    for t, dt in time_steps(flow_model.FAST_STEPS if fast else config.num_steps):
+        slope = velocity(t, point)
+        point = point + dt * (velocity(t + dt / 2, point + dt / 2 * slope) if fast else slope)
     return point[0, prompt * up :]
 
 

@@ -17,7 +17,7 @@ from vivavoce.engine.graphs import Bucket
 from vivavoce.models.flow import packed_dit, packed_encoder, packed_unet
 from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.layout import convolve
-from vivavoce.models.flow.model import EulerSchedule, Flow
+from vivavoce.models.flow.model import Flow, FlowSchedule
 from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead
 from vivavoce.models.flow.packed_encoder import EncoderBatch, PackedEncoder, PackedEncoderWeights, encoder_cuts, up_taps
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet, cuts_of
@@ -99,11 +99,11 @@ def network(config, seed=0):
         if "norm" in name and "weight" in name:
             parameter.add_(1)
     unet.lay_out()
-    return unet, EulerSchedule.of(unet, STEPS)
+    return unet, FlowSchedule.euler(unet, STEPS)
 
 
 def packed_of(unet, schedule):
-    return (PackedUNet if isinstance(unet, UNet) else PackedDiT)(unet, schedule, 0.7)
+    return (PackedUNet if isinstance(unet, UNet) else PackedDiT)(unet, [schedule], 0.7)
 
 
 def plain(unet, schedule, step, row, memory):
@@ -166,7 +166,7 @@ def pack(unet, rows, step, frames, tile, *, paged):
     return PackedBatch(
         features[0, :, :bins].clone(),
         features.flatten(0, 1),
-        torch.tensor([step], **int32),
+        torch.tensor([step, step], **int32),
         tables,
         keys if paged else None,
         ConvTails(before, torch.full_like(before, NAN)) if paged else None,

@@ -83,6 +83,8 @@ def test_the_package_gets_through_with_all_that_it_may_send(server: Served) -> N
 def test_what_is_as_wished_has_no_warning(server: Served) -> None:
     answer = speech(server, speed=1.25)
     assert answer.headers["x-speed"] == "1.25"
+    assert answer.headers["x-flow-steps"] == "official"
+    assert speech(server, flow_steps="fast").headers["x-flow-steps"] == "fast"
     assert "x-warning" not in answer.headers
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from vivavoce.engine.device import to_device
 from vivavoce.engine.flow_stage.planning import FlowRow
 from vivavoce.engine.flow_stage.stage import FlowBatch
-from vivavoce.engine.request import Conditioning
+from vivavoce.engine.request import Conditioning, FlowSteps
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
-from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, fixed_noise
+from vivavoce.models.flow.model import MAX_FRAMES, FlowSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
 
 
@@ -87,7 +87,7 @@ class FlowStageV1:
         if kernels or deterministic:
             raise ValueError("our kernels cannot run CosyVoice 1; run without kernels")
         self.flow, config, self._device = cast(FlowV1, models.flow), models.config.flow, models.device
-        self.schedule = EulerSchedule.of(self.flow.estimator, config.num_steps)
+        self.schedule = FlowSchedule.euler(self.flow.estimator, config.num_steps)
         self.noise = fixed_noise(config.num_mel_bins).to(models.device)
         shared = self.flow.rates.frames_of(self.flow.config.overlap)
         self.window = torch.from_numpy(np.hamming(2 * shared).astype(np.float32)).to(models.device)[:, None]
@@ -97,7 +97,7 @@ class FlowStageV1:
     def prepare(self, frames: int | None = None) -> None:
         """Do nothing: this stage records nothing."""
 
-    def open(self, conditioning: Conditioning) -> FlowStreamV1:
+    def open(self, conditioning: Conditioning, steps: FlowSteps = FlowSteps.OFFICIAL) -> FlowStreamV1:
         return FlowStreamV1(conditioning)
 
     def close(self, stream: FlowStreamV1) -> None:

@@ -194,7 +194,7 @@ class EstimatorMemory:
 
 
 class EstimatorRun:
-    """An Euler step over one bucket's tensors, recorded."""
+    """One evaluation and its move over one bucket's tensors, recorded."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class EstimatorRun:
         batch, tails = self._batch, self._batch.tails
         if self._memory.holder is not solver:
             self._enter(solver)
-        batch.step.fill_(number)
+        batch.step.copy_(solver.numbers[number])
         if tails is None or solver.before is None or solver.after is None:
             self._replay()
         else:
@@ -234,6 +234,11 @@ class EstimatorRun:
             self._replay()
             solver.after[number].copy_(tails.after[:, :rows])
         solver.x.copy_(batch.x[: len(solver.x)])
+        if solver.schedule.evaluations[number].move == 0:
+            features = batch.features[: len(solver.x), : solver.x.shape[1]]
+            solver.point = features.clone()
+        else:
+            solver.point = solver.x
 
     def leave(self, solver: PackedSolver) -> None:
         if self._memory.holder is solver:
@@ -244,7 +249,7 @@ class EstimatorRun:
         features = self._batch.features.view(2, -1, self._batch.features.shape[1])
         self._tables.copy_(solver.tables)
         self._batch.x[:used].copy_(solver.x)
-        features[:, :used, :bins] = solver.x
+        features[:, :used, :bins] = solver.point
         features[0, :used, bins:] = solver.given
         features[1, :used, bins:] = 0
         self._memory.holder = solver
@@ -267,7 +272,7 @@ class PackedPath:
                 "run without kernels"
             )
         self._context, self._deterministic, self._estimator = context, deterministic, flow.estimator
-        given = (context.schedule, flow.guidance)
+        given = (tuple(context.schedules.values()), flow.guidance)
         self._network = (
             PackedDiT(estimator, *given, invariant=deterministic)
             if isinstance(estimator, DiT)
@@ -313,7 +318,7 @@ class PackedPath:
             torch.zeros(max(self._layout(one).size for one in buckets), dtype=torch.int32, device=like.device),
             like.new_zeros(2 * frames, self._estimator.in_channels),
             torch.zeros(frames, self._estimator.out_channels, device=like.device),
-            torch.zeros(1, dtype=torch.int32, device=like.device),
+            torch.zeros(2, dtype=torch.int32, device=like.device),
             like.new_zeros(2, 2 * tail_rows * prod(self._pool.tails.shape[3:])),
         )
 
@@ -325,8 +330,9 @@ class PackedSolver:
     """A batch on its way from tokens to mel. Either every row leaves a state, and may have a past, or none does.
 
     All work is enqueued on the device, and the host does not wait. Between two steps the batch has tensors of its own.
-    tables: [numbers] int32, in its bucket's layout; x: [frames, bins] float32; given: [frames, in − bins], the constant
-    features; before, after: [steps, 2, rows, tail, channels], tails of its convolutions.
+    tables: [numbers] int32, in its bucket's layout; numbers: [evaluations, 2] int32, `PackedBatch.step` of each; x:
+    [frames, bins] float32; point: the same, what the next evaluation sees; given: [frames, in − bins], the constant
+    features; before, after: [evaluations, 2, rows, tail, channels], tails of its convolutions.
     """
 
     def __init__(self, context: PaddedPath, rows: Sequence[FlowRow], encoded: EncodedRows, run: EstimatorRun) -> None:
@@ -349,6 +355,8 @@ class PackedSolver:
         silence = torch.zeros(1, mu.shape[1], device=models.device)
         condition = torch.cat((silence, *(one.mel for one in voices if len(one.mel)))) if in_prompt.any() else silence
         self.tables, self.x = sent[0], context.noise.index_select(0, sent[3])
+        self.point, self.schedule = self.x, context.schedules[rows[0].stream.steps]
+        self.numbers = context.numbers[rows[0].stream.steps]
         self.given = torch.cat((mu, speaker, condition.index_select(0, sent[2]).to(mu.dtype)), dim=1)
         self.before: Tensor | None = None
         self.after: Tensor | None = None

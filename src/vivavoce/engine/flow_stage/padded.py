@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.engine.device import upload
+from vivavoce.engine.device import to_device, upload
 from vivavoce.engine.flow_stage.planning import SINK, BufferPool, FlowRow, FlowStream, PagePool, VoiceFeatures
+from vivavoce.engine.request import FlowSteps
 from vivavoce.models.build import Models
-from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
+from vivavoce.models.flow.model import MAX_FRAMES, FlowSchedule, Path
 from vivavoce.models.layers import PairRunner, keys_before
 
 if TYPE_CHECKING:
@@ -32,17 +34,28 @@ smaller step is many short operations, between which two threads of Python wait 
 class PaddedPath:
     """Begins batches that the network computes as it is, rows padded to one length; has what all batches share.
 
-    noise: [MAX_FRAMES, bins] float32; both: does a step's two halves, with the conditions and without, on a CPU.
+    schedules: of the solver, by its steps; noise: [MAX_FRAMES, bins] float32; both: does a step's two halves, with the
+    conditions and without, on a CPU.
     """
 
     models: Models
     pool: PagePool
-    schedule: EulerSchedule
+    schedules: Mapping[FlowSteps, FlowSchedule]
     noise: Tensor
     estimator: Estimator
     encoder: Encoder
     """The networks' own, or what takes their place."""
     both: PairRunner | None = None
+
+    @cached_property
+    def numbers(self) -> Mapping[FlowSteps, Tensor]:
+        """[evaluations, 2] int32 of each schedule: among those of all schedules, and in its own."""
+        found, first = {}, 0
+        for steps, schedule in self.schedules.items():
+            own = torch.arange(len(schedule), dtype=torch.int32)
+            found[steps] = to_device(torch.stack((first + own, own), dim=1), self.models.device)
+            first += len(schedule)
+        return found
 
     def prepare(self, frames: int | None) -> None:
         """Record what batches of up to this many frames need, None: of any size; here nothing is recorded."""
@@ -104,7 +117,7 @@ class PaddedSolver:
         speakers, guidance = torch.stack([voice.speaker for voice in voices]), models.config.flow.guidance
         self._path = Path(
             context.estimator,
-            context.schedule,
+            context.schedules[rows[0].stream.steps],
             guidance,
             noise,
             mu,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import FlowConfig
 from vivavoce.engine.chunk_policy import AttentionMode
-from vivavoce.engine.request import Conditioning
+from vivavoce.engine.request import Conditioning, FlowSteps
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES
@@ -200,8 +200,8 @@ class VoiceFeatures:
 class FlowStream:
     """State of one sequence in the flow stage. Only the stage changes it."""
 
-    def __init__(self, conditioning: Conditioning, prompts: PromptCache, config: FlowConfig) -> None:
-        encoder = config.encoder
+    def __init__(self, conditioning: Conditioning, prompts: PromptCache, config: FlowConfig, steps: FlowSteps) -> None:
+        encoder, self.steps = config.encoder, steps
         self.conditioning, self.upsampling = conditioning, encoder.upsampling
         self.prompt = conditioning.flow_prompt
         # Without the last tokens of the prompt: their lookahead is speech that does not exist yet.
@@ -209,7 +209,7 @@ class FlowStream:
         self.prompt_blocks = tuple(Block(end, len(self.prompt)) for end in bounds)
         self.blocks = self.prompt_blocks
         """The blocks of the prompt and of all chunks so far; a past that is computed again is cut the same way."""
-        self.voice = conditioning.flow_key if bounds else None
+        self.voice = conditioning.flow_key + steps.value.encode() if bounds else None
         """Key of the prompt's state; None: the prompt is too short to have one."""
         self.prompt_end = bounds[-1] if bounds else 0
         """Number of the prompt's tokens that the prompt's state covers."""

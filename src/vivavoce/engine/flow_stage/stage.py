@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vivavoce.engine.flow_stage.padded import PaddedPath
 from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, PagePool, Planner, PromptCache
-from vivavoce.engine.request import Conditioning
+from vivavoce.engine.request import Conditioning, FlowSteps
 from vivavoce.models.build import Models
 from vivavoce.models.flow.external import ExternalFlow
-from vivavoce.models.flow.model import EulerSchedule, fixed_noise
+from vivavoce.models.flow.model import FlowSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class FlowBatch:
     """Updates the streams at the batch's end; the second argument tells whether the batch has finished."""
     rows: Sequence[FlowRow]
     steps_left: int
+    share: float = 1.0
     solvers: list[Solver] = field(default_factory=list)
     steps_done: int = 0
     ended: bool = False
@@ -119,9 +120,12 @@ class FlowStage:
         self.prompts = PromptCache(self.pool)
         self.planner = Planner(config, self.pool, self.prompts)
         velocity = estimator or models.flow.estimator
-        schedule = EulerSchedule.of(velocity, config.num_steps)
+        self.schedules = {
+            FlowSteps.OFFICIAL: FlowSchedule.euler(velocity, config.num_steps),
+            FlowSteps.FAST: FlowSchedule.fast(velocity, config.num_steps),
+        }
         noise = fixed_noise(config.num_mel_bins).to(models.device)
-        plain = PaddedPath(models, self.pool, schedule, noise, velocity, encoder or models.flow.encoder, both)
+        plain = PaddedPath(models, self.pool, self.schedules, noise, velocity, encoder or models.flow.encoder, both)
         self.path: PaddedPath | PackedPath = plain
         if kernels:
             # Triton may not be installed.
@@ -135,8 +139,8 @@ class FlowStage:
         """Make recordings before the first batches of up to this many frames need them; None: of all sizes."""
         self.path.prepare(frames)
 
-    def open(self, conditioning: Conditioning) -> FlowStream:
-        stream = FlowStream(conditioning, self.prompts, self._config)
+    def open(self, conditioning: Conditioning, steps: FlowSteps = FlowSteps.OFFICIAL) -> FlowStream:
+        stream = FlowStream(conditioning, self.prompts, self._config, steps)
         self._streams.add(stream)
         return stream
 
@@ -162,18 +166,19 @@ class FlowStage:
         return len(self.pool.free) + self.prompts.could_free() >= pages
 
     def start(self, rows: Sequence[FlowRow]) -> FlowBatch:
-        """Begin one batch, whose rows have the same attention; it may mix prompts and chunks of blocks.
+        """Begin one batch, whose rows have the same attention and steps; it may mix prompts and chunks of blocks.
 
         InvalidRequest: a row has more frames than the flow has noise for; nothing was begun.
         """
         streams = {row.stream for row in rows}
-        if len({row.attention for row in rows}) != 1 or len(streams) != len(rows):
-            raise ValueError("a batch has one kind of attention, and each stream once")
+        if len({(row.attention, row.stream.steps) for row in rows}) != 1 or len(streams) != len(rows):
+            raise ValueError("a batch has one kind of attention and of steps, and each stream once")
         if any(stream.busy or stream.closed for stream in streams):
             raise ValueError("a stream of the batch is closed, or in a running batch")
         for row in rows:
             self.planner.check(row)
-        batch = FlowBatch(self.end, rows, self._config.num_steps)
+        evaluations = len(self.schedules[rows[0].stream.steps])
+        batch = FlowBatch(self.end, rows, evaluations, evaluations / self._config.num_steps)
         self._batches.add(batch)
         try:
             voices, planned = set(), []

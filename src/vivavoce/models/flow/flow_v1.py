@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vivavoce.checkpoint.config import WholeFlowConfig
 from vivavoce.models.conformer import Conformer
 from vivavoce.models.flow.layout import mish
-from vivavoce.models.flow.model import EulerSchedule, Path
+from vivavoce.models.flow.model import FlowSchedule, Path
 from vivavoce.models.flow.unet import PointwiseConv
 from vivavoce.models.flow.unet_v1 import Conv, TimeNorm, UNetV1, within
 from vivavoce.models.layers import PairRunner, valid_positions, visible_keys
@@ -104,7 +104,7 @@ class FlowV1(nn.Module):
         return torch.cat(whole)
 
     def begin(
-        self, items: Sequence[WholeInput], schedule: EulerSchedule, noise: Tensor, both: PairRunner | None = None
+        self, items: Sequence[WholeInput], schedule: FlowSchedule, noise: Tensor, both: PairRunner | None = None
     ) -> tuple[Path, list[Tensor]]:
         """Begin a batch; returns its `Path` at the noise, and noise and mu for each row's stream to keep, [frames, 2,
         bins]. noise: [MAX_FRAMES, bins].

@@ -1,11 +1,11 @@
-"""The flow: speech tokens, a prompt and a speaker → mel, by guided Euler steps (arXiv:2207.12598)."""
+"""The flow: speech tokens, a prompt and a speaker → mel, by guided steps of a solver (arXiv:2207.12598)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,26 +51,63 @@ def time_steps(num_steps: int) -> list[tuple[float, float]]:
     return steps
 
 
-@dataclass(frozen=True, eq=False)
-class EulerSchedule:
-    """times: (t, dt); biases: from the estimator's `time_biases`, [levels, 1, 1, channels] for each step, the same for
-    all rows.
+FAST_STEPS = 3
+"""Midpoint steps of the fast schedule. With mini's flow they end 5.4 % off the path's exact end, ten Euler steps 4.3 %,
+five Euler steps 8.0 %.
+"""
+
+
+class Evaluation(NamedTuple):
+    """One evaluation of the estimator, at flow time t, which gives a velocity: the next one is at the point x + reach ·
+    velocity, and x, where the current step began, moves by move · velocity (0: the step is not finished).
     """
 
-    times: tuple[tuple[float, float], ...]
+    t: float
+    reach: float
+    move: float
+
+
+@dataclass(frozen=True, eq=False)
+class FlowSchedule:
+    """The evaluations of the estimator that lead from noise to mel, in order.
+
+    biases: from the estimator's `time_biases`, [levels, 1, 1, channels] for each evaluation, the same for all rows.
+    """
+
+    evaluations: tuple[Evaluation, ...]
     biases: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, estimator: Estimator, num_steps: int) -> EulerSchedule:
-        times = time_steps(num_steps)
-        t = torch.tensor([t for t, _ in times], device=estimator.out.weight.device)
-        return cls(tuple(times), tuple(estimator.time_biases(t)[:, :, None].unbind(1)))
+    def euler(cls, estimator: Estimator, num_steps: int) -> FlowSchedule:
+        return cls._of(estimator, [Evaluation(t, dt, dt) for t, dt in time_steps(num_steps)])
+
+    @classmethod
+    def midpoint(cls, estimator: Estimator, num_steps: int) -> FlowSchedule:
+        """The explicit midpoint method, of second order: two evaluations a step."""
+        halves = [(Evaluation(t, dt / 2, 0.0), Evaluation(t + dt / 2, dt, dt)) for t, dt in time_steps(num_steps)]
+        return cls._of(estimator, [one for pair in halves for one in pair])
+
+    @classmethod
+    def fast(cls, estimator: Estimator, num_steps: int) -> FlowSchedule:
+        """Three midpoint steps instead of `num_steps` Euler steps; those, if they are no more evaluations."""
+        if num_steps <= 2 * FAST_STEPS:
+            return cls.euler(estimator, num_steps)
+        return cls.midpoint(estimator, FAST_STEPS)
+
+    @classmethod
+    def _of(cls, estimator: Estimator, evaluations: list[Evaluation]) -> FlowSchedule:
+        t = torch.tensor([one.t for one in evaluations], device=estimator.out.weight.device)
+        return cls(tuple(evaluations), tuple(estimator.time_biases(t)[:, :, None].unbind(1)))
+
+    def __len__(self) -> int:
+        return len(self.evaluations)
 
 
 class Path:
-    """A batch on its way from noise to mel; `x` is its current point: [batch, frames, bins] float32.
+    """A batch on its way from noise to mel; `x` is where its current step began: [batch, frames, bins] float32.
 
-    Each step evaluates the estimator with and without its conditions in one batch of twice the size:
+    Each `step` evaluates the estimator once, at the schedule's next point, with and without its conditions in one batch
+    of twice the size:
     v = (1 + guidance) · f(conditions) − guidance · f(nothing).
     noise, mu, condition: [batch, frames, bins]; speaker: [batch, bins]; mask: [batch, 1, 1 or frames, keys] bool, True
     for keys that a frame attends to, None: all; positions: [batch, frames] int, places in the whole row, None: from its
@@ -80,7 +117,7 @@ class Path:
     def __init__(
         self,
         estimator: Estimator,
-        schedule: EulerSchedule,
+        schedule: FlowSchedule,
         guidance: float,
         noise: Tensor,
         mu: Tensor,
@@ -90,7 +127,8 @@ class Path:
         positions: Tensor | None = None,
         both: PairRunner | None = None,
     ) -> None:
-        self.x, self._both = noise.float(), both
+        self.x = self._point = noise.float()
+        self._both = both
         self._positions = positions if positions is None or both else positions.repeat(2, 1)
         self._estimator, self._schedule, self._guidance = estimator, schedule, guidance
         batch, frames, bins = noise.shape
@@ -103,11 +141,11 @@ class Path:
         conditional[:, :, 1], conditional[:, :, 2], conditional[:, :, 3] = mu, speaker[:, None], condition
 
     def step(self, number: int, *memories: Memory) -> None:
-        """memories: one for twice the batch (conditional rows first), or with `both` one for each half; none if rows
-        have no past.
+        """number: of the evaluation; memories: one for twice the batch (conditional rows first), or with `both` one for
+        each half; none if rows have no past.
         """
-        (_, dt), biases = self._schedule.times[number], self._schedule.biases[number]
-        self._features[..., : self.x.shape[-1]] = self.x
+        (_, reach, move), biases = self._schedule.evaluations[number], self._schedule.biases[number]
+        self._features[..., : self.x.shape[-1]] = self._point
         contexts = [VelocityContext(biases, self._mask, past, self._positions) for past in memories or (None, None)]
         velocity = self._estimator.velocity
         if self._both is None:
@@ -115,7 +153,10 @@ class Path:
         else:
             halves = zip(self._features, contexts, strict=True)
             conditional, free = (one.float() for one in self._both(*(partial(velocity, *half) for half in halves)))
-        self.x = self.x + dt * ((1 + self._guidance) * conditional - self._guidance * free)
+        guided = (1 + self._guidance) * conditional - self._guidance * free
+        self._point = self.x + reach * guided
+        if move:
+            self.x = self._point if move == reach else self.x + move * guided
 
 
 class Flow(nn.Module):

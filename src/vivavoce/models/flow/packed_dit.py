@@ -1,11 +1,12 @@
 """CosyVoice3's velocity estimator and lookahead over packed rows; batches are those of `packed_unet`.
 
-Most weights are views of the network's own. The modulations of every norm and gate are computed ahead for each Euler
-step, output biases included.
+Most weights are views of the network's own. The modulations of every norm and gate are computed ahead for each
+evaluation, output biases included.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from vivavoce.models.flow.dit import NORM_EPS, PER_BLOCK, DiT, DiTBlock, LookaheadEncoder, rotation_of
 from vivavoce.models.flow.layout import joined
-from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Flow
+from vivavoce.models.flow.model import MAX_FRAMES, Flow, FlowSchedule
 from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderCuts, encoder_cuts, windowed
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedEstimator
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL
@@ -38,8 +39,10 @@ class DiTBlockWeights(NamedTuple):
 
 class PackedDiT(PackedEstimator):
     @torch.no_grad()
-    def __init__(self, dit: DiT, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
-        super().__init__(dit, schedule, guidance, invariant=invariant)
+    def __init__(
+        self, dit: DiT, schedules: Sequence[FlowSchedule], guidance: float, *, invariant: bool = False
+    ) -> None:
+        super().__init__(dit, schedules, guidance, invariant=invariant)
         config = dit.config
         for size in (config.in_channels, config.out_channels, config.size, config.head_dim):
             tile_of(size, 16)
@@ -52,7 +55,7 @@ class PackedDiT(PackedEstimator):
         ]
         self._blocks = [_block(block) for block in blocks]
         self._velocity = dit.out.weight, dit.out.bias
-        self._norms, self._gates = _modulations(blocks, schedule)
+        self._norms, self._gates = _modulations(blocks, [bias for one in schedules for bias in one.biases])
         positions = torch.arange(MAX_FRAMES, device=dit.out.weight.device)
         self._rotation = torch.cat(rotation_of(positions, config.head_dim), dim=1)
 
@@ -60,7 +63,7 @@ class PackedDiT(PackedEstimator):
         cuts, tables = self.cuts(len(batch.x)), batch.tables
         cut, times = cuts.products, Modulations(self._norms, self._gates, batch.step)
         in_rows = ((tables.row, tables.local, tables.length), tables.first, batch.tails, cuts.conv)
-        in_pages = (batch.keys, tables, batch.step)
+        in_pages = (batch.keys, tables, batch.kept_at)
 
         def normal(added: Tensor | None, norm: int) -> Tensor:
             return modulated(x, None if added is None else (added, norm - 1), times, norm, NORM_EPS, NORM_ROWS)
@@ -89,8 +92,8 @@ def _block(block: DiTBlock) -> DiTBlockWeights:
     )
 
 
-def _modulations(blocks: list[DiTBlock], schedule: EulerSchedule) -> tuple[Tensor, Tensor]:
-    times = torch.stack(schedule.biases).float().flatten(2)
+def _modulations(blocks: list[DiTBlock], by_evaluation: list[Tensor]) -> tuple[Tensor, Tensor]:
+    times = torch.stack(by_evaluation).float().flatten(2)
     by_block, (scale, shift) = times[:, :-2].unflatten(1, (-1, 2, PER_BLOCK // 2)), times[:, -2:].unbind(1)
     shifts, scales, gates = by_block.flatten(1, 2).unbind(2)
     biases = torch.stack(

@@ -1,4 +1,4 @@
-"""The velocity estimator over packed rows, and its Euler steps: fixed shapes, no padding, no waiting for the device.
+"""The velocity estimator over packed rows, and its solver: fixed shapes, no padding, no waiting for the device.
 
 A batch has the new frames of all rows, end to end, in tensors of fixed size. Guidance evaluates everything twice: row i
 of [2 · frames, …] is frame i with its conditions, row frames + i the same frame without them.
@@ -10,6 +10,7 @@ the residual stream in place, and no launch adds a bias.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.layout import biases_ahead, joined
-from vivavoce.models.flow.model import EulerSchedule
+from vivavoce.models.flow.model import FlowSchedule
 from vivavoce.models.flow.unet import CausalConv, Level, TransformerBlock, UNet
 from vivavoce_kernels.common import tile_of
 from vivavoce_kernels.flow_attention import AttentionTile, attend, keep_in_pages
@@ -55,11 +56,13 @@ def cuts_of(frames: int, *, invariant: bool) -> Cuts:
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """Tensors that one Euler step reads and updates in place.
+    """Tensors that one evaluation reads and updates in place.
 
-    x: [frames, bins] float32, each frame's current point on the path.
-    features: [2 · frames, in], x, mu, the speaker and the condition side by side; zeros but for x without conditions.
-    step: [1] int32, the number of the Euler step.
+    x: [frames, bins] float32, where each frame's current step began.
+    features: [2 · frames, in], the point, mu, the speaker and the condition side by side; without conditions zeros but
+    for the point.
+    step: [2] int32, the number of the evaluation among those of all schedules, and in its own schedule, by which the
+    state is kept.
     keys: the pages, as in `flow_attention.attend`, and tails: of convolutions, for this step; both None if rows have no
     past and leave no state.
     """
@@ -70,6 +73,11 @@ class PackedBatch:
     tables: PackedTables
     keys: Tensor | None
     tails: ConvTails | None
+
+    @property
+    def kept_at(self) -> Tensor:
+        """[1] int32, the pass of the state."""
+        return self.step[1:]
 
 
 class BlockWeights(NamedTuple):
@@ -124,15 +132,16 @@ def _conv(conv: CausalConv) -> ConvWeights:
 
 
 class PackedEstimator:
-    """Computes `model.Path.step` row by row. schedule: of the same network; guidance: of classifier-free guidance;
+    """Computes `model.Path.step` row by row. schedules: of the same network; guidance: of classifier-free guidance;
     invariant: slower, but a row's bits do not depend on its neighbours. ValueError: the kernels do not take its sizes.
     """
 
     def __init__(
-        self, network: UNet | DiT, schedule: EulerSchedule, guidance: float, *, invariant: bool = False
+        self, network: UNet | DiT, schedules: Sequence[FlowSchedule], guidance: float, *, invariant: bool = False
     ) -> None:
         self._num_heads, self._guidance, self._invariant = network.config.num_heads, guidance, invariant
-        self._spans = torch.tensor([dt for _, dt in schedule.times], device=network.out.weight.device)
+        spans = [(one.reach, one.move) for schedule in schedules for one in schedule.evaluations]
+        self._spans = torch.tensor(spans, device=network.out.weight.device)
 
     def cuts(self, frames: int) -> Cuts:
         return cuts_of(frames, invariant=self._invariant)
@@ -148,8 +157,10 @@ class PackedEstimator:
 
 class PackedUNet(PackedEstimator):
     @torch.no_grad()
-    def __init__(self, unet: UNet, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
-        super().__init__(unet, schedule, guidance, invariant=invariant)
+    def __init__(
+        self, unet: UNet, schedules: Sequence[FlowSchedule], guidance: float, *, invariant: bool = False
+    ) -> None:
+        super().__init__(unet, schedules, guidance, invariant=invariant)
         config = unet.config
         for size in (config.in_channels, config.out_channels, config.channels, config.num_heads * config.head_dim):
             tile_of(size, 16)
@@ -157,7 +168,7 @@ class PackedUNet(PackedEstimator):
         self._levels = [_level(cast(Level, level)) for level in (unet.down, *unet.mid, unet.up)]
         self._final, self._final_norm = _conv(unet.final_conv), (unet.final_norm.weight, unet.final_norm.bias)
         self._velocity = unet.out.weight[..., 0].contiguous(), unet.out.bias
-        self._times = torch.stack(schedule.biases).flatten(1, -2).contiguous()
+        self._times = torch.stack([bias for one in schedules for bias in one.biases]).flatten(1, -2).contiguous()
 
     def velocity(self, batch: PackedBatch) -> Tensor:
         cuts, tables = self.cuts(len(batch.x)), batch.tables
@@ -188,8 +199,8 @@ class PackedUNet(PackedEstimator):
     def _block(self, x: Tensor, block: BlockWeights, batch: PackedBatch, cuts: Cuts, site: int) -> None:
         products = product(layer_norm(x, block.attention_norm, NORM_ROWS), block.queries_and_keys, None, cuts.products)
         if batch.keys is not None:
-            keep_in_pages(products, batch.keys, batch.tables, batch.step, site)
-        mixed = attend(products, batch.keys, batch.tables, batch.step, site, self._num_heads, cuts.attention)
+            keep_in_pages(products, batch.keys, batch.tables, batch.kept_at, site)
+        mixed = attend(products, batch.keys, batch.tables, batch.kept_at, site, self._num_heads, cuts.attention)
         product(mixed, block.mixed, None, cuts.products, into=x)
         normal = layer_norm(x, block.feed_forward_norm, NORM_ROWS)
         wide = product(normal, block.expand, block.expand_bias, cuts.products, gelu="none")

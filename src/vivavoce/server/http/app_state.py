@@ -21,9 +21,9 @@ from vivavoce.server.settings import ServerSettings
 REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout"
 ADMISSION_HEADER = "x-admission-seconds"
 """Seconds until a request for speech was accepted: its text, its voice, and the wait for room."""
-SPEED_HEADER, WARNING_HEADER = "x-speed", "x-warning"
+SPEED_HEADER, FLOW_STEPS_HEADER, WARNING_HEADER = "x-speed", "x-flow-steps", "x-warning"
 """The speed of the speech, and deviations from the caller's wishes."""
-SPEECH_HEADERS = (REQUEST_ID_HEADER, ADMISSION_HEADER, SPEED_HEADER, WARNING_HEADER)
+SPEECH_HEADERS = (REQUEST_ID_HEADER, ADMISSION_HEADER, SPEED_HEADER, FLOW_STEPS_HEADER, WARNING_HEADER)
 _SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
 TIMEOUT = {
     "name": TIMEOUT_HEADER,

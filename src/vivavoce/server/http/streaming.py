@@ -24,7 +24,7 @@ from vivavoce.frontend.audio.encoders import Encoder
 from vivavoce.frontend.speech import SegmentText, SpeechRequest, Verdict
 from vivavoce.logs import current_scope
 from vivavoce.server.dispatcher import ActiveRequest
-from vivavoce.server.http.app_state import ADMISSION_HEADER, SPEED_HEADER, WARNING_HEADER, state_of
+from vivavoce.server.http.app_state import ADMISSION_HEADER, FLOW_STEPS_HEADER, SPEED_HEADER, WARNING_HEADER, state_of
 from vivavoce.server.http.errors import error_body, renamed
 from vivavoce.server.http.listener import drop_connection
 from vivavoce.server.rate_limiter import Principal
@@ -242,6 +242,8 @@ class SpeechAnswer(Response):
         if active is not None:
             self.headers[ADMISSION_HEADER] = f"{active.admission_s:.3f}"
             self.headers[SPEED_HEADER] = f"{active.request.speed:g}"
+            steps = active.request.flow_steps or self._state.settings.model.flow_steps
+            self.headers[FLOW_STEPS_HEADER] = steps
             if active.request.notes:
                 self.headers[WARNING_HEADER] = "; ".join(active.request.notes)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
