@@ -50,11 +50,14 @@ def main() -> None:
     folder = options.model or Path(f"/tmp/vivavoce-{generation.value}-{'tiny' if tiny else 'release'}")
     model = make_model(folder, TINY if tiny else RELEASE, generation)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    figures: Figures = origin("benchmarks.gpu", device) | {"generation": generation.value}
+    figures: Figures = origin("benchmarks.gpu", device)
+    figures |= {"generation": generation.value, "flow_steps": options.flow_steps}
     begun = time.perf_counter()
     parts: dict[str, Callable[[], Iterable[Figures]]] = {
         "stages": lambda: _stages(model, tiny, options.no_kernels),
-        "loads": lambda: _loads(model, tiny, options.no_kernels, loads.of(generation, options.loads)),
+        "loads": lambda: _loads(
+            model, tiny, options.no_kernels, loads.of(generation, options.loads), options.flow_steps
+        ),
         "bounded": lambda: _bounded(model, tiny),
         "startup": lambda: [startups(model)],
         "memory": lambda: memory.bounds(model, tiny),
@@ -102,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "--repeat", type=int, default=1, metavar="N", help="run all N times; medians, with their spread"
     )
     parser.add_argument("--tiny", action="store_true", help="tiny sizes")
+    parser.add_argument("--flow-steps", choices=["official", "fast"], default="official", help="of the part loads")
     parser.add_argument("--no-kernels", action="store_true", help="plain PyTorch, to compare with")
     return parser
 
@@ -119,8 +123,8 @@ def _stages(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
         yield from stages.vocoder(models, ((1, 30), (2, 30)) if tiny else stages.VOCODER_CASES, kernels)
 
 
-def _loads(model: Path, tiny: bool, plain: bool, which: tuple[loads.Load, ...]) -> Iterable[Figures]:
-    tts = _loaded(model, kernels=False if plain else None)
+def _loads(model: Path, tiny: bool, plain: bool, which: tuple[loads.Load, ...], flow_steps: str) -> Iterable[Figures]:
+    tts = _loaded(model, kernels=False if plain else None, flow_steps=flow_steps)
     try:
         if tiny:
             which = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, 2, offline=True, tokens=25))

@@ -19,7 +19,7 @@ from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.lm_stage import LMStage, plain_run
-from vivavoce.engine.request import Conditioning, EngineRequest, SamplingParams, SegmentRequest
+from vivavoce.engine.request import Conditioning, EngineRequest, FlowSteps, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.vocoder_stage import VocoderRow, VocoderStage
 from vivavoce.models.build import Models, build_models
@@ -129,6 +129,23 @@ def test_sixteen_bit_speaks(folder, conditioning, dtype, policy):
     assert len(samples) == 75 * 960
     assert np.isfinite(samples).all()
     assert samples.std() > 1e-3
+
+
+@pytest.mark.parametrize("steps", FlowSteps)
+@torch.inference_mode()
+def test_chunks_by_kernels_are_near_those_of_the_cpu(folder, models, conditioning, steps):
+    tokens = given(conditioning, 60).speech_tokens
+
+    def mel(stage: FlowStage) -> Tensor:
+        stream = stage.open(conditioning, steps)
+        run(stage, FlowRow(stream))
+        chunks = [run(stage, FlowRow(stream, tokens[: stream.spoken + hop + 3], hop)) for hop in (15, 25)]
+        return torch.cat([one for (one,) in chunks if one is not None]).float().cpu()
+
+    halved = build_models(folder, CUDA, torch.float16)
+    ours = mel(FlowStage(halved, state_bytes=256 << 20, kernels=True))
+    theirs = mel(FlowStage(models, state_bytes=64 << 20))
+    assert (ours - theirs).square().mean().sqrt() < 0.05 * theirs.square().mean().sqrt()
 
 
 @torch.inference_mode()

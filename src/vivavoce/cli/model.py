@@ -58,6 +58,7 @@ class EngineChoice:
     memory: flags.MemoryOption = None
     kernels: flags.KernelsOption = None
     deterministic: bool = flag("Same bits regardless of other requests; slower, for audits and tests.", default=False)
+    flow_steps: str = flag("Steps of the flow: official or fast.", "CHOICE", default="official")
     watermark: flags.WatermarkOption = False
 
     def settings(self, backends: BackendChoice = BackendChoice()) -> EngineSettings:
@@ -74,6 +75,7 @@ class EngineChoice:
             memory_bytes=None if self.memory is None else int(self.memory * 1e9),
             kernels=self.kernels,
             deterministic=self.deterministic,
+            flow_steps=self.flow_steps,
             watermark=self.watermark,
             **vars(backends),
         )

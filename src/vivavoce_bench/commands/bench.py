@@ -363,7 +363,7 @@ def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
         **_load_keys(load),
         "policy": None if policy is None else policy.schedule.value,
         **{name: getattr(policy, name, None) for name in ("first_hop", "max_hop", "lookahead")},
-        **{name: getattr(engine, name) for name in ("admission", "kernels", "deterministic")},
+        **{name: getattr(engine, name) for name in ("admission", "kernels", "deterministic", "flow_steps")},
         **{name: getattr(request.backends, name) for name in ("lm_backend", "flow_backend")},
         **vars(request.spread),
         "memory_gb": engine.memory,
