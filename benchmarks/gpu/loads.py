@@ -11,6 +11,7 @@ from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.cli.console import Reporter
 from vivavoce.cli.model import EngineChoice, ModelChoice
+from vivavoce.engine.settings import EngineSettings
 from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, measured
 
 TOKENS = 250
@@ -70,6 +71,8 @@ def loads(
     memory_gb: the bound that `tts`, which is warmed up, was loaded with.
     """
     bound = f"--memory {memory_gb:g} " if memory_gb else ""
+    if (steps := tts.engine.settings.flow_steps) != EngineSettings().flow_steps:
+        bound += f"--flow-steps {steps} "
     for load in which:
         report = measure(tts, model, load, memory_gb)
         yield {

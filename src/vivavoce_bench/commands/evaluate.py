@@ -77,6 +77,9 @@ class EvaluationFlags:
         "NAME|FOLDER",
         default="base",
     )
+    judges: str | None = flag(
+        "Opinion scores by distillmos, dnsmos, both with a comma, or none.  [default: those installed]", "NAMES"
+    )
     jobs: int | None = flag("Recogniser processes.  [default: by cores; 1 for MODULE:CALLABLE]", "NUMBER", min=1)
 
     def check(self) -> None:
@@ -162,6 +165,7 @@ def evaluate(
         from vivavoce.frontend.text.tokenizer import TextTokenizer
         from vivavoce_bench.evaluate import Instruments, assess
         from vivavoce_bench.evaluate.assessment import ready
+        from vivavoce_bench.evaluate.opinion import installed, opinions
         from vivavoce_bench.evaluate.similarity import embed_with
         from vivavoce_bench.evaluate.speaking import parse_control
 
@@ -174,7 +178,9 @@ def evaluate(
         # Refuse sentences that cannot be scored before the networks load.
         factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser, flags.whisper)
         jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
-        spelled = Instruments(factory, flags.jobs or jobs, lambda said: text.explain(said).spoken)
+        judges = installed() if flags.judges is None else flags.judges.split(",") if flags.judges != "none" else ()
+        judge = opinions(judges) if judges else None
+        spelled = Instruments(factory, flags.jobs or jobs, lambda said: text.explain(said).spoken, judge=judge)
         instruments = ready(cases, spelled, control)
     tts = load_model(model, reporter, backends=backends)[0] if flags.audio is None else None
     with reporter.working("preparing …") as show:
@@ -190,6 +196,7 @@ def evaluate(
             **settings,
             "sentences": source,
             "recogniser": flags.recogniser,
+            "judges": list(judges),
             "control": None if control is None else control.value,
         }
         report = assess(clips, references, instruments, control=control, folder=folder, settings=settings, show=show)

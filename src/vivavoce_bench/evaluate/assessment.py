@@ -29,6 +29,7 @@ from vivavoce_bench.evaluate.speaking import (
     Clip,
     Control,
     Manner,
+    Samples,
     VoiceLike,
     speak_all,
     spoil_audio,
@@ -50,6 +51,8 @@ class Instruments:
     spell: Spell = as_written
     """Applied to both texts and transcripts before they are compared."""
     embed: Embed | None = None
+    judge: Callable[[Samples, int], Mapping[str, float]] | None = None
+    """Predicts opinion scores of samples at a rate, see `opinion`."""
     longest_s: Callable[[str], float] | None = None
     """Text → seconds of speech after which generation stops."""
 
@@ -188,6 +191,7 @@ def _measure(
         "longest_silence_s": longest_silence_s,
         **pitch(samples, rate),
         "clipping_share": clipping_share(samples),
+        **({} if instruments.judge is None else instruments.judge(samples, rate)),
         "rtf": clip.work_s / duration if clip.work_s is not None and duration else None,
         "first_audio_s": clip.first_audio_s,
         "speaker_similarity": likeness.get(clip.voice),

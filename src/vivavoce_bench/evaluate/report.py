@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vivavoce_bench.evaluate.error_rate import Edits, mean_interval, pooled
+from vivavoce_bench.evaluate.opinion import KEYS
 from vivavoce_bench.evaluate.speaking import UNNAMED, Clip
 from vivavoce_bench.measure import make_folder, picture, rounded, save_json, write_text, write_wav
 
@@ -75,6 +76,8 @@ def summarise(rows: Sequence[Row], num_references: int, clicks: Row) -> Row:
     for key, (name, combine) in _OVER_UTTERANCES.items():
         if values := _known(rows, key):
             summary[name] = float(combine(values))
+    for key in KEYS:
+        summary |= _mean(key, _known(rows, key))
     summary["runaways"] = len(_known(rows, "runaway"))
     summary["clipped_utterances"] = sum(row["clipping_share"] > 0 for row in rows)
     if waits := _known(rows, "first_audio_s"):
@@ -121,6 +124,7 @@ def _rate_form(name: str) -> str:
     return f"{{percent[{name}]:.1f}} % ({{percent[{name}_low]:.1f}}–{{percent[{name}_high]:.1f}})"
 
 
+_OPINIONS = (("Distill-MOS", "mos_distill"), ("DNSMOS", "mos_dnsmos"), ("DNSMOS P.808", "mos_p808"))
 _LINES = (
     ("utterances", "utterances", "{utterances}"),
     ("audio", "duration_total_s", "{duration_total_s:.1f} s"),
@@ -137,6 +141,7 @@ _LINES = (
     ),
     ("right voice nearest", "identification_rate", _rate_form("identification_rate")),
     ("… by chance", "identification_chance", "{percent[identification_chance]:.2f} %"),
+    *((name, key, f"{{{key}:.2f}} ({{{key}_low:.2f}}–{{{key}_high:.2f}})") for name, key in _OPINIONS),
     ("per character", "s_per_character", "{s_per_character:.3f} s"),
     ("length ratio", "length_ratio", "{length_ratio:.2f}"),
     ("runaways", "runaways", "{runaways}"),
