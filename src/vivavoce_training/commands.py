@@ -422,6 +422,7 @@ def speaker(
 def encode(
     corpus: Path = CORPUS,
     model: str = flag("Whose tokenizer and speaker encoder listen.", "NAME|FOLDER", "-m", default=REQUIRED),
+    embeddings_only: bool = flag("Leave the corpus's tokens as they are.", default=False),
     jobs: Jobs = None,
 ) -> None:
     """Write a corpus's speech tokens and speaker embeddings as a model hears them."""
@@ -429,7 +430,7 @@ def encode(
 
     folder = folder_of(model)
     open_corpus(corpus)
-    encode_corpus(corpus, folder, jobs)
+    encode_corpus(corpus, folder, jobs, tokens=not embeddings_only)
 
 
 @command(app, "vivavoce train assemble parts model")
