@@ -25,6 +25,7 @@ from vivavoce.checkpoint.weights import (
     LM_NAMES,
     VOCODER_NAMES,
     check_variant,
+    find_part,
     fold_weight_norm,
     read_tensors,
 )
@@ -436,6 +437,22 @@ def test_an_unknown_way_to_speak_arriving_text_is_refused(tmp_path, wrong):
         read_card(tmp_path)
     assert repr(wrong)[:60] in str(raised.value)
     assert len(str(raised.value)) < 250
+
+
+@pytest.mark.parametrize("wrong", [0, 101, 4.0, "4", True, []])
+def test_steps_of_a_distilled_flow_are_a_number(tmp_path, wrong):
+    (tmp_path / "vivavoce.json").write_text(json.dumps({"flow_steps": wrong}))
+    with pytest.raises(CheckpointError, match="flow_steps: expected a whole number from 1 to 100, found"):
+        read_card(tmp_path)
+
+
+def test_a_distilled_flow_takes_its_own_number_of_steps(babble, tmp_path):
+    keys = read_tensors(find_part(babble, "flow"))
+    assert read_config(babble, keys).flow.num_steps == 10
+    shutil.copytree(babble, tmp_path / "few")
+    card = json.loads((babble / "vivavoce.json").read_text())
+    (tmp_path / "few" / "vivavoce.json").write_text(json.dumps(card | {"flow_steps": 4}))
+    assert read_config(tmp_path / "few", keys).flow.num_steps == 4
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 Numbers come from the checkpoint's own files (`read_config` in `settings.py`); this module has no default sizes. A
 field's `FileKey` gives its place in the official file. Two numbers are in no file: `FlowConfig.num_steps`, a constant
-of the official inference, and the mix of text and speech (`mix_text`, `mix_speech`) if the yaml lacks `mix_ratio`.
+of the official inference that a model card may replace, and the mix of text and speech (`mix_text`, `mix_speech`) if
+the yaml lacks `mix_ratio`.
 """
 
 from __future__ import annotations

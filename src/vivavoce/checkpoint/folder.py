@@ -24,6 +24,7 @@ CARD = "vivavoce.json"
 SPEAKER_ENCODER = "campplus.onnx"
 SPEAKERS = "spk2info.pt"
 MAX_JSON_BYTES = 32_000_000
+MOST_FLOW_STEPS = 100
 _LFS_POINTER = b"version https://git-lfs"
 _IDENTITY_FILES = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.yaml")
 
@@ -62,6 +63,8 @@ class ModelCard:
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
     """Trained to follow instructions; other models would speak them aloud."""
+    flow_steps: int | None = None
+    """Euler steps of a flow that was distilled to this number; None: the official ten."""
     voices: Mapping[str, SpeakerCard] = field(default_factory=dict)
     """Built-in voices by name, the best one first: it is the default voice."""
 
@@ -107,6 +110,12 @@ def read_card(folder: Path) -> ModelCard:
             f"{CARD}: text_stream: expected one of {', '.join(known)}, found {repr(stream)[:60]}; correct it, or leave "
             f"it out for {TextStream.INTERLEAVED.value}"
         )
+    steps = data.get("flow_steps")
+    if steps is not None and (type(steps) is not int or not 1 <= steps <= MOST_FLOW_STEPS):
+        raise CheckpointError(
+            f"{CARD}: flow_steps: expected a whole number from 1 to {MOST_FLOW_STEPS}, found {repr(steps)[:60]}; "
+            "correct it, or leave it out for ten"
+        )
     return ModelCard(
         name=str(data.get("name", folder.name)),
         description=str(data.get("description", "")),
@@ -116,6 +125,7 @@ def read_card(folder: Path) -> ModelCard:
         languages=tuple(map(str, data.get("languages", languages))),
         text_stream=TextStream(stream),
         instructions=bool(data.get("instructions", True)),
+        flow_steps=steps,
         voices={str(name): _speaker(told) for name, told in _mapping(data.get("voices")).items()},
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -32,7 +33,7 @@ from vivavoce.checkpoint.config import (
     VocoderConfig,
     WholeFlowConfig,
 )
-from vivavoce.checkpoint.folder import BACKBONE, YAML_OF, detect_generation, read_json
+from vivavoce.checkpoint.folder import BACKBONE, YAML_OF, detect_generation, read_card, read_json
 from vivavoce.checkpoint.official_yaml import read_official_yaml
 from vivavoce.errors import CheckpointError, UnsupportedModel
 from vivavoce.rates import Rates
@@ -63,7 +64,8 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
             f"-sample frames for each of {rates.tokens_per_second} tokens; download the file again"
         )
     llm, mel, remedy = root.section("llm"), root.section("feat_extractor"), "the yaml file"
-    flow = _FLOWS[generation](root.section("flow"), flow_keys)
+    steps = read_card(folder).flow_steps or NUM_EULER_STEPS
+    flow = replace(_FLOWS[generation](root.section("flow"), flow_keys), num_steps=steps)
     if generation is Generation.V1:
         lm: LMConfig | ConformerLMConfig = _conformer_lm(llm)
     else:
