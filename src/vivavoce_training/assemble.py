@@ -37,7 +37,11 @@ VOICES = {
         "I found an old letter in the drawer. Who could have written it, and when?",
         "af_heart*0.4+bf_emma*0.6",
     ),
-    "deep": _voice("am_fenrir", "We reached the top of the hill before noon. Can you see the harbor from there?"),
+    "deep": _voice(
+        "am_fenrir",
+        "We reached the top of the hill before noon. Can you see the harbor from there?",
+        "am_fenrir*0.5+am_onyx*0.5",
+    ),
     "steady": _voice("bm_daniel", "They carried the heavy basket up the hill, and rested near the old stone bridge."),
     "lively": _voice(
         "bm_fable",
