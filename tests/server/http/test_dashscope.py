@@ -296,6 +296,18 @@ async def test_a_mistake_in_the_middle_fails_the_task(later: dict[str, Any], mes
         await served.dispatcher.drain(LATE_S)
 
 
+async def test_no_text_comes_after_the_end_but_a_cancel_may() -> None:
+    async with connected(FakeBackend(gate=Gate(1)), PATH) as (client, _):
+        header = await failure_of(client, run_task(), finish_task(), continue_task(text="More."))
+        assert header["error_message"].startswith("header.action: continue-task comes after finish-task")
+    async with connected(FakeBackend(gate=Gate(1)), PATH) as (client, served):
+        await send(client, run_task(), continue_task(text="A long sentence."), finish_task())
+        await until(client, "audio")
+        await send(client, finish_task(directive="cancel"))
+        await until(client, "task-finished")
+        assert served.speaker.streams[0].cancelled.is_set()
+
+
 async def test_text_without_a_flush_has_the_limit_of_all_doors() -> None:
     async with connected(FakeBackend(gate=asyncio.Event()), PATH) as (client, _):
         pieces = (continue_task(text="a" * 15_000) for _ in range(2))
@@ -376,7 +388,7 @@ async def test_who_brings_no_text_is_sent_away(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ws_session, "IDLE_S", 0.05)
     async with connected(path=PATH) as (client, served):
         header = await failure_of(client, run_task())
-        assert header["error_message"].startswith("idle: no text came for 0.05 s")
+        assert header["error_message"] == "idle: no text came for 0.05 s; send finish-task when all of it has come"
         assert served.dispatcher.active == 0
     async with connected(path=PATH) as (client, _):
         code, reason = await ending_of(client)

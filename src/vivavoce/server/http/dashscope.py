@@ -169,7 +169,6 @@ class _Start(Start):
             if rules.unknown_fields == "refuse":
                 raise InvalidRequest(f"{problem}; leave them out")
             notes.append(f"{problem} and were ignored")
-        self.parameters.output()  # a wrong format is told before the voice is looked for
         return replace(wanted, lexicon=self.parameters.lexicon(about.marks), notes=(*wanted.notes, *notes))
 
 
@@ -193,13 +192,14 @@ def _start(payload: _Payload) -> _Start:
 class DashScopeDialect(Dialect):
     """Tasks, one after the other on a connection, each of which is an utterance whose context is the task's id."""
 
-    is_own, is_strict, answers_to_a_start = False, True, True
+    is_own, is_strict, answers_to_a_start, end = False, True, True, "finish-task"
 
     def __init__(self) -> None:
         self._task: str | None = None
         self._ended: str | None = None
         """The last task that has ended; messages for it may still be on their way."""
-        self._has_failed = False
+        self._has_finished = self._has_failed = False
+        """All text of the task has come; an error has been told, and nothing may follow it."""
         self._request_id = ""
         self._text, self._first, self._characters = "", 0, 0
         """The text from character `_first` of the task on, and the number of all its characters."""
@@ -224,7 +224,10 @@ class DashScopeDialect(Dialect):
                 return []
             raise InvalidRequest(f"header.task_id: no task {excerpt(header.task_id)} is running; send run-task first")
         if header.action == "finish-task":
+            self._has_finished = True
             return [Signal(type="end" if payload.input.directive is None else "cancel")]
+        if self._has_finished:
+            raise InvalidRequest("header.action: continue-task comes after finish-task; wait, then send run-task")
         if payload.input.text is None and not payload.input.flush:
             raise InvalidRequest("payload.input.text: field required; send more of the text, or finish-task")
         return self._pieces(payload.input)
@@ -235,7 +238,8 @@ class DashScopeDialect(Dialect):
                 f"header.task_id: {excerpt(self._task)} is still running; wait for task-finished before the next task"
             )
         start = _start(payload)
-        self._task, self._text, self._first, self._characters, self._words = task, "", 0, 0, []
+        self._task, self._has_finished = task, False
+        self._text, self._first, self._characters, self._words = "", 0, 0, []
         return [start, *self._pieces(payload.input)]
 
     def _pieces(self, given: _Input) -> list[ClientMessage]:
@@ -268,7 +272,7 @@ class DashScopeDialect(Dialect):
             told = reply.get("verdict", {})
             reason = told.get("finish_reason", "cancelled")
             attributes = {"request_uuid": self._request_id, "finish_reason": reason, "warnings": told.get("warnings")}
-            output = {"sentence": {"words": []}}
+            output: dict[str, Any] = {"sentence": {"words": []}}
             usage = {"characters": self._characters}
             return _event(task, "task-finished", {"output": output, "usage": usage}, **attributes)
         return None
@@ -288,7 +292,7 @@ class DashScopeDialect(Dialect):
             }
             for one in words
         ]
-        output: dict[str, Any] = {
+        output = {
             "type": _SENTENCES[kind],
             "sentence": {"index": reply["segment"], "words": timed},
             "original_text": self._text[: end - self._first],

@@ -91,6 +91,8 @@ class Dialect:
     """An error ends the utterance and the connection."""
     answers_to_a_start = False
     """A wrong key is told in answer to the first message, and not before."""
+    end = "end"
+    """The name of the message that ends a text."""
     is_base64 = False
 
     def context_of(self, _: dict[str, Any]) -> str:

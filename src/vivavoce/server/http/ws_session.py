@@ -338,7 +338,7 @@ class Session:
             return
         reason = f"idle: no message came for {self._idle_s:g} s; send ping to stay"
         for context in self._open:
-            reason = f"idle: no text came for {self._idle_s:g} s; send end when all of it has come"
+            reason = f"idle: no text came for {self._idle_s:g} s; send {self._dialect.end} when all of it has come"
             await self._send(error_reply(InvalidRequest(reason)), context)
         await self._close(NORMAL, reason)
 
