@@ -169,6 +169,7 @@ async def test_lexicons_are_those_of_owner_and_voice(loop: Loop, host: EngineCli
 
 async def test_it_speaks_lists_adds_and_removes(loop: Loop, host: EngineClient) -> None:
     assert host.about.sample_rate == 24_000
+    assert {"[laughter]", "<strong>"} <= host.about.marks
     assert "anna" in {voice.name for voice in await host.voices("")}
     before = await host.statistics()
     first, _ = await spoken(host, order())
