@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         has_official_rules,
     )
     from vivavoce_textnorm.reading_processes import ReadingProcesses
-    from vivavoce_textnorm.ssml import find_runs, is_ssml
+    from vivavoce_textnorm.ssml import find_runs, is_ssml, phonemes
     from vivavoce_textnorm.word_stream import gather_ssml
 
 # Their modules compile hundreds of patterns or need much of the standard library: the first use imports them.
@@ -58,6 +58,7 @@ _IMPORTED_LATER = {
     "gather_ssml": "word_stream",
     "has_official_rules": "official",
     "is_ssml": "ssml",
+    "phonemes": "ssml",
     "read_block": "natural",
 }
 
@@ -101,6 +102,7 @@ __all__ = [
     "is_ssml",
     "name_some",
     "never_cancelled",
+    "phonemes",
     "read_block",
     "read_lexicon",
     "read_lexicons",

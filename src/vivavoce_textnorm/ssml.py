@@ -115,7 +115,7 @@ class _Document:
     def _replace(self, start: int, end: int, name: str, attributes: Mapping[str, str], words: str) -> None:
         spoken = attributes.get("alias", words) if name == "sub" else words
         if name == "phoneme":
-            spoken = _phonemes(attributes.get("alphabet", ""), attributes.get("ph", ""), self._marks) or words
+            spoken = phonemes(attributes.get("alphabet", ""), attributes.get("ph", ""), self._marks) or words
         how = attributes.get("interpret-as", "")
         how, content = _KINDS.get(how, how), " ".join(words.split())
         if name == "say-as" and how in FORMS and len(content) <= 100 and FORMS[how].fullmatch(content):
@@ -192,8 +192,8 @@ def _break(start: int, attributes: Mapping[str, str]) -> float:
     return seconds_of(found) if found else STRENGTHS[written]
 
 
-def _phonemes(alphabet: str, written: str, marks: frozenset[str]) -> str | None:
-    """The model's marks for phones or syllables; None: it does not have all of them."""
+def phonemes(alphabet: str, written: str, marks: frozenset[str]) -> str | None:
+    """The model's marks for phones ("arpabet") or syllables ("pinyin"); None: it does not have all of them."""
     found: list[str] = []
     for one in written.split():
         syllable = _SYLLABLE.fullmatch(unicodedata.normalize("NFC", one.lower().replace("v", "ü").replace("u:", "ü")))

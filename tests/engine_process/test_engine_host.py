@@ -153,6 +153,13 @@ async def test_lexicons_are_those_of_owner_and_voice(loop: Loop, host: EngineCli
         assert stream.verdict is not None
         tokens[said] = stream.verdict.text_tokens or 0
     assert tokens["Eng"] < tokens["Anna Ng"] < tokens["Wing Wing Wing Wing"]
+    longest = "Wing Wing Wing Wing Wing Wing"
+    own = order("Ng has 3.", owner="me", lexicon={"Ng": longest, "has": "had"})  # a request's own words win
+    assert (await host.normalize(own)).spoken == f"{longest} had three."
+    stream = await host.speak(own)
+    assert [event async for event in stream]
+    assert stream.verdict is not None
+    assert (stream.verdict.text_tokens or 0) > tokens["Wing Wing Wing Wing"]
     official = await host.normalize(order("Ng has 3.", reading="official"))
     assert [(one.spoken, one.rule) for one in official.changes] == [("Ng has three.", "official")]
     with pytest.raises(VoiceNotFound):
@@ -162,6 +169,7 @@ async def test_lexicons_are_those_of_owner_and_voice(loop: Loop, host: EngineCli
 
 async def test_it_speaks_lists_adds_and_removes(loop: Loop, host: EngineClient) -> None:
     assert host.about.sample_rate == 24_000
+    assert {"[laughter]", "<strong>"} <= host.about.marks
     assert "anna" in {voice.name for voice in await host.voices("")}
     before = await host.statistics()
     first, _ = await spoken(host, order())

@@ -38,6 +38,14 @@ DIALECTS: dict[str, list[dict[str, Any]]] = {
     "/v1/text-to-speech/anna/stream-input?output_format=pcm_24000": [
         *({"text": " ", "voice_settings": {"speed": 1.1}}, {"text": "Hello ", "flush": True}, {"text": ""})
     ],
+    "/api-ws/v1/inference": [
+        {
+            "header": {"action": "run-task", "task_id": "a", "streaming": "duplex"},
+            "payload": {"parameters": {"voice": "anna", "volume": 60, "hot_fix": {"replace": [{"SQL": "sequel"}]}}},
+        },
+        {"header": {"action": "continue-task", "task_id": "a"}, "payload": {"input": {"text": "Hello."}}},
+        {"header": {"action": "finish-task", "task_id": "a"}, "payload": {"input": {}}},
+    ],
 }
 CALLS = (
     (METHOD, [sft("Hello there.")]),

@@ -91,7 +91,8 @@ class ModelService:
     def about(self) -> ModelInfo:
         card, rate = self.front_end.card, self.front_end.config.rates.sample_rate
         is_demo = card.demo or not card.trained
-        return ModelInfo(card.name, card.description, rate, is_demo, card.instructions, card.languages)
+        marks = self.front_end.text.marks
+        return ModelInfo(card.name, card.description, rate, is_demo, card.instructions, card.languages, marks)
 
     @property
     def healthy(self) -> bool:
@@ -118,12 +119,15 @@ class ModelService:
         """Normalise the text of a request, without a voice if neither request nor model has one."""
         known = request.voice is not None or self.registry.rules.default is not None or self.registry.built_in
         voice = await self.voice(request.owner, request.voice) if known else None
-        how = changed(request, lexicon=self.lexicon(request.owner, voice)).natural
+        how = changed(request, lexicon=self.lexicon(request, voice)).natural
         explain, text = self.front_end.text.explain, request.text or ""
         return await self.read(text, lambda: explain(text, request.language, request.reading, how, request.reasoning))
 
-    def lexicon(self, owner: str, voice: Voice | None) -> Lexicon:
-        return NO_WORDS if self._lexicons is None else self._lexicons.of(owner, "" if voice is None else voice.name)
+    def lexicon(self, request: SpeechRequest, voice: Voice | None) -> Lexicon:
+        """The words of the server's files and the request's own, which win."""
+        name = "" if voice is None else voice.name
+        known = NO_WORDS if self._lexicons is None else self._lexicons.of(request.owner, name)
+        return Lexicon({**known, **request.lexicon}) if request.lexicon else known
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
         """Errors as `VoiceRegistry.requested`. While the store hangs, built-in voices are still found."""

@@ -94,7 +94,7 @@ class EngineServer:
             with self._on_its_way(request):
                 engine.check_load(streaming=not session.batch)
                 voice = await self._service.voice(request.owner, request.voice)
-                request = replace(request, lexicon=self._service.lexicon(request.owner, voice))
+                request = replace(request, lexicon=self._service.lexicon(request, voice))
                 if request.text is not None:
                     await self._service.read(request.text, partial(session.start, request.text, voice, request))
                     await self._begun(session)

@@ -71,7 +71,10 @@ class BackendStatistics:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The served model. demo: it is a demo only; instructions: it follows them; languages: codes of ISO 639."""
+    """The served model. demo: it is a demo only; instructions: it follows them; languages: codes of ISO 639.
+
+    marks: the marks that it knows in a text, such as "[laughter]" or "[ǎo]".
+    """
 
     name: str
     description: str
@@ -79,6 +82,7 @@ class ModelInfo:
     demo: bool
     instructions: bool = True
     languages: tuple[str, ...] = ModelCard.languages
+    marks: frozenset[str] = frozenset()
 
 
 class SpeechBackend(Protocol):

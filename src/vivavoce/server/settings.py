@@ -352,7 +352,7 @@ class RequestsSection(_Section):
     max_text_chars: int = _setting(20_000, ge=1_000, le=20_000_000)
     """Most characters of a text at /v1/audio/speech; each other entry point takes 20,000 in one piece."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """Unknown fields, on OpenAI's routes: refuse (400, with their names) or ignore (x-warning names them)."""
+    """Unknown fields, of OpenAI's and DashScope's forms: refuse (with their names) or ignore (with a warning)."""
 
 
 class ProvenanceSection(_Section):

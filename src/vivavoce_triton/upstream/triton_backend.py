@@ -404,6 +404,7 @@ def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
         ("reading", "off" if unread else None),
         ("emojis", "named" if request.emojis == "named" else None),
         ("code", "silent" if request.code == "silent" else None),
+        ("lexicon", "given" if request.lexicon else None),
         ("sampling", None if request.sampling == SamplingParams() else "given"),
     ):
         if given is not None:

@@ -62,6 +62,7 @@ CLIENTS = (
     RealClient("litellm", "litellm_speech.py", pip=("litellm==1.106.2",)),
     RealClient("ElevenLabs (Python)", "eleven_python.py", pip=("elevenlabs==2.78.0",), secure=True),
     RealClient("ElevenLabs (Node)", "eleven_node.mjs", npm=("@elevenlabs/elevenlabs-js@2.73.0",)),
+    RealClient("DashScope", "dashscope_python.py", pip=("dashscope==2.0.2",), secure=True),
     RealClient("pipecat (ElevenLabs)", "pipecat_eleven.py", pip=("pipecat-ai==1.14.0", "aiohttp"), secure=True),
     RealClient("livekit (ElevenLabs)", "livekit_eleven.py", pip=("livekit-plugins-elevenlabs==1.8.9",), secure=True),
     RealClient("requests, as CosyVoice's client", "cosyvoice_http.py", pip=("requests==2.34.2",), light=True),

@@ -74,19 +74,21 @@ def test_a_client_without_its_python_does_not_end_the_others(
 
 
 PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+DASHSCOPE = (ROOT / "docs" / "from-cosyvoice.md").read_text(encoding="utf-8").partition("## DashScope's WebSocket")[2]
 
 
 @pytest.mark.parametrize(
     "line",
     [
         line
-        for _, code in re.findall(r"^```(python|js|ini)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+        for _, code in re.findall(r"^```(python|js|ini)\n(.*?)^```", PAGE + DASHSCOPE, re.DOTALL | re.MULTILINE)
         for line in code.splitlines()
     ],
 )
 def test_no_line_of_the_page_is_not_run(line: str) -> None:
     """A script has it, with the server's address and a voice in place of the page's."""
     run = line.replace('"ws://127.0.0.1:8880"', 'URL.replace("http", "ws", 1)').replace('"calm"', "VOICE")
+    run = run.replace('"ws://127.0.0.1:8880/', 'f"{SOCKETS}/')
     python = run.replace('"http://127.0.0.1:8880"', "URL").replace('"http://127.0.0.1:8880', 'f"{URL}')
     javascript = re.sub(r'"http://127.0.0.1:8880([^"]*)"', r"`${SERVER}\1`", run)
     setting = line.replace("http://127.0.0.1:8880", "{URL}").replace("=calm", "={VOICE}")

@@ -19,6 +19,7 @@ from vivavoce.frontend.audio.samples import (
     MAX_REFERENCE_S,
     MIN_REFERENCE_S,
     Audio,
+    amplified,
     check_reference,
     improved,
     to_int16,
@@ -201,3 +202,16 @@ def test_a_short_sound_leaves_what_an_extractor_needs(tone, sounding_s):
     left = changed(samples)
     check_reference(left)
     assert np.abs(left.samples).max() <= 1
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.5, 2.0])
+def test_louder_samples_stay_below_full_scale_and_in_their_order(gain: float) -> None:
+    samples = np.linspace(-1, 1, 2_001, dtype=np.float32)
+    louder = amplified(samples, gain)
+    assert louder.dtype == np.float32
+    assert np.abs(louder).max() <= min(1.0, gain)
+    linear = np.abs(samples * gain) <= (0.8 if gain > 1 else 1.0)
+    assert louder[linear] == pytest.approx(samples[linear] * gain)
+    steps = np.diff(louder)
+    assert steps.min() >= 0  # no sample is folded back
+    assert steps.max() <= 1.001 * gain * 0.001 + 1e-6  # and none jumps

@@ -97,6 +97,10 @@ async def test_a_wrong_message_in_the_middle_ends_the_connection_too() -> None:
         await send(client, {"text": " "}, {"text": 5})
         assert "text:" in (await next_reply(client))["message"]
         assert (await ending_of(client))[0] == 1008
+    async with connected(path=ANNA) as (client, _):
+        await send(client, {"text": "a\x00"})  # which the engine refuses
+        assert "text: holds U+0000" in (await next_reply(client))["message"]
+        assert (await ending_of(client))[0] == 1008
 
 
 @pytest.mark.parametrize(

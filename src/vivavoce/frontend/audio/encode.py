@@ -67,12 +67,14 @@ class OutputFormat:
     """Format of the audio that a listener receives.
 
     sample_rate: hertz, one of `SAMPLE_RATES`; None: as the speech is, and 8000 for ulaw and alaw, which telephones know
-    no other way. bitrate: bits per second; None: the codec's own. InvalidRequest: an unknown rate or bitrate.
+    no other way. bitrate: bits per second; None: the codec's own. gain: factor of all samples. InvalidRequest: an
+    unknown rate or bitrate.
     """
 
     codec: AudioFormat
     sample_rate: int | None = None
     bitrate: int | None = None
+    gain: float = 1.0
 
     def __post_init__(self) -> None:
         codec, rate, bitrate = self.codec.value, self.sample_rate, self.bitrate
@@ -104,6 +106,7 @@ class OutputFormat:
     def open(self, speech_rate: int, tag: AudioTag | None = None) -> Encoder:
         rate = self.rate_of(speech_rate)
         encoder = _ENCODERS[self.codec](rate, self.bitrate, tag)
+        encoder.gain = self.gain
         if rate != speech_rate:
             encoder.resampler = Resampler(speech_rate, rate)
         return encoder

@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from vivavoce.errors import MissingDependency
-from vivavoce.frontend.audio.samples import Samples, to_int16
+from vivavoce.frontend.audio.samples import Samples, amplified, to_int16
 from vivavoce.frontend.audio.tag import AudioTag, id3_tag, info_chunk, vorbis_comments
 
 _FLAC_BLOCKS_PER_SECOND = 50
@@ -91,6 +91,8 @@ class Encoder:
     """Bits per second; None: the format is not compressed to a bitrate."""
     resampler: Resampler | None = None
     """Converts samples to the encoder's rate if theirs differs."""
+    gain = 1.0
+    """Factor of all samples; see `amplified`."""
 
     def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
         """tag: what the file says of itself, in a format that has a place for it."""
@@ -110,7 +112,7 @@ class Encoder:
         self._check_open()
         if samples.ndim != 1:
             raise ValueError(f"samples have shape {samples.shape}, not [n]")
-        integers = to_int16(samples)
+        integers = to_int16(samples if self.gain == 1 else amplified(samples, self.gain))
         if self.resampler is not None:
             integers = to_int16(self.resampler.push(integers / np.float32(32768)))
         return self._pack(self._counted(integers))

@@ -43,6 +43,7 @@ _RUN_FRAMES = 5
 _NOISE_DB, _NEAR_DB, _FAR_DB = 6.0, 20.0, 40.0
 """A sound 6 dB above the noise is speech; never one 40 dB below the speech, but always one less than 20 dB below."""
 _SCALE, _LARGEST = 32768, 32767
+_KNEE = 0.8
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,14 @@ def audible(mix: NDArray[Any], channel: NDArray[Any]) -> NDArray[Any]:
     makes them; both [n]."""
     with np.errstate(over="ignore", invalid="ignore"):
         return channel if np.dot(mix, mix) < CANCELLED * np.dot(channel, channel) else mix
+
+
+def amplified(samples: Samples, gain: float) -> Samples:
+    """Samples [n] times `gain`; what then exceeds 0.8 of full scale is bent towards 1, so that it is not clipped."""
+    louder = samples * np.float32(gain)
+    beyond = np.maximum(np.abs(louder) - _KNEE, 0) / (1 - _KNEE)
+    bent = np.sign(louder) * (_KNEE + (1 - _KNEE) * np.tanh(beyond))
+    return np.where((gain > 1) & (beyond > 0), bent, louder).astype(np.float32)
 
 
 def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:

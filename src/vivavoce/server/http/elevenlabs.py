@@ -310,8 +310,11 @@ class ElevenLabsDialect(Dialect):
     has a context; otherwise `stream-input`, with one text to a connection.
     """
 
+    is_own = False
+
     def __init__(self, voice: str | None, query: Mapping[str, str], several: bool = False) -> None:
         self._voice, self._query, self.several, self.one_utterance = voice, query, several, not several
+        self.is_strict = not several
         self._contexts: dict[str, Alignment] = {}
         self._closing: set[str] = set()
         self._failed: deque[str] = deque(maxlen=_MAX_FAILED)

@@ -1,4 +1,4 @@
-"""The WebSocket's messages in this server's own form (docs/websocket.md); elevenlabs.py has ElevenLabs'."""
+"""The WebSocket's messages in this server's own form (docs/websocket.md); elevenlabs.py, dashscope.py have others."""
 
 from __future__ import annotations
 
@@ -82,12 +82,25 @@ def error_reply(error: VivavoceError) -> Reply:
 class Dialect:
     """A form of messages to and from clients; this is the server's own form (docs/websocket.md)."""
 
+    is_own = True
     one_utterance = False
+    """The connection closes after an utterance."""
     several = False
+    """Utterances may be open at once, and one that fails leaves the others alone."""
+    is_strict = False
+    """An error ends the utterance and the connection."""
+    answers_to_a_start = False
+    """A wrong key is told in answer to the first message, and not before."""
+    end = "end"
+    """The name of the message that ends a text."""
     is_base64 = False
 
     def context_of(self, _: dict[str, Any]) -> str:
         return ""
+
+    def request_id_of(self, _: str) -> str | None:
+        """The id that a context brings for its request; None: it brings none."""
+        return None
 
     def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
         kind = fields.get("type")

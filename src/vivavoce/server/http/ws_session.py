@@ -25,6 +25,7 @@ from vivavoce.errors import (
 from vivavoce.server.dispatcher import sent_within
 from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page
 from vivavoce.server.http.bodies import check_query, off_loop
+from vivavoce.server.http.dashscope import DashScopeDialect
 from vivavoce.server.http.elevenlabs import SOCKET_QUERY, ElevenLabsDialect
 from vivavoce.server.http.errors import response_of
 from vivavoce.server.http.listener import drop_connection
@@ -72,6 +73,11 @@ def router(state: AppState) -> APIRouter:
     async def multi_stream_input(socket: WebSocket, voice_id: str) -> None:
         await Session(socket, state, ElevenLabsDialect(voice_id, socket.query_params, several=True)).serve()
 
+    @routes.websocket("/api-ws/v1/inference")
+    @routes.websocket("/api-ws/v1/inference/")
+    async def inference(socket: WebSocket) -> None:
+        await Session(socket, state, DashScopeDialect()).serve()
+
     return routes
 
 
@@ -102,7 +108,7 @@ class Session:
                 raise Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
             if not self._state.dispatcher.ready:  # before it is accepted, a proxy can ask another server
                 raise EngineStopped("server: it takes no requests now; ask another one, or again in some seconds")
-            if not (self._dialect.one_utterance or self._dialect.several):
+            if self._dialect.is_own:
                 check_query(socket, "start message", SOCKET_QUERY)
             await deadline_of(socket)  # a malformed deadline is refused first
         except VivavoceError as refusal:
@@ -118,6 +124,9 @@ class Session:
                 self._principal = self._state.keys.authenticate(self._token)
             self._idle_s = pause_s(socket.query_params, IDLE_S)
         except VivavoceError as refusal:
+            if isinstance(refusal, Unauthorized) and self._dialect.answers_to_a_start:
+                await self._run()
+                return
             with suppress(WebSocketDisconnect, VivavoceError, TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._send(error_reply(refusal)), CLOSING_S)
                 await self._close(NO_KEY if isinstance(refusal, Unauthorized) else POLICY, str(refusal))
@@ -165,8 +174,7 @@ class Session:
                 raise TooLarge(f"message: {size} characters are larger than {limit}; send a shorter recording")
             fields = await off_loop(size, lambda: json_object(text))
             is_start = fields.get("type") == "start"
-            own = not (self._dialect.one_utterance or self._dialect.several)
-            if own and not self._has_spoken and "type" not in fields and "text" in fields:
+            if self._dialect.is_own and not self._has_spoken and "type" not in fields and "text" in fields:
                 query = self._socket.query_params
                 self._dialect = ElevenLabsDialect(query.get("voice_id"), query)
             self._has_spoken = True
@@ -188,14 +196,14 @@ class Session:
             await self._close(NO_KEY, "API key: none, or unknown")
         elif isinstance(error, TooLarge):
             await self._close(TOO_BIG, "message too large")
-        elif self._dialect.one_utterance or (self._dialect.several and not self._open):
+        elif self._dialect.is_strict or (self._dialect.several and not self._open):
             await self._close(POLICY, str(error))
         elif not self._open:
             await self._close_if_done()
 
     async def _handle(self, message: ClientMessage, context: str) -> None:
         if self._principal is None:
-            self._token = message.api_key if isinstance(message, Start) else None
+            self._token = self._token or (message.api_key if isinstance(message, Start) else None)
             self._principal = self._state.keys.authenticate(self._token)
         if isinstance(message, Text) and message.text:
             self._last_at = self._loop.time()
@@ -221,7 +229,8 @@ class Session:
         about = dispatcher.backend.about
         wanted = await start.request(None, principal, about, rules=dispatcher.rules)
         self._dialect.is_base64 = start.audio == "base64"
-        identity = dispatcher.request_log.accept_request_id(self._next_id, principal)
+        wanted_id = self._dialect.request_id_of(context) or self._next_id
+        identity = dispatcher.request_log.accept_request_id(wanted_id, principal)
         self._next_id = None
         deadline = await deadline_of(self._socket)
         start_request = partial(dispatcher.speak, principal, wanted, protocol=PROTOCOL, deadline=deadline)
@@ -234,7 +243,7 @@ class Session:
             start_request,
             send,
             WebSocketDisconnect,
-            lambda error: send(error_reply(error)),
+            None if self._dialect.is_strict else lambda error: send(error_reply(error)),
             tag=dispatcher.tag(),
             reasoning=wanted.reasoning,
         )
@@ -290,7 +299,8 @@ class Session:
         self._stray = "is refused" if failure is None else "is ignored"
         verdict = verdict_body(utterance.request_id, utterance.verdict(failure))
         await self._send({"type": "done", "verdict": verdict}, context)
-        if self._dialect.one_utterance or (self._dialect.several and isinstance(failure, VoiceNotFound)):
+        is_fatal = self._dialect.is_strict or (self._dialect.several and isinstance(failure, VoiceNotFound))
+        if self._dialect.one_utterance or (failure is not None and is_fatal):
             await self._close(NORMAL if failure is None else POLICY, "" if failure is None else str(failure))
         await self._close_if_done()
 
@@ -328,7 +338,7 @@ class Session:
             return
         reason = f"idle: no message came for {self._idle_s:g} s; send ping to stay"
         for context in self._open:
-            reason = f"idle: no text came for {self._idle_s:g} s; send end when all of it has come"
+            reason = f"idle: no text came for {self._idle_s:g} s; send {self._dialect.end} when all of it has come"
             await self._send(error_reply(InvalidRequest(reason)), context)
         await self._close(NORMAL, reason)
 
