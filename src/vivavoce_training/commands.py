@@ -171,8 +171,7 @@ def mels(
     place = Path(flow) if Path(flow).is_file() else folder_of(flow)
     _, config = sizes_of(place if place.is_dir() else None, settings)
     open_corpus(corpus)
-    model = Flow(config.flow)
-    load_part(model, place, NETWORKS[config.generation]["flow"])
+    load_part(model := Flow(config.flow), place, NETWORKS[config.generation]["flow"])
     write_flow_mels(corpus, model, config, out, device_of(device))
 
 
@@ -221,17 +220,10 @@ def average(
     settings: Settings = None,
 ) -> None:
     """Write the mean of several weights of one part, which is often better than each (arXiv:2203.05482)."""
-    from vivavoce.models.generations import NETWORKS
     from vivavoce_training.start import sizes_of
-    from vivavoce_training.weights import average_parts, save_part
+    from vivavoce_training.weights import average_files
 
-    _, config = sizes_of(None, settings)
-    parts = {f"{part.part}.pt": part for part in NETWORKS[config.generation].values()}
-    names = sorted({path.name for path in files})
-    if len(names) != 1 or names[0] not in parts or len(files) < 2:
-        raise InvalidRequest(f"files: {', '.join(names)}; give two or more files named as one of {', '.join(parts)}")
-    part = parts[names[0]]
-    log.info("%s: the mean of %d", save_part(out, average_parts(files, part, config), part), len(files))
+    log.info("%s: the mean of %d", average_files(files, out, sizes_of(None, settings)[1]), len(files))
 
 
 @command(app, "vivavoce train pack CosyVoice2-0.5B tuned my-model", 'vivavoce speak --model my-model "Hello there."')

@@ -12,8 +12,9 @@ from vivavoce.checkpoint.config import Generation, ModelConfig
 from vivavoce.checkpoint.folder import speech_tokenizer_of
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import find_part, load_into, read_tensors
+from vivavoce.errors import InvalidRequest
 from vivavoce.files import replacing
-from vivavoce.models.generations import NetworkPart
+from vivavoce.models.generations import NETWORKS, NetworkPart
 from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
@@ -44,14 +45,21 @@ def load_part(module: nn.Module, place: Path, part: NetworkPart) -> None:
     load_into(module, part.state(read_tensors(path)), part.names, path.name, torch.float32)
 
 
-def average_parts(files: Sequence[Path], part: NetworkPart, config: ModelConfig) -> dict[str, Tensor]:
-    """The mean of several weights of one part, in our own names; CheckpointError: a file does not fit the others."""
-    states = []
+def average_files(files: Sequence[Path], out: Path, config: ModelConfig) -> Path:
+    """Write the mean of several weights of one part to the folder `out`, and return its path.
+
+    InvalidRequest: the files are not named alike, after a part; CheckpointError: one does not fit the settings.
+    """
+    parts = {f"{part.part}.pt": part for part in NETWORKS[config.generation].values()}
+    names = sorted({path.name for path in files})
+    if len(names) != 1 or names[0] not in parts or len(files) < 2:
+        raise InvalidRequest(f"files: {', '.join(names)}; give two or more files named as one of {', '.join(parts)}")
+    part, states = parts[names[0]], list[dict[str, Tensor]]()
     for file in files:
         module = part.build(config)
         load_part(module, file, part)
         states.append(module.state_dict())
-    return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
+    return save_part(out, {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}, part)
 
 
 def save_part(folder: Path, state: Mapping[str, Tensor], part: NetworkPart) -> Path:

@@ -122,7 +122,7 @@ def _whole_mels(
         tokens, speaker = torch.tensor(heard.tokens[start:end]), flow.speaker(voice.embedding[None])[0]
         item = WholeInput(voice.flow_tokens, tokens, prompt_mel, speaker, kept)
         path, (kept,) = flow.begin([item], schedule, fixed_noise(prompt_mel.shape[1]))
-        for number in range(len(schedule.times)):
+        for number in range(len(schedule)):
             path.step(number)
         start = end - models.config.flow.overlap
         if f"{case}/chunk{index}/flow_mel" in golden.arrays:

@@ -10,14 +10,14 @@ import torch
 
 from tests.training.tones import write_corpus, write_tones
 from vivavoce.checkpoint.config import Generation
-from vivavoce.errors import CheckpointError
+from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import Models
 from vivavoce.models.generations import NETWORKS
 from vivavoce_training import mels
 from vivavoce_training.data.store import Corpus, Speaker, write_array
 from vivavoce_training.flow import SpeakerMajor
 from vivavoce_training.utterances import mels_of
-from vivavoce_training.weights import average_parts, load_part, new_config, save_part
+from vivavoce_training.weights import average_files, load_part, new_config, save_part
 
 CPU = torch.device("cpu")
 
@@ -82,12 +82,13 @@ def test_the_mean_of_weights(tmp_path: Path) -> None:
         states.append(part.build(config).state_dict())
         save_part(tmp_path / str(number), states[-1], part)
     files = [tmp_path / str(number) / "hift.pt" for number in range(2)]
-    averaged = average_parts(files, part, config)
-    save_part(tmp_path / "mean", averaged, part)
+    assert average_files(files, tmp_path / "mean", config) == tmp_path / "mean" / "hift.pt"
     module = part.build(config)
     load_part(module, tmp_path / "mean" / "hift.pt", part)
     for name, value in module.state_dict().items():
         torch.testing.assert_close(value, (states[0][name] + states[1][name]) / 2, atol=2e-3, rtol=2e-3)
-    (tmp_path / "bad.pt").write_bytes(b"nothing")
+    with pytest.raises(InvalidRequest, match=r"files: hift\.pt; give two or more"):
+        average_files(files[:1], tmp_path, config)
+    files[1].write_bytes(b"nothing")
     with pytest.raises(CheckpointError):
-        average_parts([files[0], tmp_path / "bad.pt"], part, config)
+        average_files(files, tmp_path, config)
