@@ -215,7 +215,7 @@ class Vivavoce:
     def voice(self, voice: AnyVoice = None, transcript: str = "", *, prompt_text: str = "") -> Voice:
         """The voice that `speak` would take for these two arguments; prompt_text: the former name of `transcript`.
 
-        Recordings are extracted once and the last ones remembered; do not write to a voice's tensors.
+        The voices of the last recordings are kept, so do not change a voice's tensors.
 
         Raises:
             VoiceNotFound: neither a name nor a file.
@@ -419,8 +419,8 @@ class Vivavoce:
     ) -> Voice:
         """Extract a voice from 0.5 to 30 s of speech; keep it, recording included, with `tts.store.save(voice)`.
 
-        as_recorded: as the official code does, with the silence at its ends and at its level. consent: what the person
-        who is heard allows.
+        as_recorded: use the recording unchanged, as the official code does: its quiet ends and its level stay.
+        consent: what the person who is heard allows.
         """
         extractor = replace(self.front_end.extractor, as_recorded=as_recorded)
         return replace(extractor.extract_to_keep(source, transcript or prompt_text), name=name, consent=consent)

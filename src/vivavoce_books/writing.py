@@ -81,7 +81,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class Picture:
-    """A cover that can be attached. codec: FFmpeg's name; media_type: as of `Cover`."""
+    """A cover that can be attached. codec: FFmpeg's name of the picture's codec; media_type: as in `Cover`."""
 
     content: bytes
     codec: str

@@ -367,8 +367,9 @@ def export_hf(
     """Write the merged language model of an official folder; the target appears complete or not at all.
 
     tokenizer_json: the source's text tokenizer with the model's special tokens, as a `tokenizer.json`; dtype: one of
-    `DTYPES`, or auto: the source's; force: replace an earlier export. Memory holds a few million values at a time.
-    InvalidRequest: the target or the dtype; CheckpointError: the source, or values that the dtype cannot hold.
+    `DTYPES`, or auto for the source's; force: replace an earlier export. Memory holds a few million values at a time.
+    InvalidRequest: the target or the dtype cannot be used; CheckpointError: the source cannot be read, or its values do
+    not fit the dtype.
     """
     check_dtype(dtype)
     check_target(target, source, force=force, mark=SPEECH)

@@ -110,7 +110,10 @@ def read_run(
     said: Mapping[str, Say],
     inside: tuple[bool, bool] = (False, False),
 ) -> NormalizedText:
-    """The plain text of a run, or a part of it; inside: whether blanks before it, and after it, stand between words."""
+    """The plain text of a run, or of a part of it.
+
+    inside: whether a word comes before the text, and one after it, so that the blanks at that end are kept.
+    """
     words = text.strip()
     first = len(text) - len(text.lstrip())
     read_ = (replace(one, start=one.start + first, end=one.end + first) for one in _read(words, language, settings))

@@ -96,7 +96,9 @@ def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
 
 @cache
 def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
-    """Beginnings of classes in any language: words in small letters, endings, and words that are a class alone."""
+    """The words that may begin a semiotic class, in all languages: in small letters, by their endings, and those that
+    form a class by themselves.
+    """
     locales = [voice.locale for voice in map(load_verbalizer, VERBALIZERS) if voice]
     endings = (ending for locale in locales for ending in locale.words.get("head_endings", "").split("|") if ending)
     days = [day for locale in locales for day, name in locale.weekdays.items() if day.lower() != name.lower()]

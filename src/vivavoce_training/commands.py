@@ -346,7 +346,7 @@ def sentences(
     known_words: Path | None = flag("A dictionary, its word first on each line: no other words are used.", "FILE"),
     wordnet: WordNetFolder = None,
 ) -> None:
-    """Write sentences for tests. The corpus never has any of them."""
+    """Write sentences for tests; none of them is in the corpus."""
     from vivavoce_training.data.texts.mix import held_out
     from vivavoce_training.data.texts.wordnet import WordNet
 

@@ -1,8 +1,7 @@
 """Training of the flow (conditional flow matching, arXiv:2210.02747): speech tokens, a speaker and a prompt → mel.
 
-The corpus is brought into the order of its speakers once. Then every window of it that lies within one speaker's part
-is some seconds of that speaker, with sentences ending and beginning wherever they do: what a prompt followed by an
-answer looks like.
+The corpus is sorted by speaker once. Then every window within one speaker's part is some seconds of that speaker, cut
+anywhere in a sentence, as a prompt followed by the speech to be made.
 """
 
 from __future__ import annotations

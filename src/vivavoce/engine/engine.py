@@ -1,8 +1,8 @@
 """The engine: submit a request, get a handle. One thread runs one loop over batched stages.
 
-The models decide the work. All three networks: text or speech tokens → audio (`EngineRequest`). A language model alone:
-a prompt → speech tokens (`TokenRequest`). Flow and vocoder alone: speech tokens → audio (`EngineRequest` whose segments
-bring speech tokens, or whose speech tokens arrive).
+The loaded models decide which requests are possible. All three networks: text or speech tokens → audio
+(`EngineRequest`). A language model alone: a prompt → speech tokens (`TokenRequest`). Flow and vocoder alone: speech
+tokens → audio (`EngineRequest` whose segments have speech tokens, or to which these are pushed).
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ class ArrivingText:
         """Send more: text ids, a whole segment, or speech tokens, as the request's `InputMode` says.
 
         Raises:
-            InvalidRequest: it does not fit the model or the request's `InputMode`, or comes after the end; text that
-                was pushed before goes on.
+            InvalidRequest: what was pushed does not fit the model or the request's `InputMode`, or the text has ended;
+                what was pushed earlier is still spoken.
         """
         if self._closed:
             raise InvalidRequest("text: its end was announced; send more in a new request")

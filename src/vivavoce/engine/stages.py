@@ -120,7 +120,7 @@ class FlowInterface(Protocol):
         """Free the state of a sequence; may be called again."""
 
     def lacks_prompt(self, stream: Any) -> bool:
-        """Whether to compute the state of the sequence's voice before its next chunk."""
+        """Whether the state of the sequence's voice is missing, and is to be computed before its next chunk."""
 
     def start(self, rows: Sequence[FlowRow]) -> FlowJobInterface:
         """Begin one batch of rows with the same attention; sets their frames. If it raises, nothing was begun."""

@@ -205,7 +205,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         return f"ChunkStream({state}, {seconds:.2f} s taken)"
 
     def verdict(self) -> Verdict:
-        """The verdict after the last chunk; the listener adds the seconds of audio that it took."""
+        """The verdict on the whole stream, after its last chunk; the caller fills in how much audio was taken."""
         given, delivery = len(self._progress.spans), self._delivery()
         return Verdict(
             reason_of(any(self.handle.outcome.cut), delivery),

@@ -37,7 +37,7 @@ class Option:
 
     @property
     def description(self) -> str:
-        """The help without limits; OpenAPI shows the limits separately."""
+        """The help without the minimum and the maximum, which OpenAPI shows separately."""
         return f"{self.help} Default: {self.default_help}." if self.default_help else self.help
 
     @property

@@ -212,7 +212,7 @@ def whole_numbers(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     wide = weight.float().t()
     limit = 2 ** (bits - 1)
     scale = wide.abs().amax(dim=0) / limit
-    # An output without weights has no scale: its zeros stay zeros.
+    # The scale of an output whose weights are all zero is 0: its zeros stay zeros.
     exact = wide / torch.where(scale > 0, scale, 1.0)
     whole = exact.trunc()
     away_from_zero = torch.where((exact - whole).abs() >= 0.5, whole + exact.sign(), whole)

@@ -137,7 +137,7 @@ class Degrade(nn.Module):
         return spectrum * shaken * torch.where(smear, factor.clamp(max=10.0), 1.0)
 
     def _colour(self, spectrum: Tensor) -> Tensor:
-        """[batch, bins, 1]: a tilt, and for some rows nothing above an edge."""
+        """A random frequency response [batch, bins, 1]: a tilt, and for some rows zeros above a cut-off."""
         decibels = uniform(spectrum, -TILT_DB, TILT_DB) * self.height[:, None]
         above = self.height[:, None] > uniform(spectrum, LOWEST_EDGE, 1.0)
         cut = above & chance(spectrum, LOW_PASS_SHARE)

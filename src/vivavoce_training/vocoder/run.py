@@ -127,9 +127,9 @@ def held_out_ranges(corpus: Corpus, utterances: list[int]) -> list[tuple[int, in
 
 
 def validation(model: Vocoder, crops: Crops, ranges: list[tuple[int, int]]) -> Callable[[], dict[str, float]]:
-    """A function that vocodes a window of each held-out range from its predicted pitch, and measures.
+    """A function that vocodes a window of each held-out range from its predicted pitch, and returns its errors.
 
-    It gives the STFT and mel losses, the mean pitch error in % over frames voiced on both sides, and the share of
+    These are the STFT and mel losses, the mean pitch error in % over frames that are voiced in both, and the share of
     frames in % whose voicing is wrong.
     """
     device = crops.wave.device

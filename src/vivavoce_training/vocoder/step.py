@@ -262,7 +262,7 @@ class VocoderStep(TrainingStep):
             part = made[:, first : first + length]
             slope, judged = self._judge(part.detach(), real[:, first : first + length])
             values |= judged
-            # Its gradient is the adversary's verdict, which need not be computed twice.
+            # This term's gradient at the waveform is the adversary's, so the adversary does not run again.
             loss = loss + (part * slope).sum()
         self.optimizers["generator"].update(loss)
         return values

@@ -338,7 +338,7 @@ class Planner:
     def _whole_span(self, row: FlowRow) -> AttentionSpan:
         encoder, end = self._config.encoder, row.end
         frames = end * encoder.upsampling
-        # Full attention is a grid whose one chunk holds the whole row.
+        # Full attention is a grid with one chunk, which is as long as the whole row.
         of_tokens, of_up_frames, of_frames = (
             (end, frames, frames)
             if row.attention is AttentionMode.FULL

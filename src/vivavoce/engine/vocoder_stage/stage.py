@@ -120,7 +120,7 @@ class SpeedTail:
 
     def _between(self, kept: Tensor, made: int) -> Tensor:
         end = self.first + len(kept)
-        # On the CPU, because not every device has float64, and float32 would lose the fraction within a minute.
+        # On the CPU, because not every device has float64, and float32 would lose the phase's fraction within a minute.
         index = torch.arange(self.made, made, dtype=torch.float64)
         position = ((index + 0.5) * self.speed - 0.5).clamp(0, max(end - 1, 0))
         left = position.floor().clamp(max=max(end - 2, 0))

@@ -1,4 +1,4 @@
-"""The encoders of one stream each: what every format puts around samples, and the way to another rate."""
+"""The encoders of one stream each: the container of each format, and resampling."""
 
 from __future__ import annotations
 

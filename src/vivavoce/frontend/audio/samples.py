@@ -1,4 +1,4 @@
-"""Decoded audio as one value: float samples, their way to 16 bits, and what a reference recording must be."""
+"""Decoded audio as one value: float samples, their conversion to 16 bits, and what a reference recording must be."""
 
 from __future__ import annotations
 

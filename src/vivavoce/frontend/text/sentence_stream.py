@@ -34,7 +34,7 @@ class Sentence(NamedTuple):
 
 
 class _Amount(NamedTuple):
-    """An amount of words or of Chinese and Japanese characters; a mixture adds up the shares of both."""
+    """An amount of words or of Chinese and Japanese characters; in mixed text the shares of both limits are added."""
 
     words: int
     characters: int

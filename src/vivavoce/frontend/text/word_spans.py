@@ -61,8 +61,8 @@ def _without_space(text: str, place: tuple[int, int]) -> tuple[int, int]:
 def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The part of `spoken` that speaks each written word.
 
-    Words that stand in both are found by alignment; the words between two of them, such as numbers, share what is
-    spoken there by their length.
+    Words that are in both texts are aligned. Written words between two of these, such as numbers, divide what is spoken
+    there in proportion to their lengths.
     """
     own, said = tokens_of(text), tokens_of(spoken)
     pairs = matches([key for _, key in own], [key for _, key in said])

@@ -152,7 +152,7 @@ class PackedRows:
 
 
 def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory until use: `torch.zeros` would write all 32 slots, though one listener needs one."""
+    """Zeros that take no memory until use: `torch.zeros` would write all 32 slots, even for a single listener."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -159,7 +159,7 @@ class SampledSource(HarmonicSource):
         hop = self.config.samples_per_frame
         in_frame = cycles.diff(dim=1, prepend=torch.zeros_like(cycles[:, :1]))
         back = torch.arange(1 - hop, 1, device=f0.device) / hop
-        # The official code has float32 sums: at thousands of cycles that changes the third digit of the source.
+        # The official code adds up the phase in float32: after thousands of cycles the source's third digit differs.
         turns = (cycles[..., None] + in_frame[..., None] * back).float() % 1
         turns = turns if carried is None else turns + carried[:, None, :, None]
         return turns.permute(0, 2, 1, 3).flatten(2) * (2 * math.pi)

@@ -295,7 +295,7 @@ class Session:
             raise failure
         if failure is not None:
             await self._send(error_reply(failure), context)
-        # The rest of a text that failed must not begin an utterance with another voice.
+        # After a text has failed, its remaining pieces must not start another utterance.
         self._stray = "is refused" if failure is None else "is ignored"
         verdict = verdict_body(utterance.request_id, utterance.verdict(failure))
         await self._send({"type": "done", "verdict": verdict}, context)
