@@ -79,7 +79,7 @@ def test_a_stream_is_cut_as_officially_and_its_state_is_bounded(models, alone):
     with running(models) as engine:
         opened, flow = [], engine.stages.flow
         start = flow.start
-        flow.open, first = (lambda conditioning: opened.append(first(conditioning)) or opened[-1]), flow.open
+        flow.open, first = (lambda *given: opened.append(first(*given)) or opened[-1]), flow.open
         flow.start = lambda work: kept.extend(len(one.kept) for one in opened if one.kept is not None) or start(work)
         chunks = [len(chunk.samples) for chunk in engine.submit(WATCHED["conversion"])]
         assert opened[0].kept is None

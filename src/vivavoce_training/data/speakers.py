@@ -10,13 +10,13 @@ import random
 
 from vivavoce_training.data.store import Speaker
 
-STORED = (
+FREQUENT = (
     *("af_heart", "af_bella", "bf_emma", "bf_isabella"),
     *("am_michael", "am_fenrir", "bm_george", "bm_fable"),
 )
-"""The voices that the mini model brings along; the corpus has most of them."""
+"""The voices of which the corpus has most."""
 ENGLISH = (
-    *STORED,
+    *FREQUENT,
     *("af_alloy", "af_aoede", "af_kore", "af_nova", "af_river", "af_sarah", "af_sky", "am_adam", "am_echo"),
     *("am_liam", "am_onyx", "am_puck", "bf_alice", "bm_daniel"),
 )
@@ -65,7 +65,7 @@ def shares(recipe: str) -> dict[str, float]:
 
 def weight(speaker: Speaker) -> float:
     """The share of utterances by this speaker, against a mix."""
-    return 9.0 if speaker.name in STORED else 2.0 if speaker.name in ENGLISH else 1.0
+    return 9.0 if speaker.name in FREQUENT else 2.0 if speaker.name in ENGLISH else 1.0
 
 
 def _mix(r: random.Random, index: int) -> Speaker:
