@@ -244,12 +244,15 @@ def test_convolution(dtype, channels, with_tails):
         assert tails.after[..., :16].isnan().all()
 
 
-def test_euler_step():
+def test_steps_of_the_solver():
     x, velocity, features = draw(5, 16), draw(10, 16, seed=1), torch.full((10, 64), NAN, device=DEVICE)
-    spans = torch.tensor([0.25, 0.5], device=DEVICE)
-    expected = x.double() + 0.5 * (1.7 * velocity[:5].double() - 0.7 * velocity[5:].double())
-    advance(x, velocity, features, spans, numbers(1), 0.7)
-    close(x, expected, torch.float32)
+    spans = torch.tensor([[0.25, 0.0], [0.5, 0.5]], device=DEVICE)
+    start, guided = x.double(), 1.7 * velocity[:5].double() - 0.7 * velocity[5:].double()
+    advance(x, velocity, features, spans, numbers(0, 7), 0.7)
+    assert torch.equal(x.double(), start)
+    close(features[:5, :16], start + 0.25 * guided, torch.float32)
+    advance(x, velocity, features, spans, numbers(1, 7), 0.7)
+    close(x, start + 0.5 * guided, torch.float32)
     assert torch.equal(features[:, :16], torch.cat((x, x)))
     assert features[:, 16:].isnan().all()
 
