@@ -29,6 +29,7 @@ from benchmarks.gpu.model import origin, reader
 from vivavoce.cli.console import print_table
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow
+from vivavoce.engine.request import FlowSteps
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import VivavoceError
 from vivavoce.frontend.model_choice import choose_device, model_folder
@@ -101,7 +102,8 @@ def _mel(tts: vivavoce.Vivavoce) -> np.ndarray:
     stage = tts.engine.stages.flow
     assert stage is not None
     tokens = tuple(range(100, 100 + TOKENS))
-    job = stage.start([FlowRow(stage.open(reader()), tokens, TOKENS, AttentionMode.FULL)])
+    stream = stage.open(reader(), FlowSteps.OFFICIAL)
+    job = stage.start([FlowRow(stream, tokens, TOKENS, AttentionMode.FULL)])
     while job.steps_left:
         job.step()
     (mel,) = job.result()
