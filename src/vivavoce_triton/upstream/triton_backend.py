@@ -405,6 +405,7 @@ def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
         ("emojis", "named" if request.emojis == "named" else None),
         ("code", "silent" if request.code == "silent" else None),
         ("lexicon", "given" if request.lexicon else None),
+        ("flow_steps", request.flow_steps),
         ("sampling", None if request.sampling == SamplingParams() else "given"),
     ):
         if given is not None:

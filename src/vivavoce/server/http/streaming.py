@@ -242,8 +242,9 @@ class SpeechAnswer(Response):
         if active is not None:
             self.headers[ADMISSION_HEADER] = f"{active.admission_s:.3f}"
             self.headers[SPEED_HEADER] = f"{active.request.speed:g}"
-            steps = active.request.flow_steps or self._state.settings.model.flow_steps
-            self.headers[FLOW_STEPS_HEADER] = steps
+            settings = self._state.settings
+            if not settings.server.upstream:  # whose steps are not known here
+                self.headers[FLOW_STEPS_HEADER] = active.request.flow_steps or settings.model.flow_steps
             if active.request.notes:
                 self.headers[WARNING_HEADER] = "; ".join(active.request.notes)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
