@@ -38,12 +38,14 @@ def encode(corpus: Path, model: Path, jobs: int | None = None, *, tokens: bool =
 def _hear(folder: Path, model: Path, first: int, with_tokens: bool) -> tuple[NDArray[np.int16], NDArray[np.float16]]:
     torch.set_num_threads(1)
     corpus = Corpus.open(folder)
-    tokenizer = SpeechTokenizer.from_file(model / speech_tokenizer_of(detect_generation(model)))
+    tokenizer = (
+        SpeechTokenizer.from_file(model / speech_tokenizer_of(detect_generation(model))) if with_tokens else None
+    )
     encoder = SpeakerEncoder.from_file(model / SPEAKER_ENCODER)
     tokens, embeddings = [], []
     for utterance in range(first, min(first + PIECE, len(corpus))):
         wave = heard_alone(corpus, utterance)
-        if with_tokens:
+        if tokenizer is not None:
             tokens.append(tokenizer(wave).numpy().astype(np.int16))
         embeddings.append(encoder(wave).numpy().astype(np.float16))
     return np.concatenate(tokens) if tokens else np.zeros(0, np.int16), np.stack(embeddings)
