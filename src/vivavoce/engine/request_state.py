@@ -65,7 +65,7 @@ class SequenceState:
     prompt_rows: rows to prefill before the first token; prompt_tokens: speech tokens of the voice for the flow; tokens:
     speech tokens so far; pushed: hop, final and seen (`ChunkPlan`) of each chunk whose tokens have arrived, in a
     request whose speech tokens arrive; run: rows that wait for their prefill; text: the prompt of a text that arrives
-    token by token; flow, wave: its streams in the stages, flow_steps: the first one's.
+    token by token; flow, wave: its streams in the stages; flow_steps: those of its flow.
     """
 
     segment: SegmentRequest | TokenRequest

@@ -234,11 +234,8 @@ class EstimatorRun:
             self._replay()
             solver.after[number].copy_(tails.after[:, :rows])
         solver.x.copy_(batch.x[: len(solver.x)])
-        if solver.schedule.evaluations[number].move == 0:
-            features = batch.features[: len(solver.x), : solver.x.shape[1]]
-            solver.point = features.clone()
-        else:
-            solver.point = solver.x
+        finished = solver.schedule.evaluations[number].move != 0
+        solver.point = solver.x if finished else batch.features[: len(solver.x), : solver.x.shape[1]].clone()
 
     def leave(self, solver: PackedSolver) -> None:
         if self._memory.holder is solver:

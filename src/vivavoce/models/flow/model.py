@@ -58,8 +58,10 @@ five Euler steps 8.0 %.
 
 
 class Evaluation(NamedTuple):
-    """One evaluation of the estimator, at flow time t, which gives a velocity: the next one is at the point x + reach ·
-    velocity, and x, where the current step began, moves by move · velocity (0: the step is not finished).
+    """One evaluation of the estimator, which gives the velocity v at the flow time t.
+
+    The next evaluation is at the point x + reach · v; x is the point at which the current step began. Then x moves by
+    move · v, where 0 means that the step is not finished.
     """
 
     t: float

@@ -91,7 +91,7 @@ class Parameters(BaseModel):
             raise renamed(error, {"sample_rate": _FIELD + "sample_rate", "bitrate": _FIELD + "bit_rate"}) from None
 
     def language(self) -> str | None:
-        """The first hint; InvalidRequest: it is no language that is spoken here."""
+        """The first hint; InvalidRequest: the server does not know this language."""
         try:
             return parse_language(self.language_hints[0]) if self.language_hints else None
         except InvalidRequest as error:
