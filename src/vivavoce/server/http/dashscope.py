@@ -19,7 +19,7 @@ from vivavoce.frontend.text.text_filter import readable
 from vivavoce.server.http.bodies import AnyText, Number, Whole, validated
 from vivavoce.server.http.errors import renamed
 from vivavoce.server.http.streaming import compact_json
-from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text
+from vivavoce.server.http.ws_messages import ClientMessage, MessageForm, Signal, Start, Text
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import RequestsSection
 from vivavoce.server.utterance import Reply
@@ -189,7 +189,7 @@ def _start(payload: _Payload) -> _Start:
     return validated(_Start, fields, "message")
 
 
-class DashScopeDialect(Dialect):
+class DashScopeForm(MessageForm):
     """Tasks, one after the other on a connection, each of which is an utterance whose context is the task's id."""
 
     is_own, is_strict, answers_to_a_start, end = False, True, True, "finish-task"

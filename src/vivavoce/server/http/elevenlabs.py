@@ -29,7 +29,7 @@ from vivavoce.server.http.bodies import AnyText, Number, Whole, json_schema, rea
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, compact_json
-from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text, natural
+from vivavoce.server.http.ws_messages import ClientMessage, MessageForm, Signal, Start, Text, natural
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.utterance import Reply
 from vivavoce_textnorm import MAX_TEXT_CHARS
@@ -303,7 +303,7 @@ class ObjectBody(AlignedBody):
         return head + base64.b64encode(data[:size])
 
 
-class ElevenLabsDialect(Dialect):
+class ElevenLabsForm(MessageForm):
     """The messages of ElevenLabs' WebSockets; docs/integrations.md lists those without an effect here.
 
     voice: None for the model's first; query: the URL's parameters; several: `multi-stream-input`, in which each text

@@ -79,7 +79,7 @@ def error_reply(error: VivavoceError) -> Reply:
     return {"type": "error", "error": error_body(error, "text")}
 
 
-class Dialect:
+class MessageForm:
     """A form of messages to and from clients; this is the server's own form (docs/websocket.md)."""
 
     is_own = True
