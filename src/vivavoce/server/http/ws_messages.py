@@ -1,4 +1,4 @@
-"""The WebSocket's messages in this server's own form (docs/websocket.md); elevenlabs.py, dashscope.py have others."""
+"""The WebSocket's messages in this server's own form (docs/websocket.md); dialects have others."""
 
 from __future__ import annotations
 

@@ -25,8 +25,6 @@ from vivavoce.errors import (
 from vivavoce.server.dispatcher import sent_within
 from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page
 from vivavoce.server.http.bodies import check_query, off_loop
-from vivavoce.server.http.dashscope import DashScopeForm
-from vivavoce.server.http.elevenlabs import SOCKET_QUERY, ElevenLabsForm
 from vivavoce.server.http.errors import response_of
 from vivavoce.server.http.listener import drop_connection
 from vivavoce.server.http.streaming import verdict_body
@@ -47,6 +45,7 @@ from vivavoce.server.utterance import Reply, StreamedUtterance
 log = logging.getLogger(__name__)
 
 PROTOCOL = "websocket"
+_QUERY = frozenset({"api_key", "inactivity_timeout"})
 MAX_CONTEXTS = 5
 IDLE_S = 120.0
 """Longest silence of a client while nothing is spoken."""
@@ -64,19 +63,6 @@ def router(state: AppState) -> APIRouter:
     @routes.websocket("/v1/audio/stream")
     async def stream(socket: WebSocket) -> None:
         await Session(socket, state, MessageForm()).serve()
-
-    @routes.websocket("/v1/text-to-speech/{voice_id}/stream-input")
-    async def stream_input(socket: WebSocket, voice_id: str) -> None:
-        await Session(socket, state, ElevenLabsForm(voice_id, socket.query_params)).serve()
-
-    @routes.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
-    async def multi_stream_input(socket: WebSocket, voice_id: str) -> None:
-        await Session(socket, state, ElevenLabsForm(voice_id, socket.query_params, several=True)).serve()
-
-    @routes.websocket("/api-ws/v1/inference")
-    @routes.websocket("/api-ws/v1/inference/")
-    async def inference(socket: WebSocket) -> None:
-        await Session(socket, state, DashScopeForm()).serve()
 
     return routes
 
@@ -109,7 +95,8 @@ class Session:
             if not self._state.dispatcher.ready:  # before it is accepted, a proxy can ask another server
                 raise EngineStopped("server: it takes no requests now; ask another one, or again in some seconds")
             if self._form.is_own:
-                check_query(socket, "start message", SOCKET_QUERY)
+                known = _QUERY.union(*(dialect.socket_query for dialect in self._state.dialects))
+                check_query(socket, "start message", known)
             await deadline_of(socket)  # a malformed deadline is refused first
         except VivavoceError as refusal:
             await socket.send_denial_response(response_of(refusal))
@@ -174,9 +161,10 @@ class Session:
                 raise TooLarge(f"message: {size} characters are larger than {limit}; send a shorter recording")
             fields = await off_loop(size, lambda: json_object(text))
             is_start = fields.get("type") == "start"
-            if self._form.is_own and not self._has_spoken and "type" not in fields and "text" in fields:
+            if self._form.is_own and not self._has_spoken:
                 query = self._socket.query_params
-                self._form = ElevenLabsForm(query.get("voice_id"), query)
+                forms = (dialect.first_message(fields, query) for dialect in self._state.dialects)
+                self._form = next(filter(None, forms), self._form)
             self._has_spoken = True
             context = self._form.context_of(fields)
             for found in await off_loop(size, lambda: self._form.messages(fields)):

@@ -23,9 +23,9 @@ from vivavoce.errors import Overloaded
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, SpeechEvent, SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http import ws_session
-from vivavoce.server.http.dashscope import MAX_WORDS, DashScopeForm
 from vivavoce.server.rate_limiter import ANONYMOUS
 from vivavoce.server.settings import RequestsSection
+from vivavoce_dialects.dashscope import MAX_WORDS, DashScopeForm
 
 PATH = "/api-ws/v1/inference"
 TASK = "2bf83b9abaeb4fda8d9a000000000000"

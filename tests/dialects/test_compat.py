@@ -21,7 +21,6 @@ import soundfile
 import torch
 
 import vivavoce
-from vivavoce import compat
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import (
@@ -36,13 +35,14 @@ from vivavoce.errors import (
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.speech_options import MAX_SEED
 from vivavoce.models.build import build_models
+from vivavoce_dialects import compat
 from vivavoce_export.network_files import export_part
 from vivavoce_export.parts import part_of
 from vivavoce_runtimes.estimator import ExportedEstimator
 
-DATA = Path(__file__).parents[0] / "data"
+DATA = Path(__file__).parents[1] / "data"
 ASSETS = {"zero_shot_prompt.wav": "speech_24k_float.wav", "cross_lingual_prompt.wav": "speech_22k_int16.wav"}
-PAGE = Path(__file__).parents[1] / "docs" / "from-cosyvoice.md"
+PAGE = Path(__file__).parents[2] / "docs" / "from-cosyvoice.md"
 WAV = str(DATA / "audio" / "speech_24k_float.wav")
 SAID = "What I say there."
 LONG = "Hello there, how are you? I am well, thank you very much. " * 4
@@ -411,7 +411,7 @@ NO_CUDA = "official flags: {}: without a CUDA device it is set to False"
 
 def test_flags_change_nothing_for_cosyvoice_1(folders, caplog):
     cosyvoice = compat.CosyVoice(folders[V1], True, True, True, 4)
-    assert [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "vivavoce_dialects.compat"] == [
         "official flags: load_jit, load_trt: they have no effect on vivavoce's own engine",
         NO_CUDA.format("fp16"),
     ]
@@ -427,7 +427,7 @@ def test_keywords_of_former_versions_are_taken_with_a_warning(folders, caplog):
     assert len(joined(old.inference_instruct2("Hi.", "Be calm.", prompt_speech_16k=wav)))
     assert len(joined(old.inference_vc(source_speech_16k=wav, prompt_speech_16k=wav)))
     assert old.add_zero_shot_spk(SAID, prompt_speech_16k=wav, zero_shot_spk_id="me")
-    told = [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"]
+    told = [record.getMessage() for record in caplog.records if record.name == "vivavoce_dialects.compat"]
     assert sorted(told[:2]) == [
         f"old keyword: {name} has no effect; leave it out" for name in ("load_onnx", "use_flow_cache")
     ]
@@ -477,7 +477,7 @@ def test_flags_choose_backends_in_the_original_s_order(
     with pytest.raises(Loaded) as loaded:
         official(folders[generation], *flags, trust_model_code=True)
     assert loaded.value.args == (EngineSettings(**chosen, trust_model_code=True),)
-    messages = [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"]
+    messages = [record.getMessage() for record in caplog.records if record.name == "vivavoce_dialects.compat"]
     assert messages == [NO_CUDA.format(name) for name in told]
 
 
