@@ -78,6 +78,15 @@ SATELLITES = {
         "version",
         "vivavoce_textnorm",
     },
+    "vivavoce_fleet": {
+        "engine_process",
+        "frontend",
+        "engine",
+        "models.lm.text_attention",
+        "errors",
+        "child",
+        "vivavoce_textnorm",
+    },
     "vivavoce_triton": {
         *HEIGHT,
         "clients",
@@ -86,7 +95,7 @@ SATELLITES = {
         "vivavoce_runtimes",
         "vivavoce_textnorm",
     },
-    "vivavoce_ray": {*HEIGHT, "vivavoce_dialects.table", "vivavoce_textnorm"},
+    "vivavoce_ray": {*HEIGHT, "vivavoce_dialects.table", "vivavoce_fleet", "vivavoce_textnorm"},
     "vivavoce_provenance": {"errors", "cli", "frontend.audio", "engine.watermark"},
     "vivavoce_training": {*HEIGHT, "vivavoce_bench", "vivavoce_runtimes"} - {"server"},
 }
@@ -100,6 +109,7 @@ CORE_TO_SATELLITE = {
     "vivavoce_bench": {"frontend.model_choice"},
     "vivavoce_books": {"cli.server"},
     "vivavoce_dialects": {"cli.server"},
+    "vivavoce_fleet": {"cli.model", "cli.server", "frontend.loading"},
     "vivavoce_triton": {"cli.server"},
     "vivavoce_ray": set(),
     "vivavoce_provenance": set(),

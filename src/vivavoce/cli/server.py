@@ -9,13 +9,11 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import TypeVar
 
 from vivavoce.cli.console import Reporter
-from vivavoce.engine_process.client import EngineClient
-from vivavoce.engine_process.fleet import EngineFleet, open_engines
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.speech_backend import SpeechBackend
@@ -78,7 +76,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             stack.callback(tracing.close)
             request_log.observers.append(tracing.write)
         began = time.perf_counter()
-        backend, engine = await _open_backend(settings, lexicons, stack, stop)
+        backend, start = await _open_backend(settings, lexicons, stack, stop)
         if backend is None:
             return
         dispatcher = RequestDispatcher(
@@ -91,10 +89,10 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             jobs = await stack.enter_async_context(open_jobs(dispatcher, keys, settings.jobs))
         state = AppState(dispatcher, keys, settings, jobs, DIALECTS)
         listeners = await _listen(state, sockets, server, stack)
-        if engine is not None:
+        if start is not None:
             # Tells a monitor that the server is loading and alive.
             report(f"loading the model; {_address(server, listeners['port'])}/health/ready says when it can speak")
-            await _unless(stop, engine.start())
+            await _unless(stop, start())
             if stop.is_set():
                 return
         for line in _ready_lines(settings, backend, listeners, time.perf_counter() - began):
@@ -198,15 +196,18 @@ async def _listen(
 
 async def _open_backend(
     settings: ServerSettings, lexicons: Lexicons | None, stack: AsyncExitStack, stop: asyncio.Event
-) -> tuple[SpeechBackend | None, EngineClient | EngineFleet | None]:
+) -> tuple[SpeechBackend | None, Callable[[], Awaitable[None]] | None]:
+    """The backend, None after a signal; and how it is started, None: it is ready."""
     server = settings.server
     if server.upstream is None:
+        from vivavoce_fleet.engine_fleet import open_engines
+
         sections = EngineProcessSettings(
             settings.model, settings.engine, settings.voices, settings.logging, settings.provenance, lexicons
         )
         engine = open_engines(sections)
         stack.push_async_callback(engine.close)
-        return engine, engine
+        return engine, engine.start
     from vivavoce_triton.upstream.triton_backend import TritonBackend
 
     rules = NameRules(settings.voices.aliases, settings.voices.default, settings.voices.unknown)
