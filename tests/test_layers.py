@@ -87,6 +87,15 @@ SATELLITES = {
         "child",
         "vivavoce_textnorm",
     },
+    "vivavoce_v1": {
+        "engine.device",
+        "engine.flow_stage",
+        "engine.request",
+        "models",
+        "checkpoint.config",
+        "rates",
+        "errors",
+    },
     "vivavoce_triton": {
         *HEIGHT,
         "clients",
@@ -111,6 +120,7 @@ CORE_TO_SATELLITE = {
     "vivavoce_dialects": {"cli.server"},
     "vivavoce_fleet": {"cli.model", "cli.server", "frontend.loading", "frontend.voices.stores"},
     "vivavoce_triton": {"cli.server"},
+    "vivavoce_v1": {"engine.generations", "models.generations"},
     "vivavoce_ray": set(),
     "vivavoce_provenance": set(),
     "vivavoce_training": set(),
