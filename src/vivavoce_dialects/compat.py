@@ -47,7 +47,7 @@ from vivavoce.frontend.voices.names import unknown_voice
 from vivavoce.frontend.voices.voice import Voice, built_in_voices, voices_to_spk2info
 from vivavoce.models.features import SAMPLE_RATE
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("vivavoce.compat")  # where scripts import it
 
 Folder = str | Path
 Text = str | Iterable[str]

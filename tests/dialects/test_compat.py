@@ -411,7 +411,7 @@ NO_CUDA = "official flags: {}: without a CUDA device it is set to False"
 
 def test_flags_change_nothing_for_cosyvoice_1(folders, caplog):
     cosyvoice = compat.CosyVoice(folders[V1], True, True, True, 4)
-    assert [record.getMessage() for record in caplog.records if record.name == "vivavoce_dialects.compat"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"] == [
         "official flags: load_jit, load_trt: they have no effect on vivavoce's own engine",
         NO_CUDA.format("fp16"),
     ]
@@ -427,7 +427,7 @@ def test_keywords_of_former_versions_are_taken_with_a_warning(folders, caplog):
     assert len(joined(old.inference_instruct2("Hi.", "Be calm.", prompt_speech_16k=wav)))
     assert len(joined(old.inference_vc(source_speech_16k=wav, prompt_speech_16k=wav)))
     assert old.add_zero_shot_spk(SAID, prompt_speech_16k=wav, zero_shot_spk_id="me")
-    told = [record.getMessage() for record in caplog.records if record.name == "vivavoce_dialects.compat"]
+    told = [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"]
     assert sorted(told[:2]) == [
         f"old keyword: {name} has no effect; leave it out" for name in ("load_onnx", "use_flow_cache")
     ]
@@ -477,7 +477,7 @@ def test_flags_choose_backends_in_the_original_s_order(
     with pytest.raises(Loaded) as loaded:
         official(folders[generation], *flags, trust_model_code=True)
     assert loaded.value.args == (EngineSettings(**chosen, trust_model_code=True),)
-    messages = [record.getMessage() for record in caplog.records if record.name == "vivavoce_dialects.compat"]
+    messages = [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"]
     assert messages == [NO_CUDA.format(name) for name in told]
 
 
