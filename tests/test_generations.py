@@ -39,7 +39,7 @@ NETWORK_MODULES = re.compile(
 )
 STAGE_NAMES = {"FlowStage", "LMStage", "VocoderStage"}
 V2_WORDS = re.compile(r"\bGeneration\.V2\b|\b(6561|6564|151936)\b")
-V2_PLACES = (*OWN, "checkpoint/", "compat.py")  # whose classes are official names of generations
+V2_PLACES = (*OWN, "checkpoint/")
 
 
 def others(own: tuple[str, ...]) -> list[Path]:

@@ -35,12 +35,11 @@ HEIGHT = {
     "server": 5,
     "engine_process": 6,
     "cli": 7,
-    "compat": 7,
 }
 """The rooms of the core. A room imports itself and the rooms below it; those at 0 import nothing of the package but
 errors and files."""
 
-FORWARDERS = {"bench", "evaluate", "clients.triton", "entrypoints"}
+FORWARDERS = {"bench", "compat", "evaluate", "clients.triton", "entrypoints"}
 """Old places of documented names. No other module imports them."""
 
 SATELLITES = {
@@ -48,8 +47,7 @@ SATELLITES = {
     "vivavoce_export": {"models", "checkpoint", "rates", "errors", "files", "cli", "frontend", "vivavoce_runtimes"},
     "vivavoce_kernels": set(),
     "vivavoce_runtimes": {"engine", "models", "checkpoint", "rates", "errors", "files", "child"},
-    "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_runtimes", "vivavoce_triton"}
-    - {"server", "compat"},
+    "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_runtimes", "vivavoce_triton"} - {"server"},
     "vivavoce_books": {
         *(
             "api",
@@ -65,6 +63,39 @@ SATELLITES = {
         ),
         "vivavoce_textnorm",
     },
+    "vivavoce_dialects": {
+        "api",
+        "server",
+        "frontend",
+        "engine.chunk_policy",
+        "engine.request",
+        "engine.settings",
+        "models.features",
+        "checkpoint",
+        "errors",
+        "logs",
+        "protos",
+        "version",
+        "vivavoce_textnorm",
+    },
+    "vivavoce_fleet": {
+        "engine_process",
+        "frontend",
+        "engine",
+        "models.lm.text_attention",
+        "errors",
+        "child",
+        "vivavoce_textnorm",
+    },
+    "vivavoce_v1": {
+        "engine.device",
+        "engine.flow_stage",
+        "engine.request",
+        "models",
+        "checkpoint.config",
+        "rates",
+        "errors",
+    },
     "vivavoce_triton": {
         *HEIGHT,
         "clients",
@@ -72,11 +103,10 @@ SATELLITES = {
         "vivavoce_export",
         "vivavoce_runtimes",
         "vivavoce_textnorm",
-    }
-    - {"compat"},
-    "vivavoce_ray": {*HEIGHT, "vivavoce_textnorm"} - {"compat"},
+    },
+    "vivavoce_ray": {*HEIGHT, "vivavoce_dialects.table", "vivavoce_fleet", "vivavoce_textnorm"},
     "vivavoce_provenance": {"errors", "cli", "frontend.audio", "engine.watermark"},
-    "vivavoce_training": {*HEIGHT, "vivavoce_bench", "vivavoce_runtimes"} - {"server", "compat"},
+    "vivavoce_training": {*HEIGHT, "vivavoce_bench", "vivavoce_runtimes"} - {"server"},
 }
 """Packages beside the core, and the rooms and packages that each may import."""
 
@@ -87,7 +117,10 @@ CORE_TO_SATELLITE = {
     "vivavoce_runtimes": {"engine.engine"},
     "vivavoce_bench": {"frontend.model_choice"},
     "vivavoce_books": {"cli.server"},
+    "vivavoce_dialects": {"cli.server"},
+    "vivavoce_fleet": {"cli.model", "cli.server", "frontend.loading", "frontend.voices.stores"},
     "vivavoce_triton": {"cli.server"},
+    "vivavoce_v1": {"engine.generations", "models.generations"},
     "vivavoce_ray": set(),
     "vivavoce_provenance": set(),
     "vivavoce_training": set(),
@@ -246,6 +279,11 @@ NO_PLACE = "has no place in the layers; give it one in tests/test_layers.py"
         ),
         ("vivavoce_textnorm.reader", "vivavoce.server.http.app", "vivavoce_textnorm may not import server.http.app"),
         ("vivavoce_bench.load", "vivavoce.evaluate", "vivavoce_bench may not import evaluate"),
+        (
+            "vivavoce.server.http.app",
+            "vivavoce_dialects.elevenlabs",
+            "server.http.app may not import vivavoce_dialects",
+        ),
         ("vivavoce.cli.bench", "vivavoce.bench", "bench forwards old imports only: import the module itself"),
         ("vivavoce.utils", "vivavoce.errors", f"utils {NO_PLACE}"),
         (

@@ -22,6 +22,7 @@ from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.messages import EngineProcessSettings, Event, FromProcess, Speak
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
+from vivavoce_fleet import engine_fleet
 
 LOG = TraceLog("server")
 _visitor: ContextVar[dict[str, Any] | None] = ContextVar("visitor", default=None)
@@ -31,8 +32,8 @@ _visitor: ContextVar[dict[str, Any] | None] = ContextVar("visitor", default=None
 class TracedHost(EngineClient):
     """Notes its messages as they go and come; they cannot be seen from elsewhere."""
 
-    def __init__(self, settings: EngineProcessSettings) -> None:
-        super().__init__(settings, (sys.executable, "-m", "benchmarks.http_overhead.traced_worker"))
+    def __init__(self, settings: EngineProcessSettings, **place: Any) -> None:
+        super().__init__(settings, (sys.executable, "-m", "benchmarks.http_overhead.traced_worker"), **place)
 
     def _send(self, message: Any) -> None:
         visitor = _visitor.get()
@@ -73,5 +74,5 @@ def _build(state: AppState) -> ASGIApp:
 
 
 if __name__ == "__main__":
-    with patch.object(server, "build_app", _build), patch.object(server, "EngineClient", TracedHost):
+    with patch.dict(server._APPS, port=_build), patch.object(engine_fleet, "EngineClient", TracedHost):
         sys.exit(main())

@@ -13,12 +13,12 @@ import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from vivavoce.engine.routing import is_retryable, shortest_wait, voice_key
-from vivavoce.engine_process.fleet import FleetStream
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.voices.names import VoiceSummary
+from vivavoce_fleet.engine_fleet import FleetStream
+from vivavoce_fleet.routing import is_retryable, shortest_wait, voice_key
 from vivavoce_ray.engine import TextMailbox
 from vivavoce_textnorm import NormalizedText, check_length
 

@@ -83,7 +83,7 @@ class EngineReplica:
         return {"ready": self._engine.ready, **self.record_autoscaling_stats()}
 
     def record_autoscaling_stats(self) -> dict[str, int]:
-        return {"streams": self._engine.load.streams, "capacity": self._engine.load.capacity}
+        return {"streams": self._engine.active, "capacity": self._engine.capacity}
 
     async def check_health(self) -> None:
         """Serve checks before the first request and then regularly; it replaces the replica after three failures."""

@@ -18,6 +18,7 @@ from vivavoce.server.keys import KeyRing
 from vivavoce.server.request_log import RequestLog
 from vivavoce.server.settings import ServerSettings
 from vivavoce.server.telemetry import Tracing
+from vivavoce_dialects.table import DIALECTS
 from vivavoce_ray.backend import RayBackend
 
 _CONNECTION_METHODS = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")
@@ -35,7 +36,7 @@ class Ingress:
         dispatcher = RequestDispatcher(
             RayBackend(pools), request_log=request_log, rules=settings.requests, provenance=settings.provenance
         )
-        self._state = AppState(dispatcher, KeyRing(settings.auth.keys_file), settings)
+        self._state = AppState(dispatcher, KeyRing(settings.auth.keys_file), settings, dialects=DIALECTS)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         app = build_app(self._state)

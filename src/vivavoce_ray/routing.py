@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from vivavoce.engine.routing import EngineLoad, order
+from vivavoce_fleet.routing import EngineLoad, order
 
 FULL = 0.7
 """Share of the capacity in use at which another engine is started. The rest serves requests that come while that engine

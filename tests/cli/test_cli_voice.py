@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.cli.cli_harness import Run
-from tests.frontend.voices.redis_process import RedisProcess, running_redis
+from tests.fleet.redis_process import RedisProcess, running_redis
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.voice import Voice

@@ -38,6 +38,7 @@ from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.settings import ServerSection, ServerSettings
+from vivavoce_dialects.table import DIALECTS
 
 pytestmark = pytest.mark.process
 
@@ -101,7 +102,8 @@ async def fleet(
         for speaker in speakers:
             dispatcher = RequestDispatcher(speaker)
             settings = ServerSettings(server=ServerSection(grpc_port=0))
-            state = AppState(dispatcher, FakeKeys(required=False), settings)  # type: ignore[arg-type]
+            keys: Any = FakeKeys(required=False)
+            state = AppState(dispatcher, keys, settings, dialects=DIALECTS)
             listeners = [
                 Listener(build(state), bind("127.0.0.1", 0, "port"), settings.server)
                 for build in (build_app, build_legacy_app)
@@ -109,7 +111,7 @@ async def fleet(
             for listener in listeners:
                 await listener.start()
             running += listeners
-            calls, port = await start_grpc(dispatcher, state.keys, settings.server)
+            calls, port = await start_grpc(dispatcher, state.keys, settings.server, DIALECTS)
             stack.push_async_callback(calls.stop, None)
             dispatchers.append(dispatcher)
             upstreams.append(Upstream(listeners[0].port, listeners[1].port, port))

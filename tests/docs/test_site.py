@@ -69,7 +69,7 @@ def test_the_reference_of_python_has_every_public_name(built: Path) -> None:
     raised = {name for name, value in vars(errors).items() if isinstance(value, type) and name != "ClassVar"}
     assert {f"vivavoce.{name}" for name in vivavoce.__all__ if name != "VivavoceError"} <= headings
     assert {f"vivavoce.errors.{name}" for name in raised} <= headings
-    assert {"vivavoce.compat.AutoModel", "vivavoce.Vivavoce.speak"} <= headings
+    assert {"vivavoce_dialects.compat.AutoModel", "vivavoce.Vivavoce.speak"} <= headings
 
 
 @pytest.mark.parametrize(("page", "build"), [("http-api", build_app), ("http-api-cosyvoice", build_legacy_app)])

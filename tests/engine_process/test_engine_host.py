@@ -408,9 +408,7 @@ async def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 
 
 def test_the_server_needs_no_torch() -> None:
-    code = (
-        "import sys; import vivavoce.engine_process.client, vivavoce.server.http.app; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys; import vivavoce.cli.server, vivavoce_fleet.engine_fleet; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

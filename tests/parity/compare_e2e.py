@@ -25,9 +25,9 @@ from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
-from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
 from vivavoce.models.flow.model import FlowSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
+from vivavoce_v1.flow import FlowV1, WholeInput
 
 WAVE, WAVE_RMS = 5e-2, 5e-3
 

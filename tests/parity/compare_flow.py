@@ -13,9 +13,9 @@ from tests.parity.reference import Golden, Reference
 from tests.parity.stages import stage_mel
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
-from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
 from vivavoce.models.flow.model import FlowSchedule, fixed_noise, time_steps
 from vivavoce.models.flow.unet import VelocityContext
+from vivavoce_v1.flow import FlowV1, WholeInput
 
 MEL, ENCODER = 2e-4, 1e-4
 _VARIANT = re.compile(r"streaming(\d)_finalize(\d)")

@@ -16,9 +16,9 @@ from tests.parity.reference import Golden, Reference
 from tests.parity.stages import Greedy, ids_of, stage_mel
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
-from vivavoce.models.lm.conformer import ConformerLM
 from vivavoce.models.vocoder.causal import CausalHiFT
+from vivavoce_v1.flow import FlowV1, WholeInput
+from vivavoce_v1.lm import ConformerLM
 
 
 @torch.inference_mode()

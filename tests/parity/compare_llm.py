@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from benchmarks.plain.lm import LMPrompt, prompt_rows
-from tests.conformer_prompt import conformer_rows
 from tests.parity.check import Check, Skip, close, equal, equal_ids, guarded
 from tests.parity.reference import Arrays, Golden, Reference
 from tests.parity.stages import Forced, Greedy, GreedyWithFill, ids_of, ids_of_pieces
+from tests.v1.conformer_prompt import conformer_rows
 from vivavoce.engine.lm_stage import Chooser, without_long_silence
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.lm.conformer import ConformerLM
 from vivavoce.models.lm.sampling import SamplingRows, fallback_probabilities, nucleus, repeats, sample
+from vivavoce_v1.lm import ConformerLM
 
 
 @torch.inference_mode()

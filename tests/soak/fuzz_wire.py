@@ -224,7 +224,7 @@ async def doors() -> AsyncIterator[Doors]:
             routes += [(listener.port, method, path) for path, method in described]
         routes += [(ports[1], "GET", path) for _, _, path in routes if path.startswith("/inference")]
         running, port = await start_grpc(
-            state.dispatcher, state.keys, server.model_copy(update={"grpc_port": 0, "max_conc": 64})
+            state.dispatcher, state.keys, server.model_copy(update={"grpc_port": 0, "max_conc": 64}), state.dialects
         )
         stack.push_async_callback(running.stop, None)
         found = Doors(speaker, ports[0], routes, sorted(fields), port)

@@ -31,7 +31,6 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowBatch, FlowStage, FlowStream
-from vivavoce.engine.flow_stage.flow_v1 import FlowStageV1, FlowStreamV1, SolverV1
 from vivavoce.engine.flow_stage.padded import PaddedSolver
 from vivavoce.engine.handle import Handle, Outbox
 from vivavoce.engine.lm_stage import StreamingPrompt
@@ -42,6 +41,7 @@ from vivavoce.engine.vocoder_stage import VocoderStream
 from vivavoce.errors import VivavoceError
 from vivavoce.models.build import Models, build_models
 from vivavoce_bench.random_checkpoint import make_babble_checkpoint
+from vivavoce_v1.flow_stage import FlowStageV1, FlowStreamV1, SolverV1
 
 SETTLED = 0.3
 """Share of the requests after which caches are filled and slots used to their end: from then on nothing may grow."""

@@ -35,7 +35,7 @@ class Spread:
     engines: int = flag("Number of engines that share the device; for CPUs.", "NUMBER", default=1, min=1, max=64)
 
     def over(self, device: str) -> str | list[str]:
-        from vivavoce.engine.devices import devices_of
+        from vivavoce_fleet.devices import devices_of
 
         return device if self == Spread() else devices_of(self.gpus, self.engines, device)
 

@@ -9,13 +9,11 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import TypeVar
 
 from vivavoce.cli.console import Reporter
-from vivavoce.engine_process.client import EngineClient
-from vivavoce.engine_process.fleet import EngineFleet, open_engines
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.speech_backend import SpeechBackend
@@ -31,7 +29,7 @@ from vivavoce.server.settings import ServerSection, ServerSettings, is_loopback
 from vivavoce.server.settings_checks import tls_problems
 from vivavoce.server.settings_sources import unread_variables
 from vivavoce.server.telemetry import Tracing
-from vivavoce.server.wyoming import serving_wyoming
+from vivavoce_dialects.table import DIALECTS
 from vivavoce_textnorm import Lexicons, read_lexicons
 
 log = logging.getLogger(__name__)
@@ -71,14 +69,14 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             raise InvalidRequest(problem)
         sockets = _sockets(server, stack)
         server = fit_open_files(server, len(sockets) + (server.grpc_port is not None))
-        home = sockets.pop("wyoming_port", None)
+        own_ports = {field: sockets.pop(field) for one in DIALECTS for field in one.listeners if field in sockets}
         request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
         if endpoint is not None:
             tracing = Tracing.exporting(endpoint, settings.telemetry.service_name)
             stack.callback(tracing.close)
             request_log.observers.append(tracing.write)
         began = time.perf_counter()
-        backend, engine = await _open_backend(settings, lexicons, stack, stop)
+        backend, start = await _open_backend(settings, lexicons, stack, stop)
         if backend is None:
             return
         dispatcher = RequestDispatcher(
@@ -89,17 +87,17 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             from vivavoce_books.jobs.service import open_jobs
 
             jobs = await stack.enter_async_context(open_jobs(dispatcher, keys, settings.jobs))
-        state = AppState(dispatcher, keys, settings, jobs)
+        state = AppState(dispatcher, keys, settings, jobs, DIALECTS)
         listeners = await _listen(state, sockets, server, stack)
-        if engine is not None:
+        if start is not None:
             # Tells a monitor that the server is loading and alive.
             report(f"loading the model; {_address(server, listeners['port'])}/health/ready says when it can speak")
-            await _unless(stop, engine.start())
+            await _unless(stop, start())
             if stop.is_set():
                 return
         for line in _ready_lines(settings, backend, listeners, time.perf_counter() - began):
             report(line)
-        for line in await _other_protocols(dispatcher, keys, server, home, stack):
+        for line in await _other_protocols(dispatcher, keys, server, own_ports, stack):
             report(line)
         await stop.wait()
         if jobs is not None:
@@ -114,19 +112,21 @@ async def _other_protocols(
     dispatcher: RequestDispatcher,
     keys: KeyRing,
     server: ServerSection,
-    home: socket.socket | None,
+    sockets: dict[str, socket.socket],
     stack: AsyncExitStack,
 ) -> list[str]:
     lines = []
     if server.grpc_port is not None:
         from vivavoce.server.grpc.server import start_grpc
 
-        grpc, port = await start_grpc(dispatcher, keys, server)
+        grpc, port = await start_grpc(dispatcher, keys, server, DIALECTS)
         stack.push_async_callback(grpc.stop, GRPC_GRACE_S)
         lines.append(f"The gRPC service is at {server.host}:{port}")
-    if home is not None:
-        port = await stack.enter_async_context(serving_wyoming(dispatcher, keys, server, home))
-        lines.append(f"Home Assistant's protocol Wyoming is at {server.host}:{port}")
+    for dialect in DIALECTS:
+        for field in dialect.listeners.keys() & sockets.keys():
+            listening = dialect.listeners[field](dispatcher, keys, server, sockets[field])
+            port = await stack.enter_async_context(listening)
+            lines.append(f"{dialect.name} is at {server.host}:{port}")
     return lines
 
 
@@ -154,8 +154,8 @@ async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | Non
 def _sockets(server: ServerSection, stack: AsyncExitStack) -> dict[str, socket.socket]:
     """Listening sockets by the names of their settings, without gRPC's; InvalidRequest: a port is taken."""
     legacy_port = server.legacy_port if server.legacy else None
-    ports = {"port": server.port, "legacy_port": legacy_port}
-    ports |= {"health_port": server.health_port, "wyoming_port": server.wyoming_port}
+    ports = {"port": server.port, "legacy_port": legacy_port, "health_port": server.health_port}
+    ports |= {field: getattr(server, field) for dialect in DIALECTS for field in dialect.listeners}
     wanted = {field: port for field, port in ports.items() if port is not None}
     sockets = {field: stack.enter_context(bind(server.host, port, field)) for field, port in wanted.items()}
     if server.grpc_port is not None:
@@ -196,15 +196,18 @@ async def _listen(
 
 async def _open_backend(
     settings: ServerSettings, lexicons: Lexicons | None, stack: AsyncExitStack, stop: asyncio.Event
-) -> tuple[SpeechBackend | None, EngineClient | EngineFleet | None]:
+) -> tuple[SpeechBackend | None, Callable[[], Awaitable[None]] | None]:
+    """The backend, None after a signal; and how it is started, None: it is ready."""
     server = settings.server
     if server.upstream is None:
+        from vivavoce_fleet.engine_fleet import open_engines
+
         sections = EngineProcessSettings(
             settings.model, settings.engine, settings.voices, settings.logging, settings.provenance, lexicons
         )
         engine = open_engines(sections)
         stack.push_async_callback(engine.close)
-        return engine, engine
+        return engine, engine.start
     from vivavoce_triton.upstream.triton_backend import TritonBackend
 
     rules = NameRules(settings.voices.aliases, settings.voices.default, settings.voices.unknown)

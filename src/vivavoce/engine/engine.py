@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import torch
 
@@ -121,6 +121,34 @@ def assemble(
     scheduler = Scheduler(costs, limits, exclusive=exclusive, padded=padded, self_paced=own_pace)
     loop = Loop(runner, synthesis, scheduler, admission, statistics, threads, clock=queues[0].clock)
     return loop, admission, statistics
+
+
+class EngineInterface(Protocol):
+    """The part of `Engine` that speaking needs; a group of engines implements it, too."""
+
+    def submit(self, request: EngineRequest) -> Handle: ...
+
+    def check_load(self, streaming: bool) -> None: ...
+
+    def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None: ...
+
+    @property
+    def text_heads(self) -> TextHeads | None: ...
+
+    @property
+    def language_model_id(self) -> str: ...
+
+    def find_heads(self, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> TextHeads | None: ...
+
+    def watch(self, heads: TextHeads | None) -> None: ...
+
+    @property
+    def statistics(self) -> StatisticsSnapshot: ...
+
+    @property
+    def costs(self) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 class Engine:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.flow_stage import FlowStage
-from vivavoce.engine.flow_stage.flow_v1 import FlowStageV1
 from vivavoce.engine.lm_stage import LMStage
 from vivavoce.engine.stages import FlowInterface, LMInterface, VocoderInterface
 from vivavoce.engine.vocoder_stage import VocoderStage
@@ -25,9 +25,15 @@ class StageBuilders:
     vocoder: Callable[..., VocoderInterface]
 
 
+def _flow_stage_v1(models: Any, **options: Any) -> FlowInterface:
+    from vivavoce_v1.flow_stage import FlowStageV1
+
+    return FlowStageV1(models, **options)
+
+
 _PLAIN_AND_KERNELS = StageBuilders(LMStage, FlowStage, VocoderStage)
 STAGES: dict[Generation, StageBuilders] = {
-    Generation.V1: StageBuilders(LMStage, FlowStageV1, VocoderStage),
+    Generation.V1: StageBuilders(LMStage, _flow_stage_v1, VocoderStage),
     Generation.V2: _PLAIN_AND_KERNELS,
     Generation.V3: _PLAIN_AND_KERNELS,
 }

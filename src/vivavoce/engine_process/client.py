@@ -18,7 +18,6 @@ from typing_extensions import Unpack
 
 from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
-from vivavoce.engine.routing import EngineLoad
 from vivavoce.engine_process import messages
 from vivavoce.engine_process.messages import EngineProcessSettings, framed, read_message
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
@@ -121,8 +120,8 @@ class EngineClient:
         self.stuck = False
         self.voice_store = "ok"
         self._can_speak = asyncio.Event()
-        self._capacity = 1
-        """See `EngineLoad`; 1 until the first health check."""
+        self.capacity = 1
+        """Streams that it keeps up with by its admission's estimate; 1 until the first health check."""
         self._starts = 0
         self._first_start_s: float | None = None
         """Seconds that the first process took to get ready; None: it is not ready yet."""
@@ -152,8 +151,9 @@ class EngineClient:
         return self._can_speak.is_set() and not self.stuck
 
     @property
-    def load(self) -> EngineLoad:
-        return EngineLoad(self._name, self.ready, len(self._streams), self._capacity)
+    def active(self) -> int:
+        """Its current streams, including any just sent."""
+        return len(self._streams)
 
     @property
     def process_id(self) -> int | None:
@@ -191,7 +191,7 @@ class EngineClient:
             statistics,
             voice_store=self.voice_store,
             streams=len(self._streams),
-            capacity=self._capacity,
+            capacity=self.capacity,
             starts=self._starts,
         )
 
@@ -278,7 +278,7 @@ class EngineClient:
                 await asyncio.sleep(PULSE_S)
                 limit_s = STUCK_S
                 before = self.voice_store
-                self.voice_store, self._capacity = await self._pulse()
+                self.voice_store, self.capacity = await self._pulse()
                 if self.voice_store != before:
                     state = "is in order again" if self.voice_store == "ok" else self.voice_store
                     log.warning("voice store: %(state)s", {"state": state.removeprefix("voice store: ")})

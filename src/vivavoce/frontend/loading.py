@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
 import torch
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.engine.devices import seen_alone
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.engine_group import DeviceInfo, EngineGroup
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.frontend.front_end import FrontEnd, load_front_end
 from vivavoce.frontend.model_choice import share_device
@@ -35,12 +32,9 @@ def load_model(
     if len(devices) == 1:
         engine = open_engine(folder, devices[0], dtype, variant, settings)
         return engine, load_front_end(folder, cast(ModelConfig, engine.models.config), text_processes)
-    launches = {}
-    for index, device in enumerate(devices):
-        seen_as, variables = seen_alone(str(device))
-        how = torch.device(seen_as), dtype, variant, settings, devices.count(device)
-        launches[f"{index} {device}"] = partial(open_engine, folder, *how), variables
-    engines = EngineGroup(launches, DeviceInfo(devices[0], dtype))
+    from vivavoce_fleet.engine_group import open_group
+
+    engines = open_group(folder, devices, dtype, variant, settings)
     return cast(Engine, engines), load_front_end(folder, text_processes=text_processes)
 
 

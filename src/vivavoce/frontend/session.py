@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, islice
 
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
-from vivavoce.engine.engine_group import EngineInterface
+from vivavoce.engine.engine import EngineInterface
 from vivavoce.engine.handle import ArrivingText, Handle, Outbox, RequestResult
 from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode, Word
 from vivavoce.errors import InvalidText, RequestCancelled

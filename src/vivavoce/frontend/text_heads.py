@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vivavoce.checkpoint.known_models import user_folder
-from vivavoce.engine.engine_group import EngineInterface
+from vivavoce.engine.engine import EngineInterface
 from vivavoce.errors import VivavoceError
 from vivavoce.files import replace_file
 from vivavoce.frontend.front_end import FrontEnd

@@ -17,7 +17,6 @@ from vivavoce.models.generations import NETWORKS, NetworkPart
 
 if TYPE_CHECKING:
     from vivavoce.models.flow.model import Flow
-    from vivavoce.models.lm.conformer import ConformerLM
     from vivavoce.models.lm.qwen2 import SpeechLM
     from vivavoce.models.vocoder.causal import CausalHiFT
     from vivavoce.models.vocoder.hift import HiFT
@@ -25,8 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Models:
+    """Networks of CosyVoice 2 or 3, or of another generation, for which the stages of that generation are made."""
+
     config: ModelConfig
-    lm: SpeechLM | ConformerLM
+    lm: SpeechLM
     flow: Flow
     vocoder: HiFT | CausalHiFT
     device: torch.device
@@ -44,7 +45,7 @@ class LanguageConfig:
 @dataclass(frozen=True)
 class LanguageModel:
     config: LanguageConfig
-    lm: SpeechLM | ConformerLM
+    lm: SpeechLM
     device: torch.device
     dtype: torch.dtype
     merged: Path | None = None

@@ -25,9 +25,7 @@ from vivavoce.checkpoint.weights import (
     NameTable,
     fold_weight_norm,
 )
-from vivavoce.models.flow.flow_v1 import FlowV1
 from vivavoce.models.flow.model import MAX_FRAMES, Flow
-from vivavoce.models.lm.conformer import ConformerLM
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT, SampledSource
@@ -60,13 +58,25 @@ class _NothingDrawn(TorchFunctionMode):
         return given["tensor"] if func is nn.init.normal_ else func(*args, **given)
 
 
+def _language_model_v1(config: Any) -> nn.Module:
+    from vivavoce_v1.lm import ConformerLM
+
+    return ConformerLM(config.lm)
+
+
+def _flow_v1(config: Any) -> nn.Module:
+    from vivavoce_v1.flow import FlowV1
+
+    return FlowV1(config.flow, config.rates)
+
+
 _QWEN = NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES)
 # float32, because its phases grow to many thousand radians; the cost is small.
 _vocoder = partial(NetworkPart, "hift", names=VOCODER_NAMES, state=fold_weight_norm, float32=True)
 NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
     Generation.V1: {
-        "lm": NetworkPart("llm", lambda config: ConformerLM(config.lm), CONFORMER_LM_NAMES),
-        "flow": NetworkPart("flow", lambda config: FlowV1(config.flow, config.rates), WHOLE_FLOW_NAMES),
+        "lm": NetworkPart("llm", _language_model_v1, CONFORMER_LM_NAMES),
+        "flow": NetworkPart("flow", _flow_v1, WHOLE_FLOW_NAMES),
         "vocoder": _vocoder(build=lambda config: HiFT(config.vocoder, SampledSource, overlap=20)),
     },
     Generation.V2: {

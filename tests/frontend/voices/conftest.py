@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.frontend.voices.redis_process import RedisProcess, running_redis
+from tests.fleet.redis_process import RedisProcess, running_redis
 from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.folder_store import FolderStore
-from vivavoce.frontend.voices.redis_store import RedisStore
 from vivavoce.frontend.voices.stores import VoiceStore
 from vivavoce.frontend.voices.voice import Voice
+from vivavoce_fleet.redis_store import RedisStore
 
 MODEL = "0123456789abcdef"
 FIELDS = ("name", "fingerprint", "transcript", "prompt_text", "description", "licence", "consent")

@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.frontend.voices.redis_process import false_redis
+from tests.fleet.redis_process import false_redis
 from vivavoce.errors import InvalidAudio, InvalidRequest, VoiceExists, VoiceNotFound, VoiceStoreAway, VoiceStoreError
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.encoders import wav_header
 from vivavoce.frontend.audio.samples import Audio
 from vivavoce.frontend.speech import Recording
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
-from vivavoce.frontend.voices.redis_store import RedisStore
 from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.frontend.voices.stores import Quota
 from vivavoce.frontend.voices.voice import consent_fields
 from vivavoce.lru_cache import CacheCounts
+from vivavoce_fleet.redis_store import RedisStore
 
 MODEL = "0123456789abcdef"
 

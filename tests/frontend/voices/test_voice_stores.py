@@ -11,9 +11,9 @@ import pytest
 
 from vivavoce.errors import InvalidRequest, MissingDependency, VoiceExists, VoiceNotFound
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce.frontend.voices.redis_store import RedisStore
 from vivavoce.frontend.voices.stores import Quota, open_voice_store
 from vivavoce.frontend.voices.voice import consent_fields
+from vivavoce_fleet.redis_store import RedisStore
 
 OWNERS = [
     "",

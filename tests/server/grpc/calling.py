@@ -20,6 +20,7 @@ from vivavoce.server.grpc.server import start_grpc
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.request_log import RequestRecord
 from vivavoce.server.settings import ServerSection
+from vivavoce_dialects.table import DIALECTS
 
 METHOD = "/cosyvoice.CosyVoice/Inference"
 SPEECH = "/vivavoce.v1.Speech/"
@@ -152,7 +153,7 @@ async def calling(
     speaker = speaker or FakeBackend()
     dispatcher = RequestDispatcher(speaker)
     dispatcher.request_log.observers += observers
-    running, port = await start_grpc(dispatcher, keys or KeyRing(), ServerSection(grpc_port=0, **server))
+    running, port = await start_grpc(dispatcher, keys or KeyRing(), ServerSection(grpc_port=0, **server), DIALECTS)
     try:
         async with connect(f"127.0.0.1:{port}") as channel:
             yield Caller(channel, running, port, dispatcher, speaker)

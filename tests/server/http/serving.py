@@ -21,6 +21,7 @@ from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSettings
+from vivavoce_dialects.table import DIALECTS
 
 
 def make_state(
@@ -29,7 +30,7 @@ def make_state(
     """A state for a speaker; to be called in the event loop that serves it."""
     settings = settings or ServerSettings()
     dispatcher = RequestDispatcher(speaker or FakeBackend(), rules=settings.requests, provenance=settings.provenance)
-    return AppState(dispatcher, keys or KeyRing(), settings)
+    return AppState(dispatcher, keys or KeyRing(), settings, dialects=DIALECTS)
 
 
 async def ask(app: ASGIApp, path: str, method: str = "GET", **headers: str) -> httpx.Response:

@@ -21,6 +21,7 @@ from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.rate_limiter import ANONYMOUS, Principal
 from vivavoce.server.request_log import RequestRecord
 from vivavoce.server.settings import ServerSection, ServerSettings
+from vivavoce_dialects.table import DIALECTS
 
 LATE_S = 20.0
 """Nothing here takes so long; it ends a test that would hang."""
@@ -73,7 +74,8 @@ async def serving(
     speaker = speaker or FakeBackend()
     dispatcher = RequestDispatcher(speaker)
     settings = ServerSettings(server=ServerSection(**server))
-    state = AppState(dispatcher, keys or FakeKeys(required=False), settings)  # type: ignore[arg-type]
+    known: Any = keys or FakeKeys(required=False)
+    state = AppState(dispatcher, known, settings, dialects=DIALECTS)
     listener = Listener(build_app(state), bind("127.0.0.1", 0, "port"), state.settings.server)
     await listener.start()
     try:

@@ -27,6 +27,7 @@ from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection, ServerSettings
+from vivavoce_dialects.table import DIALECTS
 
 __all__ = ["folder"]
 SPOKEN = to_int16(WHOLE).astype("<i2").tobytes()
@@ -63,10 +64,10 @@ def instructed(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def bridged(folder: Path) -> AsyncIterator[Bridge]:
     async with speaking(folder) as (speaker, triton):
-        state = AppState(RequestDispatcher(speaker), KeyRing(), ServerSettings())
+        state = AppState(RequestDispatcher(speaker), KeyRing(), ServerSettings(), dialects=DIALECTS)
         listener = Listener(build_legacy_app(state), bind("127.0.0.1", 0, "port"), state.settings.server)
         await listener.start()
-        server, port = await start_grpc(state.dispatcher, state.keys, ServerSection(grpc_port=0))
+        server, port = await start_grpc(state.dispatcher, state.keys, ServerSection(grpc_port=0), DIALECTS)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield Bridge(f"http://127.0.0.1:{listener.port}", channel, triton)
         await server.stop(None)

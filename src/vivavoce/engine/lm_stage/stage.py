@@ -31,9 +31,8 @@ from vivavoce.engine.lm_stage.slots import (
 )
 from vivavoce.engine.request import SMALL_VOCABULARY, SamplingParams
 from vivavoce.models.build import LanguageModel, Models
-from vivavoce.models.lm.conformer import SPEAKER, TEXT, ConformerLM, ConformerSlotLM
 from vivavoce.models.lm.interleave import RowKind
-from vivavoce.models.lm.slot_lm import SAFE_ROWS, PackedRows, SlotCache, SlotLM
+from vivavoce.models.lm.slot_lm import SAFE_ROWS, SPEAKER, TEXT, PackedRows, SlotCache
 from vivavoce.models.lm.text_attention import Observed, TextHeads, TextObserver
 from vivavoce_kernels.layouts import Field
 
@@ -103,14 +102,13 @@ class SlotSteps:
 
 
 class PlainSteps(SlotSteps):
-    """Runs `SlotLM` over the slots, with a chooser that samples the ids, without CUDA graphs."""
+    """Runs the network over the slots, with a chooser that samples the ids, without CUDA graphs."""
 
     def __init__(
         self, models: Models | LanguageModel, slots: int, capacity: int, window: int, choose: Chooser, *, fixed: bool
     ) -> None:
         super().__init__(models, slots, capacity, window, fixed=fixed)
-        lm = models.lm
-        self._lm = ConformerSlotLM(lm, capacity) if isinstance(lm, ConformerLM) else SlotLM(lm, capacity)
+        self._lm = models.lm.over_slots(capacity)
         self._choose = choose
 
     def prepare(self, slots: int | None) -> None:

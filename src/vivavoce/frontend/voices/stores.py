@@ -159,7 +159,6 @@ def open_voice_store(place: str | Path | None) -> VoiceStore:
         MissingDependency: a redis, and the package redis is not installed.
     """
     from vivavoce.frontend.voices.folder_store import FolderStore
-    from vivavoce.frontend.voices.redis_store import RedisStore
 
     scheme = _SCHEME.match(place) if isinstance(place, str) else None
     if scheme is None:
@@ -168,6 +167,8 @@ def open_voice_store(place: str | Path | None) -> VoiceStore:
         raise InvalidRequest(
             f"voices: {scheme[0]} cannot hold voices; give a folder's path, or a URL with redis:// or rediss://"
         )
+    from vivavoce_fleet.redis_store import RedisStore
+
     return RedisStore(scheme[1].lower() + scheme.string[scheme.end(1) :])
 
 

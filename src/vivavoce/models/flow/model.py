@@ -19,10 +19,9 @@ from vivavoce.models.layers import Memory, PairRunner, additive
 
 if TYPE_CHECKING:
     from vivavoce.models.flow.external import ExternalEncoder, ExternalEstimator
-    from vivavoce.models.flow.unet_v1 import UNetV1
 
     Encoder = TokenEncoder | LookaheadEncoder | ExternalEncoder
-    Estimator = UNet | DiT | UNetV1 | ExternalEstimator
+    Estimator = UNet | DiT | ExternalEstimator
 
 MAX_FRAMES = 15_000  # frames for which the official code draws noise: 300 s, prompt included
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from vivavoce.checkpoint.config import LMConfig, Qwen2Config
 from vivavoce.models.layers import RMSNorm, rotary_tables, rotate
+
+if TYPE_CHECKING:
+    from vivavoce.models.lm.slot_lm import SlotLM
 
 Past = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, [batch, kv_heads, positions, head_dim], of the rows so far; empty at first."""
@@ -115,6 +119,12 @@ class SpeechLM(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x, cos, sin, mask, partial(_extended, past, index))
         return self.norm(x)
+
+    def over_slots(self, capacity: int) -> SlotLM:
+        """This network over slots, for `LMStage`."""
+        from vivavoce.models.lm.slot_lm import SlotLM  # it imports this module
+
+        return SlotLM(self, capacity)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         return self.speech_head(hidden).float().log_softmax(dim=-1)

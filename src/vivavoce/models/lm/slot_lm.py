@@ -126,6 +126,10 @@ class SlotCache:
             part.index_copy_(1, targets, part.index_select(1, sources))
 
 
+TEXT, SPEAKER = 1, 3
+"""Kinds of rows in `PackedRows.kinds`: a text, and CosyVoice 1's speaker."""
+
+
 @dataclass(frozen=True)
 class PackedRows:
     """Rows of n sequences, one sequence after another, and their places; all int64 on the model's device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import starmap
@@ -13,16 +14,16 @@ import grpc.aio
 from vivavoce.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.protos import FILES, POOL, SERVICES, message
+from vivavoce.server.dialect import Dialect
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.grpc.calls import Answer, Call, Calls, Context, Metadata, parsed
-from vivavoce.server.grpc.cosyvoice import PROMPT_RATE, infer
 from vivavoce.server.grpc.speech import PACKAGE as SPEECH
 from vivavoce.server.grpc.speech import add_voice, list_voices, remove_voice, speak
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection
 
-MOST_BYTES = int(2 * PROMPT_RATE * MAX_REFERENCE_S) + 240_000
-"""Longest message: a recording, and texts of 20,000 characters in UTF-8."""
+MOST_BYTES = int(2 * 16_000 * MAX_REFERENCE_S) + 240_000
+"""Longest message: a recording of 16-bit samples at 16 kHz, and texts of 20,000 characters in UTF-8."""
 CONNECTION_S, GRACE_S = 3_600, 6 * 3_600
 """After an hour a connection accepts no new calls; the last ones may run longer than any speech."""
 HEALTH, REFLECTION = "grpc.health.v1", "grpc.reflection.v1"
@@ -30,7 +31,7 @@ SERVING, NOT_SERVING = 1, 2
 
 
 async def start_grpc(
-    dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection
+    dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection, dialects: Sequence[Dialect] = ()
 ) -> tuple[grpc.aio.Server, int]:
     """Serve in the running event loop; returns the server and its port. grpc_port 0: a free one."""
     calls, patience_ms = Calls(dispatcher, keys, settings), int(1_000 * settings.request_timeout_s)
@@ -51,17 +52,18 @@ async def start_grpc(
             ("grpc.so_reuseport", 0),  # otherwise two servers could share a port, and each would get some of the calls
         )
     )
-    answers: dict[str, dict[str, Answer]] = {
+    answers: dict[str, Mapping[str, Answer]] = {
         f"{SPEECH}.Speech": {
             "Speak": speak,
             "ListVoices": list_voices,
             "AddVoice": add_voice,
             "RemoveVoice": remove_voice,
         },
-        "cosyvoice.CosyVoice": {"Inference": infer},
         f"{REFLECTION}.ServerReflection": {"ServerReflectionInfo": reflect},
         f"{REFLECTION}alpha.ServerReflection": {"ServerReflectionInfo": reflect},  # its older name
     }
+    for dialect in dialects:
+        answers |= dialect.grpc_services()
     # All are streams: messages of unary calls are read before this program sees the call and its key.
     services: Any = {f"{HEALTH}.Health": {"Check": grpc.stream_unary_rpc_method_handler(partial(check, calls))}}
     for service, methods in answers.items():

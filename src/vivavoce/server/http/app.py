@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -12,17 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from vivavoce.server.http import (
-    cosyvoice,
-    elevenlabs,
-    errors,
-    metrics,
-    normalize,
-    openai,
-    pages,
-    voices,
-    ws_session,
-)
+from vivavoce.server.http import errors, metrics, normalize, openai, pages, voices, ws_session
 from vivavoce.server.http.app_state import SPEECH_HEADERS, AppState
 from vivavoce.server.http.middleware import RequestMiddleware
 from vivavoce.server.http.reference_page import reference_page
@@ -36,7 +27,7 @@ _SCHEMES = {
 
 def build_app(state: AppState) -> FastAPI:
     app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
-    routers = (openai.router, normalize.router, elevenlabs.router, voices.router, ws_session.router)
+    routers = (openai.router, normalize.router, voices.router, ws_session.router, *_dialect_routers(state, "port"))
     for router in (*routers, pages.health_router):
         app.include_router(router(state))
     if state.jobs is not None:
@@ -51,7 +42,7 @@ def build_app(state: AppState) -> FastAPI:
 
 def build_legacy_app(state: AppState) -> FastAPI:
     app = _BoundedApp(state, "CosyVoice", "The routes of CosyVoice's own service, spoken by vivavoce.")
-    for router in (cosyvoice.router, pages.health_router):
+    for router in (*_dialect_routers(state, "legacy_port"), pages.health_router):
         app.include_router(router(state))
     return app
 
@@ -63,6 +54,10 @@ def build_health_app(state: AppState) -> FastAPI:
     if state.settings.server.metrics:
         app.include_router(metrics.router(state))
     return app
+
+
+def _dialect_routers(state: AppState, port: str) -> list[Callable[[AppState], APIRouter]]:
+    return [dialect.routers[port] for dialect in state.dialects if port in dialect.routers]
 
 
 class _BoundedApp(FastAPI):

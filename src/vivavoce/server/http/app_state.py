@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 
 from vivavoce.errors import Forbidden, InvalidRequest
 from vivavoce.logs import note_principal
+from vivavoce.server.dialect import Dialect
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.keys import KeyRing, token_in
 from vivavoce.server.rate_limiter import Principal
@@ -44,12 +45,13 @@ class JobService(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class AppState:
-    """jobs: None: the server takes none."""
+    """jobs: None: the server takes none; dialects: interfaces of other products that it speaks, too."""
 
     dispatcher: RequestDispatcher
     keys: KeyRing
     settings: ServerSettings
     jobs: JobService | None = None
+    dialects: Sequence[Dialect] = ()
 
 
 def state_of(connection: HTTPConnection) -> AppState:

@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import parse_format
 from vivavoce.frontend.speech_backend import ModelInfo
-from vivavoce.server.http import elevenlabs
 from vivavoce.server.http.app_state import (
     TIMEOUT,
     AppState,
@@ -122,9 +121,11 @@ def router(state: AppState) -> APIRouter:
     @routes.get("/v1/models", summary="The served model", response_model=ModelList, responses=ENGINE_FAILURES)
     @routes.get("/v1/audio/models", response_model=ModelList, include_in_schema=False)  # where Open WebUI asks first
     async def models(request: Request, _: ListReader) -> ModelList | Response:
-        if elevenlabs.is_elevenlabs(request.headers):  # their packages expect a list
-            return JSONResponse(elevenlabs.models(dispatcher.backend.about))
-        served = _model(dispatcher.backend.about, began)
+        about = dispatcher.backend.about
+        for dialect in state.dialects:
+            if (listed := dialect.models(request.headers, about)) is not None:
+                return JSONResponse(listed)
+        served = _model(about, began)
         return ModelList(data=[served], models=[Label(id=served.id, name=served.id)])
 
     @routes.get("/v1/models/{name:path}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})

@@ -1,4 +1,4 @@
-"""The WebSocket's messages in this server's own form (docs/websocket.md); elevenlabs.py, dashscope.py have others."""
+"""The WebSocket's messages in this server's own form (docs/websocket.md); dialects have others."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def error_reply(error: VivavoceError) -> Reply:
     return {"type": "error", "error": error_body(error, "text")}
 
 
-class Dialect:
+class MessageForm:
     """A form of messages to and from clients; this is the server's own form (docs/websocket.md)."""
 
     is_own = True

@@ -25,14 +25,12 @@ from vivavoce.errors import (
 from vivavoce.server.dispatcher import sent_within
 from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page
 from vivavoce.server.http.bodies import check_query, off_loop
-from vivavoce.server.http.dashscope import DashScopeDialect
-from vivavoce.server.http.elevenlabs import SOCKET_QUERY, ElevenLabsDialect
 from vivavoce.server.http.errors import response_of
 from vivavoce.server.http.listener import drop_connection
 from vivavoce.server.http.streaming import verdict_body
 from vivavoce.server.http.ws_messages import (
     ClientMessage,
-    Dialect,
+    MessageForm,
     Signal,
     Start,
     Text,
@@ -47,6 +45,7 @@ from vivavoce.server.utterance import Reply, StreamedUtterance
 log = logging.getLogger(__name__)
 
 PROTOCOL = "websocket"
+_QUERY = frozenset({"api_key", "inactivity_timeout"})
 MAX_CONTEXTS = 5
 IDLE_S = 120.0
 """Longest silence of a client while nothing is spoken."""
@@ -63,20 +62,7 @@ def router(state: AppState) -> APIRouter:
 
     @routes.websocket("/v1/audio/stream")
     async def stream(socket: WebSocket) -> None:
-        await Session(socket, state, Dialect()).serve()
-
-    @routes.websocket("/v1/text-to-speech/{voice_id}/stream-input")
-    async def stream_input(socket: WebSocket, voice_id: str) -> None:
-        await Session(socket, state, ElevenLabsDialect(voice_id, socket.query_params)).serve()
-
-    @routes.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
-    async def multi_stream_input(socket: WebSocket, voice_id: str) -> None:
-        await Session(socket, state, ElevenLabsDialect(voice_id, socket.query_params, several=True)).serve()
-
-    @routes.websocket("/api-ws/v1/inference")
-    @routes.websocket("/api-ws/v1/inference/")
-    async def inference(socket: WebSocket) -> None:
-        await Session(socket, state, DashScopeDialect()).serve()
+        await Session(socket, state, MessageForm()).serve()
 
     return routes
 
@@ -84,8 +70,8 @@ def router(state: AppState) -> APIRouter:
 class Session:
     """One WebSocket from its request to its close: messages come in while audio goes out."""
 
-    def __init__(self, socket: WebSocket, state: AppState, dialect: Dialect) -> None:
-        self._socket, self._state, self._dialect = socket, state, dialect
+    def __init__(self, socket: WebSocket, state: AppState, form: MessageForm) -> None:
+        self._socket, self._state, self._form = socket, state, form
         self._loop = asyncio.get_running_loop()
         self._began = self._last_at = self._loop.time()
         """`_last_at`: time of the last message in either direction; of text or audio while an utterance is open."""
@@ -108,8 +94,9 @@ class Session:
                 raise Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
             if not self._state.dispatcher.ready:  # before it is accepted, a proxy can ask another server
                 raise EngineStopped("server: it takes no requests now; ask another one, or again in some seconds")
-            if self._dialect.is_own:
-                check_query(socket, "start message", SOCKET_QUERY)
+            if self._form.is_own:
+                known = _QUERY.union(*(dialect.socket_query for dialect in self._state.dialects))
+                check_query(socket, "start message", known)
             await deadline_of(socket)  # a malformed deadline is refused first
         except VivavoceError as refusal:
             await socket.send_denial_response(response_of(refusal))
@@ -124,7 +111,7 @@ class Session:
                 self._principal = self._state.keys.authenticate(self._token)
             self._idle_s = pause_s(socket.query_params, IDLE_S)
         except VivavoceError as refusal:
-            if isinstance(refusal, Unauthorized) and self._dialect.answers_to_a_start:
+            if isinstance(refusal, Unauthorized) and self._form.answers_to_a_start:
                 await self._run()
                 return
             with suppress(WebSocketDisconnect, VivavoceError, TimeoutError, asyncio.TimeoutError):
@@ -162,7 +149,7 @@ class Session:
                 utterance.cancel()
 
     async def _received(self, message: Message) -> None:
-        if not self._open or self._dialect.several:
+        if not self._open or self._form.several:
             self._last_at = self._loop.time()
         is_start, context = False, ""
         try:
@@ -174,12 +161,13 @@ class Session:
                 raise TooLarge(f"message: {size} characters are larger than {limit}; send a shorter recording")
             fields = await off_loop(size, lambda: json_object(text))
             is_start = fields.get("type") == "start"
-            if self._dialect.is_own and not self._has_spoken and "type" not in fields and "text" in fields:
+            if self._form.is_own and not self._has_spoken:
                 query = self._socket.query_params
-                self._dialect = ElevenLabsDialect(query.get("voice_id"), query)
+                forms = (dialect.first_message(fields, query) for dialect in self._state.dialects)
+                self._form = next(filter(None, forms), self._form)
             self._has_spoken = True
-            context = self._dialect.context_of(fields)
-            for found in await off_loop(size, lambda: self._dialect.messages(fields)):
+            context = self._form.context_of(fields)
+            for found in await off_loop(size, lambda: self._form.messages(fields)):
                 await self._handle(found, context)
         except ListenerStalled:
             raise
@@ -196,7 +184,7 @@ class Session:
             await self._close(NO_KEY, "API key: none, or unknown")
         elif isinstance(error, TooLarge):
             await self._close(TOO_BIG, "message too large")
-        elif self._dialect.is_strict or (self._dialect.several and not self._open):
+        elif self._form.is_strict or (self._form.several and not self._open):
             await self._close(POLICY, str(error))
         elif not self._open:
             await self._close_if_done()
@@ -228,8 +216,8 @@ class Session:
         principal = self._state.keys.authenticate(self._token)  # it may have been removed since the last utterance
         about = dispatcher.backend.about
         wanted = await start.request(None, principal, about, rules=dispatcher.rules)
-        self._dialect.is_base64 = start.audio == "base64"
-        wanted_id = self._dialect.request_id_of(context) or self._next_id
+        self._form.is_base64 = start.audio == "base64"
+        wanted_id = self._form.request_id_of(context) or self._next_id
         identity = dispatcher.request_log.accept_request_id(wanted_id, principal)
         self._next_id = None
         deadline = await deadline_of(self._socket)
@@ -243,7 +231,7 @@ class Session:
             start_request,
             send,
             WebSocketDisconnect,
-            None if self._dialect.is_strict else lambda error: send(error_reply(error)),
+            None if self._form.is_strict else lambda error: send(error_reply(error)),
             tag=dispatcher.tag(),
             reasoning=wanted.reasoning,
         )
@@ -299,14 +287,14 @@ class Session:
         self._stray = "is refused" if failure is None else "is ignored"
         verdict = verdict_body(utterance.request_id, utterance.verdict(failure))
         await self._send({"type": "done", "verdict": verdict}, context)
-        is_fatal = self._dialect.is_strict or (self._dialect.several and isinstance(failure, VoiceNotFound))
-        if self._dialect.one_utterance or (failure is not None and is_fatal):
+        is_fatal = self._form.is_strict or (self._form.several and isinstance(failure, VoiceNotFound))
+        if self._form.one_utterance or (failure is not None and is_fatal):
             await self._close(NORMAL if failure is None else POLICY, "" if failure is None else str(failure))
         await self._close_if_done()
 
     async def _send(self, reply: Reply, context: str = "") -> None:
         """Send a reply; several tasks may do so. ListenerStalled: the client has not read for too long."""
-        frame = self._dialect.render(reply, context, context in self._open)
+        frame = self._form.render(reply, context, context in self._open)
         if frame is None:
             return
         if self._is_closed:
@@ -338,7 +326,7 @@ class Session:
             return
         reason = f"idle: no message came for {self._idle_s:g} s; send ping to stay"
         for context in self._open:
-            reason = f"idle: no text came for {self._idle_s:g} s; send {self._dialect.end} when all of it has come"
+            reason = f"idle: no text came for {self._idle_s:g} s; send {self._form.end} when all of it has come"
             await self._send(error_reply(InvalidRequest(reason)), context)
         await self._close(NORMAL, reason)
 

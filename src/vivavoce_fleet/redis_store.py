@@ -27,7 +27,7 @@ from vivavoce.frontend.voices.voice import Voice, consent_fields, decode_voice
 if TYPE_CHECKING:
     from redis import Redis
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("vivavoce.redis_store")  # the command line shows notes of the core's logger
 
 KEY = "vivavoce:voices:"
 """Prefix of keys, followed by "public", or by "owner:" and the SHA-256 of the owner."""

@@ -22,10 +22,10 @@ import soundfile
 
 from tests.test_python import errors_in_a_fork
 from vivavoce.api import Vivavoce, load
-from vivavoce.engine.engine_group import EngineGroup, _Served
 from vivavoce.engine.handle import Outbox, RequestHandle, RequestResult
 from vivavoce.engine.request import AudioChunk, EngineRequest, SamplingParams
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest, StageFailed
+from vivavoce_fleet.engine_group import EngineGroup, _Served
 
 pytestmark = pytest.mark.process
 

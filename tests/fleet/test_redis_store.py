@@ -14,9 +14,9 @@ from contextlib import ExitStack, closing, suppress
 import pytest
 import redis
 
-from tests.frontend.voices.redis_process import false_redis, running_redis
+from tests.fleet.redis_process import false_redis, running_redis
 from vivavoce.errors import InvalidRequest, VoiceStoreAway, VoiceStoreError
-from vivavoce.frontend.voices.redis_store import DEADLINE_S, RedisStore
+from vivavoce_fleet.redis_store import DEADLINE_S, RedisStore
 
 pytestmark = pytest.mark.process
 

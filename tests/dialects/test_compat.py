@@ -21,7 +21,6 @@ import soundfile
 import torch
 
 import vivavoce
-from vivavoce import compat
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import (
@@ -36,13 +35,14 @@ from vivavoce.errors import (
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.speech_options import MAX_SEED
 from vivavoce.models.build import build_models
+from vivavoce_dialects import compat
 from vivavoce_export.network_files import export_part
 from vivavoce_export.parts import part_of
 from vivavoce_runtimes.estimator import ExportedEstimator
 
-DATA = Path(__file__).parents[0] / "data"
+DATA = Path(__file__).parents[1] / "data"
 ASSETS = {"zero_shot_prompt.wav": "speech_24k_float.wav", "cross_lingual_prompt.wav": "speech_22k_int16.wav"}
-PAGE = Path(__file__).parents[1] / "docs" / "from-cosyvoice.md"
+PAGE = Path(__file__).parents[2] / "docs" / "from-cosyvoice.md"
 WAV = str(DATA / "audio" / "speech_24k_float.wav")
 SAID = "What I say there."
 LONG = "Hello there, how are you? I am well, thank you very much. " * 4

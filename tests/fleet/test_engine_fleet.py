@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 
 from tests.engine_process.test_engine_host import ROUNDING, differ, order, recording, settings_for, spoken
-from vivavoce.engine import devices as places
 from vivavoce.engine.request import AudioChunk
-from vivavoce.engine.routing import EngineLoad
 from vivavoce.engine_process.client import EngineClient, RemoteStream
-from vivavoce.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, open_engines
 from vivavoce.engine_process.messages import Cancel, EngineProcessSettings, MoreText, ToProcess
 from vivavoce.errors import EngineStopped, InvalidRequest, InvalidText, Overloaded, VivavoceError, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import ModelInfo, engines_of
 from vivavoce.server.settings import ModelSection
+from vivavoce_fleet import devices as places
+from vivavoce_fleet.engine_fleet import MOST_LOST, EngineFleet, FleetStream, open_engines
 
 ENDED = EngineStopped("engine: its process has ended (signal SIGKILL) and is started again; ask again soon")
 WHOLE = Verdict(FinishReason.STOP, segments_spoken=1, segments_given=1)
@@ -43,10 +42,11 @@ class FakeEngine:
     streams: list[RemoteStream] = field(default_factory=list)
     sent: list[ToProcess] = field(default_factory=list)
     asked: int = 0
+    capacity: int = 10
 
     @property
-    def load(self) -> EngineLoad:
-        return EngineLoad(self.name, self.ready, len(self.streams), 10)
+    def active(self) -> int:
+        return len(self.streams)
 
     async def start(self, about: ModelInfo | None = None) -> None:
         await self._asked()
@@ -316,7 +316,7 @@ async def test_an_engine_that_is_killed_takes_its_own_streams_and_comes_back(
     await fleet.add_voice("", "bert", recording())
     alone, _ = await spoken(fleet.engines["0"], order(voice="bert"))
     streams = [await fleet.speak(order("Hello there, friend.", "bert")) for _ in range(8)]
-    at = {name: load.load.streams for name, load in fleet.engines.items()}
+    at = {name: one.active for name, one in fleet.engines.items()}
     assert min(at.values()) > 0, "both have some"
     victim = fleet.engines["1"]
     assert victim.process_id is not None

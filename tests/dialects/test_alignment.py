@@ -6,8 +6,8 @@ import pytest
 
 from vivavoce.engine.request import Word
 from vivavoce.frontend.speech import SegmentText
-from vivavoce.server.http.elevenlabs import Alignment
 from vivavoce.server.segment_clock import SegmentClock
+from vivavoce_dialects.elevenlabs import Alignment
 
 RATE = 1_000
 WORDS = (Word("One", 0, 3, 0.2, 0.5), Word("two.", 4, 8, 0.6, 1.0))

@@ -6,7 +6,9 @@ from collections import Counter
 
 import pytest
 
-from vivavoce.engine.routing import (
+from vivavoce.errors import EngineStopped, InvalidText, OutOfMemory, Overloaded, VivavoceError, VoiceStoreAway
+from vivavoce.frontend.speech import Recording
+from vivavoce_fleet.routing import (
     IDLE,
     SPILL,
     EngineLoad,
@@ -15,8 +17,6 @@ from vivavoce.engine.routing import (
     shortest_wait,
     voice_key,
 )
-from vivavoce.errors import EngineStopped, InvalidText, OutOfMemory, Overloaded, VivavoceError, VoiceStoreAway
-from vivavoce.frontend.speech import Recording
 
 THREE = [EngineLoad(name, capacity=20) for name in ("0", "1", "2")]
 

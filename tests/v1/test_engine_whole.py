@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from benchmarks.plain.flow import whole_mels_v1
-from tests.conformer_prompt import conformer_rows
 from tests.engine.engine_helpers import arriving, given, inject, offline, running, segment, stream, voice
+from tests.v1.conformer_prompt import conformer_rows
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.flow_stage.flow_v1 import SolverV1
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import InputMode
 from vivavoce.errors import InvalidRequest, StageFailed
-from vivavoce.models.flow.flow_v1 import WholeInput
+from vivavoce_v1.flow import WholeInput
+from vivavoce_v1.flow_stage import SolverV1
 
 IDS, OFFICIAL = 4096, ChunkPolicy.overlapping()
 

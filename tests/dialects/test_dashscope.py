@@ -23,9 +23,9 @@ from vivavoce.errors import Overloaded
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, SpeechEvent, SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http import ws_session
-from vivavoce.server.http.dashscope import MAX_WORDS, DashScopeDialect
 from vivavoce.server.rate_limiter import ANONYMOUS
 from vivavoce.server.settings import RequestsSection
+from vivavoce_dialects.dashscope import MAX_WORDS, DashScopeForm
 
 PATH = "/api-ws/v1/inference"
 TASK = "2bf83b9abaeb4fda8d9a000000000000"
@@ -270,7 +270,7 @@ async def test_what_cannot_be_done_names_the_field_and_ends_the_connection(
 
 async def test_unknown_parameters_can_be_ignored_with_a_warning() -> None:
     about, rules = FakeBackend().about, RequestsSection(unknown_fields="ignore")
-    start, *_ = DashScopeDialect().messages(run_task(enable_aigc_tag=True, seed=None))
+    start, *_ = DashScopeForm().messages(run_task(enable_aigc_tag=True, seed=None))
     wanted = await start.request(None, ANONYMOUS, about, rules=rules)  # type: ignore[union-attr]
     assert wanted.notes == ("payload.parameters: enable_aigc_tag are unknown and were ignored",)
 

@@ -23,7 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,10 +33,13 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import ArrivingText, Handle, More, Outbox, RequestResult
 from vivavoce.engine.loop import LEAVE_S
 from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, InputMode
-from vivavoce.engine.routing import EngineLoad, is_retryable, order, shortest_wait
+from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
+from vivavoce.frontend.loading import open_engine
 from vivavoce.models.lm.text_attention import TextHeads
+from vivavoce_fleet.devices import seen_alone
+from vivavoce_fleet.routing import EngineLoad, is_retryable, order, shortest_wait
 
 _OPENING = 0
 """The number of an engine's first answer: its slots once it is loaded, or the error of loading it."""
@@ -266,34 +270,6 @@ class DeviceInfo:
     slots: int = 0
 
 
-class EngineInterface(Protocol):
-    """The part of `Engine` that speaking needs; `EngineGroup` implements it, too."""
-
-    def submit(self, request: EngineRequest) -> Handle: ...
-
-    def check_load(self, streaming: bool) -> None: ...
-
-    def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None: ...
-
-    @property
-    def text_heads(self) -> TextHeads | None: ...
-
-    @property
-    def language_model_id(self) -> str: ...
-
-    def find_heads(self, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> TextHeads | None: ...
-
-    def watch(self, heads: TextHeads | None) -> None: ...
-
-    @property
-    def statistics(self) -> StatisticsSnapshot: ...
-
-    @property
-    def costs(self) -> Any: ...
-
-    def close(self) -> None: ...
-
-
 class EngineGroup:
     """Several engines as one `EngineInterface`; `routing` chooses the engine of each request.
 
@@ -375,6 +351,18 @@ class EngineGroup:
     def _all(self, method: str, *arguments: object) -> list[Any]:
         running = [one for one in self._engines.values() if one.load.ready]
         return [answer.result() for answer in [one.call(method, *arguments) for one in running]]
+
+
+def open_group(
+    folder: Path, devices: Sequence[torch.device], dtype: torch.dtype, variant: str | None, settings: EngineSettings
+) -> EngineGroup:
+    """An engine for each device; a device that is listed twice gets two. Errors as `open_engine`."""
+    engines = {}
+    for index, device in enumerate(devices):
+        seen_as, variables = seen_alone(str(device))
+        how = torch.device(seen_as), dtype, variant, settings, devices.count(device)
+        engines[f"{index} {device}"] = partial(open_engine, folder, *how), variables
+    return EngineGroup(engines, DeviceInfo(devices[0], dtype))
 
 
 def _kill(engines: Iterable[RemoteEngine]) -> None:

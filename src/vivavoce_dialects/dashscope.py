@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.websockets import WebSocket
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
@@ -16,10 +18,12 @@ from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.speech_options import INSTRUCTIONS, MAX_SEED, SPEED
 from vivavoce.frontend.text.reading_options import parse_language
 from vivavoce.frontend.text.text_filter import readable
+from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.bodies import AnyText, Number, Whole, validated
 from vivavoce.server.http.errors import renamed
 from vivavoce.server.http.streaming import compact_json
-from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text
+from vivavoce.server.http.ws_messages import ClientMessage, MessageForm, Signal, Start, Text
+from vivavoce.server.http.ws_session import Session
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import RequestsSection
 from vivavoce.server.utterance import Reply
@@ -45,6 +49,17 @@ _CODES = {
 }
 """Our codes → the cloud's names of them; others are mistakes in a message, or internal errors."""
 _SENTENCES = {"segment": "sentence-begin", "segment_done": "sentence-end"}
+
+
+def router(state: AppState) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.websocket("/api-ws/v1/inference")
+    @routes.websocket("/api-ws/v1/inference/")
+    async def inference(socket: WebSocket) -> None:
+        await Session(socket, state, DashScopeForm()).serve()
+
+    return routes
 
 
 class HotFix(BaseModel):
@@ -189,7 +204,7 @@ def _start(payload: _Payload) -> _Start:
     return validated(_Start, fields, "message")
 
 
-class DashScopeDialect(Dialect):
+class DashScopeForm(MessageForm):
     """Tasks, one after the other on a connection, each of which is an utterance whose context is the task's id."""
 
     is_own, is_strict, answers_to_a_start, end = False, True, True, "finish-task"

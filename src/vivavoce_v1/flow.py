@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,9 @@ from vivavoce.models.conformer import Conformer
 from vivavoce.models.flow.layout import mish
 from vivavoce.models.flow.model import FlowSchedule, Path
 from vivavoce.models.flow.unet import PointwiseConv
-from vivavoce.models.flow.unet_v1 import Conv, TimeNorm, UNetV1, within
 from vivavoce.models.layers import PairRunner, valid_positions, visible_keys
 from vivavoce.rates import Rates
+from vivavoce_v1.unet import Conv, TimeNorm, UNetV1, within
 
 REGULATOR_CONVS = 4
 
@@ -62,7 +63,7 @@ class FlowV1(nn.Module):
         self.encoder = Conformer(config.encoder)
         self.mu_projection = nn.Linear(config.encoder.hidden_size, bins)
         self.regulator = Regulator(bins)
-        self.estimator = UNetV1(config.estimator)
+        self.estimator: Any = UNetV1(config.estimator)  # in the place of an `Estimator`
 
     def speaker(self, embedding: Tensor) -> Tensor:
         return self.speaker_projection(normalize(embedding, dim=1).to(self.speaker_projection.weight.dtype))

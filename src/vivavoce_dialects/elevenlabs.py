@@ -16,6 +16,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
@@ -29,7 +30,8 @@ from vivavoce.server.http.bodies import AnyText, Number, Whole, json_schema, rea
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, compact_json
-from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text, natural
+from vivavoce.server.http.ws_messages import ClientMessage, MessageForm, Signal, Start, Text, natural
+from vivavoce.server.http.ws_session import Session
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.utterance import Reply
 from vivavoce_textnorm import MAX_TEXT_CHARS
@@ -135,6 +137,14 @@ def router(state: AppState) -> APIRouter:
     async def subscription(_: KnownPrincipal) -> dict[str, Any]:
         return _SUBSCRIPTION
 
+    @routes.websocket("/v1/text-to-speech/{voice_id}/stream-input")
+    async def stream_input(socket: WebSocket, voice_id: str) -> None:
+        await Session(socket, state, ElevenLabsForm(voice_id, socket.query_params)).serve()
+
+    @routes.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
+    async def multi_stream_input(socket: WebSocket, voice_id: str) -> None:
+        await Session(socket, state, ElevenLabsForm(voice_id, socket.query_params, several=True)).serve()
+
     return routes
 
 
@@ -173,18 +183,21 @@ def _endpoint(
     return text_to_speech
 
 
-def is_elevenlabs(headers: Headers) -> bool:
-    """Tell ElevenLabs' clients from OpenAI's by their headers, because the two APIs share some paths."""
-    return "xi-api-key" in headers or "elevenlabs" in headers.get("x-fern-sdk-name", "")
-
-
-def models(about: ModelInfo) -> list[dict[str, Any]]:
+def models(headers: Headers, about: ModelInfo) -> list[dict[str, Any]] | None:
+    """The models in ElevenLabs' form; None: the headers are of OpenAI's client, whose API has the same path."""
+    if "xi-api-key" not in headers and "elevenlabs" not in headers.get("x-fern-sdk-name", ""):
+        return None
     known = {"model_id": about.name, "name": about.name, "description": about.description}
     names: dict[str, str] = dict(LANGUAGE_NAMES.items())
     languages = [{"language_id": code, "name": names.get(code, code)} for code in about.languages]
     others = ("can_be_finetuned", "can_do_voice_conversion", "can_use_style", "can_use_speaker_boost")
     limit = {"maximum_text_length_per_request": MAX_TEXT_CHARS, "languages": languages}
     return [{**known, "can_do_text_to_speech": True, **dict.fromkeys(others, False), **limit}]
+
+
+def first_message(fields: Mapping[str, Any], query: Mapping[str, str]) -> MessageForm | None:
+    """The form of a client whose first message on the server's own WebSocket has a text without a type."""
+    return ElevenLabsForm(query.get("voice_id"), query) if "text" in fields and "type" not in fields else None
 
 
 def output_format(name: str) -> OutputFormat:
@@ -303,7 +316,7 @@ class ObjectBody(AlignedBody):
         return head + base64.b64encode(data[:size])
 
 
-class ElevenLabsDialect(Dialect):
+class ElevenLabsForm(MessageForm):
     """The messages of ElevenLabs' WebSockets; docs/integrations.md lists those without an effect here.
 
     voice: None for the model's first; query: the URL's parameters; several: `multi-stream-input`, in which each text

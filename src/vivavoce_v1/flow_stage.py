@@ -19,9 +19,9 @@ from vivavoce.engine.flow_stage.stage import FlowBatch
 from vivavoce.engine.request import Conditioning, FlowSteps
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
-from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
 from vivavoce.models.flow.model import MAX_FRAMES, FlowSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
+from vivavoce_v1.flow import FlowV1, WholeInput
 
 
 class FlowStreamV1:

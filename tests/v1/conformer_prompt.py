@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vivavoce.models.lm.conformer import ConformerLM
+from vivavoce_v1.lm import ConformerLM
 
 
 def conformer_rows(lm: ConformerLM, text: Sequence[int], speech: Sequence[int], speaker: Tensor | None) -> Tensor:

@@ -10,15 +10,15 @@ from typing import TypeVar
 
 from typing_extensions import Unpack
 
-from vivavoce.engine.devices import devices_of, seen_alone
 from vivavoce.engine.request import AudioChunk
-from vivavoce.engine.routing import is_retryable, order, shortest_wait, voice_key
 from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, SpeechStream, VoiceOptions
 from vivavoce.frontend.voices.names import VoiceSummary
+from vivavoce_fleet.devices import devices_of, seen_alone
+from vivavoce_fleet.routing import EngineLoad, is_retryable, order, shortest_wait, voice_key
 from vivavoce_textnorm import NormalizedText
 
 log = logging.getLogger(__name__)
@@ -220,7 +220,8 @@ class EngineFleet:
         that answers is added.
         """
         used = set() if used is None else used
-        for load in order([one.load for one in self.engines.values()], key):
+        loads = [EngineLoad(name, one.ready, one.active, one.capacity) for name, one in self.engines.items()]
+        for load in order(loads, key):
             if load.name in used:
                 continue
             try:

@@ -31,12 +31,12 @@ from vivavoce.errors import Overloaded
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import FinishReason
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce.server import wyoming
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.listener import bind
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.settings import AuthSection, ServerSection, ServerSettings
 from vivavoce.server.settings_checks import contradictions
+from vivavoce_dialects import wyoming
 
 TEXT = "Hello there, all of you. How are you?"
 LATE_S = 20.0

@@ -16,8 +16,8 @@ from tests.server.http.faulty_clients import until
 from tests.server.http.websocket_serving import STREAM, FakeKeys, connected, ending_of, next_reply, send
 from vivavoce.errors import InvalidRequest, Overloaded
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
-from vivavoce.server.http.elevenlabs import output_format
 from vivavoce.server.http.ws_messages import pause_s
+from vivavoce_dialects.elevenlabs import output_format
 
 ANNA = "/v1/text-to-speech/anna/stream-input"
 

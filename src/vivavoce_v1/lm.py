@@ -16,10 +16,8 @@ from torch.nn.functional import normalize, pad, relu, scaled_dot_product_attenti
 from vivavoce.checkpoint.config import ConformerLMConfig
 from vivavoce.models.conformer import Conformer, ConformerBlock
 from vivavoce.models.layers import relative_positions
-from vivavoce.models.lm.slot_lm import SAFE_ROWS, Attend, PackedRows, SlotCache, fewest_rows, joined
+from vivavoce.models.lm.slot_lm import SAFE_ROWS, SPEAKER, TEXT, Attend, PackedRows, SlotCache, fewest_rows, joined
 from vivavoce.models.packed_linear import Product
-
-TEXT, SPEAKER = 1, 3  # kinds of rows in `PackedRows.kinds`: an encoded text, and a speaker
 
 
 class ConformerLM(nn.Module):
@@ -54,6 +52,10 @@ class ConformerLM(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.backbone(rows, _causal(rows.shape[1], rows.device)[:, None])
+
+    def over_slots(self, capacity: int) -> ConformerSlotLM:
+        """This network over slots, for `LMStage`."""
+        return ConformerSlotLM(self, capacity)
 
 
 def _causal(size: int, device: torch.device) -> Tensor:

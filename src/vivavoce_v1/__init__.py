@@ -1,0 +1,1 @@
+"""CosyVoice 1: the networks and the flow's stage that later generations do not share."""
