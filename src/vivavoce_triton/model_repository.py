@@ -15,10 +15,12 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import YAML_OF, detect_generation
 from vivavoce.engine.backends import FLOW_BACKENDS, LM_BACKENDS
-from vivavoce.errors import InvalidRequest, MissingDependency
+from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, UnsupportedModel
 from vivavoce.files import fresh_folder
 from vivavoce_triton.client.utterance import LoadMode
 from vivavoce_triton.server import refuse_foreign
@@ -32,14 +34,35 @@ CHUNK_STRATEGIES = ("exponential", "time_based", "equal", "low_latency", "offici
 MARK = ".vivavoce-repository.json"
 """Marks a rendered repository; Triton ignores it."""
 CONFIG, CODE = "config.pbtxt", "1/model.py"
-CLASSES = {
-    "audio_tokenizer": ("reference_models", "AudioTokenizer"),
-    "cosyvoice2": ("cosyvoice2", "CosyVoice2Model"),
-    "speaker_embedding": ("reference_models", "SpeakerEmbedding"),
-    LANGUAGE_MODEL: ("tensorrt_llm", "TensorrtLLM"),
-    "token2wav": ("token2wav", "Token2Wav"),
-    "vivavoce": ("vivavoce_model", "VivavoceModel"),
+STEP_AUDIO = ("flow.yaml", "token2wav/flow.yaml")
+"""What a folder of Step-Audio 2 has, from which the original deployment takes the flow of `token2wav_dit`."""
+
+
+class Code(NamedTuple):
+    """What a model is made of: the folder of its template, and its class with that class's module."""
+
+    template: str
+    module: str
+    name: str
+
+
+CODES = {
+    "audio_tokenizer": Code("audio_tokenizer", "reference_models", "AudioTokenizer"),
+    **dict.fromkeys(
+        ("cosyvoice2", "cosyvoice2_dit", "cosyvoice3"), Code("cosyvoice2", "cosyvoice2", "CosyVoice2Model")
+    ),
+    "speaker_embedding": Code("speaker_embedding", "reference_models", "SpeakerEmbedding"),
+    LANGUAGE_MODEL: Code(LANGUAGE_MODEL, "tensorrt_llm", "TensorrtLLM"),
+    "token2wav": Code("token2wav", "token2wav", "Token2Wav"),
+    "token2wav_dit": Code("token2wav_dit", "token2wav_dit", "Token2WavDit"),
+    "vivavoce": Code("vivavoce", "vivavoce_model", "VivavoceModel"),
+    "vocoder": Code("vocoder", "token2mel", "MelVocoder"),
 }
+COSYVOICE3_CODES = {
+    "audio_tokenizer": Code("audio_tokenizer", "reference_models", "PlainAudioTokenizer"),
+    "token2wav": Code("token2mel", "token2mel", "Token2Mel"),
+}
+"""Models that have the same name in the layout for CosyVoice3, and other tensors or ids."""
 _CODE = '''"""What Triton's Python backend runs: the model {model}, which is in the package."""
 
 import triton_python_backend_utils as pb_utils
@@ -76,6 +99,12 @@ def _fraction(value: str) -> str:
     if not _NUMBER.fullmatch(value) or not 0 < float(value) <= 1:
         raise ValueError("a number above 0, and 1 at most")
     return value
+
+
+def _address(value: str) -> str:
+    if value and not value.startswith(("http://", "https://")):
+        raise ValueError("an address such as http://localhost:8000/v1/chat/completions, or nothing")
+    return _text(value)
 
 
 def _switch(value: str) -> str:
@@ -123,6 +152,8 @@ VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]
         "trust_model_code": ("false", _switch),
         "triton_backend": ("python", ("python", "tensorrtllm")),
         "llm_backend": ("vivavoce", ("vivavoce", "llmapi")),
+        "llm_api_base": ("", _address),
+        "llm_model_name": ("trt_engines_bfloat16", _text),
         "engine_dir": ("", _text),
         "tokenizer_dir": ("", _text),
         "batching_strategy": ("inflight_fused_batching", _text),
@@ -208,7 +239,46 @@ class ModelSet(str, Enum):
     FAST = "fast"
     """vivavoce: the whole engine in one model."""
     BOTH = "both"
-    """All models; on a GPU, `cosyvoice2` and `vivavoce` then share the memory."""
+    """`staged` and `fast`; on a GPU, `cosyvoice2` and `vivavoce` then share the memory."""
+    COSYVOICE3 = "cosyvoice3"
+    """The layout for CosyVoice3: `cosyvoice3`, whose `token2wav` makes mels, and a `vocoder`."""
+    DIT = "dit"
+    """The layout of CosyVoice2 whose `token2wav_dit` reads the recording itself."""
+
+    @property
+    def speaking(self) -> str:
+        """The model that clients ask."""
+        return {"fast": "vivavoce", "cosyvoice3": "cosyvoice3", "dit": "cosyvoice2_dit"}.get(self.value, "cosyvoice2")
+
+
+_STAGES = {
+    ModelSet.STAGED: ("token2wav",),
+    ModelSet.BOTH: ("token2wav", "vivavoce"),
+    ModelSet.COSYVOICE3: ("token2wav", "vocoder"),
+    ModelSet.DIT: ("token2wav_dit",),
+}
+"""Models beside the one that speaks, the language model and those that read recordings."""
+_MADE_FOR = {ModelSet.COSYVOICE3: Generation.V3, ModelSet.DIT: Generation.V2}
+
+
+def check_fits(models: ModelSet, folder: Path) -> None:
+    """`InvalidRequest`: the models are of another generation's layout. `UnsupportedModel`: the folder's model is none
+    of CosyVoice's. Other errors as of `detect_generation`.
+    """
+    try:
+        found, wanted = detect_generation(folder), _MADE_FOR.get(models)
+    except CheckpointError:
+        if not any((folder / name).is_file() for name in STEP_AUDIO):
+            raise
+        raise UnsupportedModel(
+            f"model: {folder.name} is Step-Audio 2's, whose flow is another network than CosyVoice's and is not "
+            "supported; give CosyVoice2's folder: token2wav_dit then speaks with CosyVoice2's own flow"
+        ) from None
+    if wanted not in (None, found):
+        raise InvalidRequest(
+            f"models: {models.value} needs a folder with {YAML_OF[wanted]}, and {folder.name} has {YAML_OF[found]}; "
+            "choose staged or fast, or another model"
+        )
 
 
 class LanguageModelRuntime(str, Enum):
@@ -282,11 +352,18 @@ class RepositoryPlan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        staged = {"token2wav", LANGUAGE_MODEL, "cosyvoice2"}
+        if self.models is ModelSet.FAST:
+            return (self.models.speaking,)
+        chosen = {self.models.speaking, *_STAGES[self.models]}
+        if not self.filled.get("llm_api_base"):
+            chosen.add(LANGUAGE_MODEL)
         if self.filled.get("use_spk2info_cache", "").strip().lower() not in ("true", "1"):
-            staged.update(REFERENCE_MODELS)
-        chosen = {ModelSet.STAGED: staged, ModelSet.FAST: {"vivavoce"}, ModelSet.BOTH: staged | {"vivavoce"}}
-        return tuple(sorted(chosen[self.models]))
+            chosen.update(REFERENCE_MODELS)
+        return tuple(sorted(chosen))
+
+    def code(self, name: str) -> Code:
+        own = COSYVOICE3_CODES if self.models is ModelSet.COSYVOICE3 else {}
+        return own.get(name, CODES[name])
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -317,11 +394,12 @@ def rendered_files(plan: RepositoryPlan) -> dict[str, bytes]:
     files = {MARK: (json.dumps(plan.facts, indent=2, ensure_ascii=False) + "\n").encode()}
     package = resources.files("vivavoce_triton") / "repository"
     for model in plan.names:
-        template = (package / model / CONFIG).read_text(encoding="utf-8")
+        code = plan.code(model)
+        template = (package / code.template / CONFIG).read_text(encoding="utf-8")
+        template = template.replace(f'name: "{code.template}"', f'name: "{model}"', 1)
         files[f"{model}/{CONFIG}"] = fill_template(template, plan.filled, name=f"{model}/{CONFIG}").encode()
         if model != LANGUAGE_MODEL or plan.language_model is not LanguageModelRuntime.ENGINE:
-            module, name = CLASSES[model]
-            files[f"{model}/{CODE}"] = _CODE.format(model=model, module=module, name=name).encode()
+            files[f"{model}/{CODE}"] = _CODE.format(model=model, **code._asdict()).encode()
     return files
 
 

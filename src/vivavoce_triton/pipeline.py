@@ -38,6 +38,7 @@ from vivavoce_triton.model_repository import (
     LanguageModelRuntime,
     ModelSet,
     RepositoryPlan,
+    check_fits,
     check_values,
     choose_runtime,
     has_package,
@@ -111,7 +112,7 @@ class PipelineSettings:
 
     @property
     def speaking_model(self) -> str:
-        return "vivavoce" if self.models is ModelSet.FAST else "cosyvoice2"
+        return self.models.speaking
 
     @property
     def utterance(self) -> list[object]:
@@ -277,7 +278,7 @@ def _download(pipeline: Pipeline) -> Results:
         else:
             folder = download(name, source=cast(Literal["hf", "modelscope"], settings.hub), progress=show)
     folder = folder.resolve()
-    detect_generation(folder)
+    check_fits(settings.models, folder)
     if settings.spk2info is not None:
         folder = _with_speakers(folder, settings.spk2info, pipeline.root / "model", pipeline.say)
     voices = sorted(read_spk2info(folder / SPEAKERS)) if (folder / SPEAKERS).is_file() else []
@@ -339,6 +340,9 @@ def _create_repository(pipeline: Pipeline) -> Results:
     if config.generation is Generation.V1:
         values["dynamic_chunk_strategy"] = Schedule.OFFICIAL.value
     plan = RepositoryPlan({**values, **settings.values}, settings.mode, settings.models, runtime)
+    check_fits(settings.models, Path(plan.filled["model_dir"]))
+    if settings.models is ModelSet.DIT:
+        pipeline.say("token2wav_dit has the tensors of the original deployment, and CosyVoice2's own flow: no DiT")
     unchanged = "" if render_repository(plan, pipeline.repository) else " (as they were)"
     pipeline.say(f"{settings.mode.value}: {', '.join(plan.names)} in {pipeline.repository}{unchanged}")
     return {"repository": str(pipeline.repository), **plan.facts}

@@ -61,11 +61,20 @@ class ServedReport:
 
 @contextmanager
 def served(
-    model: Path, installation: ServerInstallation, folder: Path, mode: LoadMode = LoadMode.STREAMING
+    model: Path,
+    installation: ServerInstallation,
+    folder: Path,
+    mode: LoadMode = LoadMode.STREAMING,
+    models: ModelSet = ModelSet.BOTH,
+    **more: str,
 ) -> Iterator[TritonServer]:
-    """A server of every model on the CPU, at ports of its own; `folder` takes repository, log and voices."""
+    """A server of these models on the CPU, at ports of its own; `folder` takes repository, log and voices.
+
+    more: further variables of the templates.
+    """
     values = {"model_dir": str(model), "device": "cpu", "bls_instance_num": "1", "voices_dir": str(folder / "voices")}
-    render_repository(RepositoryPlan(values, mode, ModelSet.BOTH), folder / "repository")
+    values |= more
+    render_repository(RepositoryPlan(values, mode, models), folder / "repository")
     settings = TritonServerSettings(http_port=0, grpc_port=0, metrics_port=0)
     server = TritonServer(installation, folder / "repository", folder / "server.log", settings)
     with patch.dict(os.environ, OMP_NUM_THREADS="1"), server:

@@ -1,8 +1,9 @@
-"""`cosyvoice2` over the real staged models, and a language model that says what the test wants or the real one."""
+"""`cosyvoice2`, `cosyvoice2_dit` and `cosyvoice3` over their real models and a language model, scripted or real."""
 
 from __future__ import annotations
 
 import io
+import re
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +13,8 @@ import pytest
 import soundfile
 import torch
 from fake_backend import FakeBackend, InferenceResponse, TritonError, initialize_args, refused, sending, unary
-from speaking_helpers import RATE, ScriptedLanguageModel, Speaker, alike, ask, audio, hum, read, wave
+from fake_endpoint import said, serving
+from speaking_helpers import RATE, ScriptedLanguageModel, Speaker, alike, ask, audio, hum, near, read, wave
 
 from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
@@ -27,18 +29,28 @@ from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
+from vivavoce_triton.model_repository import ModelSet, RepositoryPlan, rendered_files
 from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.cosyvoice2 import CosyVoice2Model
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
-from vivavoce_triton.models.reference_models import AudioTokenizer, SpeakerEmbedding
+from vivavoce_triton.models.reference_models import AudioTokenizer, PlainAudioTokenizer, SpeakerEmbedding
 from vivavoce_triton.models.tensorrt_llm import TensorrtLLM
+from vivavoce_triton.models.token2mel import MelVocoder, Token2Mel
 from vivavoce_triton.models.token2wav import Token2Wav
+from vivavoce_triton.models.token2wav_dit import Token2WavDit
 
 TEXT = "Good morning."
 RECORDING = hum(1.0)
 TOKENS = 60
 STREAM = ChunkPolicy.exponential()
-STAGES = {"audio_tokenizer": AudioTokenizer, "speaker_embedding": SpeakerEmbedding, "token2wav": Token2Wav}
+READERS = {"audio_tokenizer": AudioTokenizer, "speaker_embedding": SpeakerEmbedding}
+STAGES = {
+    "cosyvoice2": {**READERS, "token2wav": Token2Wav},
+    "cosyvoice2_dit": {**READERS, "token2wav_dit": Token2WavDit},
+    "cosyvoice3": {**READERS, "audio_tokenizer": PlainAudioTokenizer, "token2wav": Token2Mel, "vocoder": MelVocoder},
+}
+"""Of each layout, by the model that speaks."""
+SETS = {models.speaking: models for models in (ModelSet.STAGED, ModelSet.COSYVOICE3, ModelSet.DIT)}
 
 
 def script(text):
@@ -47,19 +59,27 @@ def script(text):
 
 
 SAID = script((72, 105))
-BOTH = pytest.mark.parametrize("folder", [None, "babble_v3"], ids=["v2", "v3"], indirect=True)
-"""Of both generations that it serves; the first is that of the other tests."""
+OF_V3 = ("cosyvoice2", "babble_v3")
+LAYOUTS = [("cosyvoice2", "babble"), OF_V3, ("cosyvoice3", "babble_v3"), ("cosyvoice2_dit", "babble")]
+ALL = pytest.mark.parametrize("layout", LAYOUTS, ids=["v2", "v3", "cosyvoice3", "dit"], indirect=True)
+"""Each model that speaks, of each generation that it serves; the first is that of the other tests."""
+BOTH = pytest.mark.parametrize("layout", LAYOUTS[:2], ids=["v2", "v3"], indirect=True)
 
 
-def arguments(folder, *, streams=False, **more):
+def arguments(folder, *, name="model", streams=False, **more):
     given = {"model_dir": str(folder), "device": "cpu", **more}
-    return Parameters(initialize_args(given, model_transaction_policy={"decoupled": streams}))
+    return Parameters(initialize_args(given, name=name, model_transaction_policy={"decoupled": streams}))
 
 
 @pytest.fixture(scope="module")
-def folder(request):
-    """The model's: CosyVoice2's, unless the test has a parameter."""
-    return request.getfixturevalue(getattr(request, "param", None) or "babble")
+def layout(request):
+    """The model that speaks, and the name of its folder's fixture."""
+    return getattr(request, "param", LAYOUTS[0])
+
+
+@pytest.fixture(scope="module")
+def folder(request, layout):
+    return request.getfixturevalue(layout[1])
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +97,9 @@ def synthesizer(folder, babble, synthesizer):
 
 
 @pytest.fixture(scope="module")
-def staged(folder):
+def staged(layout, folder):
     """The models without a language model, which keep nothing from test to test."""
-    made = {name: stage.load(arguments(folder), FakeBackend()) for name, stage in STAGES.items()}
+    made = {name: stage.load(arguments(folder), FakeBackend()) for name, stage in STAGES[layout[0]].items()}
     yield made
     for model in made.values():
         model.close()
@@ -90,7 +110,8 @@ class Server(Speaker):
 
     def __init__(self, model, backend, language, staged, encode):
         super().__init__(model)
-        self.backend, self.language, self.streams, self._encode = backend, language, staged["token2wav"].streams, encode
+        self.backend, self.language, self._encode = backend, language, encode
+        (self.streams,) = (one.streams for one in staged.values() if isinstance(one, Token2Wav))
 
     def hold(self, text):
         """Set what is returned, and the language model goes on with this text."""
@@ -103,7 +124,7 @@ class Server(Speaker):
 
 
 @pytest.fixture
-def serve(folder, staged, vocabulary, synthesizer, tmp_path):
+def serve(layout, folder, staged, vocabulary, synthesizer, tmp_path):
     servers = []
 
     def make(*, decoupled=True, language=None, inner_cancel=False, **parameters):
@@ -112,14 +133,19 @@ def serve(folder, staged, vocabulary, synthesizer, tmp_path):
         inner["tensorrt_llm"] = language or (scripted.streaming if decoupled else scripted.whole)
         backend = FakeBackend(inner, inner_cancel=inner_cancel)
         given = {"voices_dir": str(tmp_path / "voices"), **parameters}
-        model = CosyVoice2Model.load(arguments(folder, streams=decoupled, **given), backend)
+        model = CosyVoice2Model.load(arguments(folder, name=layout[0], streams=decoupled, **given), backend)
         servers.append(Server(model, backend, scripted, staged, synthesizer.front_end.text.encode))
         return servers[-1]
 
     yield make
+    plan = RepositoryPlan({"model_dir": str(folder)}, models=SETS[layout[0]])
+    files = rendered_files(plan)
     for server in servers:
         server.model.close()
         assert len(server.streams) == 0
+        for asked in server.backend.asked:  # the real server refuses others
+            config = files[f"{asked.model_name()}/config.pbtxt"].decode()
+            assert set(read(asked)) <= set(re.findall(r'^input { name: "(\w+)"', config, re.MULTILINE))
 
 
 class Own:
@@ -141,6 +167,12 @@ class Own:
 
 
 @pytest.fixture
+def equal(layout):
+    """`cosyvoice3` vocodes a stream's start again with each chunk, and so adds up phases in another order."""
+    return near if layout[0] == "cosyvoice3" else alike
+
+
+@pytest.fixture
 def own(synthesizer, folder):
     return Own(synthesizer, folder)
 
@@ -151,24 +183,24 @@ def anna(synthesizer):
     return synthesizer.front_end.extractor.extract(Audio(RECORDING, RATE), "Hm.").named("anna")
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("rule", ["exponential", "equal"])
-def test_a_stream_is_the_package_s_own(serve, own, rule):
+def test_a_stream_is_the_package_s_own(serve, own, equal, rule):
     heard = [wave(answer) for answer in serve(dynamic_chunk_strategy=rule).stream(TEXT, seed=9, speed=1.25)]
     expected = own.chunks(TEXT, ChunkPolicy.parse(rule), seed=9, speed=1.25)
     assert [len(chunk) for chunk in heard] == [len(chunk) for chunk in expected]
-    assert alike(np.concatenate(heard), np.concatenate(expected))
+    assert equal(np.concatenate(heard), np.concatenate(expected))
 
 
-@BOTH
-def test_whole_answers(serve, own):
+@ALL
+def test_whole_answers(serve, own, equal):
     server, texts = serve(decoupled=False), ["One.", "Two."]
     for text, answer in zip(texts, server.model.execute([ask(text) for text in texts]), strict=True):
-        assert alike(wave(answer), own(text, None))
+        assert equal(wave(answer), own(text, None))
     assert not server.language.asked[0]["streaming"].item()
 
 
-@BOTH
+@ALL
 def test_what_the_language_model_is_asked(serve, anna, synthesizer, vocabulary):
     server = serve()
     server.stream(TEXT, reference_wav=RECORDING, reference_text="Hm.", seed=3)
@@ -199,11 +231,11 @@ def test_what_the_language_model_is_asked(serve, anna, synthesizer, vocabulary):
     }
 
 
-@BOTH
-def test_a_recording_is_extracted_once(serve, own, anna):
+@ALL
+def test_a_recording_is_extracted_once(serve, own, equal, anna):
     server = serve()
     heard = server.hear(TEXT, reference_wav=RECORDING, reference_text="Hm.")
-    assert alike(heard, own(TEXT, voice=anna, mode=Mode.ZERO_SHOT))
+    assert equal(heard, own(TEXT, voice=anna, mode=Mode.ZERO_SHOT))
     for transcript, times in (("Hm.", 1), ("Hm, hm.", 2)):
         server.stream(TEXT, reference_wav=RECORDING, reference_text=transcript)
         assert len(server.asked_of("audio_tokenizer")) == len(server.asked_of("speaker_embedding")) == times
@@ -322,7 +354,7 @@ def test_what_ends_speech_is_not_spoken(serve, own, vocabulary):
     assert len(server.language.stopped) == 1
 
 
-@pytest.mark.parametrize("folder", ["babble_v3"], indirect=True)
+@pytest.mark.parametrize("layout", [OF_V3], indirect=True)
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_a_long_silence_of_cosyvoice3_is_shortened(serve, own, decoupled):
     """However the language model's tokens come: this one gives them one by one, or all at once."""
@@ -334,12 +366,26 @@ def test_a_long_silence_of_cosyvoice3_is_shortened(serve, own, decoupled):
     assert alike(server.hear("Hi.") if decoupled else wave(whole), expected)
 
 
-@pytest.mark.parametrize("folder", ["babble_v3"], indirect=True)
+@pytest.mark.parametrize("layout", [OF_V3], indirect=True)
 def test_a_text_may_bring_cosyvoice3_s_system_prompt(serve, synthesizer, vocabulary):
     server, encode = serve(), synthesizer.front_end.text.encode
     server.stream("Speak softly.<|endofprompt|>Hi.")
     ids = [vocabulary.sos, *encode("Speak softly.<|endofprompt|>"), *encode("Hi."), vocabulary.task]
     assert server.language.asked[0]["input_ids"].tolist() == [ids]
+
+
+@ALL
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_an_endpoint_in_the_language_model_s_place(serve, own, equal, decoupled):
+    with serving([said(f"<|s_{token}|>") for token in SAID[:30]]) as endpoint:
+        server = serve(decoupled=decoupled, llm_api_base=endpoint.address, llm_model_name="speech")
+        [whole] = [None] if decoupled else server.model.execute([ask(TEXT, seed=4)])
+        heard = server.hear(TEXT, seed=4) if decoupled else wave(whole)
+    assert equal(heard, own(TEXT, STREAM if decoupled else None, tokens=SAID[:30], seed=4))
+    [(_, asked)] = endpoint.asked
+    assert (asked["model"], asked["seed"]) == ("speech", 4)
+    assert asked["messages"][0]["content"].endswith(TEXT)
+    assert server.language.asked == []
 
 
 def test_cached_voices_only(serve):

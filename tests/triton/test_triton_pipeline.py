@@ -19,6 +19,7 @@ from vivavoce.errors import (
     InvalidRequest,
     MissingDependency,
     StageFailed,
+    UnsupportedModel,
 )
 from vivavoce_triton import pipeline
 from vivavoce_triton.model_repository import LanguageModelRuntime, ModelSet
@@ -191,6 +192,23 @@ def test_a_repository_of_cosyvoice_1_tells_its_rate_and_its_strategy(go, babble_
         made = go.made("repository")["values"]
         told.append((made["sample_rate"], made.get("dynamic_chunk_strategy")))
     assert told == [("22050", "official"), ("24000", None)]
+
+
+def test_a_layout_of_its_own(go, babble, babble_v3, tmp_path):
+    go(model=str(babble_v3), models=ModelSet.COSYVOICE3, last=2)
+    assert go.made("repository")["models"][1] == "cosyvoice3"
+    assert go.settings.speaking_model == "cosyvoice2"
+    assert replace(go.settings, models=ModelSet.COSYVOICE3).speaking_model == "cosyvoice3"
+    with pytest.raises(InvalidRequest, match=r"models: dit needs a folder with cosyvoice2\.yaml"):
+        go(model=str(babble_v3), models=ModelSet.DIT, last=2)
+    go(model=str(babble), models=ModelSet.DIT, last=2)
+    assert "CosyVoice2's own flow: no DiT" in go.said[-2]
+    with pytest.raises(InvalidRequest, match="models: dit needs"):
+        go(first=2, last=2, models=ModelSet.DIT, values={"model_dir": str(babble_v3)})
+    (tmp_path / "step" / "token2wav").mkdir(parents=True)
+    (tmp_path / "step" / "token2wav" / "flow.yaml").touch()
+    with pytest.raises(UnsupportedModel, match="step is Step-Audio 2's"):
+        go(model=str(tmp_path / "step"), models=ModelSet.DIT, last=0)
 
 
 def test_a_broken_off_stage_is_run_again(go):

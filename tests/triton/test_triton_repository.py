@@ -14,7 +14,7 @@ from fake_backend import FakeBackend
 
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.chunk_policy import Schedule
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from vivavoce_triton.client.utterance import LoadMode
 from vivavoce_triton.model_repository import (
     CHUNK_STRATEGIES,
@@ -22,6 +22,7 @@ from vivavoce_triton.model_repository import (
     LanguageModelRuntime,
     ModelSet,
     RepositoryPlan,
+    check_fits,
     fill_template,
     parse_values,
     render_repository,
@@ -45,12 +46,16 @@ OUR_INPUTS = {
     "cosyvoice2": SPEAKING_INPUTS,
     "vivavoce": SPEAKING_INPUTS,
     "token2wav": {"seed": "INT64", "speed": "FP32"},
+    "token2mel": {"speed": "FP32"},
+    "vocoder": {"seed": "INT64"},
 }
+PROMPT = {"prompt_speech_tokens", "prompt_speech_feat", "prompt_spk_embedding", "seed", "speed"}
+"""What our `token2wav_dit` takes in place of a recording, and beside it."""
 SPEAKING_PARAMETERS = {"decoupled", "dynamic_chunk_strategy", "use_spk2info_cache", "default_voice", "voices_dir"}
 OUR_PARAMETERS = {
-    "cosyvoice2": SPEAKING_PARAMETERS | {"triton_backend"},
+    "cosyvoice2": SPEAKING_PARAMETERS | {"triton_backend", "llm_api_base", "llm_model_name"},
     "vivavoce": SPEAKING_PARAMETERS | {"sample_rate", *BACKEND_SETTINGS},
-    "token2wav": {"default_voice", "memory_gb"},
+    **{name: {"default_voice", "memory_gb"} for name in ("token2wav", "token2mel", "token2wav_dit")},
     "tensorrt_llm": {"model_dir", "llm_backend", "decoupled"},
 }
 TEMPLATES = resources.files("vivavoce_triton") / "repository"
@@ -125,7 +130,13 @@ def test_the_templates_keep_the_contract(name):
     inputs = [{**one, "allow_ragged_batch": True} if -1 in one["dims"] else one for one in contract["inputs"]]
     added = OUR_INPUTS.get(name, {}).items()
     inputs += [{"name": other, "type": kind, "dims": [1], "optional": True} for other, kind in added]
-    assert [tensor(one) for one in parsed["input"]] == inputs
+    found = [tensor(one) for one in parsed["input"]]
+    if name == "token2wav_dit":  # a stored voice has no recording, so that one may be left out
+        beside = [one for one in map(tensor, template("token2wav")["input"]) if one["name"] in PROMPT]
+        assert found[len(inputs) :] == beside
+        inputs = [one | {"optional": one["optional"] or one["name"].startswith("reference")} for one in inputs]
+        found = found[: len(inputs)]
+    assert found == inputs
     assert [tensor(one) for one in parsed["output"]] == contract["outputs"]
     given = {field["key"][0]: field["value"][0]["string_value"][0] for field in parsed["parameters"]}
     assert {key: given[key] for key in contract["parameters"]} == contract["parameters"]
@@ -151,6 +162,7 @@ def test_values_and_defaults():
         ("x", {"dynamic_chunk_strategy": "fast"}, "give one of exponential, time_based, equal, low_latency, official"),
         ("x", {"default_voice": "a\nb"}, "give one line of text"),
         ("x", {"model_dir": ""}, "model_dir: is empty"),
+        ("x", {"llm_api_base": "localhost:8000"}, "give an address such as http://localhost:8000/v1/chat/completions"),
         ("x", {"memory_gb": "lots"}, "give gigabytes such as 8, or nothing"),
         ("x", {"kv_cache_free_gpu_mem_fraction": "1.5"}, "give a number above 0, and 1 at most"),
     ],
@@ -201,6 +213,9 @@ def test_mistyped_values(arguments, message):
 
 VALUES = {"model_dir": "/models/mini"}
 STAGED = ("audio_tokenizer", "cosyvoice2", "speaker_embedding", "tensorrt_llm", "token2wav")
+COSYVOICE3 = ("audio_tokenizer", "cosyvoice3", "speaker_embedding", "tensorrt_llm", "token2wav", "vocoder")
+DIT = ("audio_tokenizer", "cosyvoice2_dit", "speaker_embedding", "token2wav_dit")
+"""Where an endpoint serves the language model."""
 
 
 def config(folder, name):
@@ -214,6 +229,8 @@ def config(folder, name):
         (RepositoryPlan(VALUES, models=ModelSet.FAST), ("vivavoce",)),
         (RepositoryPlan(VALUES, models=ModelSet.BOTH), (*STAGED, "vivavoce")),
         (RepositoryPlan({**VALUES, "use_spk2info_cache": "True"}), ("cosyvoice2", "tensorrt_llm", "token2wav")),
+        (RepositoryPlan(VALUES, models=ModelSet.COSYVOICE3), COSYVOICE3),
+        (RepositoryPlan({**VALUES, "llm_api_base": "http://h/v1/chat/completions"}, models=ModelSet.DIT), DIT),
     ],
 )
 def test_models(tmp_path, plan, names):
@@ -245,6 +262,26 @@ def test_the_built_engine_has_no_model_in_python(tmp_path):
 def test_contradictions(values, language_model, message):
     with pytest.raises(InvalidRequest, match=message):
         RepositoryPlan({**VALUES, **values}, language_model=language_model)
+
+
+def test_a_layout_is_for_one_generation(babble, babble_v1, babble_v3, tmp_path):
+    for models, fitting, other in (
+        (ModelSet.COSYVOICE3, babble_v3, babble),
+        (ModelSet.DIT, babble, babble_v3),
+    ):
+        check_fits(models, fitting)
+        with pytest.raises(InvalidRequest, match=f"models: {models.value} needs a folder with cosyvoice[23].yaml"):
+            check_fits(models, other)
+    check_fits(ModelSet.FAST, babble_v1)
+    (tmp_path / "token2wav").mkdir()
+    with pytest.raises(CheckpointError, match="holds none of"):
+        check_fits(ModelSet.DIT, tmp_path)
+    (tmp_path / "token2wav" / "flow.yaml").touch()
+    for folder in (tmp_path, tmp_path / "token2wav"):
+        with pytest.raises(
+            UnsupportedModel, match=r"is Step-Audio 2's, .* token2wav_dit then speaks with CosyVoice2's"
+        ):
+            check_fits(ModelSet.DIT, folder)
 
 
 def test_a_missing_value_leaves_nothing(tmp_path):
@@ -289,10 +326,12 @@ def test_foreign_folders_are_left_alone(tmp_path):
     assert (tmp_path / "empty" / MARK).is_file()
 
 
-def test_the_files_of_the_models_are_what_the_server_runs(monkeypatch):
+@pytest.mark.parametrize("models", [ModelSet.BOTH, ModelSet.COSYVOICE3, ModelSet.DIT])
+def test_the_files_of_the_models_are_what_the_server_runs(models, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", FakeBackend())
-    files = rendered_files(RepositoryPlan(VALUES, models=ModelSet.BOTH))
-    for name in (*STAGED, "vivavoce"):
+    plan = RepositoryPlan(VALUES, models=models)
+    files = rendered_files(plan)
+    for name in plan.names:
         found: dict[str, Any] = {}
         exec(files[f"{name}/1/model.py"], found)
         assert all(hasattr(found["TritonPythonModel"], method) for method in ("initialize", "execute", "finalize"))

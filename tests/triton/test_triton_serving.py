@@ -15,6 +15,7 @@ import pytest
 import torch
 import tritonclient.grpc as grpc
 from fake_backend import PATIENCE_S
+from fake_endpoint import said, serving
 from speaking_helpers import RATE, alike, hum, near
 from tritonclient.utils import InferenceServerException
 
@@ -29,6 +30,7 @@ from vivavoce.frontend.loading import load_model
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeakOptions, SpeechRequest
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.voice import built_in_voices
+from vivavoce_triton.model_repository import ModelSet
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
 from vivavoce_triton.upstream.triton_backend import TritonBackend
 
@@ -153,6 +155,66 @@ def test_the_bridge_streams_what_the_server_makes(server, tmp_path, model):
     assert verdict.audio_s == pytest.approx(sum(len(piece.samples) for piece in pieces) / 24_000)
 
 
+def heard_as_the_later_clients(server, model, texts):
+    """What the original's newer `client_grpc.py` hears: one open stream for all requests of a task, by their ids."""
+    answers, heard = queue.Queue(), []
+    padded = np.pad(hum(1.0), (0, 9 * RATE))  # to ten seconds
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for number, text in enumerate(texts):
+            tensors = inputs({**recorded(padded, RATE), "reference_text": "Hm.", "target_text": text})
+            outputs = [grpc.InferRequestedOutput("waveform")]
+            client.async_stream_infer(
+                model, tensors, request_id=f"uuid {number}", outputs=outputs, enable_empty_final_response=True
+            )
+            chunks, final = [], False
+            while not final:
+                result, error = answers.get(timeout=PATIENCE_S)
+                assert error is None, str(error)
+                assert result.get_response().id == f"uuid {number}"
+                final = result.get_response().parameters["triton_final_response"].bool_param
+                if not final:
+                    chunks.append(result.as_numpy("waveform").reshape(-1))
+                    assert chunks[-1].size
+            heard.append(np.concatenate(chunks))
+        client.stop_stream()
+    return heard
+
+
+def test_the_layout_for_cosyvoice3(babble_v3, installation, tmp_path):
+    with (
+        served(babble_v3, installation, tmp_path, models=ModelSet.COSYVOICE3) as server,
+        closing(Vivavoce(*load_model(babble_v3, (torch.device("cpu"),)))) as own,
+    ):
+        names = {"audio_tokenizer", "cosyvoice3", "speaker_embedding", "tensorrt_llm", "token2wav", "vocoder"}
+        assert {model["name"] for model in server.models()} == names
+        first, second = heard_as_the_later_clients(server, "cosyvoice3", ["Hi.", "Ho."])
+        assert first.size
+        assert first.tobytes() != second.tobytes()
+        test_a_stream_is_the_package_s_own(server, own, babble_v3, "cosyvoice3")
+        given = {"reference_wav": hum(1.0), "reference_wav_len": np.int32(RATE)}
+        tokens = infer(server, "audio_tokenizer", "prompt_speech_tokens", **given)
+        mel = infer(server, "token2wav", "mel", target_speech_tokens=tokens)
+        assert mel.shape == (80, 2 * len(tokens))
+        assert infer(server, "vocoder", "tts_speech", mel=mel, finalize=np.bool_(True)).shape == (960 * len(tokens),)
+
+
+def test_the_layout_with_dit_names_and_an_endpoint(babble, text_size, installation, tmp_path):
+    with (
+        serving([said("<|s_7|><|s_9|>")] * 15) as endpoint,
+        served(babble, installation, tmp_path, models=ModelSet.DIT, llm_api_base=endpoint.address) as server,
+    ):
+        names = {"audio_tokenizer", "cosyvoice2_dit", "speaker_embedding", "token2wav_dit"}
+        assert {model["name"] for model in server.models()} == names
+        heard = heard_as_the_later_clients(server, "cosyvoice2_dit", ["Hi there.", "Ho there."])
+        assert [samples.size for samples in heard] == [30 * 960] * 2
+        contents = [asked["messages"][0]["content"] for _, asked in endpoint.asked]
+        assert [content[-9:] for content in contents] == ["Hi there.", "Ho there."]
+        tokens = np.full(20, text_size + 7, np.int32)
+        given = {"reference_wav": hum(1.0), "reference_wav_len": np.int32(RATE), "target_speech_tokens": tokens}
+        assert infer(server, "token2wav_dit", "waveform", **given).shape == (20 * 960,)
+
+
 def test_every_model_is_ready(server):
     names = {"audio_tokenizer", "speaker_embedding", "token2wav", "tensorrt_llm", *SPEAKING}
     assert {model["name"]: model["state"] for model in server.models()} == dict.fromkeys(names, "READY")
@@ -179,7 +241,7 @@ def test_the_inner_models_give_what_the_package_gives(server, synthesizer, babbl
 def test_a_stream_is_the_package_s_own(server, synthesizer, babble, model):
     heard = streamed(server, model, target_text="Hi.", seed=np.int64(4))
     voice, sampling = built_in_voices(babble)["babble-a"], SamplingParams()
-    if model == "cosyvoice2":  # samples as the original deployment does, and its models exchange 16 bits
+    if model != "vivavoce":  # samples as the original deployment does, and its models exchange 16 bits
         voice, sampling = replace(voice, embedding=voice.embedding.half().float()), SamplingParams(TOP_P, TOP_K)
     options = SpeakOptions(seed=4, sampling=sampling)
     chunks = synthesizer.stream("Hi.", voice, options=options, policy=ChunkPolicy.exponential())

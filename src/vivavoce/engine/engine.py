@@ -59,8 +59,10 @@ def build_stages(
     chooser: Chooser | None = None,
     source_noise: bool = True,
     both: PairRunner | None = None,
+    given: Stages = Stages(),
 ) -> Stages:
-    """The stages of the models that have weights; arguments as for `Engine`; both: as for `FlowStage`.
+    """`given`, with the stages of the models that have weights where it has none; arguments as for `Engine`; both: as
+    for `FlowStage`.
 
     Raises:
         InvalidRequest: our kernels or a backend cannot run networks of these sizes.
@@ -68,23 +70,23 @@ def build_stages(
     """
     kernels, frames, builders = uses_kernels(models, settings), memory.batch_frames, STAGES[models.config.generation]
     ways = {"kernels": kernels, "deterministic": settings.deterministic}
-    lm, flow, vocoder = None, None, None
+    lm, flow, vocoder = given.lm, given.flow, given.vocoder
     try:
         with torch.inference_mode():
-            if settings.lm_backend != "torch":
+            if lm is None and settings.lm_backend != "torch":
                 from vivavoce_runtimes.registry import lm_stage
 
                 lm = lm_stage(models, settings, memory)
-            elif has_language_model(models):
+            elif lm is None and has_language_model(models):
                 lm = builders.lm(models, slots=memory.slots, capacity=memory.capacity, chooser=chooser, **ways)
             if isinstance(models, Models):
                 shared, more = {"most_frames": frames, "both": both}, dict[str, Any]()
-                if settings.flow_backend != "torch":
+                if flow is None and settings.flow_backend != "torch":
                     from vivavoce_runtimes.registry import external_flow
 
                     more = {"external": external_flow(models, settings)}
-                flow = builders.flow(models, state_bytes=memory.state_bytes, **shared, **ways, **more)
-                vocoder = builders.vocoder(models, source_noise=source_noise, kernels=kernels, **shared)
+                flow = flow or builders.flow(models, state_bytes=memory.state_bytes, **shared, **ways, **more)
+                vocoder = vocoder or builders.vocoder(models, source_noise=source_noise, kernels=kernels, **shared)
     except ValueError as error:
         raise InvalidRequest(f"kernels: {error}") from None
     return Stages(lm, flow, vocoder)
@@ -161,7 +163,7 @@ class Engine:
         chooser: replaces repetition-aware sampling.
         source_noise: whether the vocoder's source has its noise; without it audio is a function of the tokens.
         costs: the expected seconds of batches; None: a model that learns them.
-        stages: replace the stages of the models.
+        stages: replace those of the models.
         exclusive: all stages take turns on one processor, a row at a time where that is as fast; None: True except on
             CUDA.
     """
@@ -175,15 +177,15 @@ class Engine:
         chooser: Chooser | None = None,
         source_noise: bool = True,
         costs: CostModel | None = None,
-        stages: Stages | None = None,
+        stages: Stages = Stages(),
         exclusive: bool | None = None,
     ) -> None:
         self.models, self.settings = models, settings
         device, kernels = models.device, uses_kernels(models, settings)
         self.memory = memory = plan_memory(models, settings)
         threads = HostThreads() if device.type == "cpu" else None
-        self.stages = stages or build_stages(
-            models, settings, memory, chooser=chooser, source_noise=source_noise, both=threads
+        self.stages = build_stages(
+            models, settings, memory, chooser=chooser, source_noise=source_noise, both=threads, given=stages
         )
         if device.type == "cuda":
             # Weights and state were written on this thread's stream, which the queues' streams do not wait for.

@@ -146,9 +146,9 @@ class VocoderInterface(Protocol):
 class Stages:
     """The stages of one engine: a language model, flow and vocoder, or all three."""
 
-    lm: LMInterface | None
-    flow: FlowInterface | None
-    vocoder: VocoderInterface | None
+    lm: LMInterface | None = None
+    flow: FlowInterface | None = None
+    vocoder: VocoderInterface | None = None
 
 
 Fail = Callable[[Sequence[SequenceState], Exception], None]

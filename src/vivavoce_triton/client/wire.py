@@ -34,10 +34,10 @@ _NAMES = {
     "INT64": "seed",
     "UINT64": "random_seed",
     "FP16": "prompt_speech_feat prompt_spk_embedding",
-    "FP32": "reference_wav speed waveform runtime_top_p temperature repetition_penalty embedding_bias",
+    "FP32": "reference_wav speed waveform mel tts_speech runtime_top_p temperature repetition_penalty embedding_bias",
 }
 DATATYPES = {name: datatype for datatype, names in _NAMES.items() for name in names.split()}
-"""Tensor name → Triton's data type, for all six models."""
+"""Tensor name → Triton's data type, for all models."""
 DTYPES = {
     "FP16": "<f2",
     "FP32": "<f4",

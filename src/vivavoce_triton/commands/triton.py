@@ -24,6 +24,7 @@ _TEST_TOKENS = 16
 EXAMPLES = (
     "vivavoce triton --stage 0 --stop-stage 6 --model mini --work-dir ./triton",
     "vivavoce triton --stage 0 --stop-stage 3 --model CosyVoice2-0.5B --model-set fast --mode offline",
+    "vivavoce triton --stage 0 --stop-stage 3 --model Fun-CosyVoice3-0.5B --model-set cosyvoice3",
     "vivavoce triton fill-template -i config.pbtxt model_dir:/models/cosyvoice2,decoupled_mode:True",
     "vivavoce triton env --dir ./server-env",
 )
@@ -50,7 +51,10 @@ class StageFlags:
     engine_dtype: str = flag("Of the engine: bfloat16, float16 or float32.", "NAME", default="bfloat16")
     mode: str = flag("streaming, or offline: one answer a request.", "NAME", default="streaming")
     models: str = flag(
-        "staged (cosyvoice2 and its four), fast (vivavoce) or both.", "NAME", "--model-set", default="staged"
+        "staged (cosyvoice2 and its four), fast (vivavoce), both, cosyvoice3 or dit.",
+        "NAME",
+        "--model-set",
+        default="staged",
     )
     device: shared.DeviceOption = "auto"
     settings: list[str] | None = flag("A variable of the templates; may be repeated.", "KEY=VALUE", "--set")

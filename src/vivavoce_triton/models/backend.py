@@ -72,6 +72,7 @@ class Parameters:
     def __init__(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
         self._given = {name: str(value["string_value"]) for name, value in config.get("parameters", {}).items()}
+        self.model = str(config.get("name", ""))
         self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         self.max_batch_size = int(config.get("max_batch_size", 0))
 

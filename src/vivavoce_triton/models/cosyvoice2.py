@@ -1,6 +1,8 @@
-"""The model `cosyvoice2`: text → audio, by requests to other models of the server.
+"""The models `cosyvoice2`, `cosyvoice2_dit` and `cosyvoice3`: text → audio, by requests to other models of the server.
 
-`audio_tokenizer` and `speaker_embedding` encode a recording, `tensorrt_llm` makes speech tokens, `token2wav` audio.
+`audio_tokenizer` and `speaker_embedding` encode a recording, `tensorrt_llm` or an endpoint makes speech tokens.
+`cosyvoice2` has their audio from `token2wav`, `cosyvoice2_dit` from `token2wav_dit`, and `cosyvoice3` from `vocoder`,
+which gets mels of a `token2wav` that makes such.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 
 from vivavoce.checkpoint.folder import BACKBONE, fingerprint, read_card
 from vivavoce.checkpoint.settings import read_config
+from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.errors import CheckpointError, Overloaded, StageFailed, VivavoceError
 from vivavoce.frontend.front_end import FrontEnd
@@ -37,7 +40,8 @@ from vivavoce_triton.models.backend import (
     check_present,
     end,
 )
-from vivavoce_triton.models.inner_models import InnerLanguageModel, InnerToken2Wav, StagedExtractor
+from vivavoce_triton.models.endpoint import EndpointLanguageModel
+from vivavoce_triton.models.inner_models import InnerLanguageModel, InnerToken2Wav, InnerVocoder, StagedExtractor
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_request
 
 log = logging.getLogger(__name__)
@@ -101,10 +105,22 @@ class CosyVoice2Model:
         self._callers = ThreadPoolExecutor(AT_ONCE, "cosyvoice2-request")
         self._readers = ThreadPoolExecutor(AT_ONCE, "cosyvoice2-tokens")
         self._accepted = threading.BoundedSemaphore(MOST_TAKEN)
-        extractor = StagedExtractor(backend, self._config, self._vocabulary, text, self._readers)
+        size, name = self._vocabulary.text_size, parameters.model
+        self._synthesis: Callable[[SegmentRequest], InnerToken2Wav | InnerVocoder]
+        if name == "cosyvoice3":  # its models exchange the tokenizer's own ids
+            size, self._synthesis = 0, partial(InnerVocoder, backend)
+        else:
+            self._synthesis = partial(InnerToken2Wav, backend, size, dit=name == "cosyvoice2_dit")
+        extractor = StagedExtractor(backend, self._config, size, text, self._readers)
         self._voices = RequestVoices(parameters, extractor, partial(fingerprint, folder))
         self._front_end = FrontEnd(self._config, card, text, folder, cast(VoiceExtractor, extractor))
-        self._language_model = InnerLanguageModel(backend, self._vocabulary, decoupled=parameters.decoupled, bias=bias)
+        self._language_model: InnerLanguageModel | EndpointLanguageModel
+        if address := parameters["llm_api_base"]:
+            name = parameters["llm_model_name"]
+            self._language_model = EndpointLanguageModel(address, name, tokenizer, num_speech_tokens)
+        else:
+            decoupled = parameters.decoupled
+            self._language_model = InnerLanguageModel(backend, self._vocabulary, decoupled=decoupled, bias=bias)
 
     @classmethod
     def load(cls, parameters: Parameters, backend: Any) -> CosyVoice2Model:
@@ -126,6 +142,7 @@ class CosyVoice2Model:
     def close(self) -> None:
         self._callers.shutdown()
         self._readers.shutdown()
+        self._language_model.close()
 
     def _stream(self, sender: Any, request: Any) -> None:
         try:
@@ -156,11 +173,12 @@ class CosyVoice2Model:
             for one in texts:
                 with closing(self._chunks(one)) as chunks:
                     for samples in chunks:
-                        silent = False
-                        yield samples
+                        if len(samples):  # a vocoder that hears ahead gives nothing of a short first step
+                            silent = False
+                            yield samples
                         check_present(left)
             if silent:
-                raise StageFailed("tensorrt_llm: made no speech of this text; send it again with another seed")
+                raise StageFailed("language model: made no speech of this text; send it again with another seed")
         finally:
             gone.set()
 
@@ -180,9 +198,12 @@ class CosyVoice2Model:
     def _fetch(self, one: DecodedTokens, left: Callable[[], bool]) -> None:
         if one.segment.pause_s:
             return
+        run = 0
         with closing(self._language_model.tokens(one.segment)) as parts:
             for count, part in enumerate(parts):
-                one.add(part)
+                # Other runtimes than ours do not shorten silences.
+                spoken, run = without_long_silence(part, self._vocabulary.own.silent, run)
+                one.add(spoken)
                 if count % _LOOK_EVERY == 0:
                     check_present(left)
 
@@ -192,7 +213,7 @@ class CosyVoice2Model:
             return
         began, voice_tokens = time.perf_counter(), len(one.segment.conditioning.flow_prompt)
         chunks = spoken = 0
-        with closing(InnerToken2Wav(self._backend, self._vocabulary, one.segment)) as token2wav:
+        with closing(self._synthesis(one.segment)) as token2wav:
             if self._policy is None:
                 if there := one.wait(None):
                     yield token2wav.whole(there)

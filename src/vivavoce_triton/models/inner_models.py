@@ -6,7 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.resample import resample_sinc
@@ -73,15 +72,7 @@ class InnerLanguageModel:
         self._ended: deque[Any] = deque(maxlen=_KEPT)
 
     def tokens(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
-        """Speech tokens (0 … V − 1), long silences shortened; closing the iterator stops the inner request."""
-        run = 0
-        with closing(self._said(segment)) as parts:
-            for part in parts:
-                # Other runtimes than ours do not shorten silences.
-                spoken, run = without_long_silence(part, self._vocabulary.own.silent, run)
-                yield tuple(spoken)
-
-    def _said(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
+        """Speech tokens (0 … V − 1); closing the iterator stops the inner request."""
         request_id = uuid.uuid4().hex  # clients' request ids need not be unique
         outputs = ("output_ids", "sequence_length")
         request = inner_request(self._backend, LANGUAGE_MODEL, outputs, self._tensors(segment), request_id)
@@ -107,6 +98,9 @@ class InnerLanguageModel:
             if not over:
                 self._stop(responses, request_id)
             self._drain(responses)  # a request ends when all responses are read
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
     def _read(self, response: Any) -> tuple[tuple[int, ...], int | None]:
         ids, lengths = (output(self._backend, response, name) for name in ("output_ids", "sequence_length"))
@@ -151,46 +145,82 @@ class InnerLanguageModel:
 
 
 class InnerToken2Wav:
-    """Requests the audio of one segment from `token2wav`; used by one thread at a time."""
+    """Requests the audio of one segment from `token2wav`; used by one thread at a time.
 
-    def __init__(self, backend: Any, vocabulary: MergedVocabulary, segment: SegmentRequest) -> None:
-        self._backend, self._text_size = backend, np.int32(vocabulary.text_size)
+    first_id: of speech; dit: from `token2wav_dit`, whose steps have new tokens only; output: what the model gives.
+    """
+
+    def __init__(
+        self, backend: Any, first_id: int, segment: SegmentRequest, *, dit: bool = False, output: str = "waveform"
+    ) -> None:
+        self._backend, self._first_id, self._dit, self._output = backend, np.int32(first_id), dit, output
         voice = segment.conditioning
-        self._voice = {"prompt_spk_embedding": voice.embedding.numpy(), "seed": segment.seed, "speed": segment.speed}
+        self._voice = {"prompt_spk_embedding": voice.embedding.numpy(), "speed": segment.speed}
+        if output == "waveform":  # a mel has no noise
+            self._voice["seed"] = segment.seed
         if voice.flow_prompt:  # without a reference only the embedding is sent
-            self._voice["prompt_speech_tokens"] = np.array(voice.flow_prompt, np.int32) + self._text_size
+            self._voice["prompt_speech_tokens"] = np.array(voice.flow_prompt, np.int32) + self._first_id
             self._voice["prompt_speech_feat"] = voice.flow_mel.numpy()
         self._id = uuid.uuid4().hex  # clients' request ids need not be unique
         self._open = False
 
     def whole(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """[n] float32 for speech tokens (0 … V − 1); `InnerError`: token2wav refused or failed."""
+        """All audio, [n] float32, for speech tokens (0 … V − 1); `InnerError`: the model refused or failed."""
         return self._ask(tokens, "", self._voice)
 
     def step(self, tokens: Sequence[int], offset: int, *, last: bool) -> NDArray[np.float32]:
         """The next audio, [n] float32. tokens: all so far, with lookahead; offset: number of tokens already spoken."""
         voice = {} if self._open else self._voice  # the first step sets the voice
         self._open = not last
+        if self._dit:
+            return self._ask(tokens[offset:], self._id, {**voice, "finalize": last})
         return self._ask(tokens, self._id, {**voice, "token_offset": offset, "finalize": last})
 
     def close(self) -> None:
         if self._open:
             self._open = False
             with suppress(InnerError):  # token2wav drops idle streams in time
-                self._ask((), self._id, {"token_offset": 0, "finalize": True})
+                self._ask((), self._id, {"finalize": True, **({} if self._dit else {"token_offset": 0})})
 
     def _ask(self, tokens: Sequence[int], request_id: str, tensors: dict[str, Any]) -> NDArray[np.float32]:
-        values = {"target_speech_tokens": np.array(tokens, np.int32) + self._text_size, **tensors}
-        return ask_inner(self._backend, "token2wav", "waveform", values, request_id).astype(np.float32, copy=False)
+        values = {"target_speech_tokens": np.array(tokens, np.int32) + self._first_id, **tensors}
+        model = "token2wav_dit" if self._dit else "token2wav"
+        return ask_inner(self._backend, model, self._output, values, request_id).astype(np.float32, copy=False)
+
+
+class InnerVocoder:
+    """Requests the audio of one segment from `token2wav`, which makes mels, and `vocoder`; like `InnerToken2Wav`."""
+
+    def __init__(self, backend: Any, segment: SegmentRequest) -> None:
+        self._backend, self._seed = backend, segment.seed
+        self._token2mel = InnerToken2Wav(backend, 0, segment, output="mel")
+        self._mels, self._spoken = list[NDArray[np.float32]](), 0
+
+    def whole(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        return self._vocoded(self._token2mel.whole(tokens), last=True)
+
+    def step(self, tokens: Sequence[int], offset: int, *, last: bool) -> NDArray[np.float32]:
+        self._mels.append(self._token2mel.step(tokens, offset, last=last))
+        samples = self._vocoded(np.concatenate(self._mels, axis=1), last=last)[self._spoken :]
+        self._spoken += len(samples)
+        return samples
+
+    def close(self) -> None:
+        self._token2mel.close()
+
+    def _vocoded(self, mel: NDArray[np.float32], *, last: bool) -> NDArray[np.float32]:
+        values = {"mel": mel, "finalize": last, "seed": self._seed}
+        return ask_inner(self._backend, "vocoder", "tts_speech", values)
 
 
 class StagedExtractor:
-    """A `VoiceExtractor` that uses `audio_tokenizer` and `speaker_embedding`, in parallel on `threads`."""
+    """A `VoiceExtractor` that uses `audio_tokenizer` and `speaker_embedding`, in parallel on `threads`.
 
-    def __init__(
-        self, backend: Any, config: ModelConfig, vocabulary: MergedVocabulary, text: TextFrontEnd, threads: Executor
-    ) -> None:
-        self._backend, self._config, self._vocabulary = backend, config, vocabulary
+    first_id: what `audio_tokenizer` adds to its ids.
+    """
+
+    def __init__(self, backend: Any, config: ModelConfig, first_id: int, text: TextFrontEnd, threads: Executor) -> None:
+        self._backend, self._config, self._first_id = backend, config, np.int32(first_id)
         self._text, self._threads = text, threads
 
     def extract(self, source: AudioSource, transcript: str = "") -> Voice:
@@ -216,4 +246,4 @@ class StagedExtractor:
     def _speech_tokens(self, samples: Samples) -> torch.Tensor:
         given = {"reference_wav": samples, "reference_wav_len": len(samples)}
         merged = ask_inner(self._backend, "audio_tokenizer", "prompt_speech_tokens", given)
-        return torch.from_numpy(merged.astype(np.int32) - np.int32(self._vocabulary.text_size))
+        return torch.from_numpy(merged.astype(np.int32) - self._first_id)

@@ -52,17 +52,25 @@ class AudioTokenizer(_ReferenceModel):
     """
 
     @classmethod
-    def load(cls, given: Parameters, backend: Any) -> AudioTokenizer:
-        """`VivavoceError`: the folder or the device cannot be used."""
+    def load(cls, given: Parameters, backend: Any, *, merged: bool = True) -> AudioTokenizer:
+        """merged: False leaves the tokenizer's ids as they are. `VivavoceError`: folder or device cannot be used."""
         folder, providers = given.model_folder, onnx_providers(given.device)
         path = folder / speech_tokenizer_of(detect_generation(folder))
         tokenizer = SpeechTokenizer.from_file(path, providers=providers)
-        text_size = np.int32(len(TextTokenizer.from_folder(folder / BACKBONE)))
+        text_size = np.int32(len(TextTokenizer.from_folder(folder / BACKBONE)) if merged else 0)
 
         def encode(recording: Tensor) -> NDArray[Any]:
             return (tokenizer(recording).numpy() + text_size).astype(np.int32)
 
         return cls(backend, "prompt_speech_tokens", encode, padded=True)
+
+
+class PlainAudioTokenizer:
+    """`audio_tokenizer` of the layout for CosyVoice3: like `AudioTokenizer`, but with the tokenizer's own ids."""
+
+    @staticmethod
+    def load(given: Parameters, backend: Any) -> AudioTokenizer:
+        return AudioTokenizer.load(given, backend, merged=False)
 
 
 class SpeakerEmbedding(_ReferenceModel):

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,10 @@ from vivavoce.engine.request import (
     check_speed,
 )
 from vivavoce.engine.settings import CUDA_BYTES, LEAST_ROOM, EngineSettings
+from vivavoce.engine.stages import Stages
 from vivavoce.engine.vocoder_stage.stage import join_rule
 from vivavoce.errors import InvalidRequest, Overloaded, StageFailed, UnsupportedModel
-from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio
 from vivavoce.frontend.model_choice import choose_dtype
 from vivavoce.frontend.modes import CONVERSION, condition
 from vivavoce.frontend.speech import check_seed
@@ -44,7 +45,7 @@ from vivavoce.lru_cache import LruCache
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.generations import MAX_FRAMES
 from vivavoce_triton.models.backend import Inputs, Parameters, answered, check_present, refusal
-from vivavoce_triton.models.speaking import RELEASED_SPEAKER, SPEED_DIGITS
+from vivavoce_triton.models.speaking import RELEASED_SPEAKER, SPEED_DIGITS, recording
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class SynthesisRequest:
     """A request; voice, seed, speed: None if not given.
 
     tokens: speech tokens (0 … V − 1); in a stream, all tokens since its start. offset: how many of them were spoken in
-    earlier requests of the stream; None if the request is not part of a stream.
+    earlier requests of the stream; None if the request is not part of a stream. relative: a step has only the tokens
+    that were not spoken, and its offset is that of its stream.
     """
 
     tokens: tuple[int, ...]
@@ -75,20 +77,26 @@ class SynthesisRequest:
     id: str
     offset: int | None
     final: bool
+    relative: bool
 
 
 class RequestReader:
-    """Reads requests and caches voices, which every step may repeat. text_size: the first merged id of speech."""
+    """Reads requests and caches voices, which every step may repeat. text_size: the first merged id of speech.
 
-    def __init__(self, config: ModelConfig, text_size: int) -> None:
-        self._config, self._text_size = config, text_size
+    extract: makes the voice of a `reference_wav`; steps are then relative.
+    """
+
+    def __init__(
+        self, config: ModelConfig, text_size: int, extract: Callable[[Audio], Conditioning] | None = None
+    ) -> None:
+        self._config, self._text_size, self._extract = config, text_size, extract
         self._voices: LruCache[Conditioning] = LruCache(_REMEMBERED)
 
     def read(self, inputs: Inputs) -> SynthesisRequest:
         """`InvalidRequest`: a tensor is missing or out of range."""
         check_present(inputs.request.is_cancelled)
-        offset, last = inputs.number(OFFSET), inputs.number(LAST)
-        name = inputs.request.request_id()
+        last, name, relative = inputs.number(LAST), inputs.request.request_id(), self._extract is not None
+        offset = inputs.number(OFFSET) if not relative else None if last is None else 0
         if (offset is None) != (last is None):
             missing, other = (OFFSET, LAST) if offset is None else (LAST, OFFSET)
             raise InvalidRequest(f"{missing}: is missing beside {other}; a step needs both, a whole utterance neither")
@@ -107,10 +115,15 @@ class RequestReader:
         if speed is not None:
             check_speed(speed := round(float(speed), SPEED_DIGITS))
         step = None if offset is None else int(offset)
-        return SynthesisRequest(tokens, self.voice(inputs), seed, speed, name, step, bool(last))
+        return SynthesisRequest(tokens, self.voice(inputs), seed, speed, name, step, bool(last), relative)
 
     def voice(self, inputs: Inputs) -> Conditioning | None:
         """The voice, or None if not given. `InvalidRequest`: a part is missing, too long, or does not fit."""
+        extract, wave = self._extract, None if self._extract is None else inputs.floats("reference_wav")
+        if extract is not None and wave is not None:
+            audio = recording(wave, inputs.whole("reference_wav_len", 1, len(wave)))
+            key = hashlib.blake2b(audio.samples.tobytes(), digest_size=16).digest()
+            return self._voices.get(key, lambda: extract(audio))
         tokens, mel, embedding = inputs.ids(PROMPT_TOKENS), inputs.floats(MEL), inputs.floats(EMBEDDING)
         if tokens is None and mel is None and embedding is None:
             return None
@@ -232,7 +245,8 @@ class Token2Wav:
     `finalize` ends the stream, or cancels it if there are no tokens. A refused request changes nothing.
 
     engine: flow and vocoder, closed with this model; it must admit every stream, as clients set the pace. text_size:
-    the first merged id of speech. default: voice of requests without a voice; None: they are refused.
+    the first merged id of speech. default: voice of requests without a voice; None: they are refused. extract: as for
+    `RequestReader`. bins: the engine gives mels of so many bins, and the output is `mel` [1, bins, frames]; 0: audio.
     """
 
     def __init__(
@@ -243,10 +257,13 @@ class Token2Wav:
         default: Conditioning | None,
         bounds: Bounds = Bounds(),
         clock: Callable[[], float] = time.monotonic,
+        *,
+        extract: Callable[[Audio], Conditioning] | None = None,
+        bins: int = 0,
     ) -> None:
         assert isinstance(engine.models, Models), "the engine has a flow and a vocoder"
         self._backend, self.engine, self._config, self._default = backend, engine, engine.models.config, default
-        self._reader = RequestReader(self._config, text_size)
+        self._reader, self._bins = RequestReader(self._config, text_size, extract), bins
         vocoder = engine.models.vocoder
         rule = join_rule(_POLICY.joins, vocoder.config.samples_per_frame, vocoder.reach, engine.models.device)
         self._kept_frames = rule.mel_frames  # kept between steps, with their samples
@@ -257,25 +274,22 @@ class Token2Wav:
     @classmethod
     def load(cls, given: Parameters, backend: Any) -> Token2Wav:
         """`VivavoceError`: the folder, device or voice cannot be used."""
-        folder, device = given.model_folder, given.device
-        models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
-        if not models.config.rates.frames_per_token:
-            raise UnsupportedModel("model: token2wav makes no steps of CosyVoice 1's speech; serve the model vivavoce")
-        default = default_prompt(folder, models.config, given["default_voice"])
-        settings = EngineSettings(memory_bytes=_memory_bytes(given, device), admission=AdmissionMode.ALL)
-        engine = Engine(models, settings)
-        engine.warm_up(0.0)
-        return cls(backend, engine, len(TextTokenizer.from_folder(folder / BACKBONE)), default)
+        models = load_models(given)
+        default = default_prompt(models.folder, models.config, given["default_voice"])
+        engine = open_engine(given, models)
+        return cls(backend, engine, len(TextTokenizer.from_folder(models.folder / BACKBONE)), default)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         before = self._clock() - self._bounds.idle_s
         while (oldest := next(iter(self.streams.values()), None)) is not None and oldest.used_at < before:
             self._drop(oldest)
         begun = [self._begin(request) for request in requests]
-        return [
-            refusal(self._backend, one) if isinstance(one, Exception) else answered(self._backend, "waveform", one)
-            for one in begun
-        ]
+        return [refusal(self._backend, one) if isinstance(one, Exception) else self._answered(one) for one in begun]
+
+    def _answered(self, work: Callable[[], Samples]) -> Any:
+        if self._bins:
+            return answered(self._backend, "mel", lambda: np.ascontiguousarray(work().reshape(-1, self._bins).T))
+        return answered(self._backend, "waveform", work)
 
     def close(self) -> None:
         for stream in list(self.streams.values()):
@@ -291,7 +305,12 @@ class Token2Wav:
             asked = self._reader.read(Inputs(self._backend, request))
             if asked.offset is None:
                 return self._whole(asked)
-            return self._step(asked, asked.offset) if asked.tokens else self._give_up(asked.id)
+            if not asked.tokens:
+                return self._give_up(asked.id)
+            if asked.relative and (stream := self.streams.get(asked.id)) is not None:
+                spoken = stream.tokens[: stream.spoken].tolist()
+                asked = replace(asked, tokens=(*spoken, *asked.tokens), offset=len(spoken))
+            return self._step(asked, asked.offset or 0)
         except Exception as error:
             return error
 
@@ -387,6 +406,23 @@ class Token2Wav:
         own = 2 * sum(tensor.nbytes for tensor in given)  # on the host and on the device
         tail = 4 * self._kept_frames * (vocoder.num_mel_bins + vocoder.samples_per_frame)
         return own + tail + 4 * self._config.rates.tokens_in(MAX_FRAMES)
+
+
+def load_models(given: Parameters) -> Models:
+    """Flow and vocoder; `VivavoceError`: the folder or the device cannot be used."""
+    folder, device = given.model_folder, given.device
+    models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
+    if not models.config.rates.frames_per_token:
+        raise UnsupportedModel("model: token2wav makes no steps of CosyVoice 1's speech; serve the model vivavoce")
+    return models
+
+
+def open_engine(given: Parameters, models: Models, stages: Stages = Stages()) -> Engine:
+    """A warm engine that admits every stream; stages: as for `Engine`."""
+    settings = EngineSettings(memory_bytes=_memory_bytes(given, models.device), admission=AdmissionMode.ALL)
+    engine = Engine(models, settings, stages=stages)
+    engine.warm_up(0.0)
+    return engine
 
 
 def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning | None:

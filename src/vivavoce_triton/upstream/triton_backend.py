@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
 
-MODELS = ("vivavoce", "cosyvoice2")
+MODELS = ("vivavoce", "cosyvoice2", "cosyvoice3", "cosyvoice2_dit")
 """Default models; the first one that the server has is used."""
 SENTENCE_S = 300.0
 """Timeout of one sentence."""

@@ -20,10 +20,13 @@ from tests.clients.real.judging import TEXT, VOICE, faults
 from tests.server.certificates import certified
 from tests.server.http.serve_process import ServerProcess, serving_process
 from tests.soak.served import served
+from vivavoce.checkpoint.config import Generation
 from vivavoce.errors import DownloadError, MissingDependency
 from vivavoce.frontend.model_choice import MINI
 from vivavoce.server.keys import add_key, new_entry, new_key
+from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 from vivavoce_triton.client.utterance import LoadMode
+from vivavoce_triton.model_repository import ModelSet
 from vivavoce_triton.server import ServerInstallation, find_installation
 
 ROOT, SCRIPTS = Path(__file__).parents[3], Path(__file__).parent / "scripts"
@@ -91,7 +94,15 @@ class Servers:
         front = self._start("front", "--upstream", f"triton://{stream.grpc_url}", "--reference-dir", voices, *DOORS)
         own = {"FRONT_COSYVOICE_URL": front.legacy_url, "FRONT_COSYVOICE_GRPC": front.grpc_address}
         servers = {"TRITON_HTTP": whole.http_url, "TRITON_GRPC": whole.grpc_url, "TRITON_STREAM": stream.grpc_url}
+        for models, model in ((ModelSet.DIT, MINI), (ModelSet.COSYVOICE3, self._babble_v3)):
+            layout = served(model, triton(), self._folder / models.value, models=models)
+            servers[f"TRITON_{models.name}"] = self._stack.enter_context(layout).grpc_url
         return {**servers, **own, "RECORDING": str(voices / f"{VOICE}.wav")}
+
+    @cached_property
+    def _babble_v3(self) -> Path:
+        """A random model: CosyVoice3 has no small one that can be understood."""
+        return make_babble_checkpoint(self._folder / "babble-v3", Generation.V3)
 
 
 def triton() -> ServerInstallation:
