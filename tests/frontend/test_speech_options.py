@@ -58,7 +58,7 @@ def test_the_keywords_are_the_options() -> None:
     ("option", "choices"),
     [
         (MODE, [mode.value for mode in Mode]),
-        (LANGUAGE, get_args(Language)),
+        (LANGUAGE, [*get_args(Language)[:2], "en-GB", *get_args(Language)[2:]]),
         (READING, get_args(Normalization)),
         (EMOJIS, get_args(Emojis)),
         (CODE, get_args(Code)),
