@@ -56,7 +56,7 @@ def parse_mode(name: str) -> Mode:
 
 def check_seed(seed: int) -> None:
     """Refuse a seed outside of 0 … 2⁵³."""
-    if not isinstance(seed, Integral) or not 0 <= seed <= MAX_SEED:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed <= MAX_SEED:
         raise InvalidRequest(f"seed: {seed!r} is not a whole number in 0 … {MAX_SEED}; choose one")
 
 
