@@ -430,7 +430,8 @@ class Vivavoce:
         _refuse_unknown(manner, Manner.__annotations__)
         given: dict[str, Any] = {}
         for name, value in manner.items():
-            if given.setdefault(_INTERNAL.get(name, name), value) != value:
+            first = given.setdefault(_INTERNAL.get(name, name), value)
+            if first is not value and first != value:
                 raise InvalidRequest(f"{name}: it has two names, and two values were given; leave one out")
         find_voice = functools.partial(self._registry.resolve, voice, given.pop("prompt_text", ""))
         if given.get("sampling") is None:
@@ -438,6 +439,7 @@ class Vivavoce:
         options = given.pop("options", None)
         if options is None:
             return find_voice, SpeakOptions(**given)
+        check_kind("options", options, SpeakOptions, "give keywords, such as speed=1.2")
         return find_voice, replace(options, **given) if given else options
 
     def _begin(

@@ -58,6 +58,8 @@ def _speech_request(content: bytes, owner: str) -> SpeechRequest:
     transcript, samples = given("prompt_text") if mode == "zero_shot" else "", payload.prompt_audio
     if not samples:
         raise InvalidAudio(f"prompt_audio: is missing; send 16-bit mono samples at {PROMPT_RATE} Hz")
+    if samples[:4] == b"RIFF" and samples[8:12] == b"WAVE":  # a file, which tells its rate
+        return SpeechRequest(text, Recording(samples, transcript), owner, mode=mode, reading="official")
     if len(samples) % 2:
         raise InvalidAudio(
             f"prompt_audio: {len(samples)} bytes are not a whole number of 16-bit samples; "

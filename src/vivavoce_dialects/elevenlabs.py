@@ -26,7 +26,16 @@ from vivavoce.frontend.text.text_filter import readable
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
-from vivavoce.server.http.bodies import AnyText, Number, Whole, json_schema, read_json, validated
+from vivavoce.server.http.bodies import (
+    AnyText,
+    Number,
+    Whole,
+    check_query,
+    json_schema,
+    known_names,
+    read_json,
+    validated,
+)
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import AudioBody, SpeechAnswer, TimedBody, compact_json
@@ -45,6 +54,7 @@ _WITHOUT_EFFECT = {"model_id", "auto_mode", "enable_logging", "enable_ssml_parsi
 SOCKET_QUERY = frozenset(_READ | _WITHOUT_EFFECT | {"optimize_streaming_latency"})
 """Names in the address of a WebSocket."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
+_QUERY = frozenset(("output_format", "optimize_streaming_latency", "enable_logging"))
 _OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
 _AUDIO = {"description": "Audio as it is made.", "content": {"audio/*": {"schema": {"type": "string"}}}}
 
@@ -57,9 +67,10 @@ class VoiceSettings(BaseModel):
 
 
 class SpeechBody(BaseModel):
-    """A request for speech; further fields of ElevenLabs' clients are ignored."""
+    """A request for speech; further fields of ElevenLabs' clients are ignored, and named in x-warning."""
 
     model_config = ConfigDict(extra="ignore")
+    model_id: Any = Field(None, description="Any: one model is served.")
     text: AnyText = Field(min_length=1, max_length=MAX_TEXT_CHARS)
     voice_settings: VoiceSettings | None = None
     language_code: str | None = None
@@ -173,10 +184,15 @@ def _endpoint(
         request: Request, voice_id: str, principal: KnownPrincipal, deadline: Deadline
     ) -> Response:
         request.state.text_field = "text"
+        check_query(request, known_names(SpeechBody), known=_QUERY)
         asked = await read_json(request, SpeechBody)
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
-        fields = validated(CommonFields, _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code))
+        found = _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code)
+        fields = validated(CommonFields, found)
         wanted = await fields.request(asked.text, principal, dispatcher.backend.about, rules=dispatcher.rules)
+        if asked.language_code and "language" not in found:
+            told = f"language_code: {asked.language_code[:20]!a} is unknown; the language is told from the text"
+            wanted = replace(wanted, notes=(*wanted.notes, told))
         wanted = replace(wanted, word_times=issubclass(body, AlignedBody))
         return SpeechAnswer(request, principal, wanted, output, protocol=PROTOCOL, deadline=deadline, body=body)
 

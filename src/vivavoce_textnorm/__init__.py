@@ -15,7 +15,14 @@ from vivavoce_textnorm.checks import (
     excerpt,
     name_some,
 )
-from vivavoce_textnorm.language_id import Language, contains_chinese, detect_language, is_speakable
+from vivavoce_textnorm.language_id import (
+    DAY_FIRST,
+    Language,
+    contains_chinese,
+    detect_language,
+    is_speakable,
+    with_country,
+)
 from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons, read_lexicon, read_lexicons
 from vivavoce_textnorm.normalizer import (
     AS_WRITTEN,
@@ -64,6 +71,7 @@ _IMPORTED_LATER = {
 
 __all__ = [
     "AS_WRITTEN",
+    "DAY_FIRST",
     "MAX_BLOCK_CHARS",
     "MAX_TEXT_CHARS",
     "NO_WORDS",
@@ -106,6 +114,7 @@ __all__ = [
     "read_block",
     "read_lexicon",
     "read_lexicons",
+    "with_country",
 ]
 
 

@@ -40,6 +40,9 @@ _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\d{0,4}\p{L}[\p{L}\p{M}\p{N}_]{0,100
 _COUNTED = compiled(
     r"#\s?(?:(?P<n>\d{1,4})(?![[\p{L}--[\p{Hiragana}에은는이가을를의로과와]]\d]|-\d)|(?=(?:\p{Lu}{1,4}-|\p{Lu}(?=\d{3}))?\d+(?:-(?:\d+|\p{Lu}{1,3}(?!\p{L})))*+(?!-?\p{L})))"
 )
+_KEY_CODE = compiled(
+    rf"(?<![[\w*#]--[{CJK}]])[*#]{{1,3}}\d+(?:[*#]+\d+)*(?:#|(?<=[*#]\d+[*#]+\d+))(?![[\w*#]--[{CJK}\p{{Hangul}}]])"
+)
 _DOTTED = compiled(r"(?:\p{Lu}\.){2,}(?:\p{Lu}(?![\p{L}]))?")
 _COUNTRIES = ("U.S.", "U.K.", "U.N.", "E.U.", "D.C.", "L.A.")
 _ROMAN = compiled(
@@ -53,6 +56,7 @@ _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
 _SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>$※■●◆★☆▲△]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
 _HYPHEN = compiled(r"(?<=[\p{Latin}\p{Cyrillic}])-(?=\d)|(?<=\d)-(?=\p{Lu})")
 _BETWEEN_NAMES = compiled(r"(?<=(?<![\p{L}\p{N}])\p{Latin} )-(?= [\p{Latin}\p{N}](?!\p{L}))")
+_COMPARED = compiled(r"[-−+]?[$€£¥√]?\.?\d")
 _OPERAND = compiled(r"(?:[\d)²³]|(?<!\p{L})\p{L}) ?\Z")
 
 
@@ -115,6 +119,16 @@ def read_tagged(place: Cursor) -> Found:
     return found.end(), _join_latin([name, said], place.locale.joint), "tagged"
 
 
+def read_key_code(place: Cursor) -> Found:
+    """*#06#, *67#, #31#5551234: what is typed on a telephone."""
+    if not (found := place.match(_KEY_CODE)):
+        return None
+    voice, words = place.voice, place.locale.words
+    keys = {"*": words["key_star"], "#": words["key_hash"]}
+    said = (keys.get(one) or voice.one_by_one(one, phone=True) for one in compiled(r"\d+|.").findall(found[0]))
+    return found.end(), voice.join(*said), "key"
+
+
 def read_acronym(place: Cursor) -> Found:
     """U.S.A. without its full stops; where the sentence ends with it, the last one stays."""
     if not (found := place.match(_DOTTED)):
@@ -175,7 +189,7 @@ def read_sign(place: Cursor) -> Found:
 def _is_said(place: Cursor, sign: str) -> bool:
     before, after = place.text[place.at - 1 : place.at] if place.at else "", place.after(place.at + len(sign))
     following = place.text[place.at + len(sign) : place.at + len(sign) + 1]
-    if sign in ("<", ">") and before.isspace() != following.isspace() and not following.isdigit():
+    if sign in ("<", ">") and before.isspace() != following.isspace() and not _COMPARED.match(place.text, place.at + 1):
         return False  # <name>
     if sign == "*" and bool(before.strip()) != bool(following.strip()):
         return False  # *one end of what is set apart
@@ -185,7 +199,7 @@ def _is_said(place: Cursor, sign: str) -> bool:
         return (
             bool(after)
             and (before.isalnum() or before in " )，、；：（(")
-            and (after[0].isalnum() or after[0] in "(-$€£¥")
+            and (after[0].isalnum() or after[0] in "(-−+.$€£¥√")
         )
     if sign == "^":
         return before.isalnum() or before in (")", "]", "}")

@@ -69,9 +69,11 @@ class EastAsian(Verbalizer):
         said = self.parts((hour, "hour"), (shown, "minute"), (self.number(second) if second else None, "second"))
         return self.join(self.locale.words[half] if half else "", said)
 
-    def duration(self, hours: int, minutes: int, seconds: Number) -> str:
+    def duration(self, hours: int | None, minutes: int, seconds: Number | None) -> str:
         """1:02:03 is "一時間二分三秒"."""
-        return self.parts((hours, "hours"), (minutes, "minute"), (self.number(seconds), "second"))
+        shown = None if hours is not None and seconds is None and not minutes else minutes
+        last = None if seconds is None or (hours is None and seconds == Number(0)) else self.number(seconds)
+        return self.parts((hours, "hours"), (shown, "minute"), (last, "second"))
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
         """1/2 is "二分の一", 1½ "一と二分の一"; in Chinese 120/80 is one after the other."""

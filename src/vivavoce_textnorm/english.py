@@ -37,11 +37,12 @@ class English(European):
         return f"{self.numeral(high)} {'oh ' if low < 10 else ''}{self.numeral(low)}"
 
     def date(self, year: int | None, month: int | None, day: int | None, written: str = "") -> str:
-        """ "March fifth, twenty twenty four"; "the fifth of March, …" where the day is written before the name."""
+        """ "March fifth, twenty twenty four"; "the fifth of March, …" where the day is written first, or is said so."""
         name = self.locale.month_names[month - 1] if month else ""
         said = self.ordinal(day) if day else ""
         if day and month:
-            day_first = written[:1].isdigit() and any(map(str.isalpha, written.replace("th", "").replace("st", "")))
+            named = any(map(str.isalpha, written.replace("th", "").replace("st", "")))
+            day_first = written[:1].isdigit() if named else self.locale.order == "dmy"
             said = f"the {said} of {name}" if day_first else f"{name} {said}"
         return ", ".join(filter(None, (said or name, self.year(year) if year is not None else "")))
 
@@ -126,9 +127,13 @@ class English(European):
 
     def _fraction_or_date(self, found: Match) -> str | None:
         """12/3 is a date behind a word such as "on", or "by" where it could hardly be a fraction."""
-        month, day = int(found["m"]), int(found["d"])
-        sure = found["sure"] is not None or found["m"][0] == "0" or month >= day
-        return self.date(None, month, day) if sure or (day > 12 and day not in (16, 32)) else None
+        first, second = int(found["m"]), int(found["d"])
+        sure = found["sure"] is not None or found["m"][0] == "0" or first >= second
+        day_first = first > 12 or (self.locale.order == "dmy" and second <= 12)
+        day, month = (first, second) if day_first else (second, first)
+        if month > 12 or not (sure or (second > 12 and second not in (16, 32))):
+            return None
+        return self.date(None, month, day)
 
     def _attributive(self, found: Match) -> str:
         """A 3€ coffee: what is counted stands before a noun, and is singular."""

@@ -41,15 +41,16 @@ def compiled(pattern: str, flags: int = 0) -> Match:
 class Grammar:
     """Compiled patterns of one language.
 
-    amount: see `_amount_pattern` for its groups; dates: a month's name and a day, in both orders; own: the language's
-    own rules, by the kind of the character that they begin with; heads, endings: of words in small letters that
-    may begin one, the whole, and how they end (German "str" of a street).
+    amount: see `_amount_pattern` for its groups; dates: a month's name and a day, in both orders; span: two numbers
+    before a unit of time; own: the language's own rules, by the kind of the character that they begin with; heads,
+    endings: of words in small letters that may begin one, the whole, and how they end (German "str" of a street).
     """
 
     voice: Verbalizer
     amount: Match
     unit: Match
-    dates: tuple[Match, Match]
+    dates: tuple[Match, ...]
+    span: Match
     own: Mapping[str, tuple[tuple[str, Match, Callable[[Any, Any], str | None]], ...]]
     heads: frozenset[str]
     endings: tuple[str, ...]
@@ -78,17 +79,21 @@ def load_grammar(voice: Verbalizer) -> Grammar:
     month = rf"(?P<month>{any_of(locale.months)})"
     day = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th|er|º|°|\.(?= ))?"
     of = any_of(locale.words.get("of", "").split("|"))
-    year = rf"(?:,? (?:{of} )?(?P<year>[12]\d{{3}})(?!\d|[.,:]\d))?(?!\d|[.,:/]\d| 000)"
+    year = r"(?P<year>[12]\d{3})(?!\d|[.,:]\d)"
+    late = rf"(?:(?:,? (?:{of} )?|,){year})?(?!\d|[.,:/]\d| 000)"
+    near = r"(?:\.? |\.(?=\d)|(?=\d\d?(?:, ?| )[12]\d{3}(?!\d)))"
     return Grammar(
         voice,
         compiled(_amount_pattern(locale)),
         compiled(_unit_pattern(locale)),
         (
             compiled(
-                rf"{START}{month}\.? (?:the )?{day}(?![\p{{L}}\d]|[:/]\d|\.\d)(?!\s?(?:[ap]\.?m\b|%)){year}", regex.I
+                rf"{START}{month}{near}(?:the )?{day}(?![\p{{L}}\d]|[:/]\d|\.\d)(?!\s?(?:[ap]\.?m\b|%)){late}", regex.I
             ),
-            compiled(rf"(?<![\d.,:/-]){day} (?:{of} )?{month}(?!\p{{L}})(?:\.(?= ?[\d,]))?{year}", regex.I),
+            compiled(rf"(?<![\d.,:/-]){day} (?:{of} )?{month}(?!\p{{L}})(?:\.(?= ?[\d,]))?{late}", regex.I),
+            compiled(rf"(?<![\d.,:/-]){day}(?P<s>[-/.]){month}(?P=s){year}", regex.I),
         ),
+        compiled(_span_pattern(locale)),
         {
             kind: tuple((rule.name, compiled(rule.pattern), rule.say) for rule in voice.rules if kind in rule.first)
             for kind in ("digit", "letter", "sign")
@@ -132,6 +137,19 @@ def _amount_pattern(locale: Locale) -> str:
 def _unit_pattern(locale: Locale) -> str:
     return (
         rf"[ \u00a0\u202f]?(?P<unit>{any_of(locale.units)}(?![\p{{Latin}}\p{{Cyrillic}}\d²³/'’]))(?:\.(?=\s\p{{Ll}}))?"
+    )
+
+
+def _span_pattern(locale: Locale) -> str:
+    """Groups: a, b, then h, a unit of hours, or min."""
+    hours, minutes = (
+        any_of([*units, *locale.units[name], locale.words.get("hours", "h") if name == "h" else name])
+        for name in ("h", "min")
+        for units in [[unit for unit, forms in locale.units.items() if forms == locale.units[name]]]
+    )
+    return (
+        rf"{START}(?P<a>\d{{1,3}})[:：](?P<b>[0-5]\d)[ \u00a0]?(?:(?P<h>{hours})|(?P<min>{minutes}))"
+        r"(?![\p{Latin}\p{Cyrillic}/])(?:\.(?=\s\p{Ll}))?"
     )
 
 

@@ -11,6 +11,9 @@ import regex
 from vivavoce_textnorm.grammar import Match, compiled
 
 Language = Literal["zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"]
+DAY_FIRST = "en-GB"
+"""English in which 3/4/2026 is a day of April."""
+_DAY_FIRST = frozenset(("gb", "uk", "au", "nz", "ie", "in", "za", "sg", "hk", "my", "ke", "ng"))
 
 _CHINESE = regex.compile("[\u4e00-\u9fff]")
 _SPEAKABLE = regex.compile(r"[\p{L}\p{N}]")
@@ -44,6 +47,11 @@ _EVIDENCE = regex.compile(
 _CHINESE_ALONE = regex.compile(
     "[你您她们們这這哪吗嗎呢吧啊说說没沒还个么麼很让为从对过时见买卖钱话问间门开关东车长头发听现经动欢请谁样岁块]"
 )
+
+
+def with_country(code: str, tag: str) -> str:
+    """The code; `DAY_FIRST` for English with the tag of a country that writes the day first, such as en-au."""
+    return code if code != "en" or _DAY_FIRST.isdisjoint(tag.lower().split("-")) else DAY_FIRST
 
 
 def contains_chinese(text: str) -> bool:

@@ -128,6 +128,7 @@ _PARTS = (
 _NOT_PLAIN = r"(?![A-Za-zÀ-ÿ\u0400-\u04FFぁ-ヾ一-鿿가-힣])"
 """No part begins with such a letter, which is most of a text."""
 _ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]）】*_~]*\s*\Z")
+_CLOSING = compiled(r"[。，；：！？）]|[.,;:!?…)\]](?![\w)(/-])")
 _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
 _WIDE = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _SHORT = 24
@@ -182,7 +183,23 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
         at = end
     if at < len(text):
         pieces.append(Piece(at, len(text), text[at:]))
-    return list(_single_spaces(pieces))
+    return _closed_up(list(_single_spaces(pieces)))
+
+
+def _closed_up(pieces: list[Piece]) -> list[Piece]:
+    """Without the space before something silent that a mark follows: "Good 【4:0†source】."."""
+    if len(pieces) < 3:
+        return pieces
+    last, found = -1, list[Piece]()
+    for piece in pieces:
+        before = found[last] if last >= 0 else None
+        if before and last < len(found) - 1 and before.spoken[-1] == " " and _CLOSING.match(piece.spoken):
+            cut = before.end - (before.rule is None)
+            shorter = Piece(before.start, cut, before.spoken[:-1], before.rule)
+            found[last : last + 1] = [shorter] if before.rule else [shorter, Piece(cut, before.end, "", "spaces")]
+        found.append(piece)
+        last = len(found) - 1 if piece.spoken else last
+    return found
 
 
 def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:

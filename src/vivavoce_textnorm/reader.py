@@ -14,13 +14,13 @@ from vivavoce_textnorm import addresses
 from vivavoce_textnorm import semiotic_classes as classes
 from vivavoce_textnorm.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
 from vivavoce_textnorm.inline_tags import put_in_words
-from vivavoce_textnorm.language_id import FREQUENT_WORDS, detect_sentence_language
+from vivavoce_textnorm.language_id import DAY_FIRST, FREQUENT_WORDS, detect_sentence_language
 from vivavoce_textnorm.lexicon import NO_WORDS
 from vivavoce_textnorm.markup import strip_markup
 from vivavoce_textnorm.semiotic_classes import Cursor, Found
 from vivavoce_textnorm.ssml import find_runs
 from vivavoce_textnorm.types import NormalizedText, Piece, Say, Settings
-from vivavoce_textnorm.verbalizer import load_verbalizer
+from vivavoce_textnorm.verbalizer import Verbalizer, load_verbalizer
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
 # Signs that may begin something, whatever the language; what its locale names is added.
@@ -72,8 +72,8 @@ BY_FIRST: dict[str, tuple[Reader, ...]] = {
         classes.read_version, classes.read_amount, addresses.read_sign,
     ),
     "sign": (
-        classes.read_phone, addresses.read_tagged, addresses.read_address, addresses.read_roman, classes.read_fraction,
-        classes.read_amount, addresses.read_sign,
+        classes.read_phone, addresses.read_key_code, addresses.read_tagged, addresses.read_address,
+        addresses.read_roman, classes.read_fraction, classes.read_amount, addresses.read_sign,
     ),
 }  # fmt: skip
 
@@ -114,6 +114,8 @@ def read_run(
 
     inside: whether a word comes before the text, and one after it, so that the blanks at that end are kept.
     """
+    if language == DAY_FIRST:
+        language, settings = "en", replace(settings, day_first=True)
     words = text.strip()
     first = len(text) - len(text.lstrip())
     read_ = (replace(one, start=one.start + first, end=one.end + first) for one in _read(words, language, settings))
@@ -175,8 +177,12 @@ def _with_words(
         last = words[-1:] or last
 
 
+def _voice(language: str, settings: Settings) -> Verbalizer | None:
+    return load_verbalizer(language, True) if settings.day_first and language == "en" else load_verbalizer(language)
+
+
 def _in_words(what: Say, language: str, settings: Settings) -> str:
-    if not (voice := load_verbalizer(language)):
+    if not (voice := _voice(language, settings)):
         return " ".join(what.content) if what.how == "spell" else what.content
     said = put_in_words(what, voice)
     return read(what.content, language, settings).spoken if said is None else said
@@ -192,7 +198,7 @@ def _runs_on(text: str, piece: Piece) -> bool:
 def _read_plain(text: str, language: str | None, settings: Settings) -> Iterator[Piece]:
     at, last = 0, ""
     for start, end, told in segments(text, language):
-        voice = load_verbalizer(language or "en" if told in settings.unread else told)
+        voice = _voice(language or "en" if told in settings.unread else told, settings)
         if not voice:
             continue
         grammar = load_grammar(voice)
@@ -295,6 +301,8 @@ def _scan(
 
 def _try(grammar: Grammar, text: str, at: int, end: int, kind: str) -> Found:
     place = Cursor(grammar, text, at, end)
+    if kind == "digit" and (told := classes.read_span(place)):
+        return told if told[0] <= end else None
     for name, pattern, say in grammar.own[kind]:
         if (found := place.match(pattern)) and (said := say(grammar.voice, found)) is not None:
             return found.end(), said, name

@@ -77,7 +77,8 @@ _PHONE = compiled(
     rf"(?:(?<![[\w+]--[\p{{Han}}\p{{Hiragana}}\p{{Katakana}}]])\+(?=(?:[ .()-]*\d){{7}})"
     rf"\d{{1,3}}(?:[ .-]?\(\d{{1,4}}\))?(?:[ .-]?\d{{1,5}}){{1,5}}"
     rf"|(?<!\w)\(\d{{2,5}}\)[ -]?\d{{3,4}}[ .-]?\d{{3,4}}"
-    rf"|{START}(?:1-)?\d{{3}}-\d{{3}}-\d{{4}}|{START}\d{{3}}\.\d{{3}}\.\d{{4}}"
+    rf"|{START}(?:1[ -])?\d{{3}}(?P<s>[ -])\d{{3}}(?P=s)\d{{4}}|{START}\d{{3}}\.\d{{3}}\.\d{{4}}"
+    rf"|{START}1[38]00(?: \d{{3}}){{2}}"
     rf"|{START}0\d{{1,4}}(?:[- /]\d{{6,8}}|(?: \d{{3,4}}){{2}})"
     rf"|{START}[48]00-\d{{3}}-?\d{{4}})(?![\d]|[-.]\d)"
 )
@@ -171,6 +172,24 @@ def _seconds(written: str) -> Number:
     """45, or 45.678, with a point or a comma in any language."""
     whole, _, decimals = written.replace(",", ".").partition(".")
     return Number(int(whole), decimals)
+
+
+def read_span(place: Cursor) -> Found:
+    """1:30 h lasts, 3:45 min; behind "at", and from 6:00 h on, it is a time of the day."""
+    if not (found := place.match(place.grammar.span)):
+        return None
+    first, second = int(found["a"]), int(found["b"])
+    rest = place.after(end := found.end())
+    end -= found[0][-1] == "." and (not rest or rest[0].isupper())  # the full stop is the sentence's too
+    if found["min"]:
+        return end, place.voice.duration(None, first, Number(second)), "duration"
+    cue, short = place.locale.words.get("clock_cue", "(?!)"), (found["h"] or "").rstrip(".") in ("h", "hs", "ч")
+    at = compiled(rf"(?i:(?<!\p{{L}})(?:{cue})[ \u00a0]|{DASH}\s?)\Z").search(
+        place.text, max(0, place.at - 12), place.at
+    )
+    if at or (short and 6 <= first <= 24 and not place.follows("duration_cue")):
+        return (end, place.voice.time(first, second), "time") if short and first <= 24 else None
+    return end, place.voice.duration(first, second, None), "duration"
 
 
 def read_ratio(place: Cursor) -> Found:
@@ -319,7 +338,7 @@ def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tup
         forms: Forms = tuple(locale.words["percent"].split("/")) if found["percent"] else ("",)
         forms = locale.currencies.get(found["front"] or found["back"], (forms,))[0]
         before, _, noun = locale.units.get(found["unit"], forms)[-1].rpartition("{}")
-        return voice.join(before, voice.digits("".join(filter(str.isdecimal, written))), noun), "digits"
+        return voice.join(before, voice.one_by_one("".join(filter(str.isdecimal, written))), noun), "digits"
     power = locale.magnitudes[found["mag"]] if found["mag"] else 0
     number = place.number(written, bool(found["minus"] or found["inner"]), power)
     if currency := found["front"] or found["back"]:

@@ -11,6 +11,7 @@ from xml.parsers import expat
 from vivavoce.errors import InvalidText
 from vivavoce_textnorm.grammar import compiled
 from vivavoce_textnorm.inline_tags import FORMS, SECONDS, STRENGTHS, Runs, seconds_of
+from vivavoce_textnorm.language_id import with_country
 from vivavoce_textnorm.markup import line_end
 from vivavoce_textnorm.types import Say, TextRun
 from vivavoce_textnorm.verbalizer import VERBALIZERS
@@ -81,8 +82,9 @@ class _Document:
             return
         if name in _REPLACED:
             self._replaced = start, len(self._open), name, attributes, []
-        code = attributes.get("xml:lang", "").partition("-")[0].lower()
-        runs.language = code if code in VERBALIZERS else runs.language
+        tag = attributes.get("xml:lang", "").lower()
+        code = tag.partition("-")[0]
+        runs.language = with_country(code, tag) if code in VERBALIZERS else runs.language
         if name == "prosody" and "rate" in attributes:
             runs.rate = self._rate(start, attributes["rate"])
         emphatic = name == "emphasis" and attributes.get("level") not in ("none", "reduced")

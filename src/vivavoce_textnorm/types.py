@@ -69,7 +69,8 @@ class Settings:
     named_emojis: said by their Unicode names, in English, instead of being silent; silent_code: code between backticks
     is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule; lexicon: words as
     they are written → how they are to be written for the model, in letters or in its marks; unread: languages that the
-    model is not read in: their sentences are read as text that shows no language.
+    model is not read in: their sentences are read as text that shows no language; day_first: 3/4/2026 is a day of April
+    in English, too.
     """
 
     named_emojis: bool = False
@@ -77,6 +78,7 @@ class Settings:
     marks: frozenset[str] = frozenset()
     lexicon: Lexicon = NO_WORDS
     unread: frozenset[str] = frozenset()
+    day_first: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,11 @@ VERBALIZERS = {
 
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
+_LONG = compiled(r"(?<!\d)\d{8,}[Xx]?(?!\d)")
+# 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; else fours.
+_PAUSED = compiled(
+    r"\A\d{3}(?=\d{6,8}\Z)|(?<=\A\d{3})\d{3}(?=\d{3,4}\Z)|\A\d{6}(?=\d{11}.\Z)|[\dXx]{4}(?=[\dXx]{3})|[\dXx]+"
+)
 
 
 class Verbalizer(ABC):
@@ -92,12 +97,13 @@ class Verbalizer(ABC):
         return self.join(*(names[int(digit)] for digit in digits))
 
     def one_by_one(self, written: str, phone: bool = False) -> str:
-        """Digits by name, letters as they are; groups are set apart."""
+        """Digits by name, letters as they are; groups are set apart, and those of eight digits and more have pauses."""
+        written = _LONG.sub(lambda found: " ".join(_PAUSED.findall(found[0])), written)
         said = (
             self.join(*(self.digits(one, phone) if one.isdecimal() else one for one in _RUN.findall(group)))
             for group in _GROUP.findall(written)
         )
-        tight = "，" if sum(map(str.isdecimal, written)) > 6 else ""  # 021-5555: a short number is said at one go
+        tight = "，" if sum(map(str.isalnum, written)) > 6 else ""  # 021-5555: a short number is said at one go
         return (", " if self.locale.joint else tight).join(said)
 
     def phone(self, written: str) -> str:
@@ -144,10 +150,14 @@ class Verbalizer(ABC):
         joint = self.locale.words.get("date_of")
         return f" {joint} ".join(filter(None, parts)) if joint else self.join(*parts)
 
-    def duration(self, hours: int, minutes: int, seconds: Number) -> str:
-        named = ((Number(hours), "h"), (Number(minutes), "min"), (seconds, "s"))
+    def duration(self, hours: int | None, minutes: int, seconds: Number | None) -> str:
+        """1:02:03; hours or seconds: None where the text has two numbers, of which a zero at the end is silent."""
+        parts = ((None if hours is None else Number(hours), "h"), (Number(minutes), "min"), (seconds, "s"))
+        named = [(value, name) for value, name in parts if value is not None]
         said = [self.unit(value, self.locale.units[name]) for value, name in named]
-        return self.join(f"{said[0]},", said[1], self.locale.words["and"], said[2])
+        if len(said) == 2 and named[1][0] == Number(0):
+            return said[0]
+        return self.join(*(f"{one}," for one in said[:-2]), said[-2], self.locale.words["and"], said[-1])
 
     def money(self, number: Number, currency: str) -> str:
         """An amount; currency: a key of `locale.currencies`. 3.50 has whole units and hundredths where these exist."""
@@ -192,10 +202,15 @@ class Verbalizer(ABC):
 
 
 @cache
-def load_verbalizer(language: str) -> Verbalizer | None:
-    """The verbalizer of a language, which is imported here; None for other languages."""
+def load_verbalizer(language: str, day_first: bool = False) -> Verbalizer | None:
+    """The verbalizer of a language, which is imported here; None for other languages.
+
+    day_first: 3/4/2026 is a day of April, whatever the language's table says.
+    """
     if language not in VERBALIZERS:
         return None
     module, name = VERBALIZERS[language].split(".")
     found: Verbalizer = getattr(import_module(f"{__package__}.{module}"), name)(language)
+    if day_first:
+        found.locale = replace(found.locale, order="dmy")
     return found

@@ -160,6 +160,9 @@ def test_words_and_rules_reach_the_speech(tmp_path: Path) -> None:
     file = tmp_path / "words.tsv"
     file.write_text("Nguyen\twin\n", encoding="utf-8")
     assert SpeechManner().keywords()["reading"] == "natural"
+    assert SpeechManner(language="en-GB").keywords()["language"] == "en-GB"
+    with pytest.raises(InvalidRequest, match="language: 'tlh' is not one of"):
+        SpeechManner(language="tlh").keywords()
     assert SpeechManner(lexicon=file, reading="off").keywords().items() >= {
         ("lexicon", Lexicon({"Nguyen": "win"})),
         ("reading", "off"),

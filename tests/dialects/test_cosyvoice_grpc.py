@@ -54,11 +54,15 @@ def wav(samples: bytes) -> bytes:
             SpeechRequest(TEXT, Recording(wav(SECOND)), mode="cross_lingual", reading="official"),
         ),
         (
+            request("cross_lingual_request", tts_text=TEXT, prompt_audio=wav(SECOND)),
+            SpeechRequest(TEXT, Recording(wav(SECOND)), mode="cross_lingual", reading="official"),
+        ),
+        (
             request("instruct_request", tts_text=TEXT, spk_id="anna", instruct_text="Softly."),
             SpeechRequest(TEXT, "anna", mode="instruct", instruct="Softly.", reading="official"),
         ),
     ],
-    ids=["sft", "zero_shot", "cross_lingual", "instruct"],
+    ids=["sft", "zero_shot", "cross_lingual", "a file", "instruct"],
 )
 async def test_every_request_is_spoken(content: bytes, order: SpeechRequest) -> None:
     async with calling(FakeBackend(rate=22_050)) as caller:  # the wire tells no rate: it is the model's

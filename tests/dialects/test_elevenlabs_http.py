@@ -52,12 +52,18 @@ def test_speech_with_what_their_packages_send(server: Served, speaker: FakeBacke
     answer = asked(server, path, voice_settings=settings, seed=7, language_code="de-AT", **ignored)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/pcm; rate=24000; channels=1")
     assert len(answer.content) == 2 * LENGTH
+    assert answer.headers["x-warning"].endswith(
+        "fields: previous_text, apply_text_normalization are unknown and were ignored"
+    )
     order = speaker.orders[-1]
     assert (order.voice, order.speed, order.seed, order.language) == ("anna", 0.8, 7, "de")
     assert order.reading == "natural"
     told = httpx.get(f"{server.url}/v1/audio/requests/{answer.headers['x-request-id']}").json()
     assert (told["door"], told["finish_reason"]) == ("elevenlabs", "stop")
     assert len(asked(server, path, voice_settings={"speed": None}, language_code=None, seed=None).content) == 2 * LENGTH
+    unknown = asked(server, path, language_code="pt")
+    assert unknown.headers["x-warning"] == "language_code: 'pt' is unknown; the language is told from the text"
+    assert speaker.orders[-1].language is None
 
 
 def test_formats_and_their_rates(server: Served) -> None:

@@ -58,7 +58,7 @@ def test_the_keywords_are_the_options() -> None:
     ("option", "choices"),
     [
         (MODE, [mode.value for mode in Mode]),
-        (LANGUAGE, get_args(Language)),
+        (LANGUAGE, [*get_args(Language)[:2], "en-GB", *get_args(Language)[2:]]),
         (READING, get_args(Normalization)),
         (EMOJIS, get_args(Emojis)),
         (CODE, get_args(Code)),
@@ -109,7 +109,7 @@ def test_grpc_has_the_options_without_a_choice_of_reading() -> None:
 
 def test_the_command_line_has_the_options_by_their_names() -> None:
     flags = {field.name: field.default for field in fields(SpeechManner)}
-    assert NAMES - set(flags) == {"language", "chunk_policy", "priority"}
+    assert NAMES - set(flags) == {"chunk_policy", "priority"}
     by_name = {option.name: option for option in (*SPEECH_OPTIONS, *SAMPLING_OPTIONS, LEXICON)}
     assert set(flags) - set(by_name) == {"voice", "transcript"}
     for name in set(flags) & set(by_name):

@@ -35,3 +35,4 @@ def test_a_language_that_the_model_does_not_speak_is_named() -> None:
     assert warnings_of("Guten Tag, wie geht es Ihnen heute?", None, ("en", "de")) == ()
     told = ("text: its language seems to be zh (which yue is taken for), and the model speaks en only",)
     assert warnings_of("早晨", parse_language("yue"), ("en",)) == told
+    assert warnings_of("Hello there.", parse_language("en-GB"), ("en",)) == ()

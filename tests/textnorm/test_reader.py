@@ -127,6 +127,45 @@ def test_the_full_stop_of_a_unit_ends_a_line(text: str, spoken: str) -> None:
     assert read(text, "en").spoken == spoken
 
 
+def test_numbers_of_a_date_have_the_order_of_the_country() -> None:
+    for language, march, text in (("en", True, "Due 3/4/2026."), ("en-GB", False, "Due 3/4/2026.")):
+        said = read(text, language).spoken
+        assert ("March fourth" in said, "the third of April" in said) == (march, not march)
+    assert read("on 25/12, on 12/3", "en-GB").spoken == "on the twenty fifth of December, on the twelfth of March"
+    assert read("by 5/6; March 3rd", "en-GB").spoken == "by five sixths; March third"
+    assert read("[date: 3/4/2026]", "en-GB").spoken == "the third of April, twenty twenty six"
+    british = '<speak xml:lang="en-GB">On 3/4/2026. <s xml:lang="en">On 3/4/2026.</s></speak>'
+    assert read(british).spoken == "On the third of April, twenty twenty six. On March fourth, twenty twenty six."
+
+
+@pytest.mark.parametrize(
+    ("digits", "groups"),
+    [
+        ("1234567", "7"),
+        ("12345678", "4 4"),
+        ("123456789", "3 3 3"),
+        ("4008208820", "3 3 4"),
+        ("15912345678", "3 4 4"),
+        ("1234567890123", "4 4 5"),
+        ("110101199003078888", "6 4 4 4"),
+        ("6222021234567890123", "4 4 4 4 3"),
+    ],
+)
+def test_long_numbers_are_said_in_groups(digits: str, groups: str) -> None:
+    for language, text in (("en", f"Account number {digits}."), ("zh", f"编号{digits}。")):
+        said = read(text, language).spoken.rstrip(".。").removeprefix("Account number ").removeprefix("编号")
+        parts = said.split(", ") if language == "en" else said.split("，")
+        lengths = [len(part.split()) if language == "en" else len(part) for part in parts]
+        assert lengths == list(map(int, groups.split())), said
+
+
+def test_the_blank_before_something_silent_goes_with_it() -> None:
+    assert read("Good 【4:0†source】. Fine <!-- 1 -->, too ![](a.png)!", "en").spoken == "Good. Fine, too!"
+    pieces = read("Good 【4:0†source】.", "en").pieces
+    assert [(one.spoken, one.rule) for one in pieces] == [("Good", None), ("", "spaces"), ("", "source"), (".", None)]
+    assert read("It costs <b>.5</b> euros", "en").spoken == "It costs zero point five euros"
+
+
 def test_emojis_are_silent_or_named() -> None:
     assert read("Good 👍🏽 day 😀!", "en").spoken == "Good day!"
     assert read("Press 1️⃣, then 4️⃣2️⃣.", "en").spoken == "Press one, then forty two."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from vivavoce.cli.console import Reporter, print_table
 from vivavoce.cli.flags import REQUIRED, ModelOption, argument, flag
@@ -38,7 +39,8 @@ def normalize(
         from vivavoce_textnorm import NO_WORDS, read_lexicon
 
         words = read_lexicon(lexicon) if lexicon else NO_WORDS
-        how = SpeakOptions(reading=reading, emojis=emojis, code=code, reasoning=reasoning, lexicon=words)  # type: ignore[arg-type]
+        rules: Any = {"language": language, "reading": reading, "emojis": emojis, "code": code, "reasoning": reasoning}
+        how = SpeakOptions(**rules, lexicon=words)
         folder = model_folder(model)
         scripts = read_card(folder).scripts if model or reading == "official" else None
         front_end = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE), scripts=scripts)

@@ -25,6 +25,7 @@ from vivavoce.frontend.speech_options import (
     FLOW_STEPS,
     GUARD,
     INSTRUCTIONS,
+    LANGUAGE,
     LEXICON,
     MODE,
     READING,
@@ -85,6 +86,7 @@ class SpeechManner:
     instructions: str | None = flag(INSTRUCTIONS.flag_help, "TEXT")
     speed: flags.SpeedOption = 1.0
     seed: flags.SeedOption = 0
+    language: str | None = flag(LANGUAGE.flag_help, "CODE")
     reading: str = flag(READING.flag_help, "RULES", default=READING.default)
     lexicon: Path | None = flag(LEXICON.flag_help, "FILE")
     emojis: str = flag(EMOJIS.flag_help, "CHOICE", default=EMOJIS.default)
@@ -106,6 +108,7 @@ class SpeechManner:
             "instructions": self.instructions,
             "speed": self.speed,
             "seed": self.seed,
+            "language": self.language,
             "reading": self.reading,
             "lexicon": read_lexicon(self.lexicon) if self.lexicon else NO_WORDS,
             "emojis": self.emojis,
@@ -151,7 +154,7 @@ def speak(
     with reporter.working("listening …" if manner.transcript else "starting …"):
         tts.check(text)
         voice = tts.voice(manner.voice, manner.transcript)
-    for warning in warnings_of(text, None, tts.card.languages):
+    for warning in warnings_of(text, keywords["language"], tts.card.languages):
         reporter.note(warning)
     parts = parts_of(text, natural=keywords.get("reading") == "natural")
     if source.stream or len(parts) > 1:

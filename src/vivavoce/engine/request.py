@@ -315,12 +315,15 @@ def _empty_tensor(dtype: str, *shape: int) -> Tensor:
 
 def check_speed(speed: float) -> None:
     """Raise InvalidRequest for a speed outside of 0.5 … 2.0."""
-    if not isinstance(speed, Real):
+    if isinstance(speed, bool) or not isinstance(speed, Real):
         raise InvalidRequest(f"speed: {speed!r} is not a number; choose one in {MIN_SPEED} … {MAX_SPEED}")
     _check("speed", speed, MIN_SPEED, MAX_SPEED)
 
 
 def _check(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
-    if value is not None and not (isinstance(value, Integral if whole else Real) and low <= value <= high):
+    if value is None:
+        return
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not (is_number and low <= value <= high):
         number = "whole number" if whole else "number"
         raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a {number} inside")

@@ -29,6 +29,8 @@ def model_folder(model: str | Path | None) -> Path:
 
     CheckpointError: the program's own model is damaged, or cannot be made.
     """
+    if not isinstance(model, str | os.PathLike | None):
+        raise InvalidRequest(f"model: {model!r:.40} is of type {type(model).__name__}; give a name or a folder")
     if model == "":
         raise ModelNotFound("model: the name is empty; name a model or a folder, or leave it out")
     if model is None or (str(model) == "mini" and not Path(model).is_dir()):

@@ -32,7 +32,7 @@ from vivavoce.frontend.speech_options import (
 )
 from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization, one_of, parse_language, parse_reading
 from vivavoce.frontend.text.text_filter import Reasoning, readable
-from vivavoce_textnorm import NO_WORDS, Lexicon, Settings, detect_language, excerpt, is_speakable
+from vivavoce_textnorm import DAY_FIRST, NO_WORDS, Lexicon, Settings, detect_language, excerpt, is_speakable
 
 Options = TypeVar("Options", bound="SpeakOptions")
 
@@ -56,7 +56,7 @@ def parse_mode(name: str) -> Mode:
 
 def check_seed(seed: int) -> None:
     """Refuse a seed outside of 0 … 2⁵³."""
-    if not isinstance(seed, Integral) or not 0 <= seed <= MAX_SEED:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed <= MAX_SEED:
         raise InvalidRequest(f"seed: {seed!r} is not a whole number in 0 … {MAX_SEED}; choose one")
 
 
@@ -65,7 +65,7 @@ class SpeakOptions:
     """Options of speech, which `speech_options` explains. InvalidRequest: a value is out of its limits.
 
     The constructor takes a mode by its name, a language by a code, tag or name and a lexicon as a mapping, and keeps a
-    `Mode`, a code ("en") and a `Lexicon`.
+    `Mode`, a code ("en", "en-GB") and a `Lexicon`.
     """
 
     mode: Mode | str | None = MODE.default
@@ -120,7 +120,8 @@ class SpeakOptions:
     def natural(self) -> Settings:
         """The options of natural rules."""
         assert isinstance(self.lexicon, Lexicon)
-        return Settings(self.emojis == "named", self.code == "silent", lexicon=self.lexicon)
+        day_first = self.language == DAY_FIRST
+        return Settings(self.emojis == "named", self.code == "silent", lexicon=self.lexicon, day_first=day_first)
 
 
 SILENCE_S = 0.2
@@ -271,7 +272,7 @@ def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tu
 
 def foreign_to(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
     """A warning if the model does not speak the text's language; arguments as in `warnings_of`."""
-    told = language or (detect_language(text) if is_speakable(text) else None)
+    told = language.partition("-")[0] if language else (detect_language(text) if is_speakable(text) else None)
     if told is None or told in languages:
         return ()
     told = "zh (which yue is taken for)" if language == "zh" else told

@@ -64,8 +64,8 @@ SPEED = Option("speed", "Speed of the speech; the pitch stays.", float, 1.0, min
 SEED = Option("seed", "The same seed gives the same audio.", int, 0, minimum=0, maximum=MAX_SEED)
 LANGUAGE = Option(
     "language",
-    "Language of the text: zh, en, ja, ko, de, es, fr, it or ru; a tag (en-US) or an English name is understood.",
-    choices=("zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"),
+    "Language of the text: zh, en, en-GB (3/4 is in April), ja, ko, de, es, fr, it or ru; other tags and names, too.",
+    choices=("zh", "en", "en-GB", "ja", "ko", "de", "es", "fr", "it", "ru"),
     default_help="detected from the text",
 )
 READING = Option(

@@ -28,6 +28,7 @@ from vivavoce.server.http.bodies import (
     Whole,
     check_query,
     json_schema,
+    known_names,
     media_type,
     parse_json,
     read_form,
@@ -254,7 +255,7 @@ def _request_body() -> dict[str, Any]:
 
 async def _read(request: Request) -> tuple[JobFields, bytes, str]:
     """The fields, the book, and the name under which it is kept."""
-    check_query(request)
+    check_query(request, known_names(TextJobFields))
     if media_type(request) != MULTIPART:
         fields: JobFields = await read_json(request, TextJobFields)
         return fields, fields.input.encode("utf-8", "replace"), f"{BOOK}.txt"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from vivavoce.errors import InvalidRequest
-from vivavoce_textnorm import Language
+from vivavoce_textnorm import Language, with_country
 
 Normalization = Literal["official", "natural", "off"]
 """The rules that read a text: the official front end's, our own (natural), or none (off)."""
@@ -27,12 +27,17 @@ _LANGUAGES: Mapping[str, Language | None] = {
 }
 
 
-def parse_language(name: str) -> Language | None:
-    """The language of a code (en, eng), a tag (en-US, zh_CN) or an English name; None for "auto"."""
+def parse_language(name: str) -> str | None:
+    """The language of a code (en, eng), a tag (en-US, zh_CN) or an English name; None for "auto".
+
+    English of a country that writes the day first is `DAY_FIRST`; any other language is a code.
+    """
     known = str(name).strip().lower()
-    for written in (known, known.replace("_", "-").partition("-")[0]):
+    tag = known.replace("_", "-")
+    for written in (known, tag.partition("-")[0]):
         if written in _LANGUAGES:
-            return _LANGUAGES[written]
+            found = _LANGUAGES[written]
+            return found and with_country(found, tag)
     remedy = "choose one, or leave it out to have it told from the text"
     known = f"{', '.join(LANGUAGE_NAMES)}, yue (taken for zh), auto"
     raise InvalidRequest(f"language: {name!r} is not one of {known}; {remedy}")

@@ -214,7 +214,8 @@ class TextFrontEnd:
         if stretch.pause_s:
             return iter([TextSegment("", 0, 0, pause_s=stretch.pause_s)])
         plain, said = stretch.plain, list[tuple[int, str]]()
-        named = next((one for one in get_args(Language) if one == stretch.language and self._has_script(one)), wanted)
+        own = _code(stretch.language)
+        named = own if own and self._has_script(own) else wanted
         language = self._told(plain, named)
         words = self._words(normalizer.pieces(stretch, language, cancelled), said)
         return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), said)
@@ -316,7 +317,7 @@ class TextFrontEnd:
             )
 
     def _wanted(self, language: str | None) -> Language | None:
-        wanted = None if language is None else parse_language(language)
+        wanted = _code(parse_language(language or "auto"))
         if wanted and not self._has_script(wanted):
             meant = "'zh' (which yue is taken for)" if wanted == "zh" else repr(wanted)
             raise InvalidRequest(
@@ -347,6 +348,11 @@ class TextFrontEnd:
 
     def _num_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text))
+
+
+def _code(tag: str | None) -> Language | None:
+    """The code in a tag such as en-GB; None for languages without rules."""
+    return next((one for one in get_args(Language) if one == (tag or "").partition("-")[0]), None)
 
 
 def _letters_of_others(scripts: frozenset[str]) -> regex.Pattern[str]:

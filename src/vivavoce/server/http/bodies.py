@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Set
 from dataclasses import dataclass, field
 from functools import cache
@@ -94,25 +95,37 @@ async def read_json(request: Request, model: type[_Model]) -> _Model:
     body = b"".join([piece async for piece in request.stream()])
 
     def parse() -> _Model:
-        values = parse_json(body, "body")
+        needed = next(name for name, field in model.model_fields.items() if field.is_required())
+        values = parse_json(body, "body", remedy := f"send an object with the field {needed}")
         if not isinstance(values, dict):
-            needed = next(name for name, field in model.model_fields.items() if field.is_required())
-            raise InvalidRequest(f"body: {shown(values)!r} is not an object; send an object with the field {needed}")
+            raise InvalidRequest(f"body: {shown(values)!r} is not an object; {remedy}")
         return validated(model, without_ignored(request, model, values))
 
     return await off_loop(len(body), parse)
 
 
-def parse_json(text: bytes, field: str) -> Any:
+def parse_json(text: str | bytes, field: str, remedy: str = "send an object") -> Any:
+    """Parse JSON, with halves of surrogate pairs. InvalidRequest: a name stands twice in an object, or other faults."""
     check_separators(text, field)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_named_once)
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{field}: is not UTF-8 from byte {error.start} on; send UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-        remedy = 'send an object like {"input": "Hello."}, or a form'
+    except json.JSONDecodeError as error:
+        place = f" (line {error.lineno}, column {error.colno})"
         raise InvalidRequest(f"{field}: is not JSON{place}; {remedy}") from None
+    except RecursionError:
+        raise InvalidRequest(f"{field}: has too many brackets within brackets; {remedy}") from None
+    except ValueError:
+        most = sys.get_int_max_str_digits()
+        raise InvalidRequest(f"{field}: holds a number of more than {most} digits; send a shorter one") from None
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _check_once(pairs)
+    return found
 
 
 def check_separators(text: str | bytes, field: str) -> None:
@@ -133,26 +146,30 @@ def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") 
 
 
 def without_ignored(request: Request, model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """The fields, without unknown ones if the settings ignore these; the answer's x-warning names them."""
-    known = known_names(model)
-    if state_of(request).settings.requests.unknown_fields == "refuse" or values.keys() <= known:
+    """The fields, without unknown ones if the settings or the model ignore these; x-warning names them."""
+    known, refuses = known_names(model), state_of(request).settings.requests.unknown_fields == "refuse"
+    if values.keys() <= known or (refuses and model.model_config.get("extra") == "forbid"):
         return values
     _note_ignored(request, f"fields: {_listed(name for name in values if name not in known)} are unknown")
     return {name: value for name, value in values.items() if name in known}
 
 
-def check_query(connection: HTTPConnection, place: str = "body", known: Set[str] = frozenset()) -> None:
-    """Treat unknown names of a query like unknown fields; place: where fields are read.
+def check_query(
+    connection: HTTPConnection, fields: Set[str], place: str = "body", known: Set[str] = frozenset()
+) -> None:
+    """Name what a query holds and nothing reads, such as a proxy's api-version, in the answer's x-warning.
 
-    InvalidRequest: the settings refuse them.
+    fields: names that are read in `place` alone; known: names that are read in the query. InvalidRequest: one of the
+    fields stands in the query, where it would be lost, unless the settings ignore unknown fields.
     """
-    unknown = connection.query_params.keys() - known
-    if not unknown:
-        return
-    problem = f"query: {_listed(name for name in connection.query_params if name in unknown)} are not read here"
-    if state_of(connection).settings.requests.unknown_fields == "refuse":
-        raise InvalidRequest(f"{problem}; send fields in the {place}, and leave others out")
-    _note_ignored(connection, problem)
+    given = connection.query_params.multi_items()
+    _check_once([pair for pair in given if pair[0] in known])
+    unknown = [name for name in dict(given) if name not in known]
+    misplaced = [name for name in unknown if name.partition("[")[0] in fields]  # voice[id], as PHP writes it
+    if misplaced and state_of(connection).settings.requests.unknown_fields == "refuse":
+        raise InvalidRequest(f"query: {_listed(misplaced)} are not read here; send fields in the {place}")
+    if unknown:
+        _note_ignored(connection, f"query: {_listed(unknown)} are not read here")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -114,7 +114,9 @@ def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
     for detail in sorted(details, key=lambda detail: -len(detail["loc"])):
         path = ".".join(_printable(part) for part in detail["loc"] if part not in _NOT_FIELDS) or where
         message = _OBJECT if detail["type"] in ("model_type", "dict_type") else str(detail["msg"])
-        given = "" if _is_hidden(detail) else f" (given: {shown(detail.get('input'))!r})"
+        long = detail["type"] == "string_too_long"
+        value = f"{len(detail['input'])} characters" if long else repr(shown(detail.get("input")))
+        given = "" if _is_hidden(detail) else f" (given: {value})"
         if path not in named:
             mistakes.append(f"{path}: {message[:1].lower()}{message[1:]}{given}")
         named |= {path, path.partition(".")[0]}

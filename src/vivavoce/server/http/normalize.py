@@ -12,9 +12,9 @@ from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.frontend.speech_options import READING_OPTIONS
 from vivavoce.frontend.text.text_filter import readable
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
-from vivavoce.server.http.bodies import AnyText, check_query, json_schema, read_json
+from vivavoce.server.http.bodies import AnyText, check_query, json_schema, known_names, read_json
 from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND
-from vivavoce.server.http.speech_fields import VoiceName, fields_of
+from vivavoce.server.http.speech_fields import VoiceId, VoiceName, fields_of, voice_name
 from vivavoce_textnorm import MAX_TEXT_CHARS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class NormalizeFields(_ReadingOptions):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"input": "It costs $3.50."}]})
     input: AnyText = Field(min_length=1, max_length=MAX_TEXT_CHARS, description="The text.")
-    voice: VoiceName | None = Field(
+    voice: VoiceName | VoiceId | None = Field(
         None, description="The voice whose lexicon is used. Default: the voice of speech without one."
     )
 
@@ -63,11 +63,12 @@ def router(state: AppState) -> APIRouter:
     )
     async def normalize(request: Request, principal: KnownPrincipal) -> ReadingAnswer:
         with dispatcher.permitted(principal):
-            check_query(request)
+            check_query(request, known_names(NormalizeFields))
             asked = await read_json(request, NormalizeFields)
             written = readable(asked.input)
             how = asked.model_dump(exclude={"input", "voice"})
-            found = await dispatcher.backend.normalize(SpeechRequest(asked.input, asked.voice, principal.owner, **how))
+            wanted = SpeechRequest(asked.input, voice_name(asked.voice), principal.owner, **how)
+            found = await dispatcher.backend.normalize(wanted)
         return ReadingAnswer(
             text=found.spoken,
             changes=[ReadingChange(written=written[one.start : one.end], **vars(one)) for one in found.changes],

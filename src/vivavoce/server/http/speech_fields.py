@@ -87,10 +87,13 @@ else:
 
 
 class VoiceId(BaseModel):
-    """A voice in the form of OpenAI's custom voices."""
+    """A voice in the form of OpenAI's custom voices: its id decides; other fields only describe it."""
 
-    model_config = ConfigDict(extra="forbid")
     id: VoiceName = Field(description="The voice's name.", validation_alias=AliasChoices("id", "voice_id", "name"))
+
+
+def voice_name(voice: str | VoiceId | None) -> str | None:
+    return voice.id if isinstance(voice, VoiceId) else voice
 
 
 class SamplingFields(_SamplingOptions):
@@ -184,7 +187,7 @@ class CommonFields(_SpeechOptions):
         options = {option.field: getattr(self, option.name) for option in SPEECH_OPTIONS}
         return SpeechRequest(
             text=text,
-            voice=recording or (self.voice.id if isinstance(self.voice, VoiceId) else self.voice),
+            voice=recording or voice_name(self.voice),
             owner=principal.owner,
             sampling=SamplingParams(**self.sampling.model_dump(exclude_none=True)),
             notes=notes,
@@ -220,7 +223,7 @@ def check_model(name: str, about: ModelInfo, rules: RequestsSection) -> None:
 
 async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
     """The fields of JSON or a form, and the recording that came as the form's file."""
-    check_query(request)
+    check_query(request, known_names(SpeechFields))
     if media_type(request) not in (MULTIPART, URLENCODED):
         return await read_json(request, SpeechFields), None
     form = await read_form(request, MAX_FORM_FIELDS)

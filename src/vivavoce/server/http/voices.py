@@ -15,7 +15,7 @@ from vivavoce.frontend.speech import Recording
 from vivavoce.frontend.voices.consent import MAX_STATEMENT_CHARS, MAX_WHO_CHARS, given_consent
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
-from vivavoce.server.http.bodies import MULTIPART, Form, media_type, read_form
+from vivavoce.server.http.bodies import MULTIPART, Form, check_query, media_type, read_form
 from vivavoce.server.http.errors import BODY_FAILURES, failures, renamed
 from vivavoce.server.rate_limiter import voice_owner
 
@@ -103,6 +103,7 @@ def router(state: AppState) -> APIRouter:
     )
     async def add(request: Request, principal: KnownPrincipal) -> VoiceEntry:
         refuse_foreign_page(request.headers, request.scope["scheme"], state.settings.server.cors_origins)
+        check_query(request, {*_TEXTS, *_FILES})
         if media_type(request) != MULTIPART:
             raise InvalidRequest("body: is not a form; send multipart/form-data with name and file")
         with dispatcher.permitted(principal):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.frontend.audio.encode import OutputFormat, parse_format
-from vivavoce.server.http.bodies import AnyText, check_separators, validated
+from vivavoce.server.http.bodies import AnyText, parse_json, validated
 from vivavoce.server.http.errors import error_body
 from vivavoce.server.http.speech_fields import CommonFields
 from vivavoce.server.http.streaming import compact_json
@@ -64,11 +63,7 @@ _TYPES: dict[str, type[ClientMessage]] = {
 
 
 def json_object(text: str) -> dict[str, Any]:
-    check_separators(text, "message")
-    try:
-        found = json.loads(text)  # accepts half of a surrogate pair
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"message: is not JSON ({error}); send one object in each frame") from None
+    found = parse_json(text, "message", "send one object in each frame")
     if not isinstance(found, dict):
         raise InvalidRequest(f'message: {excerpt(text)} is not a JSON object; send {{"type": …}}')
     return found

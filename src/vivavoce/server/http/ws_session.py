@@ -24,7 +24,7 @@ from vivavoce.errors import (
 )
 from vivavoce.server.dispatcher import sent_within
 from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page
-from vivavoce.server.http.bodies import check_query, off_loop
+from vivavoce.server.http.bodies import check_query, known_names, off_loop
 from vivavoce.server.http.errors import response_of
 from vivavoce.server.http.listener import drop_connection
 from vivavoce.server.http.streaming import verdict_body
@@ -94,9 +94,9 @@ class Session:
                 raise Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
             if not self._state.dispatcher.ready:  # before it is accepted, a proxy can ask another server
                 raise EngineStopped("server: it takes no requests now; ask another one, or again in some seconds")
-            if self._form.is_own:
-                known = _QUERY.union(*(dialect.socket_query for dialect in self._state.dialects))
-                check_query(socket, "start message", known)
+            fields = known_names(Start) if self._form.is_own else frozenset[str]()
+            known = _QUERY.union(*(dialect.socket_query for dialect in self._state.dialects))
+            check_query(socket, fields, "start message", known)
             await deadline_of(socket)  # a malformed deadline is refused first
         except VivavoceError as refusal:
             await socket.send_denial_response(response_of(refusal))
