@@ -12,7 +12,7 @@ from functools import partial
 from typing_extensions import Unpack
 
 from vivavoce.checkpoint.known_models import parse_model, plain_name
-from vivavoce.engine_process.client import EngineClient
+from vivavoce.engine_process.client import RESTART_S, EngineClient
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, InvalidRequest, ModelNotFound, VivavoceError
 from vivavoce.frontend.model_choice import model_folder
@@ -205,11 +205,12 @@ class ModelRouter:
             if leaving is not None:
                 await leaving.close()
             engines = model.open()
-            await engines.start()
+            await asyncio.wait_for(engines.start(), RESTART_S)
             model.engines, model.info, model.used_at = engines, engines.about, self._now()
-        except VivavoceError as error:
+        except (VivavoceError, TimeoutError, asyncio.TimeoutError) as error:
             model.failed_until = self._now() + FAILED_S
-            log.error("engine not started: %(name)s: %(error)s", {"name": model.info.name, "error": error})
+            problem = str(error) or f"it was not ready within {RESTART_S:g} s"
+            log.error("engine not started: %(name)s: %(error)s", {"name": model.info.name, "error": problem})
         finally:
             model.loading = None
             if engines is not None and model.engines is None:

@@ -112,6 +112,21 @@ async def test_a_load_that_fails_is_told_and_tried_again_later(
     await router.close()
 
 
+async def test_a_load_without_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model_router, "RESTART_S", SOON_S)
+    lazy = FakeEngines(name="lazy", on_demand=True)
+    lazy.loads.clear()
+    router = routed(FakeEngines(), lazy)
+    await router.start()
+    with pytest.raises(EngineStopped, match="lazy cannot be loaded"):
+        await router.speak(order("lazy"))
+    assert (lazy.closed, router._models["lazy"].is_held) == (1, False)
+    assert "engine not started: lazy: it was not ready within 0.05 s" in caplog.messages
+    await router.close()
+
+
 async def test_beyond_the_limit_the_model_that_is_idle_for_longest_makes_room() -> None:
     lazy = [FakeEngines(name=name, on_demand=True) for name in "abc"]
     kept = FakeEngines(name="kept")
