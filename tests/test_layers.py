@@ -79,10 +79,12 @@ SATELLITES = {
         "vivavoce_textnorm",
     },
     "vivavoce_fleet": {
+        "server.settings",
         "engine_process",
         "frontend",
         "engine",
         "models.lm.text_attention",
+        "checkpoint.known_models",
         "errors",
         "child",
         "vivavoce_textnorm",

@@ -35,7 +35,7 @@ MAX_WORDS = 500
 """Most words of a task's own."""
 _USUAL_VOLUME = 50
 _CLOUD_MODEL = re.compile(r"cosyvoice-v\d(\.\d)?(-[a-z]+)?", re.ASCII)
-"""Names of the cloud's models; the served model answers to them."""
+"""Names of the cloud's models; the default model answers to them."""
 _FIELD = "payload.parameters."
 _CODES = {
     "unauthorized": "InvalidApiKey",
@@ -170,6 +170,9 @@ class _Start(Start):
     def output(self) -> OutputFormat:
         return self.parameters.output()
 
+    def usual_models(self, about: ModelInfo) -> re.Pattern[str]:
+        return _CLOUD_MODEL
+
     async def request(
         self,
         text: str | None,
@@ -184,7 +187,9 @@ class _Start(Start):
             if rules.unknown_fields == "refuse":
                 raise InvalidRequest(f"{problem}; leave them out")
             notes.append(f"{problem} and were ignored")
-        return replace(wanted, lexicon=self.parameters.lexicon(about.marks), notes=(*wanted.notes, *notes))
+        return replace(
+            wanted, lexicon=self.parameters.lexicon(about.of(wanted.model).marks), notes=(*wanted.notes, *notes)
+        )
 
 
 def _start(payload: _Payload) -> _Start:
@@ -192,7 +197,7 @@ def _start(payload: _Payload) -> _Start:
     if asked.pitch != 1:
         raise InvalidRequest(f"{_FIELD}pitch: {asked.pitch:g} is not made here; leave it at 1, the voice's own")
     fields = {
-        "model": "" if _CLOUD_MODEL.fullmatch(payload.model) else payload.model,
+        "model": payload.model,
         "voice": asked.voice,
         "speed": asked.rate,
         "seed": asked.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -47,10 +48,20 @@ from vivavoce_textnorm import MAX_TEXT_CHARS
 
 PROTOCOL = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"
+_THEIR_MODELS, _ANY_MODEL = re.compile("eleven_.*"), re.compile(".*", re.DOTALL)
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
-_READ = {"api_key", "voice_id", "inactivity_timeout", "output_format", "seed", "language_code", "sync_alignment"}
-_WITHOUT_EFFECT = {"model_id", "auto_mode", "enable_logging", "enable_ssml_parsing", "apply_text_normalization"}
+_READ = {
+    "api_key",
+    "voice_id",
+    "model_id",
+    "inactivity_timeout",
+    "output_format",
+    "seed",
+    "language_code",
+    "sync_alignment",
+}
+_WITHOUT_EFFECT = {"auto_mode", "enable_logging", "enable_ssml_parsing", "apply_text_normalization"}
 SOCKET_QUERY = frozenset(_READ | _WITHOUT_EFFECT | {"optimize_streaming_latency"})
 """Names in the address of a WebSocket."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
@@ -75,6 +86,7 @@ class SpeechBody(BaseModel):
     voice_settings: VoiceSettings | None = None
     language_code: str | None = None
     seed: Whole | None = None
+    model_id: Any = None
 
 
 class SocketMessage(BaseModel):
@@ -91,8 +103,16 @@ class SocketMessage(BaseModel):
     close_socket: bool | None = None
 
 
+class _Fields(CommonFields):
+    def usual_models(self, about: ModelInfo) -> re.Pattern[str]:
+        return _usual_models(about)
+
+
 class _Start(Start):
     output_format: str
+
+    def usual_models(self, about: ModelInfo) -> re.Pattern[str]:
+        return _usual_models(about)
 
     def output(self) -> OutputFormat:
         return output_format(self.output_format)
@@ -187,8 +207,8 @@ def _endpoint(
         check_query(request, known_names(SpeechBody), known=_QUERY)
         asked = await read_json(request, SpeechBody)
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
-        found = _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code)
-        fields = validated(CommonFields, found)
+        found = _fields(voice_id, asked.voice_settings, asked.seed, asked.language_code, asked.model_id)
+        fields = validated(_Fields, found)
         wanted = await fields.request(asked.text, principal, dispatcher.backend.about, rules=dispatcher.rules)
         if asked.language_code and "language" not in found:
             told = f"language_code: {asked.language_code[:20]!a} is unknown; the language is told from the text"
@@ -203,12 +223,16 @@ def models(headers: Headers, about: ModelInfo) -> list[dict[str, Any]] | None:
     """The models in ElevenLabs' form; None: the headers are of OpenAI's client, whose API has the same path."""
     if "xi-api-key" not in headers and "elevenlabs" not in headers.get("x-fern-sdk-name", ""):
         return None
+    return [_model(one) for one in (about, *about.others)]
+
+
+def _model(about: ModelInfo) -> dict[str, Any]:
     known = {"model_id": about.name, "name": about.name, "description": about.description}
     names: dict[str, str] = dict(LANGUAGE_NAMES.items())
     languages = [{"language_id": code, "name": names.get(code, code)} for code in about.languages]
     others = ("can_be_finetuned", "can_do_voice_conversion", "can_use_style", "can_use_speaker_boost")
     limit = {"maximum_text_length_per_request": MAX_TEXT_CHARS, "languages": languages}
-    return [{**known, "can_do_text_to_speech": True, **dict.fromkeys(others, False), **limit}]
+    return {**known, "can_do_text_to_speech": True, **dict.fromkeys(others, False), **limit}
 
 
 def first_message(fields: Mapping[str, Any], query: Mapping[str, str]) -> MessageForm | None:
@@ -231,8 +255,16 @@ def output_format(name: str) -> OutputFormat:
     )
 
 
-def _fields(voice: str | None, settings: VoiceSettings | None, seed: Any, language: str | None) -> dict[str, Any]:
+def _usual_models(about: ModelInfo) -> re.Pattern[str]:
+    """A single model answers to every name; of several, the default one to those of ElevenLabs' models."""
+    return _THEIR_MODELS if about.others else _ANY_MODEL
+
+
+def _fields(
+    voice: str | None, settings: VoiceSettings | None, seed: Any, language: str | None, model: Any
+) -> dict[str, Any]:
     found = {"voice": voice, "seed": seed, "speed": settings.speed if settings else None}
+    found["model"] = None if model is None else str(model)[:200]
     with suppress(InvalidRequest):  # an unknown language is told from the text
         found["language"] = parse_language(language or "auto")
     return {name: value for name, value in found.items() if value is not None}
@@ -431,7 +463,8 @@ class ElevenLabsForm(MessageForm):
 
     def _start(self, message: SocketMessage) -> Start:
         output_format(named := self._query.get("output_format", DEFAULT_FORMAT))
-        fields = _fields(self._voice, message.voice_settings, self._query.get("seed"), self._query.get("language_code"))
+        seed, language, model = (self._query.get(name) for name in ("seed", "language_code", "model_id"))
+        fields = _fields(self._voice, message.voice_settings, seed, language, model)
         fields["word_times"] = True
         fields["api_key"] = message.xi_api_key or (message.authorization or "").removeprefix("Bearer ") or None
         return validated(_Start, {**fields, "output_format": named}, "message")

@@ -31,16 +31,18 @@ MOST_LOST = 2
 """Engines that may end under one request: a request that crashes engines must not end a whole fleet."""
 
 
-def open_engines(settings: EngineProcessSettings) -> EngineClient | EngineFleet:
+def open_engines(settings: EngineProcessSettings, of: str = "") -> EngineClient | EngineFleet:
     """One engine or several, as the settings say; none is started yet. Errors as `devices_of`.
 
+    of: one of several models, with whose name those of its engines begin.
     Engines that share a device keep `model.engines`, so that each takes its share of the threads.
     """
     model = settings.model
     devices = devices_of(model.gpus, model.engines, model.device)
     engines = {}
     for index, device in enumerate(devices):
-        name = device if model.gpus is not None else str(index) if len(devices) > 1 else ""
+        own_name = device if model.gpus is not None else str(index) if len(devices) > 1 else ""
+        name = "/".join(part for part in (of, own_name) if part)
         seen_as, variables = (device, {}) if model.gpus is None else seen_alone(device)
         own = settings._replace(model=model.model_copy(update={"device": seen_as, "gpus": None}))
         engines[name] = EngineClient(own, name=name, variables=variables)

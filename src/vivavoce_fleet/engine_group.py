@@ -354,13 +354,18 @@ class EngineGroup:
 
 
 def open_group(
-    folder: Path, devices: Sequence[torch.device], dtype: torch.dtype, variant: str | None, settings: EngineSettings
+    folder: Path,
+    devices: Sequence[torch.device],
+    dtype: torch.dtype,
+    variant: str | None,
+    settings: EngineSettings,
+    llm: Path | None = None,
 ) -> EngineGroup:
-    """An engine for each device; a device that is listed twice gets two. Errors as `open_engine`."""
+    """An engine for each device; a device that is listed twice gets two. Arguments and errors as `open_engine`."""
     engines = {}
     for index, device in enumerate(devices):
         seen_as, variables = seen_alone(str(device))
-        how = torch.device(seen_as), dtype, variant, settings, devices.count(device)
+        how = torch.device(seen_as), dtype, variant, settings, devices.count(device), llm
         engines[f"{index} {device}"] = partial(open_engine, folder, *how), variables
     return EngineGroup(engines, DeviceInfo(devices[0], dtype))
 

@@ -45,6 +45,8 @@ def app(arguments: dict[str, Any]) -> Application:
     for name in wanted.keys() - SETTINGS.keys():
         raise InvalidRequest(f"{name}: is not an argument; {closest(name, ('model', 'config', *NUMBERS, *SETTINGS))}")
     settings = resolve_settings(config, os.environ, wanted).settings
+    if settings.models.more:
+        raise InvalidRequest("models.more: replicas of Ray Serve have one model each; leave the further models out")
     drain_s, lexicons = settings.server.drain_s, read_lexicons(settings.model.lexicons)
 
     def engines(name: str, least: float, most: float, gpus: float) -> Application:

@@ -378,6 +378,20 @@ def test_variants_are_chosen_by_name(folder):
     assert "llm.rl.pt" in refused(folder)
 
 
+def test_another_files_language_model_takes_the_place_of_the_folders(folder, models, babble_v3, tmp_path):
+    weights = state(folder, "llm")
+    weights["llm_decoder.bias"] = weights["llm_decoder.bias"] + 1
+    torch.save({f"module.{key}": value for key, value in weights.items()} | {"step": 9}, tmp_path / "mine.pt")
+    (folder / "llm.pt").unlink()
+    mine = build_models(folder, CPU, llm=tmp_path / "mine.pt")
+    assert torch.equal(mine.lm.speech_head.bias, models.lm.speech_head.bias + 1)
+    assert torch.equal(mine.flow.token_embedding.weight, models.flow.token_embedding.weight)
+    with pytest.raises(CheckpointError, match=r"^absent\.pt: is missing in "):
+        build_models(folder, CPU, llm=tmp_path / "absent.pt")
+    with pytest.raises(CheckpointError, match=r"^model: llm\.pt does not fit its configuration: "):
+        build_models(folder, CPU, llm=babble_v3 / "llm.pt")
+
+
 @pytest.mark.parametrize("variant", ["nosuch", "../llm", "decoder"])
 def test_a_variant_that_no_part_has_is_refused(folder, variant):
     with pytest.raises(CheckpointError, match=r"the folder has none"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -30,6 +32,9 @@ def test_nothing_given_sets_nothing() -> None:
         (["--no-web-page"], "server.web_page", False),
         (["--model-dir", "x"], "model.model", "x"),
         (["--model_dir", "x"], "model.model", "x"),
+        (["--model", "a=b+c.pt"], "model.model", "a=b+c.pt"),
+        (["--max-loaded", "3"], "models.max_loaded", 3),
+        (["--load", "on_demand"], "models.load", "on_demand"),
         (["--cors-origin", "https://a.org", "--cors-origin", "*"], "server.cors_origins", ("https://a.org", "*")),
         (["--allowed-host", "TTS.example.org"], "server.allowed_hosts", ("tts.example.org",)),
         (["--memory", "8"], "model.memory_gb", 8.0),
@@ -47,6 +52,16 @@ def test_a_flag_sets_its_setting(arguments: list[str], setting: str, value: obje
     settings = resolved(*arguments)
     assert settings.value(setting) == value
     assert [name for name, origin in settings.origins.items() if origin != "default"] == [setting]
+
+
+def test_the_first_model_is_the_default_one() -> None:
+    settings = resolved("--model", "a", "--model", "x/b", "-m", "c=a+/m/llm.pt")
+    assert settings.value("model.model") == "a"
+    assert {name: (one.base, one.llm) for name, one in settings.value("models.more").items()} == {
+        "b": ("x/b", None),
+        "c": ("a", Path("/m/llm.pt")),
+    }
+    assert settings.origins["models.more"] == "flag --model"
 
 
 def test_a_wrong_flag_is_named() -> None:

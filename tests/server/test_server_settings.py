@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from vivavoce.checkpoint.known_models import WrittenModel, parse_model
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.errors import InvalidRequest
+from vivavoce.server.served_models import further_sections, is_on_demand
 from vivavoce.server.settings import ServerSettings
 from vivavoce.server.settings_checks import advice, contradictions, missing
 from vivavoce.server.settings_sources import (
@@ -19,6 +21,7 @@ from vivavoce.server.settings_sources import (
     SETTINGS,
     example_file,
     masked,
+    plain,
     reference,
     resolve_settings,
     try_settings,
@@ -114,6 +117,64 @@ def test_values_of_all_kinds(file: Path) -> None:
         assert {name: resolved.value(name) for name in given} == expected
 
 
+def test_further_models_in_every_form(file: Path) -> None:
+    file.write_text(
+        '[models]\nload = "on_demand"\n[models.more]\nfun = "Fun-CosyVoice3-0.5B"\ntuned = "base+/m/llm.pt"\n'
+        'rl = { base = "fun", variant = "rl", load = "start", memory_gb = 8 }\n'
+    )
+    resolved = resolve_settings(file)
+    more = resolved.settings.models.more
+    assert (more["fun"].base, more["fun"].llm) == ("Fun-CosyVoice3-0.5B", None)
+    assert (more["tuned"].base, more["tuned"].llm) == ("base", Path("/m/llm.pt"))
+    assert (more["rl"].variant, more["rl"].memory_gb) == ("rl", 8.0)
+    assert [is_on_demand(resolved.settings, name) for name in more] == [True, True, False]
+    shown = {"base": "base", "llm": "/m/llm.pt"}
+    assert plain(resolved.value("models.more"))["tuned"] == shown
+    variable = {"VIVAVOCE_MODELS_MORE": "fun=Fun-CosyVoice3-0.5B, iic/CosyVoice2-0___5B,tuned=base+~/llm.pt"}
+    more = resolve_settings(None, variable).settings.models.more
+    assert {name: one.base for name, one in more.items()} == {
+        "fun": "Fun-CosyVoice3-0.5B",
+        "CosyVoice2-0.5B": "iic/CosyVoice2-0___5B",
+        "tuned": "base",
+    }
+    assert more["tuned"].llm == Path("~/llm.pt").expanduser()
+
+
+def test_further_models_are_as_the_section_model_but_for_what_they_have(tmp_path: Path) -> None:
+    found = settings(
+        model={"model": "base=/m/one", "gpus": "0,1", "variant": "rl", "memory_gb": 8, "flow_steps": "fast"},
+        models={
+            "more": {
+                "tuned": "base+/m/llm.pt",
+                "twice": {"base": "tuned", "device": "cuda:1", "memory_gb": 4, "variant": "x"},
+                "one": "one",
+                "CosyVoice2-0.5B": "CosyVoice2-0.5B",
+                "mine": "CosyVoice2-0.5B+/m/llm.pt",
+            }
+        },
+    )
+    sections = further_sections(found)
+    assert {name: one.model for name, one in sections.items()} == {
+        "tuned": "tuned=/m/one+/m/llm.pt",
+        "twice": "twice=/m/one",
+        "one": "one=/m/one",
+        "CosyVoice2-0.5B": "CosyVoice2-0.5B=CosyVoice2-0.5B",
+        "mine": "mine=CosyVoice2-0.5B+/m/llm.pt",
+    }
+    tuned, twice = sections["tuned"], sections["twice"]
+    assert (tuned.gpus, tuned.device, tuned.variant, tuned.memory_gb, tuned.flow_steps) == (
+        "0,1",
+        "auto",
+        None,
+        8,
+        "fast",
+    )
+    assert (twice.gpus, twice.device, twice.variant, twice.memory_gb) == (None, "cuda:1", "x", 4)
+    odd = tmp_path / "a=b+c.pt"
+    odd.mkdir()
+    assert parse_model(str(odd)) == WrittenModel(str(odd)), "a folder that exists is taken as it is"
+
+
 def test_variables_that_every_command_reads() -> None:
     environment = {"VIVAVOCE_MODEL": "one", "VIVAVOCE_VOICES": "/voices"}
     both = resolve_settings(None, environment)
@@ -179,6 +240,19 @@ def test_what_a_cluster_puts_into_the_environment_is_no_setting() -> None:
         ("[telemetry]\notlp_endpoint = 'localhost:4318'", "give an address such as http://localhost:4318"),
         ("[server]\nprot = 1", "server.prot: is not a setting (vivavoce.toml); did you mean port?"),
         ("[server]\nslots = 1", "server.slots: is not a setting (vivavoce.toml); it belongs to [engine]"),
+        ("[models]\nmore = 3", "models.more: 3 cannot be (vivavoce.toml); give a table of models"),
+        ("[models]\nmore = ['a', 'x/a']", "give each model a name of its own, as NAME=MODEL; a comes twice"),
+        ("[models.more]\n'a b' = 'mini'", "give names of letters, digits, dots, dashes and underscores"),
+        (
+            "[models.more.a]\nbase = 'mini'\nload = 'late'",
+            "models.more.a.load: 'late' cannot be (vivavoce.toml); give one",
+        ),
+        ("[models.more.a]\nbase = 'mini'\nmemory_gb = 0", "models.more.a.memory_gb: 0 cannot be"),
+        (
+            "[models.more.a]\nbase = 'mini'\nslots = 3",
+            "models.more.a.slots: 3 cannot be (vivavoce.toml); give its fields",
+        ),
+        ("[models.more.a]\nllm = 'x.pt'", "models.more.a.base: {'llm': 'x.pt'} cannot be (vivavoce.toml); give a text"),
         ("[sever]\nport = 1", "sever: is not a section (vivavoce.toml); did you mean server?"),
         ("server = 1", "server: is a section (vivavoce.toml); write [server] above its fields"),
         ("[server\nport = 1", "vivavoce.toml: is not TOML"),
@@ -247,6 +321,16 @@ def settings(**sections: dict[str, Any]) -> ServerSettings:
         ({"model": {"gpus": "0,1"}}, None),
         ({"model": {"gpus": "all", "engines": 2}}, "model.gpus: all gives each GPU one engine"),
         ({"model": {"gpus": "0,1", "device": "cuda:0"}}, "model.gpus: 0,1 gives each GPU one engine"),
+        ({"models": {"more": {"a": "mini"}, "max_loaded": 2}}, None),
+        ({"models": {"more": {"a": "mini"}, "max_loaded": 1}}, "models.max_loaded: 1 is too few for 2 loaded"),
+        (
+            {"models": {"more": {"a": "mini", "b": "mini"}, "load": "on_demand", "max_loaded": 1}},
+            "models.max_loaded: 1 is too few for 1 loaded at the start and 2 loaded on demand; choose 2 or more",
+        ),
+        (
+            {"models": {"more": {"a": {"base": "mini", "gpus": "0", "device": "cuda:0"}}}},
+            "models.more.a.gpus: 0 and device cuda:0 were given",
+        ),
         ({"server": {"metrics_key_required": True}}, "server.metrics_key_required: there are no keys"),
         ({"server": {"max_body_bytes": 65_536}}, "voices.max_recording_bytes: 16777216 is more than"),
     ],
@@ -274,6 +358,12 @@ def test_missing_files_and_folders(tmp_path: Path, babble: Path, monkeypatch: py
     assert names(server=certificates) == ["server.tls_certificate", "server.tls_client_ca"]
     upstream = {"upstream": "triton://gpu:8001", "reference_dir": tmp_path}
     assert names(server=upstream, model={"model": "no-such-model"}) == []
+    more = {"a": "no-such-model", "b": "mini+/absent.pt", "c": {"base": "b"}}
+    assert names(model={"model": "own=mini+/absent.pt"}, models={"more": more}) == [
+        "model.model",
+        "models.more.a",
+        "models.more.b",
+    ]
     for place in (str(tmp_path), str(tmp_path / "new" / "folder"), "redis://host/0"):
         assert names(voices={"place": place}, model={"model": str(babble)}) == []
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)  # the superuser may write everywhere
@@ -291,6 +381,11 @@ def test_missing_files_and_folders(tmp_path: Path, babble: Path, monkeypatch: py
         ({"server": {"host": "localhost.example.org"}}, "whoever reaches localhost.example.org"),
         ({"server": {"host": "::"}, "auth": {"keys_file": "k"}}, "unencrypted"),
         ({"server": {"cors_origins": ["*"]}}, "any web page"),
+        ({"models": {"more": {"a": "mini"}}, "voices": {"keep_recordings": False}}, "fit the default model alone"),
+        (
+            {"models": {"more": {"a": "mini"}}, "server": {"upstream": "triton://gpu:8001"}},
+            "models.more changes nothing",
+        ),
         ({"logging": {"log_text": True}}, "logs hold what is spoken"),
     ],
 )

@@ -79,6 +79,37 @@ _PUBLISHED = (
 )
 KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType({model.name: model for model in _PUBLISHED})
 
+_WRITTEN_MODEL = re.compile(r"(?:([A-Za-z0-9_.-]{1,100})=)?(.+?)(?:[+](.+[.](?:pt|safetensors)))?")
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """A model as an operator writes it, `[NAME=]MODEL[+FILE]`.
+
+    model: a known name or a folder; name: its name in requests, "": its own; llm: a file with the weights of another
+    language model of the same sizes.
+    """
+
+    model: str
+    name: str = ""
+    llm: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name and self.name + '='}{self.model}{'' if self.llm is None else f'+{self.llm}'}"
+
+    def check_file(self) -> None:
+        if self.llm is not None and not self.llm.is_file():
+            raise CheckpointError(f"model: {self.llm} is not a file; name the weights of a language model")
+
+
+def parse_model(text: str) -> WrittenModel:
+    """A folder that exists is taken as it is, whatever characters its path has."""
+    found = _WRITTEN_MODEL.fullmatch(text)
+    if found is None or Path(os.path.expanduser(text)).is_dir():
+        return WrittenModel(text)
+    name, model, llm = found.groups()
+    return WrittenModel(model, name or "", None if llm is None else Path(os.path.expanduser(llm)))
+
 
 def known_model(name: str) -> KnownModel:
     """Find a model by its name or by its id on either hub, in any case, also in the spelling of ModelScope's cache."""
@@ -94,6 +125,11 @@ def known_model(name: str) -> KnownModel:
         )
     known = ", ".join(KNOWN_MODELS)
     raise ModelNotFound(f"model: {name!r} is neither a folder nor a known model; give a folder or one of {known}")
+
+
+def usual_name(model: str) -> str:
+    """The name of a model that was given without one: "iic/CosyVoice2-0___5B" → "CosyVoice2-0.5B"."""
+    return Path(model).name.replace(_DOT_IN_CACHE, ".")
 
 
 def plain_name(name: str) -> str:

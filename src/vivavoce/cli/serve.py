@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vivavoce.cli.config import needs_server
 from vivavoce.cli.console import Reporter
@@ -21,6 +21,7 @@ EXAMPLES = (
     "vivavoce serve --model CosyVoice2-0.5B --host 0.0.0.0 --keys keys.toml",
     "vivavoce serve --legacy --grpc-port 50001               # CosyVoice's own services, too",
     "vivavoce serve --upstream triton://localhost:8001 --reference-dir voices/",
+    "vivavoce serve --model CosyVoice2-0.5B --model mine=CosyVoice2-0.5B+/srv/mine/llm.pt",
     "vivavoce serve --config vivavoce.toml",
 )
 _TYPES: Mapping[str, tuple[Any, str | None]] = {
@@ -71,4 +72,7 @@ def serve(
 
 
 def flag_values(parameters: Mapping[str, object]) -> dict[str, object]:
-    return {setting.name: parameters[name] for name, setting in _FLAGS.items()}
+    """The values of settings: the first --model is the default one, the others are further models."""
+    values = {setting.name: parameters[name] for name, setting in _FLAGS.items()}
+    models = cast(list[str], values["models.more"] or [])
+    return {**values, "model.model": models[0] if models else None, "models.more": models[1:]}

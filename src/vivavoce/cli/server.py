@@ -25,6 +25,7 @@ from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import MARGIN, Listener, bind
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.request_log import RequestLog
+from vivavoce.server.served_models import further_sections, is_on_demand
 from vivavoce.server.settings import ServerSection, ServerSettings, is_loopback
 from vivavoce.server.settings_checks import tls_problems
 from vivavoce.server.settings_sources import unread_variables
@@ -200,12 +201,17 @@ async def _open_backend(
     """The backend, None after a signal; and how it is started, None: it is ready."""
     server = settings.server
     if server.upstream is None:
-        from vivavoce_fleet.engine_fleet import open_engines
+        from vivavoce_fleet.model_router import Limits, open_models
 
         sections = EngineProcessSettings(
             settings.model, settings.engine, settings.voices, settings.logging, settings.provenance, lexicons
         )
-        engine = open_engines(sections)
+        further = {
+            name: (section, is_on_demand(settings, name)) for name, section in further_sections(settings).items()
+        }
+        models = settings.models
+        limits = Limits(models.max_loaded, models.unload_after_s, settings.engine.max_wait_s)
+        engine = open_models(sections, further, limits)
         stack.push_async_callback(engine.close)
         return engine, engine.start
     from vivavoce_triton.upstream.triton_backend import TritonBackend
@@ -222,6 +228,8 @@ def _ready_lines(
 ) -> list[str]:
     server, about = settings.server, backend.about
     lines = [f"{about.name} speaks at {_address(server, at['port'])} (ready after {seconds:.1f} s)"]
+    if about.others:
+        lines.append(f"further models: {', '.join(one.name for one in about.others)}; /v1/models tells of each")
     for field, what in (("legacy_port", "CosyVoice's own routes"), ("health_port", "health and metrics")):
         if field in at:
             lines.append(f"{what} are at {_address(server, at[field])}")

@@ -24,7 +24,10 @@ _LENGTH = struct.Struct("!I")
 
 
 class EngineProcessSettings(NamedTuple):
-    """The sections of a server's settings that its engine's process needs, and the lexicons, which the server reads."""
+    """The sections of a server's settings that its engine's process needs, and the lexicons, which the server reads.
+
+    shared: the engine of another model uses the same GPU.
+    """
 
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
@@ -32,6 +35,7 @@ class EngineProcessSettings(NamedTuple):
     logging: LoggingSection = LoggingSection()
     provenance: ProvenanceSection = ProvenanceSection()
     lexicons: Lexicons | None = None
+    shared: bool = False
 
 
 # To the engine's process.

@@ -9,13 +9,14 @@ from functools import partial
 
 import torch
 
+from vivavoce.checkpoint.known_models import parse_model
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.loop import STUCK_S
 from vivavoce.engine.settings import EngineSettings, host_memory
 from vivavoce.engine_process.bounded_executor import BoundedExecutor, Result
 from vivavoce.engine_process.messages import EngineProcessSettings
-from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
+from vivavoce.errors import InvalidRequest, Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.frontend.front_end import FrontEnd
@@ -27,6 +28,7 @@ from vivavoce.frontend.model_choice import (
     model_folder,
     share_device,
 )
+from vivavoce.frontend.model_info import describe
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text_heads import know_heads
@@ -71,9 +73,11 @@ class ModelService:
         max_recording_bytes: int,
         decoding: DecodingProcess,
         lexicons: Lexicons | None = None,
+        name: str = "",
     ) -> None:
+        """name: the model's, in place of its card's."""
         self.engine, self.front_end = engine, front_end
-        self.registry, self._lexicons = registry, lexicons
+        self.registry, self._lexicons, self._name = registry, lexicons, name
         self.max_coming = max(MIN_COMING, engine.memory.slots)
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
         waiting, error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
@@ -89,10 +93,9 @@ class ModelService:
 
     @property
     def about(self) -> ModelInfo:
-        card, rate = self.front_end.card, self.front_end.config.rates.sample_rate
-        is_demo = card.demo or not card.trained
-        marks = self.front_end.text.marks
-        return ModelInfo(card.name, card.description, rate, is_demo, card.instructions, card.languages, marks)
+        front_end = self.front_end
+        generation, rates = front_end.config.generation, front_end.config.rates
+        return describe(front_end.card, generation, rates.sample_rate, front_end.text.marks, self._name)
 
     @property
     def healthy(self) -> bool:
@@ -202,15 +205,23 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     model, voices = settings.model, settings.voices
     device = choose_device(model.device)
     share_device(device, model.engines, bounded=model.memory_gb is not None)
+    if settings.shared and device.type == "cuda" and model.memory_gb is None:
+        raise InvalidRequest(
+            "model.memory_gb: several models on one GPU would each take all of its memory; bound the memory of each, "
+            "or give each a GPU of its own"
+        )
     decoding = DecodingProcess()  # it starts while the model loads
-    folder = model_folder(model.model)
+    wanted = parse_model(model.model or "")
+    wanted.check_file()
+    folder = model_folder(wanted.model or None)
     engine, front_end = load_model(
         folder,
         (device,),
-        choose_dtype(model.dtype, device, folder),
+        choose_dtype(model.dtype, device, folder, wanted.llm),
         model.variant,
         engine_settings(model, settings.engine, settings.provenance.watermark),
         count_text_processes(model.text_processes, device),
+        wanted.llm,
     )
     if model.warm_up_s:
         front_end.text.warm_up()
@@ -233,7 +244,9 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         require_consent=voices.require_consent,
     )
     registry.warn_of_missing()
-    return ModelService(engine, front_end, registry, voices.max_recording_bytes, decoding, settings.lexicons)
+    return ModelService(
+        engine, front_end, registry, voices.max_recording_bytes, decoding, settings.lexicons, wanted.name
+    )
 
 
 def engine_settings(model: ModelSection, engine: EngineSection, watermark: bool = False) -> EngineSettings:

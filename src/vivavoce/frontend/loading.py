@@ -12,6 +12,7 @@ import torch
 from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.front_end import FrontEnd, load_front_end
 from vivavoce.frontend.model_choice import share_device
 from vivavoce.models.build import build_models
@@ -24,17 +25,18 @@ def load_model(
     variant: str | None = None,
     settings: EngineSettings = EngineSettings(),
     text_processes: int = 0,
+    llm: Path | None = None,
 ) -> tuple[Engine, FrontEnd]:
     """Engine and front end of an official folder; arguments and errors as `build_models` and `TextFrontEnd`.
 
     Each of several devices gets an engine in a process of its own; a device that is listed twice gets two engines.
     """
     if len(devices) == 1:
-        engine = open_engine(folder, devices[0], dtype, variant, settings)
+        engine = open_engine(folder, devices[0], dtype, variant, settings, llm=llm)
         return engine, load_front_end(folder, cast(ModelConfig, engine.models.config), text_processes)
     from vivavoce_fleet.engine_group import open_group
 
-    engines = open_group(folder, devices, dtype, variant, settings)
+    engines = open_group(folder, devices, dtype, variant, settings, llm)
     return cast(Engine, engines), load_front_end(folder, text_processes=text_processes)
 
 
@@ -45,11 +47,17 @@ def open_engine(
     variant: str | None,
     settings: EngineSettings,
     engines: int = 1,
+    llm: Path | None = None,
 ) -> Engine:
-    """Load the engine of an official folder; engines: number of engines that share the device."""
+    """Load the engine of an official folder; engines: number of engines that share the device; llm: as there."""
     share_device(device, engines, bounded=settings.memory_bytes is not None)
     external = settings.lm_backend != "torch"
-    models = build_models(folder, device, dtype, variant, language_model=not external)
+    if external and llm is not None:
+        raise InvalidRequest(
+            f"model: {settings.lm_backend} speaks with the folder's own language model, not with {llm.name}; leave the "
+            "file out, or take lm_backend torch"
+        )
+    models = build_models(folder, device, dtype, variant, language_model=not external, llm=llm)
     if external:
         from vivavoce_export.merged_folder import merged_folder
 

@@ -1,17 +1,18 @@
-"""Find the folder of a model, a device and a dtype by the names that a user gives."""
+"""Find the folder of a model, a device and a dtype by the names that a user gives. A folder is found without torch."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import detect_generation
 from vivavoce.checkpoint.known_models import HOME_VARIABLE, find_model, models_home
-from vivavoce.checkpoint.weights import find_part
 from vivavoce.errors import CheckpointError, InvalidRequest, ModelNotFound
+
+if TYPE_CHECKING:
+    import torch
 
 MINI = Path(__file__).parents[1] / "data" / "mini"
 """The default model: a small demo inside the package. A folder of this name in the current folder comes first."""
@@ -21,7 +22,7 @@ BABBLE = "babble-1"
 """Name of the untrained model's folder, which is made at first use; the number changes with the folder's layout."""
 _LARGE_BYTES = 1 << 29
 """A model is large if the file of its language model has more bytes."""
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def model_folder(model: str | Path | None) -> Path:
@@ -55,6 +56,8 @@ def model_folder(model: str | Path | None) -> Path:
 
 def choose_device(name: str) -> torch.device:
     """The device of that name; "auto": a CUDA device if there is one, else the CPU. InvalidRequest: it is not there."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -67,25 +70,30 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(name: str, device: torch.device, folder: Path | None = None) -> torch.dtype:
-    """The dtype of that name; InvalidRequest: it is unknown.
+def choose_dtype(name: str, device: torch.device, folder: Path | None = None, llm: Path | None = None) -> torch.dtype:
+    """The dtype of that name; InvalidRequest: it is unknown. llm: a language model in place of the folder's.
 
     "auto" is float16 on CUDA and float32 elsewhere. A large model in `folder` gets bfloat16 on a CPU that multiplies
     it, because reading weights takes most of its time; a small model would lose more time by conversions.
     """
+    import torch
+
     if name == "auto":
         if device.type == "cuda":
             return torch.float16
-        return torch.bfloat16 if device.type == "cpu" and _is_large(folder) and _has_bfloat16() else torch.float32
+        return torch.bfloat16 if device.type == "cpu" and _is_large(folder, llm) and _has_bfloat16() else torch.float32
     if name not in _DTYPES:
         raise InvalidRequest(f"dtype: {name!r} is unknown; use auto or one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
-def _is_large(folder: Path | None) -> bool:
+def _is_large(folder: Path | None, llm: Path | None) -> bool:
+    from vivavoce.checkpoint.weights import find_part
+
     if folder is None or detect_generation(folder) is Generation.V1:
         return False
-    return find_part(folder, "llm").stat().st_size > _LARGE_BYTES
+    return (llm or find_part(folder, "llm")).stat().st_size > _LARGE_BYTES
 
 
 def _has_bfloat16() -> bool:
@@ -111,6 +119,8 @@ def share_device(device: torch.device, engines: int, bounded: bool) -> None:
 
     bounded: each engine has a limit of memory. InvalidRequest: several engines share a GPU without such limits.
     """
+    import torch
+
     if engines > 1 and device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // engines))
     elif engines > 1 and not bounded:

@@ -147,6 +147,7 @@ class SpeechRequest(SpeakOptions):
     """One request for speech, as a server's protocols make it and its engine process reads it.
 
     text: all of it; None: it arrives piece by piece. voice: a name, a recording, or None for the model's first voice.
+    model: the name of a further model of the server; "": the default one.
     owner: the voices of this owner are found beside the public ones; "": public voices only. policy: name of a chunk
     policy. priority: "live" or "batch". notes: deviations from the caller's wishes, one line each in ASCII.
     """
@@ -157,6 +158,7 @@ class SpeechRequest(SpeakOptions):
     policy: str | None = CHUNK_POLICY.default
     priority: str = PRIORITY.default
     notes: tuple[str, ...] = ()
+    model: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -71,9 +71,10 @@ class BackendStatistics:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The served model. demo: it is a demo only; instructions: it follows them; languages: codes of ISO 639.
+    """A served model. demo: it is a demo only; instructions: it follows them; languages: codes of ISO 639.
 
-    marks: the marks that it knows in a text, such as "[laughter]" or "[ǎo]".
+    marks: the marks that it knows in a text, such as "[laughter]" or "[ǎo]"; generation: v1, v2 or v3, "" if that is
+    unknown; loaded: it is in memory; others: of the default model, the further models of the same server.
     """
 
     name: str
@@ -83,12 +84,19 @@ class ModelInfo:
     instructions: bool = True
     languages: tuple[str, ...] = ModelCard.languages
     marks: frozenset[str] = frozenset()
+    generation: str = ""
+    loaded: bool = True
+    others: tuple[ModelInfo, ...] = ()
+
+    def of(self, name: str) -> ModelInfo:
+        """The further model of that name; "", and the own name: this one."""
+        return next((one for one in self.others if one.name == name), self) if name else self
 
 
 class SpeechBackend(Protocol):
     @property
     def about(self) -> ModelInfo:
-        """The model; EngineStopped: it is not loaded yet."""
+        """The model, of several the default one; EngineStopped: it is not loaded yet."""
 
     @property
     def ready(self) -> bool: ...

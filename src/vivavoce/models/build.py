@@ -58,17 +58,20 @@ def build_models(
     variant: str | None = None,
     *,
     language_model: bool = True,
+    llm: Path | None = None,
 ) -> Models:
     """Load a folder. CheckpointError: files are missing, corrupt, or do not fit their configuration. dtype: of the
     language model and the flow. variant: take `part.variant.pt` where the folder has one. language_model: False: leave
-    the language model without weights (on torch's meta device), for speech tokens → audio.
+    the language model without weights (on torch's meta device), for speech tokens → audio. llm: the file of the
+    language model's weights, in place of the folder's.
     """
     generation = detect_generation(folder)
     check_variant(folder, variant)
     prepare_device(device)
     parts = NETWORKS[generation]
     loaded = {name: part for name, part in parts.items() if language_model or name != "lm"}
-    paths = {name: find_part(folder, part.part, variant) for name, part in loaded.items()}
+    given = {} if llm is None else {"lm": llm}
+    paths = {name: given.get(name) or find_part(folder, part.part, variant) for name, part in loaded.items()}
     states = {"flow": read_tensors(paths["flow"])}
     config = read_config(folder, states["flow"])
     networks: dict[str, Any] = {}

@@ -78,9 +78,9 @@ class RequestDispatcher:
     def active(self) -> int:
         return len(self._active)
 
-    def tag(self) -> AudioTag | None:
-        """The tag of an answer that begins now; None: the settings want none."""
-        return new_tag(self.backend.about.name) if self._provenance.tag else None
+    def tag(self, model: str = "") -> AudioTag | None:
+        """The tag of an answer of this model that begins now; None: the settings want none."""
+        return new_tag(self.backend.about.of(model).name) if self._provenance.tag else None
 
     @contextmanager
     def permitted(self, principal: Principal) -> Iterator[None]:
@@ -121,13 +121,16 @@ class RequestDispatcher:
                 raise _too_late("it was taken")
             check_length(len(request.text or ""), self.rules.max_text_chars)
             permit = self._rate_limiter.enter(principal, len(request.text or ""))
-            if request.instruct and not self.backend.about.instructions:
+            default = self.backend.about
+            about = default.of(request.model)
+            record.model = about.name if default.others else None
+            if request.instruct and not about.instructions:
                 if self.rules.instructions == "refuse":
                     raise InvalidRequest("instruct: the model that speaks cannot follow instructions; leave them out")
                 request = replace(without_instructions(request), notes=(*request.notes, INSTRUCTIONS_LEFT_OUT))
             if request.text:
-                begin, languages = request.text[:NOTED_CHARS], self.backend.about.languages
-                request = replace(request, notes=request.notes + foreign_to(begin, request.language, languages))
+                begin = request.text[:NOTED_CHARS]
+                request = replace(request, notes=request.notes + foreign_to(begin, request.language, about.languages))
             if principal.priority == "batch":
                 request = replace(request, priority="batch")
             record.notes = request.notes
@@ -135,7 +138,7 @@ class RequestDispatcher:
             try:
                 stream = await asyncio.wait_for(speak_long(request, self.backend.speak), left_s)
             except InvalidText as error:
-                stream = self.silence_for(error, len(request.text or ""))
+                stream = self.silence_for(error, len(request.text or ""), about.sample_rate)
             except (TimeoutError, asyncio.TimeoutError):
                 raise _too_late("it was taken") from None
         except BaseException as error:
@@ -164,11 +167,11 @@ class RequestDispatcher:
         self.request_log.end(record, verdict, self.clock() - began)
         self._note_end()
 
-    def silence_for(self, error: InvalidText, characters: int) -> SilentStream:
+    def silence_for(self, error: InvalidText, characters: int, sample_rate: int) -> SilentStream:
         """A silence in place of a text with nothing to say; raises every other error, and this one if so set."""
         if not error.nothing_to_say or self.rules.empty_text == "refuse":
             raise error
-        return SilentStream(self.backend.about.sample_rate, characters)
+        return SilentStream(sample_rate, characters)
 
     def _check_draining(self) -> None:
         if self.draining:
@@ -239,7 +242,7 @@ class ActiveRequest:
                 except StopAsyncIteration:
                     break
                 except InvalidText as error:  # an arriving text ended with nothing to say
-                    self._stream = self._dispatcher.silence_for(error, record.characters)
+                    self._stream = self._dispatcher.silence_for(error, record.characters, self.sample_rate)
                     events = aiter(self._stream)
                     continue
                 if self.verdict is not None:

@@ -148,12 +148,16 @@ def backend_families(statistics: BackendStatistics | None, up: bool) -> Iterator
     yield from _engine_families(statistics.engine)
 
 
-def labelled(engines: Mapping[str, Iterable[Metric]]) -> list[Metric]:
-    """Merge the metrics of several engines, by name; each sample gets the label `engine`."""
+def labelled(engines: Mapping[str, Iterable[Metric]], by_model: bool = False) -> list[Metric]:
+    """Merge the metrics of several engines, by name; each sample gets the label `engine`.
+
+    by_model: and the label `model`, with which the engines' names begin.
+    """
     merged: dict[str, Metric] = {}
     for engine, families in engines.items():
+        labels = {"engine": engine, "model": engine.partition("/")[0]} if by_model else {"engine": engine}
         for family in families:
-            samples = [one._replace(labels={**one.labels, "engine": engine}) for one in family.samples]
+            samples = [one._replace(labels={**one.labels, **labels}) for one in family.samples]
             family.samples = []
             merged.setdefault(family.name, family).samples += samples
     return list(merged.values())

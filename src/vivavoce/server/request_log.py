@@ -31,7 +31,8 @@ class RequestRecord:
 
     principal_name: "" on a server without keys; started: Unix time; figures: the engine's figures, if it had no room;
     admission_s: seconds until the request was accepted, None if it was not; first_audio_s, total_s: seconds from the
-    start, None without audio or end; deadline: on the dispatcher's clock, or None; notes: deviations for the client.
+    start, None without audio or end; deadline: on the dispatcher's clock, or None; notes: deviations for the client;
+    model: its name on a server of several, else None.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class RequestRecord:
     total_s: float | None = None
     deadline: float | None = None
     notes: tuple[str, ...] = ()
+    model: str | None = None
     delivery: Delivery | None = None
     scope: RequestScope | None = None
 
@@ -142,6 +144,7 @@ def _write_line(record: RequestRecord) -> None:
         request_id=record.request_id,
         door=record.protocol,
         caller=record.principal_name or None,
+        model=record.model,
         reason=record.reason.value if record.reason else None,
         seconds=record.total_s,
         admission_s=record.admission_s,

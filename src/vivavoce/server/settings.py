@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
+from vivavoce.checkpoint.known_models import parse_model, usual_name
 from vivavoce.engine.admission import AdmissionMode
 
 _MIB = 1 << 20
@@ -87,6 +89,26 @@ def _paired(value: object) -> object:
     return value
 
 
+def _models(value: object) -> object:
+    """Parse further models into tables: [NAME=]MODEL[+FILE], several separated by commas in a variable."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if isinstance(value, list):
+        written = [parse_model(str(one).strip()) for one in value]
+        names = [one.name or usual_name(one.model) for one in written]
+        for name in (name for place, name in enumerate(names) if name in names[:place]):
+            raise ValueError(f"each model a name of its own, as NAME=MODEL; {name} comes twice")
+        value = {name: str(replace(one, name="")) for name, one in zip(names, written, strict=True)}
+    if not isinstance(value, dict):
+        return value
+    return {name: _table(one) if isinstance(one, str) else one for name, one in value.items()}
+
+
+def _table(text: str) -> dict[str, str]:
+    written = parse_model(text)
+    return {"base": written.model} if written.llm is None else {"base": written.model, "llm": str(written.llm)}
+
+
 _Port = Annotated[int, Field(ge=0, le=65_535)]
 _FilePath = Annotated[Path, _path("a path")]
 _Host = Annotated[str, _like(r"[^\s/]+", "an address of this machine, such as 127.0.0.1, ::1 or 0.0.0.0 for all")]
@@ -101,6 +123,9 @@ _WebAddress = Annotated[str, _like(r"(?i:https?)://\S*", "an address such as htt
 _Model = Annotated[str, _path("a downloaded model's name, or a model's folder")]
 _Device = Annotated[str, _like(r"auto|cpu|(cuda|mps)(:\d{1,3})?", "auto, cpu, cuda, cuda:N or mps")]
 _Gpus = Annotated[str, _like(r"all|\d{1,3}(,\d{1,3})*", "all, or numbers of GPUs such as 0,1")]
+_Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+_Load = Literal["start", "on_demand"]
+_ModelName = Annotated[str, _like("[A-Za-z0-9_.-]{1,100}", "names of letters, digits, dots, dashes and underscores")]
 _Variant = Annotated[str, _like(_NAME_PARTS, "the middle of a file's name, as llm.VARIANT.pt")]
 _VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
 _VoicePlace = Annotated[str, _path("a folder, or redis://HOST:PORT"), AfterValidator(_redis)]
@@ -211,10 +236,10 @@ class ModelSection(_Section):
 
     model: _Model | None = _unset(
         "CosyVoice2-0.5B",
-        "--model -m --model-dir NAME|FOLDER: A downloaded model or a model folder.  "
-        "[default: $VIVAVOCE_MODEL, else mini, a small demo in English]",
+        "--model",
+        description="A downloaded model's name, or a model's folder; unset: mini, a small demo in English. NAME=MODEL "
+        "gives it a name in requests, MODEL+FILE another language model of the same sizes, as a fine-tuned llm.pt.",
     )
-    """A downloaded model's name, or a model's folder; unset: mini, a small demo in English."""
     device: _Device = _setting("auto", "--device: auto, cpu, cuda, cuda:N or mps.")
     """Device of the model: auto (CUDA if available, else the CPU), cpu, cuda, cuda:N or mps (untested)."""
     gpus: _Gpus | None = _unset(
@@ -223,9 +248,7 @@ class ModelSection(_Section):
     """GPUs, each with its own engine: all, or their numbers; unset: one engine, on model.device."""
     engines: int = _setting(1, "--engines: Number of engine processes on one device; for CPUs.", ge=1, le=64)
     """Number of engine processes on one device: for CPUs, whose threads are divided among them."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        "auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]"
-    )
+    dtype: _Dtype = _setting("auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]")
     """Precision; auto: float16 on a GPU; bfloat16 for large models on a CPU that supports it; otherwise float32."""
     variant: _Variant | None = _unset("rl", "--variant: Load llm.NAME.pt and the like where the model has them.")
     """Load llm.VARIANT.pt instead of llm.pt, and likewise the other weights, where the model has them."""
@@ -266,6 +289,44 @@ class ModelSection(_Section):
     """Pronunciations of words, read at the start: all.tsv, voices/NAME.tsv and keys/NAME.tsv."""
     warm_up_s: float = _setting(3.0, ge=0, le=3_600)
     """Seconds for which the engine measures its speed before the server is ready; 0: it does not."""
+
+
+class FurtherModel(_Section):
+    """A further model of the same server; what is unset is as in [model], but for variant."""
+
+    base: _Model = Field(description="A downloaded model's name, a model's folder, or another served model's name.")
+    llm: _FilePath | None = None
+    """File with the weights of another language model of the same sizes, such as a fine-tuned llm.pt."""
+    load: _Load | None = None
+    """When it is loaded; unset: as models.load says."""
+    device: _Device | None = None
+    gpus: _Gpus | None = None
+    dtype: _Dtype | None = None
+    variant: _Variant | None = None
+    memory_gb: float | None = Field(None, gt=0, le=10_000)
+
+
+class ModelsSection(_Section):
+    """Further models of the same server, beside that of [model], which is the default one."""
+
+    more: Annotated[dict[_ModelName, FurtherModel], BeforeValidator(_models)] = _setting(
+        {},
+        "--model -m --model-dir [NAME=]MODEL[+FILE]: A downloaded model or a model folder; FILE: another language "
+        "model for it, such as a fine-tuned llm.pt. May be repeated; the first is the default model.  "
+        "[default: $VIVAVOCE_MODEL, else mini, a small demo in English]",
+        example={"mine": {"base": "CosyVoice2-0.5B", "llm": "/srv/mine/llm.pt", "load": "on_demand"}},
+        description="Further models by their names in requests: MODEL, MODEL+FILE, or a table of base, llm, load, "
+        "device, gpus, dtype, variant and memory_gb; what it leaves out is as in [model], but for variant. Each "
+        "--model after the first is one of them.",
+    )
+    load: _Load = _setting("start", "--load: Load the further models at the start, or on_demand.")
+    """Load the further models at the start, and keep them; or on_demand: when a request names one."""
+    max_loaded: int | None = _unset(
+        2, "--max-loaded: Most models in memory; idle ones are unloaded for others.  [default: all]", ge=1, le=1_000
+    )
+    """Most models in memory; beyond it, one that was loaded on demand is unloaded for another; unset: all stay."""
+    unload_after_s: float = _setting(60.0, ge=0, le=86_400)
+    """Seconds without a request after which a model that was loaded on demand may be unloaded for another one."""
 
 
 class EngineSection(_Section):
@@ -414,6 +475,7 @@ class ServerSettings(_Section):
 
     server: ServerSection = Field(default_factory=ServerSection)
     model: ModelSection = Field(default_factory=ModelSection)
+    models: ModelsSection = Field(default_factory=ModelsSection)
     engine: EngineSection = Field(default_factory=EngineSection)
     voices: VoicesSection = Field(default_factory=VoicesSection)
     auth: AuthSection = Field(default_factory=AuthSection)

@@ -7,9 +7,11 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
+from vivavoce.checkpoint.known_models import WrittenModel, find_model, parse_model
 from vivavoce.engine.backends import backend_problems
 from vivavoce.errors import VivavoceError
 from vivavoce.server.keys import read_keys
+from vivavoce.server.served_models import contradictory_models, further_sections
 from vivavoce.server.settings import ServerSection, ServerSettings, is_address, is_loopback
 from vivavoce_textnorm import read_lexicons
 
@@ -35,6 +37,7 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
     if model.kernels is False and model.deterministic:
         yield "model.deterministic: needs kernels of our own; leave model.kernels out, or model.deterministic"
     yield from (f"model.{problem}" for problem in backend_problems(model))
+    yield from contradictory_models(settings)
     others = {"device": model.device != "auto", "engines": model.engines > 1, "tp": model.tp > 1, "pp": model.pp > 1}
     for name in (name for name, given in others.items() if given and model.gpus is not None):
         yield f"model.gpus: {model.gpus} gives each GPU one engine of its own; leave it or model.{name} out"
@@ -68,13 +71,9 @@ def missing(settings: ServerSettings) -> Iterator[str]:
         yield f"server.reference_dir: {server.reference_dir} is not a folder; make it, or name another"
     if server.upstream:
         return
-    if model is not None and (model not in ("mini", "babble") or Path(model).is_dir()):
-        from vivavoce.checkpoint.known_models import find_model
-
-        try:
-            find_model(model)
-        except VivavoceError as error:
-            yield f"model.{error}"
+    yield from _model_problems("model.", parse_model(model or "mini"))
+    for name, section in further_sections(settings).items():
+        yield from _model_problems(f"models.more.{name}: ", parse_model(section.model or "mini"))
     yield from _voice_problems(settings.voices.place)
 
 
@@ -88,8 +87,22 @@ def advice(settings: ServerSettings) -> Iterator[str]:
         yield "any web page that a person opens may use this server; name pages in server.cors_origins"
     if settings.model.lexicons and server.upstream:
         yield "the Triton server reads texts by itself; model.lexicons changes nothing"
+    if settings.models.more and server.upstream:
+        yield "the Triton server speaks with its own model; models.more changes nothing"
+    if settings.models.more and not settings.voices.keep_recordings:
+        yield "stored voices will fit the default model alone (voices.keep_recordings)"
     if settings.logging.log_text:
         yield "logs hold what is spoken (logging.log_text)"
+
+
+def _model_problems(at: str, written: WrittenModel) -> Iterator[str]:
+    """at: begins each line, before the name of the setting `model`."""
+    try:
+        written.check_file()
+        if written.model not in ("mini", "babble") or Path(written.model).is_dir():
+            find_model(written.model)
+    except VivavoceError as error:
+        yield f"{at}{error}"
 
 
 def tls_problems(server: ServerSection) -> Iterator[str]:

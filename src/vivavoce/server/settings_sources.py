@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vivavoce.errors import InvalidRequest, VivavoceError
-from vivavoce.server.settings import ServerSettings
+from vivavoce.server.settings import FurtherModel, ServerSettings
 from vivavoce.server.settings_checks import contradictions
 from vivavoce.server.toml_file import closest, read_toml
 
@@ -94,12 +94,22 @@ def _settings() -> Iterator[Setting]:
             )
 
 
+def _wanted_of_model(field: str) -> str:
+    """The allowed values of a further model's field in words; of an unknown field the known ones."""
+    known = FurtherModel.model_json_schema()["properties"]
+    if field not in known:
+        return f"its fields, which are {', '.join(known)}"
+    return _wanted(known[field].get("anyOf", [known[field]])[0])
+
+
 def _wanted(kind: Mapping[str, Any]) -> str:
     """The values that a schema allows, in words such as "a whole number in 0 … 65535"."""
     if "enum" in kind:
         return f"one of {', '.join(kind['enum'])}"
     if kind.get("format") == "path":
         return "a path"
+    if "$ref" in kind.get("additionalProperties", ()):
+        return "a table of models"
     text, least, most = _KINDS[kind["type"]], kind.get("minimum"), kind.get("maximum")
     if least is not None and most is not None:
         return f"{text} in {least} … {most}"
@@ -189,15 +199,18 @@ class _Source:
         unknown: list[str] = []
         wrong: dict[str, str] = {}
         for detail in error.errors():
-            section, field, *_ = *map(str, detail["loc"]), ""
+            section, field, *inner = *map(str, detail["loc"]), ""
             setting = SETTINGS.get(f"{section}.{field}")
             if setting is None:
                 unknown.append(self.unknown(section, field))
             elif setting.name not in wrong:
                 way_out = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else setting.wanted
                 unset = ", or leave it out" if setting.default is None else ""
-                value, origin = _shown(self.values[section][field]), self.origin(setting.name)
-                wrong[setting.name] = f"{setting.name}: {value} cannot be ({origin}); give {way_out}{unset}"
+                name, value, origin = setting.name, self.values[section][field], self.origin(setting.name)
+                if field == "more" and len(inner) > 2 and "[key]" not in inner:  # the field of a further model
+                    name, value = f"{name}.{inner[0]}.{inner[1]}", detail["input"]
+                    way_out = way_out if detail["type"] == "value_error" else _wanted_of_model(inner[1])
+                wrong[setting.name] = f"{name}: {_shown(value)} cannot be ({origin}); give {way_out}{unset}"
         return [*unknown, *wrong.values()]
 
 
@@ -289,6 +302,10 @@ def plain(value: Any) -> Any:
     """A setting's value for TOML or JSON, with secrets masked."""
     if isinstance(value, (tuple, list)):
         return [plain(part) for part in value]
+    if isinstance(value, FurtherModel):
+        return plain(value.model_dump(exclude_none=True))
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
     if isinstance(value, Enum):
         return value.value
     return masked(str(value)) if isinstance(value, (str, Path)) else value

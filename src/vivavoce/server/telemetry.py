@@ -88,6 +88,7 @@ def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
         "vivavoce.audio_seconds": record.audio_s,
         "vivavoce.segments_spoken": record.segments_spoken,
         "vivavoce.segments_given": record.segments_given,
+        "vivavoce.model": record.model,
         "vivavoce.caller": record.principal_name or None,
         "vivavoce.reason": record.reason and record.reason.value,
         "error.type": record.error_code,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import av
 import grpc
@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from tests.server.fake_backend import FakeBackend, Gate, Unguided
+from tests.server.fake_models import FakeEngines, routed
 from tests.server.grpc.calling import SPEECH, TEXT, asked, calling, failing, heard, kinds, read, rest, sft, spoken
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, StageFailed, VivavoceError
@@ -123,6 +124,21 @@ async def test_every_field_of_a_start_is_what_is_ordered() -> None:
         ),
         SpeechRequest(None, "anna"),
     ]
+
+
+async def test_a_start_chooses_its_model() -> None:
+    default, mine = FakeEngines(), FakeEngines(name="mine", rate=22_050)
+    router = routed(default, mine)
+    await router.start()
+    async with calling(cast(FakeBackend, router)) as caller:
+        for model, engines, rate in (("tts-1", default, 24_000), ("mine", mine, 22_050)):
+            replies = await caller.answers(asked(start={"text": TEXT, "model": model}))
+            assert replies[0].started.sample_rate == rate
+            assert len(engines.orders) == 1
+        status, message, _ = await failing(caller.answers(asked(start={"text": TEXT, "model": "other"})))
+        assert status == "NOT_FOUND"
+        assert "use one of fake, mine" in message
+    await router.close()
 
 
 async def test_text_is_spoken_while_it_comes_and_marks_count_on_over_flushes() -> None:

@@ -25,7 +25,8 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from tests.server.fake_backend import RATE, FakeBackend, tone
+from tests.server.fake_backend import RATE, tone
+from tests.server.fake_models import FakeEngines, routed
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app import build_app, build_legacy_app
@@ -48,9 +49,10 @@ def blocks(language: str, page: str = MANUAL) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    """With the voice that the small demo has, too."""
-    calm = {("", "calm"): VoiceSummary("calm", "built_in", True)}
-    with serving(build_app, lambda: make_state(FakeBackend(stored=calm))) as served:
+    """With the voice that the small demo has, too, and the further model that the manual names."""
+    models = FakeEngines(stored={("", "calm"): VoiceSummary("calm", "built_in", True)}), FakeEngines(name="mine")
+    with serving(build_app, lambda: make_state(routed(*models))) as served:
+        served.call(served.state.dispatcher.backend.start)  # type: ignore[attr-defined]
         yield served
 
 

@@ -18,6 +18,7 @@ from vivavoce.frontend.speech_options import SPEECH_OPTIONS
 from vivavoce.frontend.voices.consent import given_consent
 from vivavoce.server.grpc.calls import FINISH_REASON, PROTOCOL, Call, Metadata, parsed
 from vivavoce.server.rate_limiter import voice_owner
+from vivavoce.server.served_models import served_model
 from vivavoce.server.utterance import Reply, StreamedUtterance
 
 PACKAGE = "vivavoce.v1"
@@ -30,15 +31,18 @@ async def speak(call: Call) -> Metadata:
     async with call.port.speaking(call) as content:
         first = parsed(f"{PACKAGE}.SpeakRequest", content)
         start, talk = first.start, Conversation(call)
-        ask = partial(call.port.dispatcher.speak, call.principal, _request(start, call.principal.owner))
+        dispatcher = call.port.dispatcher
+        about = dispatcher.backend.about
+        model = served_model(start.model, about, dispatcher.rules) if start.model else ""
+        ask = partial(dispatcher.speak, call.principal, _request(start, call.principal.owner, model))
         utterance = StreamedUtterance(
             call.request_id,
             parse_format(start.response_format or "pcm", start.sample_rate or None),
-            call.port.dispatcher.backend.about.sample_rate,
+            about.of(model).sample_rate,
             partial(ask, protocol=PROTOCOL, deadline=deadline),
             talk.send,
             grpc.aio.BaseError,
-            tag=call.port.dispatcher.tag(),
+            tag=dispatcher.tag(model),
         )
         try:
             if start.text:
@@ -146,7 +150,7 @@ class Conversation:
             reading.cancel()
 
 
-def _request(start: Any, owner: str) -> SpeechRequest:
+def _request(start: Any, owner: str, model: str) -> SpeechRequest:
     recording = Recording(start.recording.content, start.recording.transcript)
     known = start.DESCRIPTOR.fields_by_name
     # Options of proto3 that are left out read as 0 or "".
@@ -157,6 +161,7 @@ def _request(start: Any, owner: str) -> SpeechRequest:
         text=start.text or None,
         voice=recording if start.HasField("recording") else start.voice or None,
         owner=owner,
+        model=model,
         sampling=SamplingParams(**{field.name: value for field, value in start.sampling.ListFields()}),
         **given,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from fastapi import APIRouter, Depends
 from prometheus_client import ProcessCollector
@@ -48,15 +49,14 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
         except (TypeError, ValueError):  # a malformed version
             encode, content_type = choose_encoder("")
-        try:
-            model = backend.about.name
-        except EngineStopped:
-            model = ""
+        model, by_model = "", False
+        with suppress(EngineStopped):  # it is not loaded yet
+            model, by_model = backend.about.name, bool(backend.about.others)
 
         def page() -> bytes:
             server = server_families(model=model, draining=dispatcher.draining)
             listeners = dispatcher.metrics.families(callers)
-            of_engines = labelled(dict(zip(engines, figures, strict=True))) if engines else figures[0]
+            of_engines = labelled(dict(zip(engines, figures, strict=True)), by_model) if engines else figures[0]
             return encode(_Page([*server, *listeners, *of_engines, *process.collect()]))
 
         # A thousand lines take tens of milliseconds; streams must not wait for them.

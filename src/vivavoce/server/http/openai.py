@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -13,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import parse_format
+from vivavoce.frontend.speech import Mode
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http.app_state import (
     TIMEOUT,
@@ -25,11 +25,12 @@ from vivavoce.server.http.app_state import (
 )
 from vivavoce.server.http.bodies import json_schema, url_fields, validated, without_ignored
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
-from vivavoce.server.http.speech_fields import SpeechFields, check_model, read_speech
+from vivavoce.server.http.speech_fields import SpeechFields, read_speech
 from vivavoce.server.http.streaming import AudioBody, EventBody, SpeechAnswer
 from vivavoce.server.http.voices import Label
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.request_log import RequestRecord
+from vivavoce.server.served_models import served_model
 
 PROTOCOL = "openai"
 SPEECH_PATH = "/v1/audio/speech"
@@ -59,6 +60,12 @@ class ModelEntry(BaseModel):
     sample_rate: int = Field(description="Samples per second of all audio.")
     demo: bool = Field(description="A demo model, which is not meant for real use.")
     instructions: bool = Field(description="It follows instructions; other models ignore them.")
+    generation: str = Field(description="v1, v2 or v3: CosyVoice 1, 2 or 3; empty if it is unknown.")
+    languages: list[str] = Field(description="Codes of the languages that it speaks.")
+    modes: list[Mode] = Field(description="Uses of a voice.")
+    streaming: Literal[True] = Field(True, description="Its audio is sent while it is made.")
+    loaded: bool = Field(description="It is in memory; if not, a request that names it waits until it is.")
+    default: bool = Field(description="The model of requests that name none.")
 
 
 class ModelList(BaseModel):
@@ -118,21 +125,22 @@ def router(state: AppState) -> APIRouter:
             raise InvalidRequest(f"{name}: has no room in a URL; POST it to be spoken, or name a stored voice")
         return await _spoken(request, principal, deadline, asked)
 
-    @routes.get("/v1/models", summary="The served model", response_model=ModelList, responses=ENGINE_FAILURES)
+    @routes.get("/v1/models", summary="The served models", response_model=ModelList, responses=ENGINE_FAILURES)
     @routes.get("/v1/audio/models", response_model=ModelList, include_in_schema=False)  # where Open WebUI asks first
     async def models(request: Request, _: ListReader) -> ModelList | Response:
         about = dispatcher.backend.about
         for dialect in state.dialects:
             if (listed := dialect.models(request.headers, about)) is not None:
                 return JSONResponse(listed)
-        served = _model(about, began)
-        return ModelList(data=[served], models=[Label(id=served.id, name=served.id)])
+        served = _models(about, began)
+        return ModelList(data=served, models=[Label(id=one.id, name=one.id) for one in served])
 
     @routes.get("/v1/models/{name:path}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
     async def model(name: str, _: ListReader) -> ModelEntry:
         about = dispatcher.backend.about
-        check_model(name, about, dispatcher.rules)
-        return _model(about, began).model_copy(update={"id": name})
+        meant = about.of(served_model(name, about, dispatcher.rules))
+        found = next(one for one in _models(about, began) if one.id == meant.name)
+        return found.model_copy(update={"id": name})
 
     @routes.get("/v1/audio/requests/{identity}", summary="The state of a request", responses=failures(401, 404))
     async def requested(identity: str, principal: KnownPrincipal) -> RequestEntry:
@@ -187,6 +195,12 @@ def _url_parameters() -> list[dict[str, Any]]:
     ]
 
 
-def _model(about: ModelInfo, created: int) -> ModelEntry:
-    fields = asdict(about)
-    return ModelEntry(id=fields.pop("name"), created=created, owned_by="vivavoce", **fields)
+def _models(about: ModelInfo, created: int) -> list[ModelEntry]:
+    """The entries of all served models; about: the default one."""
+    found = []
+    for one in (about, *about.others):
+        modes = [mode for mode in Mode if one.instructions or mode is not Mode.INSTRUCT]
+        known = {name: value for name, value in vars(one).items() if name in ModelEntry.model_fields}
+        known |= {"modes": modes, "default": one is about}
+        found.append(ModelEntry(id=one.name, created=created, owned_by="vivavoce", **known))
+    return found

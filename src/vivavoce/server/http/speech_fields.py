@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from starlette.requests import Request
 
-from vivavoce.checkpoint.known_models import plain_name, plain_names
 from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, SamplingParams
-from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
+from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce.frontend.audio.encode import SAMPLE_RATES
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
@@ -39,12 +38,10 @@ from vivavoce.server.http.bodies import (
     without_ignored,
 )
 from vivavoce.server.rate_limiter import Principal
+from vivavoce.server.served_models import served_model
 from vivavoce.server.settings import RequestsSection
 from vivavoce_textnorm import MAX_TEXT_CHARS
 
-OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-"""Model names that programs for OpenAI's service send, some with a date; the served model answers to them."""
-_OPENAI_MODEL = re.compile(rf"({'|'.join(OPENAI_MODELS)})(-\d+)*", re.ASCII)
 _STRUCTURED = ("voice", "sampling")
 _WHITE_SPACE = b" \t\r\n"
 
@@ -107,7 +104,9 @@ class CommonFields(_SpeechOptions):
 
     model_config = ConfigDict(extra="forbid")
     model: str = Field(
-        "", max_length=200, description="The served model's name or published id, or tts-1, tts-1-hd, gpt-4o-mini-tts."
+        "",
+        max_length=200,
+        description="A served model's name or published id. The default one: tts-1, tts-1-hd, gpt-4o-mini-tts or none.",
     )
     voice: VoiceName | VoiceId | None = Field(
         None,
@@ -156,6 +155,10 @@ class CommonFields(_SpeechOptions):
         check_twins(cls, given)
         return given
 
+    def usual_models(self, about: ModelInfo) -> re.Pattern[str] | None:
+        """Names that clients of another interface send by habit, for the default model."""
+        return None
+
     async def request(
         self,
         text: str | None,
@@ -164,9 +167,8 @@ class CommonFields(_SpeechOptions):
         uploaded: bytes | None = None,
         rules: RequestsSection = RequestsSection(),
     ) -> SpeechRequest:
-        """text: None if it arrives piece by piece; uploaded: a form's recording."""
-        if self.model:
-            check_model(self.model, about, rules)
+        """text: None if it arrives piece by piece; about: the default model; uploaded: a form's recording."""
+        model = served_model(self.model, about, rules, self.usual_models(about)) if self.model else ""
         speed, notes = min(max(self.speed, MIN_SPEED), MAX_SPEED), tuple[str, ...]()
         if speed != self.speed:
             problem = f"speed: {self.speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}"
@@ -191,6 +193,7 @@ class CommonFields(_SpeechOptions):
             owner=principal.owner,
             sampling=SamplingParams(**self.sampling.model_dump(exclude_none=True)),
             notes=notes,
+            model=model,
             **{**options, "instruct": options["instruct"] or None, "speed": speed},
         )
 
@@ -211,14 +214,6 @@ class SpeechFields(CommonFields):
     stream: bool = Field(
         True, description="For clients of other engines; the audio comes as it is made, whatever the value."
     )
-
-
-def check_model(name: str, about: ModelInfo, rules: RequestsSection) -> None:
-    """Check a model's name. ModelNotFound: it is neither the served model's nor an alias for any model."""
-    asked, others = plain_name(name), {plain_name(alias) for alias in rules.model_aliases}
-    if asked not in plain_names(about.name) | others and not _OPENAI_MODEL.fullmatch(asked):
-        known = ", ".join((about.name, *rules.model_aliases, *OPENAI_MODELS))
-        raise ModelNotFound(f"model: {name[:80]!r} is not served here; use one of {known}")
 
 
 async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:

@@ -158,7 +158,8 @@ class SpeechAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._request.state.is_head:
-            await self._start(send, self._state.dispatcher.backend.about.sample_rate)
+            about = self._state.dispatcher.backend.about.of(self._wanted.model)
+            await self._start(send, about.sample_rate)
             await send({"type": "http.response.body", "body": b""})
             return
         leaving = asyncio.ensure_future(_until_disconnected(receive))
@@ -198,7 +199,7 @@ class SpeechAnswer(Response):
             if self._is_over:
                 active.cancel()
             try:
-                with closing(self._output.open(active.sample_rate, dispatcher.tag())) as encoder:
+                with closing(self._output.open(active.sample_rate, dispatcher.tag(self._wanted.model))) as encoder:
                     last = await self._send_speech(active, encoder, self._body(active), send)
                 await self._deliver(active, last, send, is_last=True)
             except VivavoceError as error:

@@ -223,7 +223,7 @@ class Session:
         deadline = await deadline_of(self._socket)
         start_request = partial(dispatcher.speak, principal, wanted, protocol=PROTOCOL, deadline=deadline)
         send = partial(self._send, context=context)
-        output, rate = start.output(), about.sample_rate
+        output, rate = start.output(), about.of(wanted.model).sample_rate
         utterance = StreamedUtterance(
             identity,
             output,
@@ -232,7 +232,7 @@ class Session:
             send,
             WebSocketDisconnect,
             None if self._form.is_strict else lambda error: send(error_reply(error)),
-            tag=dispatcher.tag(),
+            tag=dispatcher.tag(wanted.model),
             reasoning=wanted.reasoning,
         )
         self._open[context] = utterance

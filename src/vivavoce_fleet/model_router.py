@@ -1,0 +1,292 @@
+"""A backend over several models, each with engines of its own; each request goes to the model that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from typing_extensions import Unpack
+
+from vivavoce.checkpoint.known_models import parse_model, plain_name
+from vivavoce.engine_process.client import RESTART_S, EngineClient
+from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.errors import EngineStopped, InvalidRequest, ModelNotFound, VivavoceError
+from vivavoce.frontend.model_choice import model_folder
+from vivavoce.frontend.model_info import read_info
+from vivavoce.frontend.speech import Recording, SpeechRequest
+from vivavoce.frontend.speech_backend import (
+    BackendStatistics,
+    ModelInfo,
+    SpeechBackend,
+    SpeechStream,
+    VoiceOptions,
+)
+from vivavoce.frontend.voices.names import VoiceSummary
+from vivavoce.server.settings import ModelSection
+from vivavoce_fleet.devices import devices_of
+from vivavoce_fleet.engine_fleet import EngineFleet, open_engines
+from vivavoce_textnorm import NormalizedText
+
+log = logging.getLogger(__name__)
+
+Engines = EngineClient | EngineFleet
+"""Those of one model."""
+
+LOOK_S = 1.0
+"""Seconds between looks at which models speak."""
+LOADING_S = 5.0
+"""Seconds after which a request for a model that is being loaded may be sent again."""
+FAILED_S = 30.0
+"""Seconds for which a model that could not be loaded is refused before it is tried again."""
+
+
+@dataclass(eq=False)
+class ServedModel:
+    """One model.
+
+    info: what its folder tells, or itself once it is loaded; open: opens its engines, which are to be started; engines:
+    None: it is not in memory, or is still being loaded; used_at: the last time that it was asked or spoke;
+    failed_until: after a load that failed, the time of the next try.
+    """
+
+    info: ModelInfo
+    open: Callable[[], Engines]
+    on_demand: bool = False
+    engines: Engines | None = None
+    loading: asyncio.Task[None] | None = None
+    used_at: float = 0.0
+    failed_until: float = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it takes memory."""
+        return self.engines is not None or self.loading is not None
+
+    @property
+    def streams(self) -> int:
+        return sum(one.active for one in self.clients.values())
+
+    @property
+    def clients(self) -> Mapping[str, EngineClient]:
+        """Its engines by name, each beginning with the model's; empty if it is not in memory."""
+        if self.engines is None:
+            return {}
+        return self.engines.engines if isinstance(self.engines, EngineFleet) else {self.info.name: self.engines}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """max_loaded: most models in memory; unload_after_s: idle time after which one may be unloaded for another; wait_s:
+    longest wait of a request for its model.
+    """
+
+    max_loaded: int | None = None
+    unload_after_s: float = 60.0
+    wait_s: float = 30.0
+
+
+class ModelRouter:
+    """The `SpeechBackend` of several models; used in one event loop.
+
+    The default model, the first one, stays in memory and has the voices: each model extracts a stored voice that has no
+    features of it from the voice's recording. A model that ends is started again and harms no other.
+    """
+
+    def __init__(self, models: Mapping[str, ServedModel], limits: Limits = Limits()) -> None:
+        """models: by name, the default one first."""
+        self._models, self._limits = models, limits
+        self._default = next(iter(models.values()))
+        self._default.engines = self._default.open()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._now = asyncio.get_running_loop().time
+
+    async def start(self) -> None:
+        """Wait until the default model is ready, then begin to load those that are to be kept.
+
+        VivavoceError: the default model cannot be loaded.
+        """
+        await _opened(self._default).start()
+        for model in self._models.values():
+            if not model.on_demand and not model.is_held:
+                self._load(model)
+        if self._limits.max_loaded is not None:
+            self._run(self._look())
+
+    @property
+    def engines(self) -> Mapping[str, SpeechBackend]:
+        """The engines of the models in memory, by the model's name, or by that and the engine's."""
+        return {name: one for model in self._models.values() for name, one in model.clients.items()}
+
+    @property
+    def about(self) -> ModelInfo:
+        others = tuple(one.info for one in self._models.values() if one is not self._default)
+        return replace(_opened(self._default).about, others=others)
+
+    @property
+    def ready(self) -> bool:
+        return _opened(self._default).ready
+
+    @property
+    def stuck(self) -> bool:
+        return _opened(self._default).stuck
+
+    @property
+    def voice_store(self) -> str:
+        return _opened(self._default).voice_store
+
+    async def speak(self, request: SpeechRequest) -> SpeechStream:
+        return await (await self._engines_for(request.model)).speak(request)
+
+    async def normalize(self, request: SpeechRequest) -> NormalizedText:
+        return await (await self._engines_for(request.model)).normalize(request)
+
+    async def voices(self, owner: str) -> list[VoiceSummary]:
+        return await _opened(self._default).voices(owner)
+
+    async def add_voice(
+        self, owner: str, name: str, recording: Recording, **options: Unpack[VoiceOptions]
+    ) -> VoiceSummary:
+        return await _opened(self._default).add_voice(owner, name, recording, **options)
+
+    async def remove_voice(self, owner: str, name: str) -> None:
+        await _opened(self._default).remove_voice(owner, name)
+
+    async def statistics(self) -> BackendStatistics | None:
+        """None: each engine has statistics of its own."""
+        return None
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # a load that is cancelled closes its engines
+        await asyncio.gather(*(one.engines.close() for one in self._models.values() if one.engines is not None))
+
+    async def _engines_for(self, name: str) -> Engines:
+        """The engines of a model, once it is in memory. They must be asked at once: they may be unloaded later.
+
+        ModelNotFound: the name is unknown; EngineStopped: it is not loaded in time, or there is no room for it.
+        """
+        model = self._models.get(name) if name else self._default
+        if model is None:
+            raise ModelNotFound(f"model: {name[:80]!r} is not served here; use one of {', '.join(self._models)}")
+        until = self._now() + self._limits.wait_s
+        while model.engines is None:
+            loading = self._load(model)
+            await asyncio.wait((loading,), timeout=max(0.0, until - self._now()))
+            if not loading.done():
+                raise _away(f"{model.info.name} is still being loaded", LOADING_S)
+            if model.engines is None:
+                self._check_failure(model)
+                loading.result()  # raises if the server closes
+        model.used_at = self._now()
+        return model.engines
+
+    def _load(self, model: ServedModel) -> asyncio.Task[None]:
+        """Begin to load a model, unless that has begun. Raises the last failure, or EngineStopped: there is no room."""
+        if model.loading is None:
+            self._check_failure(model)
+            model.loading = self._run(self._loaded(model, self._make_room(model)))
+        return model.loading
+
+    def _check_failure(self, model: ServedModel) -> None:
+        """EngineStopped: the model could not be loaded, and it is too early for another try."""
+        if (wait_s := math.ceil(model.failed_until - self._now())) > 0:
+            others = ", ".join(one.info.name for one in self._models.values() if one.engines is not None)
+            raise _away(f"{model.info.name} cannot be loaded, as the server's log says", wait_s, others)
+
+    async def _loaded(self, model: ServedModel, leaving: Engines | None) -> None:
+        engines: Engines | None = None
+        try:
+            if leaving is not None:
+                await leaving.close()
+            engines = model.open()
+            await asyncio.wait_for(engines.start(), RESTART_S)
+            model.engines, model.info, model.used_at = engines, engines.about, self._now()
+        except (VivavoceError, TimeoutError, asyncio.TimeoutError) as error:
+            model.failed_until = self._now() + FAILED_S
+            problem = str(error) or f"it was not ready within {RESTART_S:g} s"
+            log.error("engine not started: %(name)s: %(error)s", {"name": model.info.name, "error": problem})
+        finally:
+            model.loading = None
+            if engines is not None and model.engines is None:
+                await engines.close()
+
+    def _make_room(self, model: ServedModel) -> Engines | None:
+        """The engines of a model that is unloaded for this one, if one has to be. EngineStopped: all are needed."""
+        held = [one for one in self._models.values() if one.is_held]
+        most = self._limits.max_loaded
+        if most is None or len(held) < most:
+            return None
+        idle = [one for one in held if one.on_demand and one.engines is not None and not one.streams]
+        oldest = min(idle, key=lambda one: one.used_at, default=None)
+        wait_s = LOOK_S if oldest is None else oldest.used_at + self._limits.unload_after_s - self._now()
+        if oldest is None or wait_s > 0:
+            others = ", ".join(one.info.name for one in held)
+            raise _away(f"{model.info.name} has no room beside {len(held)} others", math.ceil(wait_s), others)
+        log.info("model unloaded: %(name)s, for %(other)s", {"name": oldest.info.name, "other": model.info.name})
+        engines, oldest.engines, oldest.info = oldest.engines, None, replace(oldest.info, loaded=False)
+        return engines
+
+    async def _look(self) -> None:
+        """Note which models speak, since a stream may be longer than the idle time."""
+        while True:
+            for model in self._models.values():
+                if model.streams:
+                    model.used_at = self._now()
+            await asyncio.sleep(LOOK_S)
+
+    def _run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _away(problem: str, wait_s: float, others: str = "") -> EngineStopped:
+    refusal = EngineStopped(f"model: {problem}; ask again in {wait_s:g} s{others and f', or take one of {others}'}")
+    refusal.retry_after_s = wait_s
+    return refusal
+
+
+def _opened(model: ServedModel) -> Engines:
+    assert model.engines is not None
+    return model.engines
+
+
+def open_models(
+    settings: EngineProcessSettings, further: Mapping[str, tuple[ModelSection, bool]], limits: Limits
+) -> Engines | ModelRouter:
+    """The backend of the model in the settings, and of further ones by name, each with whether it is loaded on demand.
+
+    Nothing is started yet. Errors as `model_folder`, `read_info` and `open_engines`, and InvalidRequest: two models
+    have one name.
+    """
+    if not further:
+        return open_engines(settings)
+    sections = [(settings.model, False), *further.values()]
+    gpus = [_gpus_of(section) for section, _ in sections]
+    models: dict[str, ServedModel] = {}
+    for place, (section, on_demand) in enumerate(sections):
+        shared = any(gpus[place] & other for index, other in enumerate(gpus) if index != place)
+        info = _info_of(section)
+        if plain_name(info.name) in map(plain_name, models):
+            raise InvalidRequest(f"model: two models have the name {info.name}; give one another, as NAME=MODEL")
+        own = settings._replace(model=section, shared=shared)
+        models[info.name] = ServedModel(info, partial(open_engines, own, info.name), on_demand)
+    return ModelRouter(models, limits)
+
+
+def _gpus_of(section: ModelSection) -> set[str]:
+    devices = devices_of(section.gpus, section.engines, section.device)
+    return {"cuda:0" if device in ("auto", "cuda") else device for device in devices} - {"cpu"}
+
+
+def _info_of(section: ModelSection) -> ModelInfo:
+    written = parse_model(section.model or "mini")
+    written.check_file()
+    return read_info(model_folder(written.model), written.name)

@@ -1,0 +1,223 @@
+"""Several models behind one backend: which are in memory, and what a request for another one gets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import numpy as np
+import pytest
+
+from tests.fleet.test_engine_fleet import steps
+from tests.server.fake_backend import FakeStream
+from tests.server.fake_models import FakeEngines, routed
+from vivavoce.engine.request import AudioChunk
+from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest, ModelNotFound
+from vivavoce.frontend.speech import SpeechRequest
+from vivavoce.server.settings import ModelSection
+from vivavoce_fleet import model_router
+from vivavoce_fleet.model_router import Limits, ModelRouter, open_models
+
+SOON_S = 0.05
+
+
+def order(model: str = "", text: str = "Hello.") -> SpeechRequest:
+    return SpeechRequest(text, model=model)
+
+
+async def heard(router: ModelRouter, model: str = "") -> np.ndarray:
+    return np.concatenate(
+        [event.samples async for event in await router.speak(order(model)) if isinstance(event, AudioChunk)]
+    )
+
+
+def loaded(router: ModelRouter) -> set[str]:
+    return {one.name for one in router.about.others if one.loaded}
+
+
+async def test_the_default_is_ready_first_and_the_others_are_loaded_behind_it() -> None:
+    default, kept, lazy = FakeEngines(), FakeEngines(name="kept"), FakeEngines(name="lazy", on_demand=True)
+    kept.loads.clear()
+    router = routed(default, kept, lazy)
+    await router.start()
+    await steps()
+    assert (router.ready, [one.started for one in (default, kept, lazy)]) == (True, [1, 1, 0])
+    assert [one.name for one in router.about.others] == ["kept", "lazy"]
+    assert set(router.engines) == {"fake"}
+    for model in ("", "fake"):
+        assert len(await heard(router, model))
+    kept.loads.set()
+    assert len(await heard(router, "kept"))
+    assert set(router.engines) == {"fake", "kept"}
+    assert [len(one.orders) for one in (default, kept, lazy)] == [2, 1, 0]
+    await router.close()
+    assert [one.closed for one in (default, kept, lazy)] == [1, 1, 0]
+
+
+async def test_a_default_that_cannot_be_loaded_ends_the_start() -> None:
+    router = routed(FakeEngines(failure=CheckpointError("model: llm.pt is corrupt")), FakeEngines(name="other"))
+    with pytest.raises(CheckpointError, match="corrupt"):
+        await router.start()
+    await router.close()
+
+
+async def test_requests_for_a_model_on_demand_share_one_load() -> None:
+    lazy = FakeEngines(name="lazy", on_demand=True)
+    lazy.loads.clear()
+    router = routed(FakeEngines(), lazy)
+    await router.start()
+    asking = [asyncio.ensure_future(heard(router, "lazy")) for _ in range(3)]
+    await steps()
+    asking[0].cancel()  # who leaves ends the load for nobody
+    lazy.loads.set()
+    for audio in await asyncio.gather(*asking[1:]):
+        assert len(audio)
+    assert lazy.started == 1
+    with pytest.raises(ModelNotFound, match=r"'nobody' is not served here; use one of fake, lazy$"):
+        await router.speak(order("nobody"))
+    await router.close()
+
+
+async def test_a_load_that_takes_too_long_goes_on_without_its_request() -> None:
+    lazy = FakeEngines(name="lazy", on_demand=True)
+    lazy.loads.clear()
+    router = routed(FakeEngines(), lazy, wait_s=SOON_S)
+    await router.start()
+    with pytest.raises(EngineStopped, match="lazy is still being loaded; ask again in 5 s") as refusal:
+        await router.speak(order("lazy"))
+    assert refusal.value.retry_after_s == 5
+    assert len(await heard(router)), "the default model goes on"
+    lazy.loads.set()
+    assert len(await heard(router, "lazy"))
+    assert lazy.started == 1
+    await router.close()
+
+
+async def test_a_load_that_fails_is_told_and_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lazy = FakeEngines(name="lazy", on_demand=True, failure=CheckpointError("model: /secret/llm.pt is corrupt"))
+    router = routed(FakeEngines(), lazy)
+    await router.start()
+    for _ in range(2):
+        with pytest.raises(EngineStopped, match=r"lazy cannot be loaded, .*; ask again in 30 s, or take one of fake$"):
+            await router.speak(order("lazy"))
+    assert (lazy.started, lazy.closed) == (1, 1)
+    assert "engine not started: lazy: model: /secret/llm.pt is corrupt" in caplog.messages
+    assert len(await heard(router))
+    lazy.failure = None
+    monkeypatch.setattr(router._models["lazy"], "failed_until", 0.0)
+    assert len(await heard(router, "lazy"))
+    await router.close()
+
+
+async def test_a_load_without_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model_router, "RESTART_S", SOON_S)
+    lazy = FakeEngines(name="lazy", on_demand=True)
+    lazy.loads.clear()
+    router = routed(FakeEngines(), lazy)
+    await router.start()
+    with pytest.raises(EngineStopped, match="lazy cannot be loaded"):
+        await router.speak(order("lazy"))
+    assert (lazy.closed, router._models["lazy"].is_held) == (1, False)
+    assert "engine not started: lazy: it was not ready within 0.05 s" in caplog.messages
+    await router.close()
+
+
+async def test_beyond_the_limit_the_model_that_is_idle_for_longest_makes_room() -> None:
+    lazy = [FakeEngines(name=name, on_demand=True) for name in "abc"]
+    kept = FakeEngines(name="kept")
+    router = routed(FakeEngines(), kept, *lazy, max_loaded=4, unload_after_s=0)
+    await router.start()
+    for name in "aba":
+        await heard(router, name)
+    assert loaded(router) == {"kept", "a", "b"}
+    await heard(router, "c")
+    assert loaded(router) == {"kept", "a", "c"}
+    assert ([one.closed for one in lazy], kept.closed) == ([0, 1, 0], 0)
+    await heard(router, "b")
+    assert loaded(router) == {"kept", "b", "c"}
+    assert lazy[1].started == 2
+    await router.close()
+
+
+async def test_a_model_that_speaks_or_spoke_just_now_is_not_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_router, "LOOK_S", 0.01)
+    gate = asyncio.Event()
+    busy, other = FakeEngines(name="busy", on_demand=True, gate=gate), FakeEngines(name="other", on_demand=True)
+    router = routed(FakeEngines(), busy, other, max_loaded=2, unload_after_s=0.2)
+    await router.start()
+    stream = cast(FakeStream, await router.speak(order("busy")))
+    await asyncio.sleep(0.3)
+    with pytest.raises(EngineStopped, match=r"other has no room beside 2 others; .* take one of fake, busy") as refusal:
+        await router.speak(order("other"))
+    assert refusal.value.retry_after_s == 1
+    gate.set()
+    assert [event async for event in stream]
+    with pytest.raises(EngineStopped, match="no room"):  # it spoke until now
+        await router.speak(order("other"))
+    await asyncio.sleep(0.25)
+    await heard(router, "other")
+    assert (busy.closed, loaded(router)) == (1, {"other"})
+    await router.close()
+
+
+async def test_who_waits_for_a_load_is_told_when_the_server_closes() -> None:
+    lazy = FakeEngines(name="lazy", on_demand=True)
+    lazy.loads.clear()
+    router = routed(FakeEngines(), lazy)
+    await router.start()
+    waiting = asyncio.ensure_future(router.speak(order("lazy")))
+    await steps()
+    await router.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (lazy.started, lazy.closed) == (1, 1)
+
+
+async def test_names_and_files_are_checked_before_anything_is_loaded() -> None:
+    def opened(default: str | None, **further: str) -> ModelRouter:
+        sections = {name: (ModelSection(model=f"{name}={one}"), True) for name, one in further.items()}
+        router = open_models(EngineProcessSettings(ModelSection(model=default)), sections, Limits())
+        assert isinstance(router, ModelRouter)
+        return router
+
+    router = opened("mini", second="mini")
+    (second,) = [one.info for one in router._models.values() if one.on_demand]
+    assert (second.name, second.sample_rate, second.generation, second.loaded) == ("second", 24_000, "v2", False)
+    assert "[laughter]" in second.marks
+    with pytest.raises(InvalidRequest, match="two models have the name Mini; give one another, as NAME=MODEL"):
+        opened(None, Mini="mini")
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        opened(None, other="nowhere")
+    with pytest.raises(CheckpointError, match=r"absent\.pt is not a file"):
+        opened(None, other="mini+/absent.pt")
+
+
+async def test_engines_on_one_gpu_know_of_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: dict[str, bool] = {}
+
+    def note(settings: EngineProcessSettings, name: str) -> FakeEngines:
+        shared[name] = settings.shared
+        return FakeEngines(name=name)
+
+    monkeypatch.setattr(model_router, "open_engines", note)
+    monkeypatch.setattr("vivavoce_fleet.devices.count_gpus", lambda: 4)
+    for devices, wanted in {
+        ("cpu", "cpu"): (False, False),
+        ("auto", "cuda:1"): (False, False),
+        ("auto", "cuda"): (True, True),
+        ("0,2", "cuda:2"): (True, True),
+    }.items():
+        sections = [
+            ModelSection(model=f"m{place}=mini", **({"gpus": one} if one[0].isdigit() else {"device": one}))  # type: ignore[arg-type]
+            for place, one in enumerate(devices)
+        ]
+        router = open_models(EngineProcessSettings(sections[0]), {"m1": (sections[1], False)}, Limits())
+        assert isinstance(router, ModelRouter)
+        for model in router._models.values():
+            model.open()
+        assert (shared["m0"], shared["m1"]) == wanted, devices
