@@ -24,7 +24,10 @@ _LENGTH = struct.Struct("!I")
 
 
 class EngineProcessSettings(NamedTuple):
-    """The sections of a server's settings that its engine's process needs, and the lexicons, which the server reads."""
+    """The sections of a server's settings that its engine's process needs, and the lexicons, which the server reads.
+
+    adapters: names and folders of those that were loaded while the server ran, for a process that is started again.
+    """
 
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
@@ -32,6 +35,7 @@ class EngineProcessSettings(NamedTuple):
     logging: LoggingSection = LoggingSection()
     provenance: ProvenanceSection = ProvenanceSection()
     lexicons: Lexicons | None = None
+    adapters: tuple[tuple[str, str], ...] = ()
 
 
 # To the engine's process.
