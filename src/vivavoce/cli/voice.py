@@ -77,8 +77,8 @@ def add(
         front_end = load_front_end(model_folder(model))
         extractor = dataclasses.replace(front_end.extractor, as_recorded=as_recorded)
         extracted = extractor.extract_to_keep(recording, transcript).named(name)
-        about = {"description": description, "licence": licence, "consent": allowed, "adapter": adapter}
-        store.save(dataclasses.replace(extracted, **about), replace=replace)
+        about = dataclasses.replace(extracted, description=description, licence=licence, consent=allowed)
+        store.save(dataclasses.replace(about, adapter=adapter), replace=replace)
     reporter.report(
         f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {shlex.quote(name)}"
     )

@@ -83,7 +83,7 @@ class EngineSettings(AdmissionLimits):
     pp: int = 1
     trust_model_code: bool = False
     flow_steps: str = "official"
-    adapters: Mapping[str, str | Path] = field(default_factory=dict)
+    adapters: Mapping[str, str | Path] = field(default_factory=dict, hash=False)
     max_adapters: int = 0
     max_adapter_rank: int = 64
     limits: Limits = field(default_factory=Limits)

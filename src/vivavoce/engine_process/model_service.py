@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from vivavoce.engine.adapters import AdapterInfo
+from vivavoce.engine.adapters import AdapterInfo, check_adapter_name
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.loop import STUCK_S
@@ -163,9 +163,11 @@ class ModelService:
     ) -> VoiceSummary:
         if self.registry.require_consent:
             check_consent(consent)
+        if adapter:
+            check_adapter_name(adapter)
         await self._store.run(lambda: self.registry.check_free(owner, name, replace=replace))
-        about = {"name": name, "description": description, "consent": consent, "adapter": adapter}
-        voice = changed(await self._extracted(recording), **about)
+        voice = await self._extracted(recording)
+        voice = changed(voice, name=name, description=description, consent=consent, adapter=adapter)
         if self.registry.keep_recordings:
             decode = partial(self._decoding.decode, recording.content, max_seconds=MAX_REFERENCE_S)
             kept = await self._extraction.run(lambda: kept_recording(recording.content, decode))

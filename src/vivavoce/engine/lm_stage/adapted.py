@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ def layers_of(weights: AdapterWeights, laid: Tensor, config: LMConfig) -> Layers
     return [{product: layer[product] for product in changed} for layer in pairs_of(laid, config, weights.rank)]
 
 
-def adapted_rows(rows: Iterable[tuple[DecodeRun | None, range]], device: torch.device) -> dict[str, AdaptedRows]:
+def adapted_rows(rows: Iterable[tuple[DecodeRun | None, range]], device: torch.device) -> dict[str, Any]:
     """The keyword of a pass over the rows of some runs; none where no run has an adapter."""
     by_adapter: dict[LoadedAdapter, list[int]] = {}
     for run, own in rows:

@@ -10,7 +10,6 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from vivavoce.engine.adapters import check_adapter_name
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.speech import Recording
 from vivavoce.frontend.speech_backend import VoiceOptions
@@ -119,11 +118,11 @@ def router(state: AppState) -> APIRouter:
             recording = Recording(content, texts.get("transcript", ""))
             description, replace = texts.get("description", ""), _flag("replace", texts)
             consent = given_consent(texts.get("consent", ""), texts.get("consent_by", ""))
-            if adapter := texts.get("adapter", ""):
-                check_adapter_name(adapter)
-            about: VoiceOptions = {"description": description, "consent": consent, "adapter": adapter}
+            options = VoiceOptions(
+                description=description, replace=replace, consent=consent, adapter=texts.get("adapter", "")
+            )
             try:
-                voice = await backend.add_voice(owner, name, recording, replace=replace, **about)
+                voice = await backend.add_voice(owner, name, recording, **options)
             except InvalidRequest as error:
                 raise renamed(error, _NAMES) from None
         return _entry(voice).model_copy(update={"created_at": int(time.time())})
