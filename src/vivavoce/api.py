@@ -217,7 +217,7 @@ class Vivavoce:
         return self.engine.load_adapter(name, folder)
 
     def remove_adapter(self, name: str) -> None:
-        """Unload an adapter; speech that has it goes on. AdapterNotFound: there is none of that name."""
+        """Unload an adapter; speech that has it goes on. AdapterNotFound: the name is not loaded."""
         self.engine.remove_adapter(name)
 
     def voices(self) -> list[str]:

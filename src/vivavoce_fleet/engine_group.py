@@ -337,7 +337,7 @@ class EngineGroup:
         return found
 
     def load_adapter(self, name: str, folder: str | Path) -> AdapterInfo:
-        """As `Engine.load_adapter`, in all engines or in none."""
+        """Load an adapter as `Engine.load_adapter` does, in every engine, or in none if one of them refuses it."""
         done: list[RemoteEngine] = []
         try:
             for one in self._running():

@@ -18,7 +18,7 @@ from vivavoce_kernels.lm_rows import launch_options, wait_for_inputs
 
 _ROWS = tl.constexpr(16)  # rows of a tile, and ranks of a step: the least sizes of a tensor core's product
 _LONG, _SPLITS = 2048, 4
-"""From this many inputs on, so many programs share them; their sums are added up in a fixed order."""
+"""From `_LONG` inputs on, `_SPLITS` programs share them; their sums are added up in a fixed order."""
 
 
 @triton.jit(do_not_specialize=["rows", "step"])

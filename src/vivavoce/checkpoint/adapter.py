@@ -81,8 +81,8 @@ def target_sizes(config: LMConfig) -> dict[str, tuple[int, int]]:
 
 
 def read_adapter(folder: Path, config: LMConfig, most_rank: int = MAX_RANK) -> AdapterWeights:
-    """Read an adapter for a language model of these sizes. InvalidRequest: it is none, does not fit, has a feature
-    that would change more than the targets' products, or a rank above `most_rank`.
+    """Read an adapter for a language model of these sizes. InvalidRequest: files are missing or damaged, shapes do not
+    fit, the rank is above `most_rank`, or a feature would change more than the targets' products.
     """
     settings = _settings(folder)
     for problem in _problems(settings, most_rank):

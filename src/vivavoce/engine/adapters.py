@@ -37,7 +37,7 @@ class AdapterInfo:
 
 
 class AdapterStage(Protocol):
-    """What a language-model stage with adapters has, see `LMStage`."""
+    """A language-model stage that can have adapters, see `LMStage`."""
 
     adapter_places: int
 
@@ -86,8 +86,8 @@ class Adapters:
         return held[name]
 
     def load(self, name: str, folder: Path, place: Callable[[Callable[[], Any]], Any]) -> AdapterInfo:
-        """Read an adapter's folder, and load it. InvalidRequest: the name is taken or none, there is no room, or the
-        folder is refused (`read_adapter`); Overloaded: the place of a removed one is not free yet.
+        """Read an adapter's folder, and load it. InvalidRequest: the name is taken or malformed, the limit is reached,
+        or `read_adapter` refuses the folder; Overloaded: the place of a removed one is not free yet.
         """
         check_adapter_name(name)
         if name == NO_ADAPTER:

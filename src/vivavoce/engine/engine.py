@@ -341,8 +341,8 @@ class Engine:
         """Load a LoRA adapter of the language model, as PEFT writes it, for requests that name it from now on.
 
         Raises:
-            InvalidRequest: the folder is no such adapter or does not fit the model, the name is taken, or there is no
-                room for one more (`EngineSettings.max_adapters`).
+            InvalidRequest: the folder cannot be read or does not fit the model, the name is taken, or
+                `EngineSettings.max_adapters` are loaded already.
             Overloaded: the room of a removed one is not free yet.
         """
         return self._adapters.load(name, Path(folder), self._in_loop_queue)
@@ -352,8 +352,8 @@ class Engine:
         self._adapters.find(name, {})
 
     def remove_adapter(self, name: str) -> None:
-        """Unload an adapter: new requests cannot name it, those that speak with it go on. AdapterNotFound: there is
-        none of that name."""
+        """Unload an adapter: new requests cannot name it, those that speak with it go on. AdapterNotFound: it is not
+        loaded."""
         self._adapters.remove(name)
 
     def _in_loop_queue(self, work: Callable[[], Any]) -> Any:

@@ -117,7 +117,7 @@ class EngineSettings(AdmissionLimits):
 
     @property
     def adapter_places(self) -> int:
-        """How many adapters may be loaded at once."""
+        """The number of adapters that may be loaded at once."""
         return self.max_adapters or len(self.adapters)
 
 

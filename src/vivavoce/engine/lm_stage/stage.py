@@ -303,7 +303,7 @@ class LMStage:
 
     @property
     def adapter_places(self) -> int:
-        """How many more adapters have room; one that was given up has its place until its last run is gone."""
+        """The number of free places for adapters. A removed one keeps its place until its last run is gone."""
         return len(self._adapter_places)
 
     def lay_adapter(self, weights: AdapterWeights) -> Tensor:

@@ -46,7 +46,7 @@ class LoadedAdapter:
 
 
 def numbers_of(config: LMConfig, rank: int) -> int:
-    """How many numbers an adapter of this rank has, whatever it targets."""
+    """The size of the row of memory that an adapter of this rank takes, whatever it targets."""
     return config.num_layers * rank * sum(map(sum, target_sizes(config).values()))
 
 

@@ -61,8 +61,8 @@ Adapt = Callable[[int, str, Tensor, Tensor], None]
 
 class FusedLM:
     """capacity: positions per slot; tiles: of the products; strips: for a single slot, used if every product has one;
-    stack: the adapters, None: there are none. The parameters of joined layers become views of the joined ones, as in
-    `SlotLM`; either class may come first.
+    stack: memory of the adapters, None: the model has no adapters. The parameters of joined layers become views of the
+    joined ones, as in `SlotLM`; either class may come first.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class FusedLM:
         return scores
 
     def _adapt(self, adapters: Tensor | None, tile: int) -> Adapt | None:
-        """Adds adapters to tiles of so many rows; None: no tile has one."""
+        """The function that adds adapters to tiles of `tile` rows; None: without adapters."""
         if adapters is None:
             return None
         stack, places = self._stack, adapters
