@@ -21,6 +21,7 @@ WRITTEN = [
     ("Forbidden", "forbidden", 403, "PERMISSION_DENIED", 2),
     ("RequestNotFound", "request_not_found", 404, "NOT_FOUND", 2),
     ("VoiceNotFound", "voice_not_found", 404, "NOT_FOUND", 2),
+    ("AdapterNotFound", "adapter_not_found", 404, "NOT_FOUND", 2),
     ("VoiceExists", "voice_exists", 409, "ALREADY_EXISTS", 2),
     ("VoiceStoreError", "voice_store_error", 500, "INTERNAL", 2),
     ("VoiceStoreAway", "voice_store_away", 503, "UNAVAILABLE", 2),

@@ -20,6 +20,7 @@ from typing_extensions import Unpack
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import ModelCard
+from vivavoce.engine.adapters import AdapterInfo
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import CostSnapshot
 from vivavoce.engine.engine import Engine
@@ -74,6 +75,7 @@ class Manner(ReadingManner, total=False):
     word_times: bool
     guard: bool
     flow_steps: Literal["official", "fast"] | None
+    adapter: str | None
     prompt_text: str
     instruct: str | None
     options: SpeakOptions
@@ -208,6 +210,16 @@ class Vivavoce:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def load_adapter(self, name: str, folder: str | Path) -> AdapterInfo:
+        """Load a LoRA adapter of the language model, a folder of PEFT's, for speech that names it; errors as
+        `Engine.load_adapter`. There must be room: `EngineSettings.max_adapters`.
+        """
+        return self.engine.load_adapter(name, folder)
+
+    def remove_adapter(self, name: str) -> None:
+        """Unload an adapter; speech that has it goes on. AdapterNotFound: the name is not loaded."""
+        self.engine.remove_adapter(name)
+
     def voices(self) -> list[str]:
         """Names of the voices that can be used: stored and built in."""
         return self._registry.names()
@@ -278,6 +290,8 @@ class Vivavoce:
                 another seed; `Speech.delivery` tells.
             flow_steps: official (ten Euler steps) or fast (three midpoint steps, three fifths of the flow's work);
                 None: as the engine's settings say. CosyVoice 1 has only official ones.
+            adapter: a LoRA adapter of the language model by its name (`load_adapter`), "none": without one; None: the
+                voice's own, if it names one.
             prompt_text, instruct: former names of transcript and instructions.
             options: all but the transcript in one value; other keywords change it.
 

@@ -75,6 +75,10 @@ class VoiceNotFound(VivavoceError, http_status=404, grpc_status="NOT_FOUND"):
     """The request names a voice that no store knows."""
 
 
+class AdapterNotFound(VivavoceError, http_status=404, grpc_status="NOT_FOUND"):
+    """The request, or its voice, names a LoRA adapter that is not loaded."""
+
+
 class VoiceExists(VivavoceError, http_status=409, grpc_status="ALREADY_EXISTS"):
     """A voice of that name is stored already."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from typing_extensions import Unpack
 
+from vivavoce.engine.adapters import AdapterInfo
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.messages import EngineProcessSettings
@@ -191,6 +192,32 @@ class EngineFleet:
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await self._ask(lambda engine: engine.remove_voice(owner, name), None, _is_full)
+
+    async def adapters(self) -> tuple[AdapterInfo, ...]:
+        return await self._ask(lambda engine: engine.adapters())
+
+    async def add_adapter(self, name: str, folder: str) -> AdapterInfo:
+        """Load it in all engines or in none; EngineStopped: one of them is not ready."""
+        done: list[EngineClient] = []
+        try:
+            for one in self._all_ready():
+                info = await one.add_adapter(name, folder)
+                done.append(one)
+        except VivavoceError:
+            for one in done:
+                with suppress(VivavoceError):
+                    await one.remove_adapter(name)
+            raise
+        return info
+
+    async def remove_adapter(self, name: str) -> None:
+        for one in self._all_ready():
+            await one.remove_adapter(name)
+
+    def _all_ready(self) -> list[EngineClient]:
+        if not all(one.ready for one in self.engines.values()):
+            raise EngineStopped("engine: not all of them are ready to change adapters; ask again in some seconds")
+        return list(self.engines.values())
 
     async def statistics(self) -> BackendStatistics | None:
         """None: the fleet has no statistics of its own, each engine has."""

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from vivavoce.child import ignore_signals, python_command
+from vivavoce.engine.adapters import AdapterInfo
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import ArrivingText, Handle, More, Outbox, RequestResult
 from vivavoce.engine.loop import LEAVE_S
@@ -331,6 +332,28 @@ class EngineGroup:
         self._all("watch", heads)
 
     @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        found: tuple[AdapterInfo, ...] = self._any("adapters")
+        return found
+
+    def load_adapter(self, name: str, folder: str | Path) -> AdapterInfo:
+        """Load an adapter as `Engine.load_adapter` does, in every engine, or in none if one of them refuses it."""
+        done: list[RemoteEngine] = []
+        try:
+            for one in self._running():
+                info: AdapterInfo = one.call("load_adapter", name, str(Path(folder).absolute())).result()
+                done.append(one)
+        except VivavoceError:
+            for one in done:
+                with suppress(VivavoceError):
+                    one.call("remove_adapter", name).result()
+            raise
+        return info
+
+    def remove_adapter(self, name: str) -> None:
+        self._all("remove_adapter", name)
+
+    @property
     def statistics(self) -> StatisticsSnapshot:
         return summed(self._all("statistics"))
 
@@ -343,14 +366,17 @@ class EngineGroup:
             one.close()
 
     def _any(self, method: str, *arguments: object) -> Any:
-        running = next((one for one in self._engines.values() if one.load.ready), None)
-        if running is None:
-            raise EngineStopped("engine: all processes have ended; load the model again")
-        return running.call(method, *arguments).result()
+        return self._running()[0].call(method, *arguments).result()
 
     def _all(self, method: str, *arguments: object) -> list[Any]:
         running = [one for one in self._engines.values() if one.load.ready]
         return [answer.result() for answer in [one.call(method, *arguments) for one in running]]
+
+    def _running(self) -> list[RemoteEngine]:
+        running = [one for one in self._engines.values() if one.load.ready]
+        if not running:
+            raise EngineStopped("engine: all processes have ended; load the model again")
+        return running
 
 
 def open_group(

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from vivavoce.errors import InvalidRequest, MissingDependency, VoiceStoreAway, VoiceStoreError
 from vivavoce.frontend.voices.names import PUBLIC, VoiceSummary, folded
 from vivavoce.frontend.voices.stores import Quota, VoiceStore, namespace_id, taken_name
-from vivavoce.frontend.voices.voice import Voice, consent_fields, decode_voice
+from vivavoce.frontend.voices.voice import Voice, decode_voice, optional_fields
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -135,7 +135,7 @@ class RedisStore(VoiceStore):
         key, name = self._key(owner), voice.name
         head = "".join(_Head(uuid.uuid4().hex, _digest(content), name))
         # Older programs take four values, the last one by its truth.
-        last = {"has_prompt": voice.has_prompt, **told} if (told := consent_fields(voice)) else voice.has_prompt
+        last = {"has_prompt": voice.has_prompt, **told} if (told := optional_fields(voice)) else voice.has_prompt
         about = json.dumps([name, voice.description, voice.transcript, last], ensure_ascii=False)
         limits = (quota.voices, quota.total_bytes) if quota else (-1, -1)
         options = _NONCE + _DIGEST, int(replace), *limits, expected or ""

@@ -63,6 +63,7 @@ class Field(IntEnum):
     WINDOW = 10
     MAX_REPEATS = 11
     TOP_P = 12  # the bits of a float64
+    ADAPTER = 13  # 1 + the place of the run's adapter, 0 without one
 
 
 class PackedRow(NamedTuple):

@@ -26,7 +26,7 @@ _IDLE = tl.constexpr(IDLE)
 _COLUMNS = tl.constexpr(len(Field))
 (
     _RUNNING, _POSITION, _COUNT, _RUN_COUNT, _LAST, _FORCED_AT, _FORCED, _MIN_TOKENS, _SEED, _TOP_K, _WINDOW,
-    _MAX_REPEATS, _TOP_P,
+    _MAX_REPEATS, _TOP_P, _ADAPTER,
 ) = (tl.constexpr(int(field)) for field in Field)  # fmt: skip
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vivavoce.cli.flags import REQUIRED, argument, command, flag, group
 from vivavoce.errors import InvalidRequest
@@ -36,6 +35,7 @@ from vivavoce_training.options import (
     folder_of,
     mendable,
     open_corpus,
+    train_encoder,
 )
 from vivavoce_training.record import log, shown
 
@@ -76,7 +76,11 @@ def prepare_recordings(
     log.info("%s: %d recordings, %.2f h, %d speakers", corpus, len(made), made.hours, speakers)
 
 
-@command(app, "vivavoce train lm corpus tuned --init CosyVoice2-0.5B --rate 1e-5 --steps 2000 --sequences 20000")
+@command(
+    app,
+    "vivavoce train lm corpus tuned --init CosyVoice2-0.5B --rate 1e-5 --steps 2000 --sequences 20000",
+    "vivavoce train lm corpus brand --init CosyVoice2-0.5B --lora 16 --rate 2e-4 --steps 2000 --sequences 20000",
+)
 def lm(
     training: Training,
     init: Init = None,
@@ -84,6 +88,9 @@ def lm(
     sequences: int = flag("Training sequences to draw from the corpus.", "NUMBER", default=300_000),
     positions: int = flag("Positions in one step.", "NUMBER", default=24_576),
     dropout: float = flag("Share of the layers' output that is dropped.", "NUMBER", default=0.1),
+    lora: int | None = flag(
+        "Train a LoRA adapter of this rank in place of the weights; OUT is its folder.", "RANK", min=1, max=256
+    ),
 ) -> None:
     """Train the language model on a corpus with speech tokens."""
     import torch
@@ -93,10 +100,13 @@ def lm(
     from vivavoce.models.lm.qwen2 import SpeechLM
     from vivavoce_training.lm import LMRecipe, build_rows, train_lm
     from vivavoce_training.loop import Recipe
+    from vivavoce_training.lora import LoRA, write_adapter
     from vivavoce_training.start import sizes_of, text_ids
     from vivavoce_training.weights import load_part, save_part
 
     started = time.monotonic()
+    if lora is not None and init is None:
+        raise InvalidRequest("lora: an adapter belongs to a model; name it with --init")
     on, folder = device_of(training.device), None if init is None else folder_of(init)
     source, seed, out = open_corpus(training.corpus), training.seed, training.out
     place, sizes = sizes_of(folder, training.settings)
@@ -113,8 +123,13 @@ def lm(
         for table in (one for one in model.modules() if isinstance(one, torch.nn.Embedding)):
             torch.nn.init.normal_(table.weight, std=0.02)
     recipe = LMRecipe(Recipe(rate, warmup_steps=500, weight_decay=0.05), positions_per_step=positions, dropout=dropout)
-    state = train_lm(model, rows, held, training.budget, out, device=on, recipe=recipe, seed=seed)
-    save_part(out, state, part)
+    torch.manual_seed(seed)
+    adapter = None if lora is None else LoRA(model, lora)
+    state = train_lm(model, rows, held, training.budget, out, device=on, recipe=recipe, seed=seed, lora=adapter)
+    if adapter is None:
+        save_part(out, state, part)
+    else:
+        write_adapter(out, state, adapter, str(init))
 
 
 @command(app, "vivavoce train flow corpus tuned --init CosyVoice2-0.5B --rate 1e-5 --steps 2000 --batch 0.25")
@@ -388,7 +403,7 @@ def tokenizer(
     """
     from vivavoce_training.tokenizer.run import Sizes, train_tokenizer
 
-    _train_encoder(train_tokenizer, Sizes(), corpus, out, seconds, device, seed=seed, hours=hours, others=others)
+    train_encoder(train_tokenizer, Sizes(), corpus, out, seconds, device, seed=seed, hours=hours, others=others)
 
 
 @command(app, "vivavoce train speaker corpora/main parts --seconds 70")
@@ -407,7 +422,7 @@ def speaker(
     """
     from vivavoce_training.speaker.run import Sizes, train_speaker
 
-    _train_encoder(train_speaker, Sizes(), corpus, out, seconds, device, seed=seed, hours=hours, others=others)
+    train_encoder(train_speaker, Sizes(), corpus, out, seconds, device, seed=seed, hours=hours, others=others)
 
 
 @command(app, "vivavoce train encode corpora/more --model mini")
@@ -466,27 +481,6 @@ def record_test_set(
     speakers = test_speakers()[:NUM_TEST_SPEAKERS]
     write_test_set(folder, lines, speakers, _recorder(teacher, device))
     log.info("%s: %d sentences of %d speakers", folder, len(lines), len(speakers))
-
-
-def _train_encoder(
-    train: Callable[..., Any],
-    sizes: Any,
-    corpus: Path,
-    out: Path,
-    seconds: float,
-    device: str,
-    *,
-    seed: int,
-    hours: float,
-    others: Path | None,
-) -> None:
-    """Train the speech tokenizer or the speaker encoder, or go on with it, export it, and let it hear the corpus."""
-    from vivavoce_training.loop import Budget
-
-    on, budget = device_of(device), Budget(seconds=seconds)
-    for one in (corpus, *(() if others is None else (others,))):
-        open_corpus(one)
-    train(corpus, out, budget, on, seed=seed, others=others, sizes=replace(sizes, hours=hours))
 
 
 def _recorder(folder: Path, device: str) -> Record:

@@ -32,6 +32,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce_training.data.store import Corpus
 from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train
+from vivavoce_training.lora import LoRA
 from vivavoce_training.utterances import steps_in
 
 PAD, CONTROL, TEXT, SPEECH = range(4)
@@ -226,10 +227,14 @@ def train_lm(
     device: torch.device,
     recipe: LMRecipe,
     seed: int = 0,
+    lora: LoRA | None = None,
 ) -> dict[str, Tensor]:
-    """Train on `rows`, measure on `held` (both as `build_rows` gives them) → averaged weights by our names."""
+    """Train on `rows`, measure on `held` (both as `build_rows` gives them) → averaged weights by our names.
+
+    lora: adapter of the model, which alone is trained, and whose averaged state is returned; None: all weights are.
+    """
     torch.manual_seed(seed + steps_in(folder, "lm"))
-    step, checks = LMStep(lm, rows, recipe, device, seed), _buckets(held, recipe.positions_per_step, device)
+    step, checks = LMStep(lm, rows, recipe, device, seed, lora), _buckets(held, recipe.positions_per_step, device)
     judge = partial(validate, lm, checks) if checks else None
     return train("lm", step, budget, folder, device=device, validate=judge)
 
@@ -238,16 +243,23 @@ class LMStep(TrainingStep):
     """Each variant is a length of rows. InvalidRequest: the corpus gives not a single row."""
 
     def __init__(
-        self, lm: SpeechLM, rows: Sequence[Rows], recipe: LMRecipe, device: torch.device, seed: int = 0
+        self,
+        lm: SpeechLM,
+        rows: Sequence[Rows],
+        recipe: LMRecipe,
+        device: torch.device,
+        seed: int = 0,
+        lora: LoRA | None = None,
     ) -> None:
-        self._lm, self._recipe, self._seed = lm.to(device).requires_grad_(True), recipe, seed
+        self._lm, self._recipe, self._seed = lm.to(device).requires_grad_(lora is None), recipe, seed
+        learning = lm if lora is None else lora.to(device)
         self._buckets = _buckets(rows, recipe.positions_per_step, device)
         if not self._buckets:
             raise InvalidRequest("corpus: no utterance fits into a training row; cut the recordings to 15 s or less")
         self.positions = [bucket.kinds.numel() for bucket in self._buckets]  # of all rows of each variant
         add_dropout(lm, recipe.dropout)
-        self._optimizer = Optimizer(lm.parameters(), recipe.optimizer)
-        self.modules, self.optimizers = {"lm": lm}, {"lm": self._optimizer}
+        self._optimizer = Optimizer(learning.parameters(), recipe.optimizer)
+        self.modules, self.optimizers = {"lm": learning}, {"lm": self._optimizer}
 
     def variant(self, step: int, progress: float) -> int:
         """Each length in proportion to its positions, the same for the same seed and step."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from vivavoce.cli.flags import REQUIRED, argument, flag, shared
 from vivavoce.errors import InvalidRequest
@@ -94,3 +94,24 @@ def mendable() -> Iterator[None]:
         yield
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+
+
+def train_encoder(
+    train: Callable[..., Any],
+    sizes: Any,
+    corpus: Path,
+    out: Path,
+    seconds: float,
+    device: str,
+    *,
+    seed: int,
+    hours: float,
+    others: Path | None,
+) -> None:
+    """Train the speech tokenizer or the speaker encoder, or go on with it, export it, and let it hear the corpus."""
+    from vivavoce_training.loop import Budget
+
+    on, budget = device_of(device), Budget(seconds=seconds)
+    for one in (corpus, *(() if others is None else (others,))):
+        open_corpus(one)
+    train(corpus, out, budget, on, seed=seed, others=others, sizes=replace(sizes, hours=hours))

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.adapters import write_adapter
 from tests.cli.cli_harness import Run, read_wav
 from vivavoce.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.models.build import Models
 from vivavoce_textnorm.lexicon import Lexicon
 
 NOTE = "note: model babble is randomly initialised: it babbles, it does not speak; use --model "
@@ -183,3 +185,14 @@ def test_the_name_of_a_file_is_not_spoken_by_mistake(run: Run, name: str) -> Non
     )
     assert not Path("out.wav").exists()
     assert run("speak --file", name).code == 0
+
+
+def test_an_adapter_speaks(run: Run, tmp_path: Path, models: Models) -> None:
+    write_adapter(tmp_path / "brand", models.lm)
+    plain, adapted = (
+        run("speak Hi.", *options) for options in ((), ("--adapter", tmp_path / "brand", "-o", "own.wav"))
+    )
+    assert (plain.code, adapted.code) == (0, 0)
+    assert not np.array_equal(*(read_wav(Path(name))[:2_000] for name in ("out.wav", "own.wav")))
+    assert "adapter: 'no folder' is not a name" in run("speak Hi. --adapter", "no folder").error
+    assert "adapter_config.json in 'absent' cannot be read" in run("speak Hi. --adapter absent").error

@@ -108,6 +108,7 @@ def test_lists_are_json_where_wanted(kept: Run, recording: Path) -> None:
         **{"model": "babble", "fingerprint": "", "recording_bytes": recording.stat().st_size},
         **{"kind": "stored", "language": "", "sex": ""},
         **{"consent": "All but politics.", "consent_by": "Anna A.", "consent_at": listed["consent_at"]},
+        "adapter": "",
     }
 
 

@@ -20,12 +20,15 @@ from shown import PAGES, ROOT, SHELL_WORDS, Shown, commands
 
 from tests.server.http.serving import make_state
 from vivavoce import api
+from vivavoce.checkpoint.config import qwen2_of
+from vivavoce.checkpoint.settings import read_config
 from vivavoce.cli.main import app, main
 from vivavoce.engine.engine import Engine
 from vivavoce.frontend.front_end import FrontEnd
 from vivavoce.frontend.loading import load_model
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
+from vivavoce_bench.random_adapter import make_random_adapter
 from vivavoce_books.jobs.routes import router as jobs_router
 from vivavoce_books.jobs.service import Jobs
 
@@ -110,6 +113,9 @@ def world(tmp_path: Path, babble: Path, babble_v3: Path, monkeypatch: pytest.Mon
     for name in ("model_repo/token2wav/config.pbtxt", "config.pbtxt"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(template, work / name)
+    config = read_config(babble, ()).lm
+    for name in ("adapters/brand", "brand"):
+        make_random_adapter(work / name, qwen2_of(config))
     for name in ("chapter.txt", "book.txt"):
         (work / name).write_text("Hello there. How are you?", encoding="utf-8")
     for name, value in {"HOME": tmp_path / "home", "MODEL": babble}.items():

@@ -150,7 +150,7 @@ def test_a_text_that_arrives_behind_a_system_prompt_is_waited_for(models_v3, off
     """Officially 15 tokens are said before the first words of it are there."""
     voice = replace(MUTE, lm_system_text=(70, 71))
     with running(models_v3, official=official) as engine:
-        sequence = engine._intake.segment(SegmentRequest(voice, text=(65,)), InputMode.TOKENS)
+        sequence = engine._intake.segment(SegmentRequest(voice, text=(65,)), InputMode.TOKENS, {})
         run = sequence.text.next_run()
         assert (run is not None) == official
         sequence.text.push((66,) * 4)

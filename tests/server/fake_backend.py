@@ -171,6 +171,7 @@ class FakeBackend:
         description: str = "",
         replace: bool = False,
         consent: Consent | None = None,
+        adapter: str = "",
     ) -> VoiceSummary:
         if self.refuses_with is not None:
             raise self.refuses_with
@@ -179,7 +180,7 @@ class FakeBackend:
         if (owner, name) in self.stored and not replace:
             raise VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
         told = {"consent": consent.statement, "consent_by": consent.who, "consent_at": consent.at} if consent else {}
-        voice = VoiceSummary(name, "stored", owner == "", description, recording.transcript, **told)
+        voice = VoiceSummary(name, "stored", owner == "", description, recording.transcript, adapter=adapter, **told)
         self.stored[owner, name] = voice
         return voice
 

@@ -19,6 +19,7 @@ from tests.training.tones import write_corpus, write_tones
 from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import LMConfig, qwen2_of
 from vivavoce.checkpoint.weights import read_tensors
+from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from vivavoce.frontend.front_end import load_front_end
 from vivavoce.frontend.loading import load_model
@@ -49,6 +50,7 @@ from vivavoce_training.lm import (
     whole_text,
     with_noise,
 )
+from vivavoce_training.lora import LoRA
 from vivavoce_training.options import Training
 from vivavoce_training.start import sizes_of, text_ids
 from vivavoce_training.weights import MINI, load_part, new_config
@@ -341,7 +343,7 @@ def losses(folder: Path, part: str, name: str) -> list[float]:
 def test_fine_tuning_lowers_both_losses(recordings: Corpus, checkpoint: Path, tmp_path: Path) -> None:
     for steps in (1, 16):  # the state of the first call is continued by the second
         training = Training(recordings.folder, tmp_path, steps=steps, device="cpu")
-        lm(training, init=checkpoint, rate=3e-2, sequences=60, positions=400, dropout=0.1)
+        lm(training, init=checkpoint, rate=3e-2, sequences=60, positions=400, dropout=0.1, lora=None)
         flow(training, init=checkpoint, rate=3e-2, batch=0.02)
     for part, loss in (("lm", "ce"), ("flow", "cfm")):
         first, *_, last = losses(tmp_path, part, loss)
@@ -359,9 +361,44 @@ def test_fine_tuning_lowers_both_losses(recordings: Corpus, checkpoint: Path, tm
     assert not np.array_equal(packed[: len(spoken)], spoken[: len(packed)])
 
 
-def _spoken(folder: Path) -> np.ndarray:
-    with closing(Vivavoce(*load_model(folder, (CPU,)))) as synthesizer:
-        return synthesizer.speak("Hi.", Voice(torch.ones(192), "")).samples
+def test_an_adapter_learns_and_is_loaded_again(recordings: Corpus, checkpoint: Path, tmp_path: Path) -> None:
+    out, before = tmp_path / "brand", (checkpoint / "llm.pt").read_bytes()
+    for steps in (1, 16):  # the state of the first call is continued by the second
+        training = Training(recordings.folder, out, steps=steps, device="cpu")
+        lm(training, init=checkpoint, rate=3e-1, sequences=60, positions=400, dropout=0.1, lora=4)
+    first, *_, last = losses(out, "lm", "valid_ce")
+    assert last < first
+    assert not (out / "llm.pt").exists()
+    assert (checkpoint / "llm.pt").read_bytes() == before
+    state = torch.load(out / "lm.state.pt", weights_only=True)
+    assert {name.rpartition("/")[2] for name in state["modules"]["lm"]} == {"lora_A", "lora_B"}
+    tuned = _spoken(checkpoint, out)
+    assert np.isfinite(tuned).all()
+    assert not np.array_equal(_spoken(checkpoint)[: len(tuned)], tuned)
+
+
+def test_an_adapter_without_a_model_is_refused(recordings: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="lora: an adapter belongs to a model; name it with --init"):
+        lm(Training(recordings.folder, tmp_path, steps=1, device="cpu"), init=None, lora=4)
+
+
+def test_an_untrained_adapter_changes_nothing(each: Models) -> None:
+    model, given = copy.deepcopy(each.lm), torch.randn(1, 7, each.lm.config.hidden_size)
+    adapter = LoRA(model, 3)
+    assert torch.equal(model(given), each.lm(given))
+    torch.nn.init.ones_(adapter.get_parameter("layers/0/mlp/down_proj/lora_B"))
+    assert not torch.equal(model(given), each.lm(given))
+    adapter.eval()
+    assert not model.training
+    adapter.train()
+    assert model.training
+
+
+def _spoken(folder: Path, adapter: Path | None = None) -> np.ndarray:
+    settings = EngineSettings(adapters={} if adapter is None else {"own": adapter})
+    with closing(Vivavoce(*load_model(folder, (CPU,), settings=settings))) as synthesizer:
+        name = None if adapter is None else "own"
+        return synthesizer.speak("Hi.", Voice(torch.ones(192), ""), adapter=name).samples
 
 
 def test_a_small_cosyvoice3_is_begun_from_its_settings(recordings: Corpus, tmp_path: Path) -> None:

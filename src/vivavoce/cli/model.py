@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivavoce.cli import flags
@@ -87,13 +88,18 @@ def load_model(
     engine: EngineChoice = EngineChoice(),
     backends: BackendChoice = BackendChoice(),
     spread: Spread = Spread(),
+    adapter: Path | None = None,
 ) -> tuple[Vivavoce, float]:
+    """The model, and the seconds of loading it; adapter: the folder of one, which is then known by its name."""
     name = choice.model or "the default model"
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they belong to the program, not to the model.
         from vivavoce.api import load
         from vivavoce.frontend.model_choice import model_folder
 
+        settings = engine.settings(backends)
+        if adapter is not None:
+            settings = replace(settings, adapters={adapter.absolute().name: adapter})
         started = time.perf_counter()
         tts = load(
             model_folder(choice.model),
@@ -101,7 +107,7 @@ def load_model(
             dtype=choice.dtype,
             variant=choice.variant,
             voices=choice.voices,
-            settings=engine.settings(backends),
+            settings=settings,
         )
         return tts, time.perf_counter() - started
 

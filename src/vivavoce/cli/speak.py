@@ -95,6 +95,7 @@ class SpeechManner:
     word_times: bool = flag("Time each word: subtitles then follow the words.", default=WORD_TIMES.default)
     guard: bool = flag(GUARD.flag_help, default=GUARD.default)
     flow_steps: str | None = flag(FLOW_STEPS.flag_help, "CHOICE")
+    adapter: Path | None = flag("Folder of a LoRA adapter of the language model, which PEFT has written.", "FOLDER")
     top_p: float | None = flag(TOP_P.flag_help, "NUMBER")
     top_k: int | None = flag(TOP_K.flag_help, "NUMBER")
 
@@ -117,6 +118,7 @@ class SpeechManner:
             "word_times": self.word_times,
             "guard": self.guard,
             "flow_steps": self.flow_steps,
+            "adapter": None if self.adapter is None else self.adapter.absolute().name,
             "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }
         SpeakOptions(instruct=self.instructions, **{name: how[name] for name in how if name != "instructions"})
@@ -150,7 +152,8 @@ def speak(
 
         read = (text[at : at + PART_CHARS] for at in range(0, len(text), PART_CHARS))
         text = "".join(TextFilter(keywords["reasoning"]).stream(read))
-    tts, load_s = load_model(model, reporter, EngineChoice(watermark=source.watermark), backends)
+    engine = EngineChoice(watermark=source.watermark)
+    tts, load_s = load_model(model, reporter, engine, backends, adapter=manner.adapter)
     with reporter.working("listening …" if manner.transcript else "starting …"):
         tts.check(text)
         voice = tts.voice(manner.voice, manner.transcript)

@@ -46,6 +46,7 @@ def add(
     licence: str = flag("Terms of use for the voice.", "TEXT", default=""),
     consent: str = flag("What the person who is heard allows.", "TEXT", default=""),
     consent_by: str = flag("The person who gave the consent.", "NAME", default=""),
+    adapter: str = flag("LoRA adapter that speaks with it where a request names none.", "NAME", default=""),
     as_recorded: bool = flag("Leave silence at its ends, and its level, as the official code does.", default=False),
     replace: bool = _REPLACE,
     model: flags.ModelOption = None,
@@ -57,12 +58,15 @@ def add(
 
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
+        from vivavoce.engine.adapters import check_adapter_name
         from vivavoce.frontend.audio.decode import decode_audio
         from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
         from vivavoce.frontend.voices.consent import given_consent
         from vivavoce.frontend.voices.names import check_voice_name
 
         name, allowed = check_voice_name(name), given_consent(consent, consent_by)
+        if adapter:
+            check_adapter_name(adapter)
         store = _store(voices)
         _refuse_taken([name], store, replace)
         decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # fails before a model loads
@@ -74,7 +78,7 @@ def add(
         extractor = dataclasses.replace(front_end.extractor, as_recorded=as_recorded)
         extracted = extractor.extract_to_keep(recording, transcript).named(name)
         about = dataclasses.replace(extracted, description=description, licence=licence, consent=allowed)
-        store.save(about, replace=replace)
+        store.save(dataclasses.replace(about, adapter=adapter), replace=replace)
     reporter.report(
         f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {shlex.quote(name)}"
     )
@@ -258,7 +262,7 @@ def _described(voice: Voice, models: ModelNames, card: str = "") -> dict[str, An
     """A voice as JSON values; model: a local model that it fits; None: not here, or it fits any model; card: the name
     of the model that it is built into.
     """
-    from vivavoce.frontend.voices.voice import consent_fields
+    from vivavoce.frontend.voices.voice import optional_fields
 
     known = ((models.of(one.fingerprint), one.fingerprint) for one in (voice, *voice.others) if one.fingerprint)
     model, fingerprint = next((one for one in known if one[0]), (None, voice.fingerprint))
@@ -271,8 +275,8 @@ def _described(voice: Voice, models: ModelNames, card: str = "") -> dict[str, An
         "language": voice.language,
         "sex": voice.sex,
         "licence": voice.licence,
-        **dict.fromkeys(("consent", "consent_by", "consent_at"), ""),
-        **consent_fields(voice),
+        **dict.fromkeys(("consent", "consent_by", "consent_at", "adapter"), ""),
+        **optional_fields(voice),
         "model": card or model,
         "fingerprint": fingerprint,
         "recording_bytes": len(voice.recording),

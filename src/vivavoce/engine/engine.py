@@ -17,10 +17,12 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, overload
 
 import torch
 
+from vivavoce.engine.adapters import AdapterInfo, Adapters
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
@@ -35,7 +37,14 @@ from vivavoce.engine.loop import Loop
 from vivavoce.engine.request import EngineRequest, FlowSteps, InputMode, TokenRequest, speech_prompt
 from vivavoce.engine.request_state import RequestState
 from vivavoce.engine.scheduler import Scheduler
-from vivavoce.engine.settings import EngineSettings, MemoryPlan, has_language_model, plan_memory, uses_kernels
+from vivavoce.engine.settings import (
+    EngineSettings,
+    MemoryPlan,
+    adapter_bytes,
+    has_language_model,
+    plan_memory,
+    uses_kernels,
+)
 from vivavoce.engine.stages import Stages
 from vivavoce.engine.statistics import Statistics, StatisticsSnapshot
 from vivavoce.engine.synthesis_runner import SynthesisRunner
@@ -44,6 +53,7 @@ from vivavoce.engine.watermark import WatermarkStream, marked_chunk
 from vivavoce.errors import InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.layers import PairRunner
+from vivavoce.models.lm.adapters import LoadedAdapter
 from vivavoce.models.lm.text_attention import TextHeads
 from vivavoce.rates import Rates
 
@@ -78,7 +88,12 @@ def build_stages(
 
                 lm = lm_stage(models, settings, memory)
             elif lm is None and has_language_model(models):
-                lm = builders.lm(models, slots=memory.slots, capacity=memory.capacity, chooser=chooser, **ways)
+                room: dict[str, int] = {}
+                if settings.adapter_places:
+                    adapter_bytes(models, settings)  # refuses models that can have none
+                    room = {"adapters": settings.adapter_places, "adapter_rank": settings.max_adapter_rank}
+                sizes = {"slots": memory.slots, "capacity": memory.capacity, **room}
+                lm = builders.lm(models, chooser=chooser, **sizes, **ways)
             if isinstance(models, Models):
                 shared, more = {"most_frames": frames, "both": both}, dict[str, Any]()
                 if flow is None and settings.flow_backend != "torch":
@@ -196,7 +211,9 @@ class Engine:
         self._costs = CostModel(priors) if costs is None else costs
         self._rates = models.config.rates if isinstance(models, Models) else _LONE_RATES
         steps = FlowSteps(settings.flow_steps)
-        self._intake = Intake(models, self.stages.lm, self._rates, official, steps)
+        lm_stage: Any = self.stages.lm
+        self._adapters = Adapters(models.config.lm, lm_stage, settings.adapter_places, settings.max_adapter_rank)
+        self._intake = Intake(models, self.stages.lm, self._rates, official, steps, self._adapters)
         self._ids = itertools.count()
         self._heads: TextHeads | None = None
         self._lm_id = ""
@@ -213,6 +230,8 @@ class Engine:
             silent=models.config.lm.vocabulary.silent,
             threads=threads or nullcontext(),
         )
+        for name, folder in settings.adapters.items():
+            self._adapters.load(name, Path(folder), self._loop.in_lm_queue)
         # The thread has a reference to the loop only, so an unused engine is collected and stops.
         weakref.finalize(self, self._loop.abandon)
 
@@ -315,6 +334,33 @@ class Engine:
         self._loop.watch(heads)
         self._heads = heads
 
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The LoRA adapters that requests may name."""
+        return self._adapters.infos
+
+    def load_adapter(self, name: str, folder: str | Path) -> AdapterInfo:
+        """Load a LoRA adapter of the language model, as PEFT writes it, for requests that name it from now on.
+
+        Raises:
+            InvalidRequest: the folder cannot be read or does not fit the model, the name is taken, or
+                `EngineSettings.max_adapters` are loaded already.
+            Overloaded: the room of a removed one is not free yet.
+        """
+        return self._adapters.load(name, Path(folder), self._in_loop_queue)
+
+    def check_adapter(self, name: str) -> None:
+        """Raise AdapterNotFound if no adapter of that name is loaded."""
+        self._adapters.find(name, {})
+
+    def remove_adapter(self, name: str) -> None:
+        """Unload an adapter: new requests cannot name it, those that speak with it go on. AdapterNotFound: it is not
+        loaded."""
+        self._adapters.remove(name)
+
+    def _in_loop_queue(self, work: Callable[[], Any]) -> Any:
+        return self._in_loop(partial(self._loop.in_lm_queue, work))
+
     def find_heads(self, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> TextHeads | None:
         """Speak some texts, and find the heads that follow them, None: no head does; they are not watched yet.
 
@@ -385,16 +431,16 @@ class Engine:
         self.close()
 
     def _enqueue(self, request: EngineRequest | TokenRequest, asked: bool = True) -> Any:
-        outbox: Outbox[Any] = Outbox()
+        outbox, adapters = Outbox[Any](), dict[str, LoadedAdapter]()
         if isinstance(request, TokenRequest):
             arrival, policy, arrived = InputMode.WHOLE, None, deque([self._intake.prompt(request)])
         else:
             arrival, policy = request.arrival, request.policy
             if policy is not None:
                 policy = policy_for(self.models.config.generation, policy)
-            arrived = deque(self._intake.segment(segment, arrival) for segment in request.segments)
+            arrived = deque(self._intake.segment(segment, arrival, adapters) for segment in request.segments)
         state = RequestState(next(self._ids), policy, time.perf_counter(), self._rates, outbox, arrived, asked=asked)
-        state.tokens_only, state.arrival = isinstance(request, TokenRequest), arrival
+        state.tokens_only, state.arrival, state.adapters = isinstance(request, TokenRequest), arrival, adapters
         state.complete = arrival in (InputMode.WHOLE, InputMode.TOKENS)
         state.batch = isinstance(request, EngineRequest) and request.batch
         self.check_load(state.live, state)
@@ -405,7 +451,7 @@ class Engine:
 
         # A handle may be kept for long, so it refers to the request's number and not to the state with its tensors.
         def push(more: More) -> None:
-            loop.post(partial(loop.take, number, self._intake.more(more, arrival)))
+            loop.post(partial(loop.take, number, self._intake.more(more, arrival, adapters)))
 
         leave = partial(loop.leave, number)
         if self.settings.watermark and not state.tokens_only:

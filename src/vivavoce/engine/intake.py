@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vivavoce.checkpoint.config import LMConfig
+from vivavoce.engine.adapters import Adapters
 from vivavoce.engine.handle import More
 from vivavoce.engine.lm_stage import DecodeRun, StreamingPrompt, plain_run
 from vivavoce.engine.request import FlowSteps, InputMode, SegmentRequest, SpeechTokens, TokenRequest
@@ -14,6 +16,7 @@ from vivavoce.engine.stages import LMInterface
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.generations import MAX_FRAMES
+from vivavoce.models.lm.adapters import LoadedAdapter
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.rates import Rates
 
@@ -21,7 +24,8 @@ from vivavoce.rates import Rates
 class Intake:
     """Checks requests against the models that an engine has.
 
-    official: end the decode by the official rules, as in `Engine`; flow_steps: of segments that name none.
+    official: end the decode by the official rules, as in `Engine`; flow_steps: of segments that name none; adapters:
+    those that segments may name.
     """
 
     def __init__(
@@ -31,11 +35,13 @@ class Intake:
         rates: Rates,
         official: bool,
         flow_steps: FlowSteps,
+        adapters: Adapters,
     ) -> None:
         self._models, self._lm, self._rates, self._official = models, lm, rates, official
-        self._flow_steps = flow_steps
+        self._flow_steps, self._adapters = flow_steps, adapters
 
-    def more(self, more: More, arrival: InputMode) -> Taken:
+    def more(self, more: More, arrival: InputMode, adapters: dict[str, LoadedAdapter]) -> Taken:
+        """Check what was pushed to a request; adapters: as of `segment`."""
         if more is None or isinstance(more, Exception):
             return more
         takes, given = InputMode.TOKENS, "text ids were"
@@ -47,7 +53,7 @@ class Intake:
             raise InvalidRequest(f"text: {given} pushed to a request of arrival {arrival.value}; push what it takes")
         if isinstance(more, SegmentRequest):
             more.check_not_empty()
-            return self.segment(more, InputMode.WHOLE)
+            return self.segment(more, InputMode.WHOLE, adapters)
         vocabulary = self._models.config.lm.vocabulary
         if isinstance(more, SpeechTokens):
             _check_range("speech tokens", more.tokens, vocabulary.num_speech_tokens)
@@ -55,12 +61,16 @@ class Intake:
             _check_range("text", more, self._models.config.lm.text_vocab_size)
         return more
 
-    def segment(self, segment: SegmentRequest, arrival: InputMode) -> SequenceState:
-        """Make a sequence of a segment, with its rows for the language model; safe to call from any thread."""
+    def segment(self, segment: SegmentRequest, arrival: InputMode, adapters: dict[str, LoadedAdapter]) -> SequenceState:
+        """Make a sequence of a segment, with its rows for the language model; safe to call from any thread.
+
+        adapters: those that the request has already; the segment's is added.
+        """
         self._check_ids(segment)
         config, voice, lm = self._models.config.lm, segment.conditioning, self._lm
         room = self._rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         steps = segment.flow_steps or self._flow_steps
+        adapter = self._adapters.find(segment.adapter, adapters) if segment.adapter else None
         sequence = SequenceState(segment, prompt_tokens=len(voice.flow_tokens), flow_steps=steps)
         tokens = () if segment.pause_s else segment.speech_tokens
         if arrival in (InputMode.TOKENS, InputMode.SPEECH) and not isinstance(config, LMConfig):
@@ -92,10 +102,11 @@ class Intake:
             )
             sequence.phase, sequence.limited = Phase.STARVED, False
             unwatched = len(voice.lm_text) if segment.watched else None
-            sequence.text = StreamingPrompt(interleaver, config.vocabulary, room, lm.capacity, unwatched)
+            sequence.text = StreamingPrompt(interleaver, config.vocabulary, room, lm.capacity, unwatched, adapter)
             sequence.text.push(segment.text)
         else:
             run = plain_run(config, segment, official=self._official, room=None if self._official else room)
+            run = run if adapter is None else replace(run, adapter=adapter)
             lm.check(run)
             sequence.run, sequence.prompt_rows, sequence.most_tokens = run, len(run.rows), run.forced_at
             sequence.limited = segment.sampling.exact_tokens is None

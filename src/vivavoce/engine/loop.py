@@ -167,6 +167,7 @@ class Loop:
                         message = self._inbox.get()
                         self.busy_since = self._clock()
                         message()
+                        del message  # it may hold an adapter
             except Exception:
                 log.exception("engine failed: the engine's loop has failed")
             finally:
@@ -258,6 +259,15 @@ class Loop:
         """In the loop's thread: the heads by which watched segments are followed from now on."""
         if self._lm is not None:
             self._lm.heads = heads
+
+    def in_lm_queue(self, work: Callable[[], Any]) -> Any:
+        """Run this where the language model's launches run, behind those that were made, and give its result.
+
+        In the loop's thread, or before it was started.
+        """
+        assert self._lm is not None
+        with torch.inference_mode(), self._lm.queue.entered():
+            return work()
 
     def prepare(self, streams: int | None) -> None:
         """In the loop's thread: prepare for this many streams, None: for any work."""
@@ -412,6 +422,7 @@ class Loop:
         # Sequences hold tensors and refer to their request; clearing breaks the cycle, so that memory is freed at once.
         request.sequences.clear()
         request.held.clear()
+        request.adapters.clear()
 
     def _announce_end(self, request: RequestState, error: Exception | None) -> None:
         """Report the end of the request to admission and statistics, then end its outbox."""

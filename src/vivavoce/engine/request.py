@@ -121,7 +121,7 @@ class SegmentRequest:
     pause_s: seconds of silence instead of speech, in a segment that has neither text nor tokens; watched: its chunks
     tell where the voice is in the text, if the engine knows heads of the model that do; guarded: the first text id of
     each word, if speech that leaves the text is to be drawn again (`guard`), which needs `watched`; flow_steps: None is
-    the engine's default.
+    the engine's default; adapter: the name of a loaded LoRA adapter, "" without one.
     """
 
     conditioning: Conditioning
@@ -134,6 +134,7 @@ class SegmentRequest:
     watched: bool = False
     guarded: tuple[int, ...] | None = None
     flow_steps: FlowSteps | None = None
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         check_speed(self.speed)

@@ -207,7 +207,8 @@ class RequestState:
 
     policy: the chunk policy, None: offline work; outbox: where its listener takes the results; tokens_only: speech
     tokens are wanted, no audio; arrived: sequences that are not opened yet; complete: no more sequences or speech
-    tokens will be pushed; asked: from a client, otherwise from the engine's warm-up; batch: as of `EngineRequest`.
+    tokens will be pushed; asked: from a client, otherwise from the engine's warm-up; batch: as of `EngineRequest`;
+    adapters: by name, which it keeps to its end.
     """
 
     id: int
@@ -221,6 +222,7 @@ class RequestState:
     complete: bool = True
     asked: bool = True
     batch: bool = False
+    adapters: dict[str, Any] = field(default_factory=dict)
     sequences: list[SequenceState] = field(default_factory=list)
     held: dict[int, tuple[bool, Any]] = field(default_factory=dict)
     """Samples that wait for earlier sequences, by place, and whether they are the sequence's last ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf, sqrt
@@ -11,14 +12,16 @@ from pathlib import Path
 
 import torch
 
-from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.config import Generation, qwen2_of
+from vivavoce.engine.adapters import MAX_ADAPTERS, MAX_RANK
 from vivavoce.engine.admission import AdmissionLimits
 from vivavoce.engine.backends import backend_problems
-from vivavoce.engine.graphs import FRAME_SIZES
+from vivavoce.engine.graphs import FRAME_SIZES, rounded
 from vivavoce.engine.request import FlowSteps
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
+from vivavoce.models.lm.adapters import RANK_STEP, numbers_of
 from vivavoce_kernels import usable
 
 MAX_POSITIONS = 5_120
@@ -61,7 +64,9 @@ class EngineSettings(AdmissionLimits):
     see docs/backends.md; trt_concurrent: execution contexts of TensorRT; tp: GPUs that share each layer of the language
     model; pp: GPUs among which its layers are divided; trust_model_code: run files of the model's folder that hold
     code, though they were not made on this machine; flow_steps: official or fast (`FlowSteps`), for requests that do
-    not say it.
+    not say it; adapters: folders of LoRA adapters of the language model, by the names that requests know them by;
+    max_adapters: how many may be loaded at once, those of `adapters` included, 0: as many as these;
+    max_adapter_rank: the largest rank of one.
     """
 
     slots: int | None = None
@@ -78,11 +83,20 @@ class EngineSettings(AdmissionLimits):
     pp: int = 1
     trust_model_code: bool = False
     flow_steps: str = "official"
+    adapters: Mapping[str, str | Path] = field(default_factory=dict, hash=False)
+    max_adapters: int = 0
+    max_adapter_rank: int = 64
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low, high in (("slots", 1, 4_096), ("state_bytes", 0, inf), ("memory_bytes", 1, inf)):
+        for name, low, high in (
+            ("slots", 1, 4_096),
+            ("state_bytes", 0, inf),
+            ("memory_bytes", 1, inf),
+            ("max_adapters", 0, MAX_ADAPTERS),
+            ("max_adapter_rank", 1, MAX_RANK),
+        ):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise InvalidRequest(f"{name}: {value} is outside of {low} … {high}; choose a number inside")
@@ -92,9 +106,19 @@ class EngineSettings(AdmissionLimits):
             raise InvalidRequest("deterministic: needs kernels of our own; leave kernels out, or deterministic")
         if self.flow_steps not in (known := [one.value for one in FlowSteps]):
             raise InvalidRequest(f"flow_steps: {self.flow_steps!r} is not one of {', '.join(known)}; choose one")
+        if len(self.adapters) > (self.max_adapters or MAX_ADAPTERS):
+            most = self.max_adapters or MAX_ADAPTERS
+            raise InvalidRequest(f"adapters: {len(self.adapters)} are named, the limit is {most}; name fewer")
         problem = next(backend_problems(self), None)
+        if problem is None and self.adapter_places and self.lm_backend != "torch":
+            problem = f"adapters: lm_backend {self.lm_backend} runs none; choose torch, or leave them out"
         if problem is not None:
             raise InvalidRequest(problem)
+
+    @property
+    def adapter_places(self) -> int:
+        """The number of adapters that may be loaded at once."""
+        return self.max_adapters or len(self.adapters)
 
 
 @dataclass(frozen=True)
@@ -153,6 +177,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
             spared = min(batches, room // 2)
     # One additional slot is for padding.
     slots_bytes = int(room * share) if apart else (slots + 1) * per_slot
+    slots_bytes += adapter_bytes(models, settings)
     state_bytes = room - spared - slots_bytes
     if state_bytes < 0:
         raise InvalidRequest(
@@ -182,6 +207,14 @@ def slot_bytes(model: Models | LanguageModel, capacity: int) -> int:
     """Bytes of keys and values for this many positions in all layers."""
     lm = model.config.lm
     return 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * model.dtype.itemsize
+
+
+def adapter_bytes(model: Models | LanguageModel, settings: EngineSettings) -> int:
+    """Bytes of all places for adapters, each of the largest rank; UnsupportedModel: CosyVoice 1 has no adapters."""
+    if not settings.adapter_places:
+        return 0
+    rank = rounded(settings.max_adapter_rank, RANK_STEP)
+    return settings.adapter_places * numbers_of(qwen2_of(model.config.lm), rank) * model.dtype.itemsize
 
 
 def suits_kernels(generation: Generation, dtype: torch.dtype) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, cast
 from typing_extensions import Unpack
 
 from vivavoce.child import python_command
+from vivavoce.engine.adapters import AdapterInfo
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine_process import messages
 from vivavoce.engine_process.messages import EngineProcessSettings, framed, read_message
@@ -184,6 +185,22 @@ class EngineClient:
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await self._call("remove_voice", owner, name)
+
+    async def adapters(self) -> tuple[AdapterInfo, ...]:
+        return cast(tuple[AdapterInfo, ...], await self._call("adapters"))
+
+    async def add_adapter(self, name: str, folder: str) -> AdapterInfo:
+        info = cast(AdapterInfo, await self._call("add_adapter", name, folder))
+        self._settings = self._settings._replace(adapters=(*self._settings.adapters, (name, folder)))
+        return info
+
+    async def remove_adapter(self, name: str) -> None:
+        await self._call("remove_adapter", name)
+        model, later = self._settings.model, self._settings.adapters
+        left = {one: folder for one, folder in model.adapters.items() if one != name}
+        self._settings = self._settings._replace(
+            model=model.model_copy(update={"adapters": left}), adapters=tuple(one for one in later if one[0] != name)
+        )
 
     async def statistics(self) -> BackendStatistics | None:
         statistics: BackendStatistics = await self._call("statistics")

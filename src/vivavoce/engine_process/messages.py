@@ -26,7 +26,8 @@ _LENGTH = struct.Struct("!I")
 class EngineProcessSettings(NamedTuple):
     """The sections of a server's settings that its engine's process needs, and the lexicons, which the server reads.
 
-    shared: the engine of another model uses the same GPU.
+    shared: the engine of another model uses the same GPU;
+    adapters: names and folders of those that were loaded while the server ran, for a process that is started again.
     """
 
     model: ModelSection = ModelSection()
@@ -36,6 +37,7 @@ class EngineProcessSettings(NamedTuple):
     provenance: ProvenanceSection = ProvenanceSection()
     lexicons: Lexicons | None = None
     shared: bool = False
+    adapters: tuple[tuple[str, str], ...] = ()
 
 
 # To the engine's process.

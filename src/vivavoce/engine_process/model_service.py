@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace as changed
@@ -10,13 +11,14 @@ from functools import partial
 import torch
 
 from vivavoce.checkpoint.known_models import parse_model
+from vivavoce.engine.adapters import AdapterInfo, check_adapter_name
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.loop import STUCK_S
 from vivavoce.engine.settings import EngineSettings, host_memory
 from vivavoce.engine_process.bounded_executor import BoundedExecutor, Result
 from vivavoce.engine_process.messages import EngineProcessSettings
-from vivavoce.errors import InvalidRequest, Overloaded, TooLarge, VoiceStoreAway
+from vivavoce.errors import InvalidRequest, Overloaded, TooLarge, VivavoceError, VoiceStoreAway
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.frontend.front_end import FrontEnd
@@ -41,6 +43,8 @@ from vivavoce.frontend.voices.voice import Voice, built_in_voices
 from vivavoce.server.settings import EngineSection, ModelSection
 from vivavoce_textnorm import MAX_BLOCK_CHARS, NO_WORDS, Lexicon, Lexicons, NormalizedText
 
+log = logging.getLogger(__name__)
+
 LARGEST_VOICE = 2 << 20
 """About the bytes of a stored voice of 30 s: its features for one or two models, and its recording."""
 MIN_COMING = 64
@@ -54,6 +58,8 @@ CHECK_S = 1.5
 """Time for the store's health check."""
 EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S = 2, 8, 30.0
 """Recordings that are extracted at once, recordings that may wait, and the seconds for each, on a slow processor."""
+ADAPTERS_WAITING, ADAPTER_S = 4, 60.0
+"""Adapters that may wait for one that is read, and the seconds for each, on a slow disk."""
 NICENESS = 5
 """The niceness of extraction: it gets a third of the processor time of other threads. With much less, an extracting
 thread that holds the interpreter's lock would block all others."""
@@ -87,6 +93,7 @@ class ModelService:
         self._long_text = BoundedExecutor("text", waiting, 0, TEXT_S, error)
         self._store = BoundedExecutor("voice store", STORE_THREADS, waiting, STORE_S, VoiceStoreAway)
         self._store_check = BoundedExecutor("voice store", 1, 0, CHECK_S, VoiceStoreAway)
+        self._adapters = BoundedExecutor("adapter", 1, ADAPTERS_WAITING, ADAPTER_S, recording_error)
         self._extraction = BoundedExecutor(
             "reference audio", EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S, recording_error, NICENESS
         )
@@ -155,11 +162,15 @@ class ModelService:
         description: str = "",
         replace: bool = False,
         consent: Consent | None = None,
+        adapter: str = "",
     ) -> VoiceSummary:
         if self.registry.require_consent:
             check_consent(consent)
+        if adapter:
+            check_adapter_name(adapter)
         await self._store.run(lambda: self.registry.check_free(owner, name, replace=replace))
-        voice = changed(await self._extracted(recording), name=name, description=description, consent=consent)
+        voice = await self._extracted(recording)
+        voice = changed(voice, name=name, description=description, consent=consent, adapter=adapter)
         if self.registry.keep_recordings:
             decode = partial(self._decoding.decode, recording.content, max_seconds=MAX_REFERENCE_S)
             kept = await self._extraction.run(lambda: kept_recording(recording.content, decode))
@@ -168,6 +179,15 @@ class ModelService:
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await self._store.run(lambda: self.registry.remove(owner, name))
+
+    async def adapters(self) -> tuple[AdapterInfo, ...]:
+        return self.engine.adapters
+
+    async def add_adapter(self, name: str, folder: str) -> AdapterInfo:
+        return await self._adapters.run(lambda: self.engine.load_adapter(name, folder))
+
+    async def remove_adapter(self, name: str) -> None:
+        self.engine.remove_adapter(name)
 
     async def statistics(self) -> BackendStatistics:
         def statistics() -> BackendStatistics:
@@ -223,6 +243,11 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         count_text_processes(model.text_processes, device),
         wanted.llm,
     )
+    for name, place in settings.adapters:
+        try:
+            engine.load_adapter(name, place)
+        except VivavoceError as error:  # its folder may have changed since; the others go on without it
+            log.error("adapter not loaded: %(name)s: %(error)s", {"name": name, "error": error})
     if model.warm_up_s:
         front_end.text.warm_up()
         engine.warm_up(model.warm_up_s)
@@ -256,6 +281,9 @@ def engine_settings(model: ModelSection, engine: EngineSection, watermark: bool 
         kernels=model.kernels,
         deterministic=model.deterministic,
         flow_steps=model.flow_steps,
+        adapters=model.adapters,
+        max_adapters=model.max_adapters if model.adapters or model.adapters_dir else 0,
+        max_adapter_rank=model.max_adapter_rank,
         watermark=watermark,
         **{name: getattr(model, name) for name in BACKEND_SETTINGS},
         **dict(engine),

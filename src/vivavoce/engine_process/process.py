@@ -94,6 +94,8 @@ class EngineServer:
             with self._on_its_way(request):
                 engine.check_load(streaming=not session.batch)
                 voice = await self._service.voice(request.owner, request.voice)
+                if adapter := request.adapter_of(voice.adapter):
+                    engine.check_adapter(adapter)
                 request = replace(request, lexicon=self._service.lexicon(request, voice))
                 if request.text is not None:
                     await self._service.read(request.text, partial(session.start, request.text, voice, request))

@@ -95,7 +95,7 @@ class FrontEnd:
             InvalidRequest: the voice does not fit the model, or lacks what the mode needs; the language is unknown.
             RequestCancelled: `is_cancelled` returned True.
         """
-        text_filter = TextFilter(options.reasoning)
+        text_filter, options = TextFilter(options.reasoning), _adapted(options, voice)
         system, spoken = self.text.part(text_filter.add(text, is_last=True))
         conditioning = self.conditioning(voice, options, system)
         try:
@@ -129,7 +129,7 @@ class FrontEnd:
         text ids of the next words, which only natural rules normalise; start and end are the characters read so far. A
         system prompt must come whole in the first piece. Errors as `plan`, when a piece is read.
         """
-        text_filter = TextFilter(options.reasoning)
+        text_filter, options = TextFilter(options.reasoning), _adapted(options, voice)
         one = None
         for one in self._plan_arriving(text_filter.stream(pieces), voice, options, is_cancelled):
             yield one.moved(text_filter)
@@ -231,7 +231,7 @@ class FrontEnd:
             watched, low, high = options.follows and bool(ids), start + one.start, start + one.end
             words = self.text.words(text[one.start : one.end], one.spoken, low) if watched else ()
             guarded = tuple(word.first for word in words) if options.guard and words else None
-            how = options.sampling, seed, speed, one.pause_s, watched, guarded, options.steps
+            how = options.sampling, seed, speed, one.pause_s, watched, guarded, options.steps, options.adapter_of("")
             request = SegmentRequest(conditioning, ids, None, *how)
             yield PlannedSegment(request, low, high, words)
 
@@ -243,7 +243,7 @@ class FrontEnd:
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(
                     conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed,
-                    watched=options.follows, flow_steps=options.steps,
+                    watched=options.follows, flow_steps=options.steps, adapter=options.adapter_of(""),
                 )  # fmt: skip
                 spans: tuple[WordSpan, ...] = ()
                 if options.follows:
@@ -251,6 +251,11 @@ class FrontEnd:
                     spans = tuple(one._replace(first=one.first + given, last=one.last + given) for one in found)
                 yield PlannedSegment(request, begin, begin + read, spans)
                 past, given = read, given + len(ids)
+
+
+def _adapted(options: SpeakOptions, voice: Voice) -> SpeakOptions:
+    """The options with the voice's own adapter, if they name none."""
+    return replace(options, adapter=options.adapter_of(voice.adapter) or None) if voice.adapter else options
 
 
 class _Kept:

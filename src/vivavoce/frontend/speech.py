@@ -11,9 +11,11 @@ from typing import TypeVar
 
 import regex
 
+from vivavoce.engine.adapters import NO_ADAPTER, check_adapter_name
 from vivavoce.engine.request import AudioChunk, FlowSteps, SamplingParams, Word, check_speed
 from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.frontend.speech_options import (
+    ADAPTER,
     CHUNK_POLICY,
     CODE,
     EMOJIS,
@@ -82,6 +84,7 @@ class SpeakOptions:
     word_times: bool = WORD_TIMES.default
     guard: bool = GUARD.default
     flow_steps: str | None = FLOW_STEPS.default
+    adapter: str | None = ADAPTER.default
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -101,6 +104,9 @@ class SpeakOptions:
             check_kind(name, getattr(self, name), bool, "choose True or False")
         if self.flow_steps is not None:
             one_of(FLOW_STEPS.choices, FLOW_STEPS.name, self.flow_steps)
+        if self.adapter is not None:
+            check_kind("adapter", self.adapter, str, "give the name of a loaded adapter")
+            check_adapter_name(self.adapter)
         for option in (EMOJIS, CODE, REASONING):
             one_of(option.choices, option.name, getattr(self, option.name))
         if not isinstance(self.lexicon, Lexicon):
@@ -115,6 +121,10 @@ class SpeakOptions:
     def steps(self) -> FlowSteps | None:
         """The flow's steps; None: as the engine is set."""
         return None if self.flow_steps is None else FlowSteps(self.flow_steps)
+
+    def adapter_of(self, own: str) -> str:
+        """The name of the adapter that speaks, "" for none; own: that of the voice."""
+        return "" if self.adapter == NO_ADAPTER else self.adapter or own
 
     @property
     def natural(self) -> Settings:

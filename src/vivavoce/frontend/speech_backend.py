@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, runtime_checkable
 
 from typing_extensions import Unpack
 
 from vivavoce.checkpoint.folder import ModelCard
+from vivavoce.engine.adapters import AdapterInfo
 from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.frontend.speech import Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.voices.consent import Consent
@@ -17,11 +18,12 @@ from vivavoce_textnorm import NormalizedText
 
 
 class VoiceOptions(TypedDict, total=False):
-    """Options of storing a voice; replace: in place of another voice of that name."""
+    """Options of storing a voice; replace: in place of another voice of that name; adapter: its name, "" for none."""
 
     description: str
     replace: bool
     consent: Consent | None
+    adapter: str
 
 
 class SpeechStream(Protocol):
@@ -124,6 +126,17 @@ class SpeechBackend(Protocol):
         """Delete the owner's stored voice (a public one: ""); VoiceNotFound, or InvalidRequest for a built-in one."""
 
     async def statistics(self) -> BackendStatistics | None: ...
+
+
+@runtime_checkable
+class AdapterBackend(Protocol):
+    """A `SpeechBackend` whose LoRA adapters change while it runs; errors as `Engine.load_adapter`, `remove_adapter`."""
+
+    async def adapters(self) -> tuple[AdapterInfo, ...]: ...
+
+    async def add_adapter(self, name: str, folder: str) -> AdapterInfo: ...
+
+    async def remove_adapter(self, name: str) -> None: ...
 
 
 def engines_of(backend: SpeechBackend) -> Mapping[str, SpeechBackend]:

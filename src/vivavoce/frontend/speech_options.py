@@ -98,6 +98,12 @@ FLOW_STEPS = Option(
     choices=("official", "fast"),
     default_help="as the server is set",
 )
+ADAPTER = Option(
+    "adapter",
+    "LoRA adapter of the language model, by its name; none: without one.",
+    max_chars=64,
+    default_help="the voice's own, if it names one",
+)
 CHUNK_POLICY = Option(
     "chunk_policy",
     "How the stream is cut into chunks: low_latency, official, equal, exponential or time_based.",
@@ -122,6 +128,7 @@ SPEECH_OPTIONS = (
     WORD_TIMES,
     GUARD,
     FLOW_STEPS,
+    ADAPTER,
     CHUNK_POLICY,
     PRIORITY,
 )

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from vivavoce.checkpoint.known_models import parse_model, usual_name
+from vivavoce.engine.adapters import MAX_ADAPTERS, MAX_RANK, NAME
 from vivavoce.engine.admission import AdmissionMode
 
 _MIB = 1 << 20
@@ -127,6 +128,7 @@ _Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _Load = Literal["start", "on_demand"]
 _ModelName = Annotated[str, _like("[A-Za-z0-9_.-]{1,100}", "names of letters, digits, dots, dashes and underscores")]
 _Variant = Annotated[str, _like(_NAME_PARTS, "the middle of a file's name, as llm.VARIANT.pt")]
+_AdapterName = Annotated[str, _like(NAME.pattern, "an adapter's name: letters, digits, - _ .")]
 _VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
 _VoicePlace = Annotated[str, _path("a folder, or redis://HOST:PORT"), AfterValidator(_redis)]
 
@@ -264,6 +266,20 @@ class ModelSection(_Section):
         "official", "--flow-steps: official (ten Euler steps) or fast (three midpoint steps)."
     )
     """Steps of the flow where a request does not name them: official, or fast, three fifths of the flow's work."""
+    adapters: Annotated[dict[_AdapterName, _FilePath], BeforeValidator(_paired)] = _setting(
+        {},
+        "--adapter NAME=FOLDER: A LoRA adapter of the language model, which requests may name; may be repeated.",
+        example={"brand": "/srv/adapters/brand"},
+    )
+    """Folders of LoRA adapters that are loaded at the start, by the names that requests know them by."""
+    adapters_dir: _FilePath | None = _unset(
+        "/srv/adapters", "--adapters-dir FOLDER: Below it, adapters may be loaded over HTTP.  [default: off]"
+    )
+    """Folder below which adapters may be loaded while the server runs; unset: none may."""
+    max_adapters: int = _setting(8, ge=1, le=MAX_ADAPTERS)
+    """Most adapters that are loaded at once; with adapters or adapters_dir a GPU keeps memory for all of them."""
+    max_adapter_rank: int = _setting(64, ge=1, le=MAX_RANK)
+    """Largest rank of an adapter."""
     deterministic: bool = _setting(False, "--deterministic: Make results independent of other requests; slower.")
     """Make results bitwise independent of other requests, for audits; slower."""
     lm_backend: Literal["torch", "vllm", "trtllm"] = _setting("torch", "--lm-backend: torch, vllm or trtllm.")

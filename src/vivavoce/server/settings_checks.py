@@ -38,6 +38,11 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
         yield "model.deterministic: needs kernels of our own; leave model.kernels out, or model.deterministic"
     yield from (f"model.{problem}" for problem in backend_problems(model))
     yield from contradictory_models(settings)
+    if len(model.adapters) > model.max_adapters:
+        more = f"{len(model.adapters)} are more than model.max_adapters, {model.max_adapters}"
+        yield f"model.adapters: {more}; raise that, or name fewer"
+    if (model.adapters or model.adapters_dir) and model.lm_backend != "torch":
+        yield f"model.lm_backend: {model.lm_backend} runs no adapters; choose torch, or leave the adapters out"
     others = {"device": model.device != "auto", "engines": model.engines > 1, "tp": model.tp > 1, "pp": model.pp > 1}
     for name in (name for name, given in others.items() if given and model.gpus is not None):
         yield f"model.gpus: {model.gpus} gives each GPU one engine of its own; leave it or model.{name} out"
@@ -69,6 +74,10 @@ def missing(settings: ServerSettings) -> Iterator[str]:
     yield from tls_problems(server)
     if server.reference_dir and not server.reference_dir.is_dir():
         yield f"server.reference_dir: {server.reference_dir} is not a folder; make it, or name another"
+    folders = {f"adapters: {name!r}:": folder for name, folder in settings.model.adapters.items()}
+    for label, folder in {**folders, "adapters_dir:": settings.model.adapters_dir}.items():
+        if folder is not None and not folder.is_dir():
+            yield f"model.{label} {folder} is not a folder; make it, or name another"
     if server.upstream:
         return
     yield from _model_problems("model.", parse_model(model or "mini"))

@@ -406,6 +406,7 @@ def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
         ("code", "silent" if request.code == "silent" else None),
         ("lexicon", "given" if request.lexicon else None),
         ("flow_steps", request.flow_steps),
+        ("adapter", request.adapter),
         ("sampling", None if request.sampling == SamplingParams() else "given"),
     ):
         if given is not None:

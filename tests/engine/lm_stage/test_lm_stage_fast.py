@@ -135,9 +135,9 @@ def test_a_step_that_torch_samples_is_not_taken_for_a_recorded_one(models, small
     stage = LMStage(models, slots=20, capacity=CAPACITY, kernels=True)
     begin(stage, models, [few(1, top_k=500)])
     stage.decode()
-    assert [key for key in stage._steps.captured if isinstance(key[0], int)] == [(1, False, False)]
+    assert [key for key in stage._steps.captured if isinstance(key[0], int)] == [(1, False, False, False)]
     stage.prepare(1)
-    assert (1, True, False) in stage._steps.captured
+    assert (1, True, False, False) in stage._steps.captured
 
 
 def test_a_deterministic_stages_shapes_do_not_depend_on_company(models, small, monkeypatch):

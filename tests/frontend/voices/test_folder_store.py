@@ -19,7 +19,7 @@ from vivavoce.files import locked
 from vivavoce.frontend.voices.folder_store import FAILURE_TOLD_S, FolderStore
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.frontend.voices.stores import Quota
-from vivavoce.frontend.voices.voice import Voice, consent_fields
+from vivavoce.frontend.voices.voice import Voice, optional_fields
 
 TRAVERSALS = ["../x", "a/b", "..", "x\x00y", "x" * 5000, "", "/etc/passwd", ".lock", "a\\..\\b", "x\ny"]
 
@@ -82,7 +82,7 @@ def test_a_list_needs_no_tensors(store, folder, full_voice):
     path = folder / "anna.safetensors"
     os.truncate(path, path.stat().st_size - 5000)
     assert list(store.summaries()) == [
-        VoiceSummary("anna", "stored", True, anna.description, anna.transcript, True, **consent_fields(anna)),
+        VoiceSummary("anna", "stored", True, anna.description, anna.transcript, True, **optional_fields(anna)),
     ]
 
 

@@ -20,7 +20,7 @@ from vivavoce.frontend.speech import Recording
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.frontend.voices.stores import Quota
-from vivavoce.frontend.voices.voice import consent_fields
+from vivavoce.frontend.voices.voice import optional_fields
 from vivavoce.lru_cache import CacheCounts
 from vivavoce_fleet.redis_store import RedisStore
 
@@ -156,7 +156,7 @@ def test_another_model_extracts_a_stored_voice_again_once_and_keeps_both(library
     assert len(extractor.transcripts) == 1
     same(library.find("anna", "acme"), anna)
     assert next(one for one in library.summaries("acme") if one.name == "anna") == VoiceSummary(
-        "anna", "stored", False, anna.description, anna.transcript, True, **consent_fields(anna)
+        "anna", "stored", False, anna.description, anna.transcript, True, **optional_fields(anna)
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from vivavoce.errors import InvalidRequest, MissingDependency, VoiceExists, VoiceNotFound
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.frontend.voices.stores import Quota, open_voice_store
-from vivavoce.frontend.voices.voice import consent_fields
+from vivavoce.frontend.voices.voice import optional_fields
 from vivavoce_fleet.redis_store import RedisStore
 
 OWNERS = [
@@ -203,7 +203,7 @@ def test_summaries(place, full_voice, plain_voice):
         place.save(voice, "acme")
     assert list(place.summaries("acme")) == [
         VoiceSummary("Bert", "stored", False, "", "", False),
-        VoiceSummary("anna", "stored", False, anna.description, anna.transcript, True, **consent_fields(anna)),
+        VoiceSummary("anna", "stored", False, anna.description, anna.transcript, True, **optional_fields(anna)),
     ]
 
 

@@ -74,6 +74,7 @@ class KeepingSpeaker(PatientSpeaker):
         description: str = "",
         replace: bool = False,
         consent: Consent | None = None,
+        adapter: str = "",
     ) -> VoiceSummary:
         def add() -> VoiceSummary:
             self.library.check_free(owner, name, replace=replace)

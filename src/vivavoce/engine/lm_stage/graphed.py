@@ -5,19 +5,22 @@ Keys, values and state have one additional slot, which padding writes to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vivavoce.checkpoint.adapter import AdapterWeights
 from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, Launch, fitting, rounded, sizes_for
 from vivavoce.engine.lm_stage.slots import DecodeRun, Slot, SlotRows, repetition_aware
 from vivavoce.engine.lm_stage.stage import KINDS, PLAIN_SLOTS, SlotSteps
 from vivavoce.models.build import LanguageModel, Models
+from vivavoce.models.lm.adapters import AdapterStack, Layers
 from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.lm.text_attention import TextHeads
@@ -88,9 +91,12 @@ class CapturedGraph:
 
 
 class GraphedSteps(SlotSteps):
-    """`FusedLM` and the sampling kernel over static slots; tiles: of the network's products.
+    """`FusedLM` and the sampling kernel over static slots; tiles: of the network's products; adapters: how many can be
+    loaded, and the largest rank.
 
-    If a slot's top_k is above `MOST_CANDIDATES`, torch's operations choose the ids of the whole step.
+    If a slot's top_k is above `MOST_CANDIDATES`, torch's operations choose the ids of the whole step. Launches with a
+    run that has an adapter have recordings of their own; with `fixed` all launches have these, because the two kinds
+    round differently.
     """
 
     def __init__(
@@ -102,17 +108,32 @@ class GraphedSteps(SlotSteps):
         *,
         fixed: bool,
         tiles: Tiles = TILES,
+        adapters: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(models, slots, capacity, window, fixed=fixed, spare=1)
         if not isinstance(models.lm, SpeechLM):
             raise ValueError("our kernels for the language model run a Qwen2 only; run without kernels")
-        self._lm = FusedLM(models.lm, capacity, tiles)
+        self._stack: AdapterStack | None = None
+        if adapters is not None:
+            self._stack = AdapterStack(models.lm.config, *adapters, models.device, models.dtype)
+        self._lm = FusedLM(models.lm, capacity, tiles, stack=self._stack)
         self._places = torch.arange(slots, device=models.device)
         self._dependent = dependent_launches(models.device)
         self._graphs = Graphs(models.device)
-        self.captured: dict[tuple[int | PrefillLayout, bool, bool], CapturedGraph] = {}
-        """By slots of a decode step or layout of a prefill, by whether the graph chooses the ids, and by whether it
-        reads the attention to the text."""
+        self.captured: dict[tuple[int | PrefillLayout, bool, bool, bool], CapturedGraph] = {}
+        """By slots of a decode step or layout of a prefill, by whether the graph chooses the ids, by whether it reads
+        the attention to the text, and by whether it adds adapters."""
+
+    def place_adapter(self, place: int, laid: Tensor, weights: AdapterWeights) -> Layers:
+        """Copy an adapter to its place in the kernels' memory; arguments as of `LMStage.add_adapter`."""
+        assert self._stack is not None
+        self._stack.put(place - 1, laid, weights)
+        return ()
+
+    def _adapted(self, runs: Iterable[DecodeRun | None]) -> bool:
+        if self._stack is None:
+            return False
+        return self._fixed or any(run is not None and run.adapter is not None for run in runs)
 
     def bucket(self, slots: int) -> int:
         return self._slots if self._fixed else min(self._slots, fitting(SLOTS, slots) or self._slots)
@@ -124,7 +145,7 @@ class GraphedSteps(SlotSteps):
             fitting(ROWS, rows) or rounded(rows, ROWS_AHEAD),
             fitting(SEQUENCES, count) or rounded(count, SEQUENCES[-1]),
         )
-        graph = self._graph(layout, most <= MOST_CANDIDATES)
+        graph = self._graph(layout, most <= MOST_CANDIDATES, adapted=self._adapted(run for _, run in begun))
         copy_into(graph.inputs, torch.from_numpy(layout.numbers(begun, self._slots, self._vocabulary)))
         graph.launch()
         if most <= MOST_CANDIDATES:
@@ -138,7 +159,7 @@ class GraphedSteps(SlotSteps):
 
     def decode(self, held: Sequence[Slot], most: int, steps: int, watched: bool = False) -> Iterator[Tensor]:
         bucket = self.bucket(max(slot.place for slot in held) + 1)
-        graph = self._graph(bucket, most <= MOST_CANDIDATES, watched)
+        graph = self._graph(bucket, most <= MOST_CANDIDATES, watched, self._adapted(slot.run for slot in held))
         self.attention = graph.attention
         state = SlotRows(*(part[:bucket] for part in self._states))
         for _ in range(steps):
@@ -154,12 +175,13 @@ class GraphedSteps(SlotSteps):
         sizes: list[int | PrefillLayout] = [*{self.bucket(size) for size in (*sizes_for(SLOTS, most), most)}]
         for sequences in SEQUENCES[:1] if self._fixed else SEQUENCES:
             sizes += [self._layout(rows, sequences) for rows in ROWS if rows <= ROWS_AHEAD]
-        sizes = [size for size in sizes if (size, True, False) not in self.captured]
+        ways = (False,) if self._stack is None else (True,) if self._fixed else (False, True)
+        missing = [one for one in product(sizes, ways) if (one[0], True, False, one[1]) not in self.captured]
         with compiled_ahead() as apart:
-            for size in sizes if apart else ():
-                self._work(size, sampled=True).launch()
-        for size in sizes:
-            self._graph(size, sampled=True)
+            for size, adapted in missing if apart else ():
+                self._work(size, sampled=True, adapted=adapted).launch()
+        for size, adapted in missing:
+            self._graph(size, sampled=True, adapted=adapted)
 
     def watch(self, heads: TextHeads) -> None:
         super().watch(heads)
@@ -168,17 +190,21 @@ class GraphedSteps(SlotSteps):
     def _layout(self, rows: int, sequences: int) -> PrefillLayout:
         return PrefillLayout(rows, sequences, len(Field) + 2 * len(self._vocabulary.stop_ids))
 
-    def _graph(self, size: int | PrefillLayout, sampled: bool, watched: bool = False) -> CapturedGraph:
-        graph = self.captured.get((size, sampled, watched))
+    def _graph(
+        self, size: int | PrefillLayout, sampled: bool, watched: bool = False, adapted: bool = False
+    ) -> CapturedGraph:
+        graph = self.captured.get((size, sampled, watched, adapted))
         if graph is None:
-            graph = self._work(size, sampled, watched)
+            graph = self._work(size, sampled, watched, adapted)
             # Recording runs the work. Its keys and values will be overwritten, but slots must not advance.
             with self._states.unchanged():
                 graph = replace(graph, launch=self._graphs.capture(graph.launch))
-            self.captured[size, sampled, watched] = graph
+            self.captured[size, sampled, watched, adapted] = graph
         return graph
 
-    def _work(self, size: int | PrefillLayout, sampled: bool, watched: bool = False) -> CapturedGraph:
+    def _work(
+        self, size: int | PrefillLayout, sampled: bool, watched: bool = False, adapted: bool = False
+    ) -> CapturedGraph:
         """The work of this size, not recorded yet; a prefill's rows belong to the slot for padding."""
         count = size if isinstance(size, int) else size.sequences
         if sampled:
@@ -196,17 +222,23 @@ class GraphedSteps(SlotSteps):
             numbers = self._states.numbers[:size]
             last, position, running = (numbers[:, field] for field in (Field.LAST, Field.POSITION, Field.RUNNING))
             observed = self._observed(size) if watched else None
+            adapters = numbers[:, Field.ADAPTER] if adapted else None
 
             def step() -> None:
-                give(self._lm.step(last, position, running, self._cache, observed), self._places[:size])
+                scores = self._lm.step(last, position, running, self._cache, observed, adapters)
+                give(scores, self._places[:size])
 
             return CapturedGraph(step, numbers, out, observed.out if observed else None)
         inputs = torch.from_numpy(size.numbers((), self._slots, self._vocabulary)).to(self._device)
         rows, places, states = size.views(inputs)
 
         def prefill() -> None:
-            if sampled:
+            if sampled or adapted:
                 self._states.put(places, self._states.starting(places, states))
-            give(self._lm.prefill(rows, self._cache), places)
+            given = rows
+            if adapted:
+                tiles = self._states.numbers[:, Field.ADAPTER][rows.slots[::ROW_TILE]]
+                given = replace(rows, adapters=tiles)
+            give(self._lm.prefill(given, self._cache), places)
 
         return CapturedGraph(prefill, inputs, out)

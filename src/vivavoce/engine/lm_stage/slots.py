@@ -22,6 +22,7 @@ from vivavoce.checkpoint.config import MAX_SILENCE, ConformerLMConfig, LMConfig,
 from vivavoce.engine.request import SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.counter_noise import uniform
+from vivavoce.models.lm.adapters import LoadedAdapter
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.models.lm.sampling import SamplingRows, sample
 from vivavoce_kernels.layouts import IDLE, Field, NoiseStream
@@ -40,7 +41,7 @@ class DecodeRun:
     forced_at: after this many ids of this run the control id `forced` comes next, whatever the model says; min_tokens:
     before this many ids of this run the control ids `early_forbidden` are forbidden, allowed or not; speaker: [speaker
     size] float32, for the row of kind `SPEAKER`; watched: indices of the rows of the text to be spoken, if it is to be
-    known where the voice is in it.
+    known where the voice is in it; adapter: the LoRA adapter that speaks, the same in all runs of a slot.
     """
 
     rows: tuple[Row, ...]
@@ -51,6 +52,7 @@ class DecodeRun:
     early_forbidden: tuple[int, ...] = ()
     speaker: Tensor | None = None
     watched: tuple[int, ...] = ()
+    adapter: LoadedAdapter | None = None
 
     @property
     def positions(self) -> int:
@@ -120,7 +122,7 @@ class StreamingPrompt:
     """Decodes the sequence of an interleaver in one slot, run after run. No position of it may have been taken before.
 
     room: speech tokens that the next stages can take; capacity: positions of the slot; ∞: any number; unwatched: text
-    rows at the beginning that are not spoken, None: the text is not watched.
+    rows at the beginning that are not spoken, None: the text is not watched; adapter: of all runs.
     """
 
     def __init__(
@@ -130,8 +132,9 @@ class StreamingPrompt:
         room: float = inf,
         capacity: float = inf,
         unwatched: int | None = None,
+        adapter: LoadedAdapter | None = None,
     ) -> None:
-        self._unwatched = unwatched
+        self._unwatched, self._adapter = unwatched, adapter
         self._interleaver, self._vocabulary = interleaver, vocabulary
         self._room, self._capacity = room, capacity
         self._positions = self._spoken = self._sampled = 0
@@ -168,7 +171,8 @@ class StreamingPrompt:
         self._cut = due is None or forced_at < due
         control = self._interleaver.allows()
         self._sampled = 0
-        self._run = DecodeRun(tuple(rows), control, int(forced_at), control[0], watched=self._spoken_text(rows))
+        spoken, adapter = self._spoken_text(rows), self._adapter
+        self._run = DecodeRun(tuple(rows), control, int(forced_at), control[0], watched=spoken, adapter=adapter)
         self._positions += len(rows)
         return self._run
 
@@ -274,6 +278,7 @@ class Slot:
             # RUNNING, and the POSITION of the run's last row; each sampled id raises the position by one.
             *(1, self.positions + len(run.rows) - 1, self.count, 0, 0, run.forced_at, run.forced, run.min_tokens),
             *(self.seed, self.top_k, self.window, self.max_repeats, top_p),
+            0 if run.adapter is None else run.adapter.place,
             *(int(one not in run.allowed) for one in controls),
             *(int(one in run.early_forbidden) for one in controls),
         ]

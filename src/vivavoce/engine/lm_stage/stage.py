@@ -7,6 +7,7 @@ device, with any chooser; `graphed.py` records launches of our own kernels.
 from __future__ import annotations
 
 import heapq
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,9 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.checkpoint.config import LMConfig
+from vivavoce.checkpoint.adapter import AdapterWeights
+from vivavoce.checkpoint.config import LMConfig, qwen2_of
 from vivavoce.engine.device import upload
 from vivavoce.engine.graphs import fitting, rounded
+from vivavoce.engine.lm_stage.adapted import adapted_rows, layers_of
 from vivavoce.engine.lm_stage.slots import (
     LARGEST_WINDOW,
     Chooser,
@@ -31,6 +34,7 @@ from vivavoce.engine.lm_stage.slots import (
 )
 from vivavoce.engine.request import SMALL_VOCABULARY, SamplingParams
 from vivavoce.models.build import LanguageModel, Models
+from vivavoce.models.lm.adapters import RANK_STEP, Layers, LoadedAdapter, laid_out
 from vivavoce.models.lm.interleave import RowKind
 from vivavoce.models.lm.slot_lm import SAFE_ROWS, SPEAKER, TEXT, PackedRows, SlotCache
 from vivavoce.models.lm.text_attention import Observed, TextHeads, TextObserver
@@ -114,6 +118,9 @@ class PlainSteps(SlotSteps):
     def prepare(self, slots: int | None) -> None:
         """Do nothing: these steps record nothing."""
 
+    def place_adapter(self, place: int, laid: Tensor, weights: AdapterWeights) -> Layers:
+        return layers_of(weights, laid.to(self._device), qwen2_of(self._config))
+
     def bucket(self, slots: int) -> int:
         if self._fixed:
             return self._slots
@@ -156,7 +163,9 @@ class PlainSteps(SlotSteps):
             speakers = torch.stack([none if one is None else one for one in given]).to(self._device, non_blocking=True)
         packed = replace(PackedRows(*sent, *parts), text_end=text_end, speakers=speakers)
         reach = min(self._capacity, rounded(int((starts + lengths).max()) + 1, REACH_STEP))
-        scores = self._lm.prefill(packed, self._cache, reach)
+        ranges = (range(first, first + length) for first, length in zip(firsts, lengths, strict=True))
+        adapted = adapted_rows(zip((run for _, run in begun), ranges, strict=True), self._device)
+        scores = self._lm.prefill(packed, self._cache, reach, **adapted)
         state = self._states.starting(packed.sequences, states_sent)
         ids = state.advance(scores, self._choose, most)
         self._states.put(packed.sequences, state)
@@ -174,9 +183,10 @@ class PlainSteps(SlotSteps):
         reach = max(slot.positions + slot.launched for slot in held)
         observed = self._observed(bucket) if watched else None
         self.attention, given = (observed.out, (observed,)) if observed else (None, ())
+        adapted = adapted_rows(((slot.run, range(slot.place, slot.place + 1)) for slot in held), self._device)
         for step in range(steps):
             width = self._capacity if self._fixed else min(self._capacity, rounded(reach + step, REACH_STEP))
-            scores = self._lm.step(last, position, self._cache, width, *given)
+            scores = self._lm.step(last, position, self._cache, width, *given, **adapted)
             yield rows.advance(scores, self._choose, most)
 
 
@@ -236,6 +246,8 @@ class LMStage:
         deterministic: a request's ids are the same, bit for bit, whatever else runs, in 16 bit too: every decode step
             has all slots, and runs are prefilled one by one. (If another slot's top_k is beyond the sampling kernel's
             limit, torch chooses the ids of the step, and its softmax may round differently.)
+        adapters, adapter_rank: LoRA adapters that can be loaded at once, and the largest rank of one; kernels reserve
+            their memory.
     """
 
     self_paced = False
@@ -250,10 +262,14 @@ class LMStage:
         chooser: Chooser | None = None,
         kernels: bool = False,
         deterministic: bool = False,
+        adapters: int = 0,
+        adapter_rank: int = 0,
     ) -> None:
         self.slots, self.capacity = slots, capacity
-        config = models.config.lm
-        self._device, self._vocabulary, self._defaults = models.device, config.vocabulary, asdict(config.sampling)
+        self._adapter_places, self._adapter_rank = list(range(adapters, 0, -1)), 0
+        config = self._config = models.config.lm
+        self._device, self._dtype = models.device, models.dtype
+        self._vocabulary, self._defaults = config.vocabulary, asdict(config.sampling)
         self._deterministic = deterministic
         window = max(LARGEST_WINDOW, config.sampling.win_size)
         self._steps: PlainSteps | GraphedSteps
@@ -262,7 +278,9 @@ class LMStage:
                 # Triton may not be installed.
                 from vivavoce.engine.lm_stage.graphed import GraphedSteps
 
-                self._steps = GraphedSteps(models, slots, capacity, window, fixed=deterministic)
+                self._adapter_rank = rounded(adapter_rank, RANK_STEP)  # of all places
+                room = (adapters, self._adapter_rank) if adapters else None
+                self._steps = GraphedSteps(models, slots, capacity, window, fixed=deterministic, adapters=room)
             else:
                 choose = chooser or repetition_aware
                 self._steps = PlainSteps(models, slots, capacity, window, choose, fixed=deterministic)
@@ -282,6 +300,28 @@ class LMStage:
             self._steps.place_text([slot for slot in self._open.values() if slot.text])
         for launch in self._spare:
             launch.texts = None
+
+    @property
+    def adapter_places(self) -> int:
+        """The number of free places for adapters. A removed one keeps its place until its last run is gone."""
+        return len(self._adapter_places)
+
+    def lay_adapter(self, weights: AdapterWeights) -> Tensor:
+        """The adapter's row of memory (`laid_out`), in host memory; any thread may call it."""
+        laid = laid_out(weights, qwen2_of(self._config), self._adapter_rank or weights.rank, self._dtype)
+        return laid.pin_memory() if self._device.type == "cuda" else laid
+
+    def add_adapter(self, weights: AdapterWeights, laid: Tensor) -> LoadedAdapter:
+        """Load an adapter that `lay_adapter` has laid out, where there is room for one more; on CUDA call it on the
+        stage's stream."""
+        place = self._adapter_places.pop()
+        try:
+            loaded = LoadedAdapter(place, self._steps.place_adapter(place, laid, weights))
+        except Exception:  # such as too little memory
+            self._adapter_places.append(place)
+            raise
+        weakref.finalize(loaded, self._adapter_places.append, place).atexit = False
+        return loaded
 
     def shutdown(self) -> None:
         """Do nothing: this stage holds only memory."""
@@ -317,7 +357,7 @@ class LMStage:
 
     def close(self, slot: int) -> None:
         held = self._open.pop(slot)
-        held.closed = True
+        held.closed, held.run = True, None  # launches that are used again would keep the run's adapter
         self.free_slots += 1
         heapq.heappush(self._numbers, slot)
         heapq.heappush(self._places, held.place)

@@ -50,7 +50,7 @@ class VoiceSummary:
     kind: "built_in" (the model's), "stored", or "alias" (another name of the voice `stands_for`); public: all callers
     see it, else only its owner; transcript: the words of its reference, "" if unknown; has_prompt: it has reference
     speech beside the speaker embedding; language, sex: of a built-in voice, "" if unknown; consent, consent_by,
-    consent_at: see `Consent`, "" without one.
+    consent_at: see `Consent`, "" without one; adapter: the LoRA adapter that speaks with it, "" without one.
     """
 
     name: str
@@ -65,6 +65,7 @@ class VoiceSummary:
     consent: str = ""
     consent_by: str = ""
     consent_at: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True)

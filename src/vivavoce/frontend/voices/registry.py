@@ -26,7 +26,7 @@ from vivavoce.frontend.voices.names import (
     unknown_voice,
 )
 from vivavoce.frontend.voices.stores import Quota, VoiceStore, taken_name
-from vivavoce.frontend.voices.voice import Voice, consent_fields
+from vivavoce.frontend.voices.voice import Voice, optional_fields
 from vivavoce.lru_cache import CacheCounts, LruCache
 from vivavoce_textnorm import excerpt
 
@@ -255,7 +255,8 @@ class VoiceRegistry:
             log.warning(
                 "voice of another model: %(name)r was extracted again, but stays in memory only: %(error)s", fields
             )
-        return changed(features, description=voice.description, licence=voice.licence, consent=voice.consent)
+        kept = {name: getattr(voice, name) for name in ("description", "licence", "consent", "adapter")}
+        return changed(features, **kept)
 
     def _stored(self, name: str, namespace: str) -> Voice:
         voice = self._store.load(name, namespace)
@@ -314,4 +315,4 @@ class VoiceRegistry:
 
 def _summary(voice: Voice, kind: Literal["built_in", "stored"], *, public: bool) -> VoiceSummary:
     about = {key: getattr(voice, key) for key in ("description", "transcript", "has_prompt", "language", "sex")}
-    return VoiceSummary(voice.name, kind, public, **{**about, **consent_fields(voice)})
+    return VoiceSummary(voice.name, kind, public, **{**about, **optional_fields(voice)})

@@ -1,9 +1,9 @@
 """A voice as a value; in files: as one safetensors file each, bit for bit, and as the speakers of spk2info.pt.
 
 Tensors of a voice file: embedding, speech_tokens, mel, prompt_text (int64). The header's metadata holds the strings,
-the format's name and its version, and those of a consent, which older programs pass over. One of version 2 also has
-files as tensors (uint8): `recording`, which is audio, and `other 1` and so on, the voice for other models, of version
-1. All is numbers and strings: reading it runs nothing.
+the format's name and its version, and, which older programs pass over, those of a consent and an adapter's name. One
+of version 2 also has files as tensors (uint8): `recording`, which is audio, and `other 1` and so on, the voice for
+other models, of version 1. All is numbers and strings: reading it runs nothing.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ _LENGTH_BYTES = 8
 _STRINGS = ("name", "transcript", "fingerprint", "description", "licence")
 _CONSENT = {"consent": "statement", "consent_by": "who", "consent_at": "at"}
 """Strings that only a voice with a consent has, and their names in `Consent`."""
+_OPTIONAL = (*_CONSENT, "adapter")
 _TENSORS = ("embedding", "speech_tokens", "mel", "prompt_text")
 _AGAIN = "extract it again from its recording"
 
@@ -100,6 +101,8 @@ class Voice:
     language: str = ""
     sex: str = ""
     """The language and sex of a built-in voice, by the model's card; not stored."""
+    adapter: str = ""
+    """The LoRA adapter that speaks with this voice where a request names none."""
     others: tuple[Voice, ...] = ()
     """Features for other models, the latest last; only tensors, text ids and fingerprint of each are used."""
 
@@ -131,7 +134,7 @@ class Voice:
 
     def of(self, fingerprint: str) -> Voice | None:
         """The voice with that model's features alone and without its recording; None if it has none for the model."""
-        kept = {key: getattr(self, key) for key in (*_STRINGS, "consent") if key != "fingerprint"}
+        kept = {key: getattr(self, key) for key in (*_STRINGS, "consent", "adapter") if key != "fingerprint"}
         found = (one for one in (self, *self.others) if one.fingerprint == fingerprint)
         return next((replace(one, **kept, recording=b"", others=()) for one in found), None)
 
@@ -203,7 +206,7 @@ def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WH
         raise VoiceStoreError(f"{label} does not hold the tensors of a voice; {_AGAIN}")
     contents = {key: one.numpy().tobytes() for key, one in files.items()}
     parts: dict[str, Any] = {**tensors, **{key: metadata[key] for key in _STRINGS}}
-    parts["consent"] = _consent(metadata, label)
+    parts["consent"], parts["adapter"] = _consent(metadata, label), metadata.get("adapter", "")
     parts["recording"] = contents.pop("recording", b"")
     parts["others"] = tuple(decode_voice(one, label, (PLAIN,)) for one in contents.values())
     voice = Voice(**parts, prompt_text=tuple(text_ids.tolist()))
@@ -213,13 +216,13 @@ def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WH
 
 
 def _strings(voice: Voice) -> dict[str, str]:
-    return {**{key: getattr(voice, key) for key in _STRINGS}, **consent_fields(voice)}
+    return {**{key: getattr(voice, key) for key in _STRINGS}, **optional_fields(voice)}
 
 
-def consent_fields(voice: Voice) -> dict[str, str]:
-    """The fields of a consent in files and lists; empty without one."""
-    given = voice.consent
-    return {} if given is None else {name: getattr(given, part) for name, part in _CONSENT.items()}
+def optional_fields(voice: Voice) -> dict[str, str]:
+    """Fields in files and lists that only some voices have: those of a consent, and the adapter."""
+    given, adapter = voice.consent, {"adapter": voice.adapter} if voice.adapter else {}
+    return {**({} if given is None else {name: getattr(given, part) for name, part in _CONSENT.items()}), **adapter}
 
 
 def _consent(metadata: dict[str, str], label: str) -> Consent | None:
@@ -241,7 +244,7 @@ def read_summary(file: BinaryIO) -> VoiceSummary | None:
         has_prompt = header["speech_tokens"]["shape"] != [0]
     except (LookupError, TypeError):
         has_prompt = False
-    about = {key: metadata[key] for key in ("description", "transcript", *_CONSENT) if key in metadata}
+    about = {key: metadata[key] for key in ("description", "transcript", *_OPTIONAL) if key in metadata}
     return VoiceSummary(metadata["name"], "stored", True, has_prompt=has_prompt, **about)
 
 
@@ -259,7 +262,7 @@ def _metadata(header: Any) -> dict[str, str] | None:
     try:
         metadata = header["__metadata__"]
         known = {key: metadata[key] for key in ("format", "version", *_STRINGS)}
-        known.update({key: metadata[key] for key in _CONSENT if key in metadata})
+        known.update({key: metadata[key] for key in _OPTIONAL if key in metadata})
     except (LookupError, TypeError):
         return None
     is_voice = known["format"] == FORMAT and all(isinstance(value, str) for value in known.values())

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from vivavoce.models.layers import rotary_tables
+from vivavoce.models.lm.adapters import AdapterStack
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.lm.slot_lm import JoinedLayer, SlotCache, shared
 from vivavoce.models.lm.text_attention import Observed
+from vivavoce_kernels.lm_adapters import add_adapters
 from vivavoce_kernels.lm_attention import (
     ROW_TILE,
     PartialAttention,
@@ -27,7 +29,7 @@ from vivavoce_kernels.lm_attention import (
     split_k_for,
 )
 from vivavoce_kernels.lm_products import STRIPS, TILES, Shape, Strips, Tiles, product, vector_product
-from vivavoce_kernels.lm_rows import Tables, add_norm, dependent_launches, embed_norm
+from vivavoce_kernels.lm_rows import Tables, add_norm, dependent_launches, embed_norm, swiglu
 
 __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 
@@ -36,7 +38,8 @@ __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 class TiledRows:
     """Packed rows, in which each sequence begins at a multiple of `ROW_TILE`; all int64. kinds, ids: [rows] table (0
     control, 1 text, 2 speech) and index in it; slots, positions: [rows] for each row's key; last: [n] each sequence's
-    last row. Rows of padding have position 0 and a slot that never runs.
+    last row. Rows of padding have position 0 and a slot that never runs. adapters: [rows / `ROW_TILE`] int64, of each
+    tile: 1 + the place of its adapter, 0 for none; None: no row has one.
     """
 
     kinds: Tensor
@@ -44,6 +47,7 @@ class TiledRows:
     slots: Tensor
     positions: Tensor
     last: Tensor
+    adapters: Tensor | None = None
 
 
 Weights = tuple[Tensor, Tensor | None]  # [outputs, inputs] and [outputs]
@@ -51,14 +55,25 @@ Attend = Callable[[Tensor, Tensor], Tensor]
 """(joined query, key and value rows, the layer's memory) → [rows, heads · head_dim]; it stores keys and values."""
 Look = Callable[[int, Tensor], None]
 """Sees a layer's number and its joined query, key and value rows."""
+Adapt = Callable[[int, str, Tensor, Tensor], None]
+"""(layer, product, its input, its output): adds the rows' adapters to the output."""
 
 
 class FusedLM:
-    """capacity: positions per slot; tiles: of the products; strips: for a single slot, used if every product has one.
-    The parameters of joined layers become views of the joined ones, as in `SlotLM`; either class may come first.
+    """capacity: positions per slot; tiles: of the products; strips: for a single slot, used if every product has one;
+    stack: memory of the adapters, None: the model has no adapters. The parameters of joined layers become views of the
+    joined ones, as in `SlotLM`; either class may come first.
     """
 
-    def __init__(self, lm: SpeechLM, capacity: int, tiles: Tiles = TILES, strips: Strips = STRIPS) -> None:
+    def __init__(
+        self,
+        lm: SpeechLM,
+        capacity: int,
+        tiles: Tiles = TILES,
+        strips: Strips = STRIPS,
+        stack: AdapterStack | None = None,
+    ) -> None:
+        self._stack = stack
         config = self.config = lm.config
         self._tiles, self._strips, device = tiles, strips, lm.speech_head.weight.device
         self._options: Any = {"dependent": dependent_launches(device)}
@@ -74,11 +89,17 @@ class FusedLM:
         self._rotations = Rotations(*(table[0, 0, :, :half].contiguous() for table in tables))
 
     def step(
-        self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, observed: Observed | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        running: Tensor,
+        cache: SlotCache,
+        observed: Observed | None = None,
+        adapters: Tensor | None = None,
     ) -> Tensor:
         """ids, positions, running: [n] int64, all of one stride; a slot with running 0 stores nothing, and its scores
-        are meaningless; observed: where the attention to the text is written  →  [n, ids] logits, float32 if the
-        product gives it.
+        are meaningless; observed: where the attention to the text is written; adapters: [n] int64, of any stride, of
+        each slot: 1 + the place of its adapter, 0 for none  →  [n, ids] logits, float32 if the product gives it.
         """
         taken: list[Tensor] = []
 
@@ -87,23 +108,40 @@ class FusedLM:
                 heads, size = self.config.num_heads, self.config.head_dim
                 observed.observer.take(taken, layer, qkv[:, : heads * size].unflatten(1, (heads, size)))
 
-        if len(ids) == 1 and all(shape in self._strips for shape in self._shapes()):
+        if adapters is None and len(ids) == 1 and all(shape in self._strips for shape in self._shapes()):
             scores = self._step_alone(ids, positions, running, cache, look)
         else:
-            scores = self._step_together(ids, positions, running, cache, look)
+            adapt = self._adapt(adapters, 1)
+            scores = self._step_together(ids, positions, running, cache, look, adapt)
         if observed is not None:
             cos, sin = (table[positions] for table in self._rotations)
             turn = torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
             observed.write(taken, cache.memory, turn)
         return scores
 
-    def _step_together(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, look: Look) -> Tensor:
+    def _adapt(self, adapters: Tensor | None, tile: int) -> Adapt | None:
+        """The function that adds adapters to tiles of `tile` rows; None: without adapters."""
+        if adapters is None:
+            return None
+        stack, places = self._stack, adapters
+        assert stack is not None
+
+        def adapt(layer: int, product: str, x: Tensor, out: Tensor) -> None:
+            down, up, ends = stack.layers[layer][product]
+            ranks, stride = stack.ranks[product], stack.memory.stride(0)
+            add_adapters(x, down, up, ends, ranks, stride, places, tile, out, **self._options)
+
+        return adapt
+
+    def _step_together(
+        self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, look: Look, adapt: Adapt | None
+    ) -> Tensor:
         given = (positions, running, self._rotations, self.config.num_heads, split_k_for(len(ids)))
 
         def attend(qkv: Tensor, memory: Tensor) -> Tensor:
             return decode_attention(qkv, memory, *given, **self._options)
 
-        return self._scores(*self._hidden(ids, None, cache, attend, look), None)
+        return self._scores(*self._hidden(ids, None, cache, attend, look, adapt), None)
 
     def _step_alone(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, look: Look) -> Tensor:
         """`step` for one slot: fewer kernels, which load their weights before their input is ready."""
@@ -141,10 +179,17 @@ class FusedLM:
         def attend(qkv: Tensor, memory: Tensor) -> Tensor:
             return prefill_attention(qkv, memory, *given, **self._options)
 
-        return self._scores(*self._hidden(rows.ids, rows.kinds, cache, attend), rows.last)
+        adapt = self._adapt(rows.adapters, ROW_TILE)
+        return self._scores(*self._hidden(rows.ids, rows.kinds, cache, attend, adapt=adapt), rows.last)
 
     def _hidden(
-        self, ids: Tensor, kinds: Tensor | None, cache: SlotCache, attend: Attend, look: Look = lambda layer, qkv: None
+        self,
+        ids: Tensor,
+        kinds: Tensor | None,
+        cache: SlotCache,
+        attend: Attend,
+        look: Look = lambda layer, qkv: None,
+        adapt: Adapt | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The residual stream without the last layer's MLP, and the MLP's output to be added."""
         eps = self.config.rms_norm_eps
@@ -154,12 +199,23 @@ class FusedLM:
             if index:
                 x = add_norm(stream, added, layer.attention_norm, eps, **self._options)
             qkv = self._product(x, layer.qkv)[0]
+            if adapt is not None:
+                adapt(index, "qkv", x, qkv)
             look(index, qkv)
             attended = attend(qkv, cache.memory[index])
             added = self._product(attended, layer.out, wide=True)
+            if adapt is not None:
+                adapt(index, "out", attended, added[0])
             x = add_norm(stream, added, layer.mlp_norm, eps, **self._options)
-            inner = self._product(x, layer.gate_up, gated=True)[0]
+            if adapt is None:
+                inner = self._product(x, layer.gate_up, gated=True)[0]
+            else:
+                joined = self._product(x, layer.gate_up)[0]
+                adapt(index, "gate_up", x, joined)
+                inner = swiglu(joined, **self._options)
             added = self._product(inner, layer.down, wide=True)
+            if adapt is not None:
+                adapt(index, "down", inner, added[0])
         return stream, added
 
     def _scores(self, stream: Tensor, added: Tensor, picked: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ import mmap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from vivavoce.models.layers import lay_together, rotary_tables
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 from vivavoce.models.lm.text_attention import Observed
 from vivavoce.models.packed_linear import Product, packed, packs
+
+if TYPE_CHECKING:
+    from vivavoce.models.lm.adapters import AdaptedRows
 
 SAFE_ROWS = 8  # from this many rows on, all tested libraries compute a row with bits that do not depend on other rows
 _TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 24, 40, 64)
@@ -192,8 +195,10 @@ class SlotLM:
         sizes = (config.hidden_size, inner, config.hidden_size, config.intermediate_size, config.hidden_size)
         self.row_step = fewest_rows(products, sizes, self._device, self._dtype)
 
-    def prefill(self, packed: PackedRows, cache: SlotCache, reach: int) -> Tensor:
-        """reach: upper limit of the sequences' positions  →  [n, ids] float32 log-probabilities after each last row."""
+    def prefill(self, packed: PackedRows, cache: SlotCache, reach: int, adapted: AdaptedRows | None = None) -> Tensor:
+        """reach: upper limit of the sequences' positions; adapted: the packed rows that have an adapter  →  [n, ids]
+        float32 log-probabilities after each last row.
+        """
         count, longest = packed.padded.shape
         asking = packed.starts[:, None] + self._reached[:longest]
         bias = self._bias(asking, reach).repeat(1, 1, self._group, 1)
@@ -209,13 +214,19 @@ class SlotLM:
 
         rows, of_kind = [table[packed.ids.clamp(max=len(table) - 1)] for table in self._tables], packed.kinds[:, None]
         embedded = torch.where(of_kind == 0, rows[0], torch.where(of_kind == 1, rows[1], rows[2]))
-        return self._scores(embedded, packed.positions, attend, count, packed.last)
+        return self._scores(embedded, packed.positions, attend, count, packed.last, adapted)
 
     def step(
-        self, ids: Tensor, positions: Tensor, cache: SlotCache, reach: int, observed: Observed | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        reach: int,
+        observed: Observed | None = None,
+        adapted: AdaptedRows | None = None,
     ) -> Tensor:
         """ids, positions: [slots] int64; reach: limit of the positions; observed: where the attention to the text is
-        written  →  [slots, ids] float32 log-probabilities.
+        written; adapted: the slots that have an adapter  →  [slots, ids] float32 log-probabilities.
         """
         slots, heads = len(ids), self.config.num_kv_heads
         taken: list[Tensor] = []
@@ -234,26 +245,42 @@ class SlotLM:
 
         if idle:
             ids, positions = pad(ids, (0, idle)), pad(positions, (0, idle))
-        scores = self._scores(self._tables[2][ids], positions, attend, slots)
+        scores = self._scores(self._tables[2][ids], positions, attend, slots, adapted=adapted)
         if observed is not None:
             observed.write(taken, cache.memory)
         return scores
 
-    def _scores(self, x: Tensor, positions: Tensor, attend: Attend, count: int, picked: Tensor | None = None) -> Tensor:
+    def _scores(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        count: int,
+        picked: Tensor | None = None,
+        adapted: AdaptedRows | None = None,
+    ) -> Tensor:
         """Scores of the first `count` rows, or of the `picked` ones: [count, ids]; x: [rows, hidden] embedded."""
         config, head_dim = self.config, self._head_dim
         rows, eps = len(x), config.rms_norm_eps
         size, turned = (config.hidden_size,), config.num_heads + config.num_kv_heads
         cos, sin = self._cos[positions], self._sin[positions]
+
+        def times(rows: Tensor, index: int, name: str) -> Tensor:
+            product: Product = getattr(self._layers[index], name)
+            out = product(rows)
+            if adapted is not None:
+                adapted.add(index, name, rows, out)
+            return out
+
         for index, layer in enumerate(self._layers):
-            heads = layer.qkv(rms_norm(x, size, layer.attention_norm, eps)).view(rows, -1, head_dim)
+            heads = times(rms_norm(x, size, layer.attention_norm, eps), index, "qkv").view(rows, -1, head_dim)
             rotating = heads[:, :turned]
             # In place: rotated keys are put before the values again, so that both are stored in one copy.
             rotating.copy_(torch.addcmul(rotating * cos, rotating.roll(head_dim // 2, -1), sin))
             keys_values = heads[:, config.num_heads :].view(rows, 2, config.num_kv_heads, head_dim)
-            x = x + layer.out(attend(index, heads[:, : config.num_heads], keys_values))
-            gate, up = layer.gate_up(rms_norm(x, size, layer.mlp_norm, eps)).chunk(2, dim=-1)
-            x = x + layer.down(silu(gate) * up)
+            x = x + times(attend(index, heads[:, : config.num_heads], keys_values), index, "out")
+            gate, up = times(rms_norm(x, size, layer.mlp_norm, eps), index, "gate_up").chunk(2, dim=-1)
+            x = x + times(silu(gate) * up, index, "down")
         if picked is not None:
             x = pad(x[picked], (0, 0, 0, -len(picked) % SAFE_ROWS))
         return self._head(rms_norm(x, size, self._norm, eps))[:count].float().log_softmax(dim=-1)

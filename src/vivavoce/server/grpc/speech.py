@@ -79,7 +79,10 @@ async def add_voice(call: Call) -> Metadata:
     if not name:
         raise InvalidRequest("name: is missing; give the voice a name")
     options = VoiceOptions(
-        description=asked.description, replace=asked.replace, consent=given_consent(asked.consent, asked.consent_by)
+        description=asked.description,
+        replace=asked.replace,
+        consent=given_consent(asked.consent, asked.consent_by),
+        adapter=asked.adapter,
     )
     with call.port.dispatcher.permitted(call.principal):
         voice = await call.port.dispatcher.backend.add_voice(

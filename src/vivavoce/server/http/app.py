@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from vivavoce.server.http import errors, metrics, normalize, openai, pages, voices, ws_session
+from vivavoce.server.http import adapters, errors, metrics, normalize, openai, pages, voices, ws_session
 from vivavoce.server.http.app_state import SPEECH_HEADERS, AppState
 from vivavoce.server.http.middleware import RequestMiddleware
 from vivavoce.server.http.reference_page import reference_page
@@ -27,7 +27,8 @@ _SCHEMES = {
 
 def build_app(state: AppState) -> FastAPI:
     app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
-    routers = (openai.router, normalize.router, voices.router, ws_session.router, *_dialect_routers(state, "port"))
+    own = (openai.router, normalize.router, voices.router, adapters.router, ws_session.router)
+    routers = (*own, *_dialect_routers(state, "port"))
     for router in (*routers, pages.health_router):
         app.include_router(router(state))
     if state.jobs is not None:

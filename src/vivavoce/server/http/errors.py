@@ -16,7 +16,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
-from vivavoce.errors import InvalidRequest, ModelNotFound, TooLarge, Unauthorized, VivavoceError, VoiceNotFound
+from vivavoce.errors import (
+    AdapterNotFound,
+    InvalidRequest,
+    ModelNotFound,
+    TooLarge,
+    Unauthorized,
+    VivavoceError,
+    VoiceNotFound,
+)
 from vivavoce.server.http.app_state import REQUEST_ID_HEADER
 
 _TYPES = {
@@ -83,7 +91,8 @@ def install(app: FastAPI) -> None:
 def error_body(error: VivavoceError, text_field: str = "input") -> dict[str, Any]:
     """The value of "error" in an answer or an event; text_field: the route's name of the text."""
     param = None
-    if isinstance(error, (InvalidRequest, VoiceNotFound, ModelNotFound)):  # its message begins with the field
+    # Their messages begin with the field.
+    if isinstance(error, (InvalidRequest, VoiceNotFound, AdapterNotFound, ModelNotFound)):
         name = str(error).partition(":")[0]
         name = text_field if name == "text" else _FIELDS.get(name, name)
         param = name if name.replace("_", "").replace(".", "").isalnum() else None

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.speech import Recording
+from vivavoce.frontend.speech_backend import VoiceOptions
 from vivavoce.frontend.voices.consent import MAX_STATEMENT_CHARS, MAX_WHO_CHARS, given_consent
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
@@ -21,7 +22,7 @@ from vivavoce.server.rate_limiter import voice_owner
 
 _MAX_FORM_FIELDS = 20
 _FILES = ("file", "audio_sample")
-_TEXTS = ("name", "transcript", "prompt_text", "description", "replace", "public", "consent", "consent_by")
+_TEXTS = ("name", "transcript", "prompt_text", "description", "replace", "public", "consent", "consent_by", "adapter")
 _NAMES = {"reference audio": "file", "voice name": "name", "prompt_text": "transcript", "text": "transcript"}
 _TEXT, _SWITCH = {"type": "string"}, {"type": "boolean"}
 _AUDIO = "0.5 to 30 s of clear speech (wav, flac, mp3, m4a, webm …); or `audio_sample`."
@@ -35,6 +36,7 @@ _PROPERTIES = {
     "public": {**_SWITCH, "description": _PUBLIC},
     "consent": {**_TEXT, "maxLength": MAX_STATEMENT_CHARS, "description": "What the person who is heard allows."},
     "consent_by": {**_TEXT, "maxLength": MAX_WHO_CHARS, "description": "The person who gave the consent."},
+    "adapter": {**_TEXT, "description": "The adapter that speaks with it where a request names none."},
 }
 _SCHEMA = {"type": "object", "required": ["name", "file"], "properties": _PROPERTIES}
 _FORM = {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}
@@ -57,6 +59,7 @@ class VoiceEntry(BaseModel):
     consent: str = Field(description='The words in which the person who is heard consents, "" if none are stored.')
     consent_by: str = Field(description='The person who gave the consent, "" if unknown.')
     consent_at: str = Field(description='When the consent was stored (ISO 8601, UTC), "" without one.')
+    adapter: str = Field(description='The adapter that speaks with it where a request names none, "" without one.')
     created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
 
 
@@ -116,10 +119,11 @@ def router(state: AppState) -> APIRouter:
             recording = Recording(content, texts.get("transcript", ""))
             description, replace = texts.get("description", ""), _flag("replace", texts)
             consent = given_consent(texts.get("consent", ""), texts.get("consent_by", ""))
+            options = VoiceOptions(
+                description=description, replace=replace, consent=consent, adapter=texts.get("adapter", "")
+            )
             try:
-                voice = await backend.add_voice(
-                    owner, name, recording, description=description, replace=replace, consent=consent
-                )
+                voice = await backend.add_voice(owner, name, recording, **options)
             except InvalidRequest as error:
                 raise renamed(error, _NAMES) from None
         return _entry(voice).model_copy(update={"created_at": int(time.time())})

@@ -1,0 +1,130 @@
+"""The LoRA adapters that requests can name."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vivavoce.errors import AdapterNotFound, InvalidRequest, Overloaded
+
+if TYPE_CHECKING:  # a server's process uses the names without torch
+    from torch import Tensor
+
+    from vivavoce.checkpoint.adapter import AdapterWeights
+    from vivavoce.checkpoint.config import LMConfig
+    from vivavoce.models.lm.adapters import LoadedAdapter
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NO_ADAPTER = "none"
+"""A request that names this speaks without an adapter, whatever its voice names."""
+MAX_ADAPTERS, MAX_RANK = 64, 256
+"""Upper limits of the settings."""
+_RETRY_S = 2.0
+
+
+@dataclass(frozen=True)
+class AdapterInfo:
+    """A loaded adapter; targets: the modules that it changes; size_bytes: its numbers in the model's precision."""
+
+    name: str
+    rank: int
+    targets: tuple[str, ...]
+    size_bytes: int
+
+
+class AdapterStage(Protocol):
+    """A language-model stage that can have adapters, see `LMStage`."""
+
+    adapter_places: int
+
+    def lay_adapter(self, weights: AdapterWeights) -> Tensor: ...
+
+    def add_adapter(self, weights: AdapterWeights, laid: Tensor) -> LoadedAdapter: ...
+
+
+def check_adapter_name(name: str) -> None:
+    """Refuse a name that requests, addresses and settings cannot all write."""
+    if not NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"adapter: {name[:80]!r} is not a name; use 1 to 64 letters of ASCII, digits, '-', '_' and '.', a letter "
+            "or digit first"
+        )
+
+
+class Adapters:
+    """The adapters of one engine by name. Any thread may call it.
+
+    most: how many may be loaded at once; most_rank: of each; place: runs work in the loop's thread, on the language
+    model's queue, and gives its result. A removed adapter is found by no new request; its memory is free once the
+    requests that have it are over.
+    """
+
+    def __init__(self, config: Any, stage: AdapterStage | None, most: int, most_rank: int) -> None:
+        self._config: LMConfig = config
+        self._stage, self._most, self._most_rank = stage, most, most_rank
+        self._named: dict[str, tuple[LoadedAdapter, AdapterInfo]] = {}
+        self._changing = threading.Lock()
+
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        return tuple(info for _, info in list(self._named.values()))
+
+    def find(self, name: str, held: dict[str, LoadedAdapter]) -> LoadedAdapter:
+        """The adapter of that name; held: those of one request, which keeps them if they are removed meanwhile.
+
+        AdapterNotFound names those that are loaded.
+        """
+        if name not in held:
+            found = self._named.get(name)
+            if found is None:
+                raise self._unknown(name)
+            held[name] = found[0]
+        return held[name]
+
+    def load(self, name: str, folder: Path, place: Callable[[Callable[[], Any]], Any]) -> AdapterInfo:
+        """Read an adapter's folder, and load it. InvalidRequest: the name is taken or malformed, the limit is reached,
+        or `read_adapter` refuses the folder; Overloaded: the place of a removed one is not free yet.
+        """
+        check_adapter_name(name)
+        if name == NO_ADAPTER:
+            raise InvalidRequest(f"adapter: {name!r} means to speak without an adapter; choose another name")
+        stage, most = self._stage, self._most
+        if stage is None or not most:
+            raise InvalidRequest(
+                "adapters: the engine has room for none; load the model with EngineSettings(max_adapters=8), or name "
+                "adapters or adapters_dir in the server's settings"
+            )
+        from vivavoce.checkpoint.adapter import read_adapter
+
+        with self._changing:
+            if name in self._named:
+                raise InvalidRequest(f"adapter: {name!r} is loaded already; remove it first, or choose another name")
+            if len(self._named) >= most:
+                raise InvalidRequest(f"adapter: {len(self._named)} are loaded, the limit is {most}; remove one first")
+            if not stage.adapter_places:
+                raise Overloaded(
+                    f"adapter: all {most} places are taken, by removed ones too that still speak; try again in "
+                    f"{_RETRY_S:g} s",
+                    _RETRY_S,
+                )
+            weights = read_adapter(folder, self._config, self._most_rank)
+            laid = stage.lay_adapter(weights)
+            loaded = place(lambda: stage.add_adapter(weights, laid))
+            info = AdapterInfo(name, weights.rank, weights.targets, laid.nbytes)
+            self._named[name] = loaded, info
+        return info
+
+    def remove(self, name: str) -> None:
+        """Forget an adapter; requests that have it already are finished with it. AdapterNotFound: it is not loaded."""
+        with self._changing:
+            if self._named.pop(name, None) is None:
+                raise self._unknown(name)
+
+    def _unknown(self, name: str) -> AdapterNotFound:
+        known = ", ".join(sorted(self._named))
+        loaded = f"loaded: {known}; name one of them, or leave it out" if known else "none is; leave it out"
+        return AdapterNotFound(f"adapter: {name[:80]!r} is not loaded ({loaded})")

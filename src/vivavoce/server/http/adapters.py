@@ -1,0 +1,122 @@
+"""The routes of LoRA adapters: list, load, remove."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+
+from vivavoce.engine.adapters import AdapterInfo
+from vivavoce.errors import Forbidden, InvalidRequest
+from vivavoce.frontend.speech_backend import AdapterBackend
+from vivavoce.server.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
+from vivavoce.server.http.bodies import json_schema, read_json
+from vivavoce.server.http.errors import BODY_FAILURES, failures
+from vivavoce.server.rate_limiter import Principal
+
+PATH = "/v1/adapters"
+
+
+class AdapterFields(BaseModel):
+    """An adapter to load."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(max_length=64, description="Its name in requests: letters, digits, - _ .")
+    folder: str = Field("", max_length=1_000, description="Its folder, below the server's. Default: the name.")
+
+
+class AdapterEntry(BaseModel):
+    """An adapter that requests may name."""
+
+    id: str
+    name: str
+    object: Literal["adapter"] = "adapter"
+    rank: int
+    targets: list[str] = Field(description="The modules of the language model that it changes.")
+    size_bytes: int = Field(description="Memory that it takes.")
+
+
+class AdapterList(BaseModel):
+    """All loaded adapters."""
+
+    object: Literal["list"] = "list"
+    data: list[AdapterEntry]
+
+
+class AdapterDeleted(BaseModel):
+    """A removed adapter. Requests that speak with it are finished."""
+
+    id: str
+    object: Literal["adapter.deleted"] = "adapter.deleted"
+    deleted: bool = True
+
+
+def router(state: AppState) -> APIRouter:
+    routes, dispatcher = APIRouter(), state.dispatcher
+    body = {"required": True, "content": {"application/json": {"schema": json_schema(AdapterFields)}}}
+
+    @routes.get(PATH, summary="All adapters that requests may name", responses=failures(400, 401, 429, 503))
+    async def adapters(principal: ListReader) -> AdapterList:
+        with dispatcher.permitted(principal):
+            found = await _backend(state).adapters()
+        return AdapterList(data=[_entry(one) for one in found])
+
+    @routes.post(
+        PATH,
+        status_code=201,
+        summary="Load an adapter",
+        responses={**BODY_FAILURES, **failures(403)},
+        openapi_extra={"requestBody": body},
+    )
+    async def add(request: Request, principal: KnownPrincipal) -> AdapterEntry:
+        origins = state.settings.server.cors_origins
+        refuse_foreign_page(request.headers, request.scope["scheme"], origins, "change adapters")
+        _check_allowed(principal)
+        with dispatcher.permitted(principal):
+            asked = await read_json(request, AdapterFields)
+            folder = folder_below(state.settings.model.adapters_dir, asked.folder or asked.name)
+            return _entry(await _backend(state).add_adapter(asked.name, str(folder)))
+
+    @routes.delete(PATH + "/{name}", summary="Remove an adapter", responses=failures(400, 401, 403, 404, 429, 503))
+    async def remove(name: str, principal: KnownPrincipal) -> AdapterDeleted:
+        _check_allowed(principal)
+        with dispatcher.permitted(principal):
+            await _backend(state).remove_adapter(name)
+        return AdapterDeleted(id=name)
+
+    return routes
+
+
+def folder_below(root: Path | None, folder: str) -> Path:
+    """A folder below the server's folder of adapters; InvalidRequest: it is elsewhere, or the server has none."""
+    if root is None:
+        raise InvalidRequest("folder: the server loads adapters at its start only; set model.adapters_dir")
+    if not folder.isprintable():
+        raise InvalidRequest(f"folder: {folder[:80]!r} has characters that cannot be printed; name a folder")
+    root = root.resolve()
+    path = (root / folder).resolve()
+    if root not in path.parents:
+        raise InvalidRequest(f"folder: {folder[:80]!r} is not below the server's folder of adapters; name one that is")
+    if not path.is_dir():
+        raise InvalidRequest(f"folder: {folder[:80]!r} is not a folder on the server; put the adapter there first")
+    return path
+
+
+def _check_allowed(principal: Principal) -> None:
+    if not principal.may_publish:
+        raise Forbidden(f"adapters: the key {principal.name!r} may not change what everybody uses")
+
+
+def _backend(state: AppState) -> AdapterBackend:
+    backend = state.dispatcher.backend
+    if not isinstance(backend, AdapterBackend):
+        raise InvalidRequest("adapters: the engines behind this server load none while they run")
+    return backend
+
+
+def _entry(info: AdapterInfo) -> AdapterEntry:
+    return AdapterEntry(id=info.name, **{**asdict(info), "targets": list(info.targets)})

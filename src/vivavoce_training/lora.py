@@ -1,0 +1,75 @@
+"""LoRA adapters of the language model (arXiv:2106.09685): small matrices learn beside weights that stay as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from vivavoce.checkpoint.adapter import SETTINGS, TARGETS, WEIGHTS
+from vivavoce.files import replacing
+from vivavoce.models.lm.qwen2 import SpeechLM
+
+_PEFT = "base_model.model.model."
+
+
+class LoRA(nn.Module):
+    """A and B of each target of a language model, whose own weights are frozen. From now on the model's products grow
+    by scale · B(Ax); B is zero at first. Only the two are parameters and state of this module; its mode is the model's.
+    """
+
+    def __init__(self, lm: SpeechLM, rank: int) -> None:
+        super().__init__()
+        self.rank, self.alpha = rank, 2 * rank
+        self._host = [lm.requires_grad_(False)]  # in a list, which hides it from the module's own state
+        for name, module in lm.named_modules():
+            if name.startswith("layers.") and name.rpartition(".")[2] in TARGETS:
+                assert isinstance(module, nn.Linear)
+                key = name.replace(".attention.", ".self_attn.").replace(".", "/")  # no dots in parameters' names
+                down, up = torch.empty(rank, module.in_features), torch.zeros(module.out_features, rank)
+                nn.init.kaiming_uniform_(down, a=math.sqrt(5))
+                self.register_parameter(f"{key}/lora_A", nn.Parameter(down))
+                self.register_parameter(f"{key}/lora_B", nn.Parameter(up))
+                module.register_forward_hook(self._grown(key))
+
+    def _grown(self, key: str) -> Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]:
+        scale = self.alpha / self.rank
+
+        def hook(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+            down, up = self.get_parameter(f"{key}/lora_A"), self.get_parameter(f"{key}/lora_B")
+            return output + scale * linear(linear(inputs[0], down), up)
+
+        return hook
+
+    def train(self, mode: bool = True) -> LoRA:
+        self._host[0].train(mode)
+        super().train(mode)
+        return self
+
+
+def write_adapter(folder: Path, state: Mapping[str, Tensor], lora: LoRA, model: str) -> None:
+    """Write the folder that PEFT and `vivavoce` read. state: of the `LoRA`; model: the name of what was tuned."""
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(TARGETS),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    tensors = {f"{_PEFT}{name.replace('/', '.')}.weight": tensor.contiguous() for name, tensor in state.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / WEIGHTS) as file:
+        file.write(save(tensors, {"format": "pt"}))
+    with replacing(folder / SETTINGS) as file:
+        file.write((json.dumps(settings, indent=2) + "\n").encode())
