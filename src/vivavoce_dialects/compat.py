@@ -28,7 +28,6 @@ from torch import Tensor
 
 from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.download import download
 from vivavoce.checkpoint.folder import SPEAKERS, YAML_OF, detect_generation
 from vivavoce.checkpoint.known_models import known_model
 from vivavoce.engine.chunk_policy import policy_for
@@ -46,6 +45,7 @@ from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.names import unknown_voice
 from vivavoce.frontend.voices.voice import Voice, built_in_voices, voices_to_spk2info
 from vivavoce.models.features import SAMPLE_RATE
+from vivavoce_hub.download import download
 
 log = logging.getLogger("vivavoce.compat")  # where scripts import it
 

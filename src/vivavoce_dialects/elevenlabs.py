@@ -81,12 +81,11 @@ class SpeechBody(BaseModel):
     """A request for speech; further fields of ElevenLabs' clients are ignored, and named in x-warning."""
 
     model_config = ConfigDict(extra="ignore")
-    model_id: Any = Field(None, description="Any: one model is served.")
     text: AnyText = Field(min_length=1, max_length=MAX_TEXT_CHARS)
     voice_settings: VoiceSettings | None = None
     language_code: str | None = None
     seed: Whole | None = None
-    model_id: Any = None
+    model_id: Any = Field(None, description="A served model's name; other names mean the default one.")
 
 
 class SocketMessage(BaseModel):

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.download import DownloadProgress, download, open_client
 from vivavoce.checkpoint.folder import SPEAKERS, detect_generation
 from vivavoce.checkpoint.known_models import known_model
 from vivavoce.checkpoint.settings import read_config
@@ -31,6 +30,7 @@ from vivavoce.errors import DownloadError, InvalidRequest, ModelNotFound, StageF
 from vivavoce.files import fresh_folder, replace_file
 from vivavoce.frontend.model_choice import model_folder
 from vivavoce_export.trtllm.options import build_command
+from vivavoce_hub.download import DownloadProgress, download, open_client
 from vivavoce_runtimes.merged_vocabulary import CONTROLS
 from vivavoce_triton.client.utterance import LoadMode, check_reference_text
 from vivavoce_triton.model_repository import (

@@ -48,7 +48,7 @@ _SOURCES = {
         *("vivavoce.cli.speak", "convert", "Repeat a recording's words in another voice.", "CONVERT_EXAMPLES")
     ),
     "normalize": _Listed("vivavoce.cli.normalize", "normalize", "Show a text as it will be read, all in words."),
-    "download": _Listed("vivavoce.cli.download", "download", "Download a published model."),
+    "download": _Listed("vivavoce_hub.command", "download", "Download a published model."),
     "info": _Listed("vivavoce.cli.info", "info", "Show the contents of a model and its problems."),
     "doctor": _Listed("vivavoce.cli.doctor", "doctor", "Check this machine, the installation and a model."),
     "plan": _Listed("vivavoce_bench.commands.plan", "plan", "Plan the memory of a GPU, or the GPUs of a service."),

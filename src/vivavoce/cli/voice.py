@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,17 @@ _ABOUT = ("language", "sex", "description")
 _NO_MODEL = ("another one", "any")
 
 
+@dataclasses.dataclass(frozen=True)
+class _About:
+    """Notes that a stored voice keeps, besides its recording."""
+
+    description: str = flag("A note of your own.", "TEXT", default="")
+    licence: str = flag("Terms of use for the voice.", "TEXT", default="")
+    consent: str = flag("What the person who is heard allows.", "TEXT", default="")
+    consent_by: str = flag("The person who gave the consent.", "NAME", default="")
+    adapter: str = flag("LoRA adapter that speaks with it where a request names none.", "NAME", default="")
+
+
 @command(
     app,
     'vivavoce voice add me me.wav --transcript "What I say there." --model CosyVoice2-0.5B',
@@ -41,12 +53,9 @@ _NO_MODEL = ("another one", "any")
 def add(
     name: str = _NAME,
     recording: Path = argument("0.5 to 30 s of clear speech.", "RECORDING", default=REQUIRED),
+    *,
     transcript: flags.TranscriptOption = "",
-    description: str = flag("A note of your own.", "TEXT", default=""),
-    licence: str = flag("Terms of use for the voice.", "TEXT", default=""),
-    consent: str = flag("What the person who is heard allows.", "TEXT", default=""),
-    consent_by: str = flag("The person who gave the consent.", "NAME", default=""),
-    adapter: str = flag("LoRA adapter that speaks with it where a request names none.", "NAME", default=""),
+    about: _About,
     as_recorded: bool = flag("Leave silence at its ends, and its level, as the official code does.", default=False),
     replace: bool = _REPLACE,
     model: flags.ModelOption = None,
@@ -54,8 +63,6 @@ def add(
     quiet: flags.QuietOption = False,
 ) -> None:
     """Extract a voice from a recording and store it."""
-    import dataclasses
-
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
         from vivavoce.engine.adapters import check_adapter_name
@@ -64,9 +71,9 @@ def add(
         from vivavoce.frontend.voices.consent import given_consent
         from vivavoce.frontend.voices.names import check_voice_name
 
-        name, allowed = check_voice_name(name), given_consent(consent, consent_by)
-        if adapter:
-            check_adapter_name(adapter)
+        name, allowed = check_voice_name(name), given_consent(about.consent, about.consent_by)
+        if about.adapter:
+            check_adapter_name(about.adapter)
         store = _store(voices)
         _refuse_taken([name], store, replace)
         decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # fails before a model loads
@@ -77,8 +84,8 @@ def add(
         front_end = load_front_end(model_folder(model))
         extractor = dataclasses.replace(front_end.extractor, as_recorded=as_recorded)
         extracted = extractor.extract_to_keep(recording, transcript).named(name)
-        about = dataclasses.replace(extracted, description=description, licence=licence, consent=allowed)
-        store.save(dataclasses.replace(about, adapter=adapter), replace=replace)
+        notes = {"description": about.description, "licence": about.licence, "adapter": about.adapter}
+        store.save(dataclasses.replace(extracted, consent=allowed, **notes), replace=replace)
     reporter.report(
         f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {shlex.quote(name)}"
     )

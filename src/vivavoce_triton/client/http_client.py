@@ -77,7 +77,7 @@ def speak_http(options: HttpOptions) -> SpokenAudio:
     `InvalidRequest`: the model lacks an input, or cannot stream over HTTP; `ModelNotFound`; `ServerUnreachable`;
     `ServerRefused`: the server returned an error, or no audio.
     """
-    from vivavoce.checkpoint.download import open_client
+    from vivavoce_hub.download import open_client
 
     source = options.utterance.reference
     reference = None if source is None else read_reference(source)

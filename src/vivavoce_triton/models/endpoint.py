@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx
 
-from vivavoce.checkpoint.download import open_client
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.errors import EngineStopped, StageFailed
 from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce_hub.download import open_client
 from vivavoce_triton.models.inner_models import REPETITION_PENALTY, TEMPERATURE, TOP_K, TOP_P, output_length
 
 CONNECT_S, SILENCE_S = 10.0, 120.0

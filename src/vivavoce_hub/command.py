@@ -10,8 +10,8 @@ from vivavoce.cli.flags import JsonOption, QuietOption, argument, flag
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from vivavoce.checkpoint.download import DownloadProgress
     from vivavoce.checkpoint.known_models import KnownModel
+    from vivavoce_hub.download import DownloadProgress
 
 EXAMPLES = (
     "vivavoce download CosyVoice2-0.5B",
@@ -40,8 +40,8 @@ def download(
         raise InvalidRequest("json: belongs to --list; add that, or leave --json out")
     if name is None:
         raise InvalidRequest("model: none is named; `vivavoce download --list` shows the names")
-    from vivavoce.checkpoint.download import download as fetch
     from vivavoce.checkpoint.known_models import known_model
+    from vivavoce_hub.download import download as fetch
 
     hubs: dict[str, Literal["hf", "modelscope"]] = {"hf": "hf", "modelscope": "modelscope"}
     if source.lower() not in hubs:

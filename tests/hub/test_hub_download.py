@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.checkpoint.download import DownloadProgress, download
 from vivavoce.checkpoint.known_models import (
     KNOWN_MODELS,
     RECORD,
@@ -32,6 +31,7 @@ from vivavoce.checkpoint.known_models import (
 )
 from vivavoce.errors import DownloadError, InvalidRequest, ModelNotFound, UnsupportedModel
 from vivavoce.frontend.voices.stores import voices_home
+from vivavoce_hub.download import DownloadProgress, download
 
 
 @pytest.mark.parametrize("name", ["CosyVoice2-0.5B", "cosyvoice2-0.5b", "iic/cosyvoice2-0.5B"])

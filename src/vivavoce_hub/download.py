@@ -56,7 +56,7 @@ _PROXY_VARIABLES = ("all_proxy", "https_proxy", "http_proxy")
 _YES = frozenset({"1", "on", "yes", "true"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SPACE = (errno.ENOSPC, errno.EDQUOT)
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("vivavoce.download")  # the command line shows notes of the core's loggers
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Fetches published models from Hugging Face and ModelScope; `checkpoint/known_models.py` knows which there are."""
