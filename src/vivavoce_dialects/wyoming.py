@@ -223,7 +223,7 @@ class _Connection:
 
     async def _info(self) -> dict[str, Any]:
         about, principal = self._dispatcher.backend.about, self._keys.named(self._settings.wyoming_key or "")
-        with self._dispatcher.permitted(principal):
+        async with self._dispatcher.permitted(principal):
             voices = await self._dispatcher.backend.voices(principal.owner)
         common = {"attribution": {"name": "vivavoce", "url": ""}, "installed": True, "version": __version__}
         described = [

@@ -103,6 +103,7 @@ _Device = Annotated[str, _like(r"auto|cpu|(cuda|mps)(:\d{1,3})?", "auto, cpu, cu
 _Gpus = Annotated[str, _like(r"all|\d{1,3}(,\d{1,3})*", "all, or numbers of GPUs such as 0,1")]
 _Variant = Annotated[str, _like(_NAME_PARTS, "the middle of a file's name, as llm.VARIANT.pt")]
 _VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
+_RedisAddress = Annotated[str, _like(r"rediss?://[^\s#]+", "an address such as redis://HOST:PORT/DATABASE")]
 _VoicePlace = Annotated[str, _path("a folder, or redis://HOST:PORT"), AfterValidator(_redis)]
 
 
@@ -332,6 +333,8 @@ class AuthSection(_Section):
         "--keys: File of API keys; see `vivavoce keys`.  [default: none, everyone may send requests]",
     )
     """File of API keys, as `vivavoce keys add` writes it; unset: everyone may send requests."""
+    limits_place: _RedisAddress | None = _unset("redis://localhost:6379/0")
+    """Redis in which several servers count the limits of keys together; unset: that of voices.place, if it is one."""
     open_lists: bool = False
     """Let callers without a key list models and public voices, as Open WebUI does."""
 
