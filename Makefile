@@ -84,10 +84,11 @@ clients: $(DEV) ## run other people's clients against a server, each from an env
 	@$(PYTHON) -m tests.clients.real
 
 # oneDNN keeps 1024 compiled shapes: a cache that fills for hours would look like a leak.
-soak: $(DEV) ## ask engines for 14,000 things, a server for five minutes and a Triton server for 2,000, attack a server, and see that nothing is left
+soak: $(DEV) ## ask engines for 14,000 things, a server for five minutes and a Triton server for 2,000, replace an engine, attack a server, and see that nothing is left
 	@ONEDNN_PRIMITIVE_CACHE_CAPACITY=64 $(PYTHON) -m tests.soak
 	@ONEDNN_PRIMITIVE_CACHE_CAPACITY=64 $(PYTHON) -m tests.soak --generation v3 --requests 4000
 	@$(PYTHON) -m tests.soak.http_crowd
+	@$(PYTHON) -m tests.soak.upgrade
 	@$(PYTHON) -m tests.soak.served
 	@$(PYTHON) -m tests.soak.fuzz
 	@$(PYTHON) -m tests.soak.attacks

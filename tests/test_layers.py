@@ -124,7 +124,7 @@ CORE_TO_SATELLITE = {
     "vivavoce_books": {"cli.server"},
     "vivavoce_dialects": {"cli.server"},
     "vivavoce_hub": set(),
-    "vivavoce_fleet": {"cli.model", "cli.server", "frontend.loading", "frontend.voices.stores"},
+    "vivavoce_fleet": {"cli.model", "cli.reload", "cli.server", "frontend.loading", "frontend.voices.stores"},
     "vivavoce_triton": {"cli.server"},
     "vivavoce_v1": {"engine.generations", "models.generations"},
     "vivavoce_ray": set(),

@@ -34,8 +34,8 @@ def python_command(module: str, *arguments: str, python: Path | str = sys.execut
 
 
 def ignore_signals(*more: signal.Signals) -> None:
-    """Ignore signals that a terminal sends to all of its processes; the parent gets them, too, and ends this one."""
-    for number in (signal.SIGINT, signal.SIGHUP, *more):
+    """Ignore signals that a terminal or a service manager sends to all processes; they are for the parent."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, *more):
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -139,7 +139,7 @@ def router(state: AppState) -> APIRouter:
         )
 
     async def voices_of(principal: Principal) -> list[dict[str, Any]]:
-        with dispatcher.permitted(principal):
+        async with dispatcher.permitted(principal):
             return [_voice(voice) for voice in await dispatcher.backend.voices(principal.owner)]
 
     @routes.get("/v1/voices", summary="All voices, for ElevenLabs' clients", responses=failures(401, 429, 503))

@@ -23,7 +23,8 @@ from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.logs import note_principal, request_scope
 from vivavoce.server.dispatcher import RequestDispatcher, sent_within
 from vivavoce.server.keys import KeyRing
-from vivavoce.server.settings import ServerSection, is_loopback
+from vivavoce.server.setting_kinds import is_loopback
+from vivavoce.server.settings import ServerSection
 from vivavoce.server.utterance import Reply, StreamedUtterance
 from vivavoce.version import __version__
 from vivavoce_textnorm import MAX_TEXT_CHARS
@@ -223,7 +224,7 @@ class _Connection:
 
     async def _info(self) -> dict[str, Any]:
         about, principal = self._dispatcher.backend.about, self._keys.named(self._settings.wyoming_key or "")
-        with self._dispatcher.permitted(principal):
+        async with self._dispatcher.permitted(principal):
             voices = await self._dispatcher.backend.voices(principal.owner)
         common = {"attribution": {"name": "vivavoce", "url": ""}, "installed": True, "version": __version__}
         described = [

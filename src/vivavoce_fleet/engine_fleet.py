@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from typing_extensions import Unpack
 
@@ -25,15 +25,20 @@ from vivavoce_textnorm import NormalizedText
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Submit = Callable[[SpeechRequest, set[str], tuple[VivavoceError, ...]], Awaitable[SpeechStream]]
+Submit = Callable[[SpeechRequest, set[Any], tuple[VivavoceError, ...]], Awaitable[SpeechStream]]
 """Gives a request to an engine that is not in the set, and adds that engine to it; raises the refusal with the shortest
 wait, including the refusals in the tuple."""
 MOST_LOST = 2
 """Engines that may end under one request: a request that crashes engines must not end a whole fleet."""
 
 
-def open_engines(settings: EngineProcessSettings, of: str = "") -> EngineClient | EngineFleet:
-    """One engine or several, as the settings say; none is started yet. Errors as `devices_of`.
+def open_engines(settings: EngineProcessSettings, of: str = "") -> EngineFleet:
+    """One engine or several, as the settings say; none is started yet. Errors as `devices_of`."""
+    return EngineFleet(make_engines(settings, of))
+
+
+def make_engines(settings: EngineProcessSettings, of: str = "") -> dict[str, EngineClient]:
+    """The engines by name, in the order of their start; see `open_engines`.
 
     of: one of several models, with whose name those of its engines begin.
     Engines that share a device keep `model.engines`, so that each takes its share of the threads.
@@ -47,7 +52,7 @@ def open_engines(settings: EngineProcessSettings, of: str = "") -> EngineClient 
         seen_as, variables = (device, {}) if model.gpus is None else seen_alone(device)
         own = settings._replace(model=model.model_copy(update={"device": seen_as, "gpus": None}))
         engines[name] = EngineClient(own, name=name, variables=variables)
-    return EngineFleet(engines) if len(engines) > 1 else next(iter(engines.values()))
+    return engines
 
 
 class FleetStream:
@@ -60,7 +65,7 @@ class FleetStream:
         """submit: sends the request to an engine; `push` and `end` of the stream it returns must not block."""
         self._submit, self._request, self.sample_rate = submit, request, sample_rate
         self._stream: SpeechStream
-        self._used: set[str] = set()
+        self._used = set[Any]()
         """The engine that speaks, and those that ended before."""
         self._pieces: list[str | None] | None = []
         """The pushed text, None at its end. Without a list: there was audio, and the request stays at its engine."""
@@ -130,14 +135,14 @@ class FleetStream:
 
 
 class EngineFleet:
-    """The `SpeechBackend` of several engines; used in one event loop. engines: by name, in the order of their start.
+    """The `SpeechBackend` of one engine or several; used in one event loop.
 
-    All engines use the same store of voices and read it for each request, so that they see each other's changes.
+    engines: by name, in the order of their start; one may be replaced by another of its name. All use the same store of
+    voices and read it for each request, so that they see each other's changes.
     """
 
     def __init__(self, engines: Mapping[str, EngineClient]) -> None:
-        self.engines = engines
-        self._first = next(iter(engines.values()))
+        self.engines = dict(engines)
         self._starting: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -155,8 +160,12 @@ class EngineFleet:
             log.error("engine not started: %(name)s: %(error)s", {"name": name, "error": error})
 
     @property
+    def _first(self) -> EngineClient:
+        return next(iter(self.engines.values()))
+
+    @property
     def about(self) -> ModelInfo:
-        return self._first.about
+        return next((one for one in self.engines.values() if one.ready), self._first).about
 
     @property
     def ready(self) -> bool:
@@ -220,8 +229,8 @@ class EngineFleet:
         return list(self.engines.values())
 
     async def statistics(self) -> BackendStatistics | None:
-        """None: the fleet has no statistics of its own, each engine has."""
-        return None
+        """Those of a single engine; None: several have each their own."""
+        return await self._first.statistics() if len(self.engines) == 1 else None
 
     async def close(self) -> None:
         for one in self._starting:
@@ -229,7 +238,7 @@ class EngineFleet:
         await asyncio.gather(*(one.close() for one in self.engines.values()))
 
     async def _submit(
-        self, request: SpeechRequest, used: set[str], refusals: tuple[VivavoceError, ...]
+        self, request: SpeechRequest, used: set[EngineClient], refusals: tuple[VivavoceError, ...]
     ) -> SpeechStream:
         key = voice_key(request.owner, request.voice)
         return await self._ask(lambda engine: engine.speak(request), key, used=used, refusals=refusals)
@@ -240,7 +249,7 @@ class EngineFleet:
         key: bytes | None = None,
         goes_on: Callable[[VivavoceError], bool] = is_retryable,
         *,
-        used: set[str] | None = None,
+        used: set[EngineClient] | None = None,
         refusals: tuple[VivavoceError, ...] = (),
     ) -> Result:
         """The answer of the first engine that does not refuse.
@@ -249,20 +258,27 @@ class EngineFleet:
         that answers is added.
         """
         used = set() if used is None else used
-        loads = [EngineLoad(name, one.ready, one.active, one.capacity) for name, one in self.engines.items()]
-        for load in order(loads, key):
-            if load.name in used:
-                continue
+        asked = set(used)
+        while (engine := self._next(key, asked)) is not None:
+            asked.add(engine)
             try:
-                answer = await question(self.engines[load.name])
+                answer = await question(engine)
             except VivavoceError as refusal:
                 if not goes_on(refusal):
                     raise
                 refusals = (*refusals, refusal)
             else:
-                used.add(load.name)
+                used.add(engine)
                 return answer
         raise shortest_wait(refusals or (EngineStopped("engine: all of them are starting; ask again in some seconds"),))
+
+    def _next(self, key: bytes | None, asked: set[EngineClient]) -> EngineClient | None:
+        """The engine to ask; one that has replaced another meanwhile is asked, too."""
+        loads = [EngineLoad(name, one.ready, one.active, one.capacity) for name, one in self.engines.items()]
+        ready = [self.engines[load.name] for load in order(loads, key)]
+        if len(self.engines) == 1:
+            ready = [self._first]  # which says itself why it does not speak
+        return next((one for one in ready if one not in asked), None)
 
 
 def _is_full(refusal: VivavoceError) -> bool:

@@ -40,106 +40,26 @@ from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
 from vivavoce.frontend.loading import open_engine
 from vivavoce.models.lm.text_attention import TextHeads
 from vivavoce_fleet.devices import seen_alone
+from vivavoce_fleet.group_messages import (
+    CancelRequest,
+    Ended,
+    EngineAnswer,
+    EngineCall,
+    Forget,
+    Leave,
+    Made,
+    SentText,
+    SentVoice,
+    Submit,
+    VoicePickler,
+    VoiceUnpickler,
+    Wanted,
+)
 from vivavoce_fleet.routing import EngineLoad, is_retryable, order, shortest_wait
 
 _OPENING = 0
 """The number of an engine's first answer: its slots once it is loaded, or the error of loading it."""
 _GONE = "engine: its process has ended, and its requests are lost; ask again, another engine then speaks"
-
-
-@dataclass(frozen=True)
-class EngineCall:
-    """Call a method with these arguments, or read a property; `EngineAnswer` brings the result."""
-
-    number: int
-    name: str
-    arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class Submit:
-    number: int
-    request: EngineRequest
-
-
-@dataclass(frozen=True)
-class SentVoice:
-    """Defines a voice; later requests refer to it by its number."""
-
-    number: int
-    voice: Conditioning
-
-
-@dataclass(frozen=True)
-class Forget:
-    """The voice with this number is not used any more."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class SentText:
-    number: int
-    more: More
-
-
-@dataclass(frozen=True)
-class CancelRequest:
-    number: int
-
-
-@dataclass(frozen=True)
-class Leave:
-    """End the process."""
-
-
-@dataclass(frozen=True)
-class EngineAnswer:
-    """The result of an `EngineCall`, a `Submit` or of loading; an exception means that it failed."""
-
-    number: int
-    value: Any
-
-
-@dataclass(frozen=True)
-class Made:
-    number: int
-    chunk: AudioChunk
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The speech of request `number` waits for more text."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Ended:
-    number: int
-    result: RequestResult
-    capacity: int
-    """Number of streams that the engine now keeps up with."""
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles messages with a number for each voice, because voices are large."""
-
-    def __init__(self, file: io.BytesIO, number_of: Callable[[Conditioning], int]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._number_of = number_of
-
-    def persistent_id(self, value: Any) -> int | None:
-        return self._number_of(value) if isinstance(value, Conditioning) else None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, message: bytes, voices: Mapping[int, Conditioning]) -> None:
-        super().__init__(io.BytesIO(message))
-        self._voices = voices
-
-    def persistent_load(self, number: int) -> Conditioning:
-        return self._voices[number]
 
 
 class RemoteEngine:
@@ -219,7 +139,7 @@ class RemoteEngine:
 
     def _send(self, message: object) -> None:
         written = io.BytesIO()
-        _Pickler(written, self._number_of).dump(message)
+        VoicePickler(written, self._number_of).dump(message)
         self._send_bytes(written.getvalue())
 
     def _send_bytes(self, message: bytes) -> None:
@@ -436,7 +356,7 @@ class _Served:
                     self._handles[number].cancel()
 
     async def _receive(self) -> Any:
-        return _Unpickler(await asyncio.to_thread(self._connection.recv_bytes), self._voices).load()
+        return VoiceUnpickler(await asyncio.to_thread(self._connection.recv_bytes), self._voices).load()
 
     def _send(self, message: EngineAnswer | Made | Wanted | Ended) -> None:
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))

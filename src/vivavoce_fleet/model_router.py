@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,7 +21,6 @@ from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import (
     BackendStatistics,
     ModelInfo,
-    SpeechBackend,
     SpeechStream,
     VoiceOptions,
 )
@@ -29,12 +28,10 @@ from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.settings import ModelSection
 from vivavoce_fleet.devices import devices_of
 from vivavoce_fleet.engine_fleet import EngineFleet, open_engines
+from vivavoce_fleet.replacement import Replacement
 from vivavoce_textnorm import NormalizedText
 
 log = logging.getLogger(__name__)
-
-Engines = EngineClient | EngineFleet
-"""Those of one model."""
 
 LOOK_S = 1.0
 """Seconds between looks at which models speak."""
@@ -54,9 +51,9 @@ class ServedModel:
     """
 
     info: ModelInfo
-    open: Callable[[], Engines]
+    open: Callable[[], EngineFleet]
     on_demand: bool = False
-    engines: Engines | None = None
+    engines: EngineFleet | None = None
     loading: asyncio.Task[None] | None = None
     used_at: float = 0.0
     failed_until: float = 0.0
@@ -73,9 +70,7 @@ class ServedModel:
     @property
     def clients(self) -> Mapping[str, EngineClient]:
         """Its engines by name, each beginning with the model's; empty if it is not in memory."""
-        if self.engines is None:
-            return {}
-        return self.engines.engines if isinstance(self.engines, EngineFleet) else {self.info.name: self.engines}
+        return {} if self.engines is None else self.engines.engines
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ class ModelRouter:
             self._run(self._look())
 
     @property
-    def engines(self) -> Mapping[str, SpeechBackend]:
+    def engines(self) -> Mapping[str, EngineClient]:
         """The engines of the models in memory, by the model's name, or by that and the engine's."""
         return {name: one for model in self._models.values() for name, one in model.clients.items()}
 
@@ -159,6 +154,26 @@ class ModelRouter:
         """None: each engine has statistics of its own."""
         return None
 
+    def settle(self, settings: Sequence[EngineProcessSettings]) -> None:
+        """Open the engines of each model, in the models' order, with these settings from now on."""
+        for (name, model), own in zip(self._models.items(), settings, strict=True):
+            model.open = partial(open_engines, own, name)
+
+    async def replace(
+        self, now: Sequence[EngineProcessSettings], wanted: Sequence[EngineProcessSettings], drain_s: float, gap: bool
+    ) -> None:
+        """Replace the engines of the models in memory, one model after the other; others get the new settings later.
+
+        now, wanted: the settings of each model, in the models' order; drain_s, gap and errors as of `Replacement`.
+        """
+        for (name, model), old, new in zip(self._models.items(), now, wanted, strict=True):
+            if model.loading is not None:
+                await asyncio.wait((model.loading,))
+            if model.engines is not None:
+                await Replacement(model.engines.engines, drain_s, gap, name).replace(old, new)
+                model.info = model.engines.about
+        self.settle(wanted)
+
     async def close(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
@@ -166,7 +181,7 @@ class ModelRouter:
         await asyncio.gather(*tasks, return_exceptions=True)  # a load that is cancelled closes its engines
         await asyncio.gather(*(one.engines.close() for one in self._models.values() if one.engines is not None))
 
-    async def _engines_for(self, name: str) -> Engines:
+    async def _engines_for(self, name: str) -> EngineFleet:
         """The engines of a model, once it is in memory. They must be asked at once: they may be unloaded later.
 
         ModelNotFound: the name is unknown; EngineStopped: it is not loaded in time, or there is no room for it.
@@ -199,8 +214,8 @@ class ModelRouter:
             others = ", ".join(one.info.name for one in self._models.values() if one.engines is not None)
             raise _away(f"{model.info.name} cannot be loaded, as the server's log says", wait_s, others)
 
-    async def _loaded(self, model: ServedModel, leaving: Engines | None) -> None:
-        engines: Engines | None = None
+    async def _loaded(self, model: ServedModel, leaving: EngineFleet | None) -> None:
+        engines: EngineFleet | None = None
         try:
             if leaving is not None:
                 await leaving.close()
@@ -216,7 +231,7 @@ class ModelRouter:
             if engines is not None and model.engines is None:
                 await engines.close()
 
-    def _make_room(self, model: ServedModel) -> Engines | None:
+    def _make_room(self, model: ServedModel) -> EngineFleet | None:
         """The engines of a model that is unloaded for this one, if one has to be. EngineStopped: all are needed."""
         held = [one for one in self._models.values() if one.is_held]
         most = self._limits.max_loaded
@@ -253,14 +268,14 @@ def _away(problem: str, wait_s: float, others: str = "") -> EngineStopped:
     return refusal
 
 
-def _opened(model: ServedModel) -> Engines:
+def _opened(model: ServedModel) -> EngineFleet:
     assert model.engines is not None
     return model.engines
 
 
 def open_models(
     settings: EngineProcessSettings, further: Mapping[str, tuple[ModelSection, bool]], limits: Limits
-) -> Engines | ModelRouter:
+) -> EngineFleet | ModelRouter:
     """The backend of the model in the settings, and of further ones by name, each with whether it is loaded on demand.
 
     Nothing is started yet. Errors as `model_folder`, `read_info` and `open_engines`, and InvalidRequest: two models
@@ -268,17 +283,22 @@ def open_models(
     """
     if not further:
         return open_engines(settings)
-    sections = [(settings.model, False), *further.values()]
-    gpus = [_gpus_of(section) for section, _ in sections]
     models: dict[str, ServedModel] = {}
-    for place, (section, on_demand) in enumerate(sections):
-        shared = any(gpus[place] & other for index, other in enumerate(gpus) if index != place)
-        info = _info_of(section)
+    on_demand = [False, *(later for _, later in further.values())]
+    for own, later in zip(settings_of_models(settings, [one for one, _ in further.values()]), on_demand, strict=True):
+        info = _info_of(own.model)
         if plain_name(info.name) in map(plain_name, models):
             raise InvalidRequest(f"model: two models have the name {info.name}; give one another, as NAME=MODEL")
-        own = settings._replace(model=section, shared=shared)
-        models[info.name] = ServedModel(info, partial(open_engines, own, info.name), on_demand)
+        models[info.name] = ServedModel(info, partial(open_engines, own, info.name), later)
     return ModelRouter(models, limits)
+
+
+def settings_of_models(settings: EngineProcessSettings, further: Iterable[ModelSection]) -> list[EngineProcessSettings]:
+    """The settings of each model's engines, the default model's first."""
+    sections = [settings.model, *further]
+    gpus = [_gpus_of(section) for section in sections]
+    shared = [any(own & other for other in (*gpus[:place], *gpus[place + 1 :])) for place, own in enumerate(gpus)]
+    return [settings._replace(model=one, shared=some) for one, some in zip(sections, shared, strict=True)]
 
 
 def _gpus_of(section: ModelSection) -> set[str]:

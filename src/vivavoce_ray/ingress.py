@@ -14,6 +14,7 @@ from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import BoundedConnection, current_connection
+from vivavoce.server.key_limits import open_limits
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.request_log import RequestLog
 from vivavoce.server.settings import ServerSettings
@@ -34,7 +35,11 @@ class Ingress:
         if endpoint is not None:
             request_log.observers.append(Tracing.exporting(endpoint, settings.telemetry.service_name).write)
         dispatcher = RequestDispatcher(
-            RayBackend(pools), request_log=request_log, rules=settings.requests, provenance=settings.provenance
+            RayBackend(pools),
+            request_log=request_log,
+            rules=settings.requests,
+            provenance=settings.provenance,
+            limits=open_limits(settings.auth, settings.voices),
         )
         self._state = AppState(dispatcher, KeyRing(settings.auth.keys_file), settings, dialects=DIALECTS)
 

@@ -19,7 +19,7 @@ import yaml
 from vivavoce.cli.main import app
 from vivavoce.cli.serve import flag_values
 from vivavoce.server.settings import ServerSettings
-from vivavoce.server.settings_sources import resolve_settings, unread_variables
+from vivavoce.server.settings_sources import SETTINGS, resolve_settings, unread_variables
 
 ROOT = Path(__file__).parents[2]
 DOCKER, TRITON, COMPOSE_FOLDER = (ROOT / "deploy" / name for name in ("docker", "triton", "compose"))
@@ -66,8 +66,10 @@ def own_variables(name: str) -> dict[str, str]:
 
 
 def default(value: str) -> str:
-    """A compose value with nothing set outside: `${NAME:-default}` is its default."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
+    """A compose value with nothing set outside: `${NAME:-default}` is its default, the innermost first."""
+    while (simpler := re.sub(r"\$\{\w+:-([^{}]*)\}", r"\1", value)) != value:
+        value = simpler
+    return value
 
 
 def parsed(words: list[str]) -> typer.Context:
@@ -230,8 +232,12 @@ def same_on_both_sides(ports: list[str]) -> set[int]:
 
 
 def takes_one_gpu(service: dict[str, Any]) -> bool:
-    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
-    return bool(device == {"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]})
+    return bool(devices_of(service) == {"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]})
+
+
+def devices_of(service: dict[str, Any]) -> dict[str, Any]:
+    (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
+    return dict(devices)
 
 
 def test_compose_builds_the_images_and_what_stands_beside_them_is_optional_and_pinned() -> None:
@@ -239,7 +245,7 @@ def test_compose_builds_the_images_and_what_stands_beside_them_is_optional_and_p
         assert (ROOT / service["build"]["dockerfile"]).samefile(DOCKER / f"Dockerfile.{name}")
         assert service["image"] == f"vivavoce:{name}"
     assert (COMPOSE_FOLDER / SERVER["build"]["context"]).resolve() == ROOT
-    assert takes_one_gpu(GPU["services"]["vivavoce"])
+    assert devices_of(GPU["services"]["vivavoce"]) == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
     assert set(COSYVOICE["services"]) == set(GPU["services"]) == {"vivavoce"}
     beside = {name: service for name, service in COMPOSE["services"].items() if name not in ("vivavoce", "keys")}
     assert set(beside) == {"redis", "prometheus", "grafana"}
@@ -252,7 +258,9 @@ def test_compose_builds_the_images_and_what_stands_beside_them_is_optional_and_p
 
 def test_compose_starts_what_the_command_line_knows() -> None:
     own = own_variables("cpu")
-    given = {key: default(value) for key, value in SERVER["environment"].items() if key.startswith("VIVAVOCE_")}
+    given = {
+        key: default(value) for key, value in SERVER["environment"].items() if value and key.startswith("VIVAVOCE_")
+    }
     settings = settings_of(SERVER["command"], own | given)
     assert (settings.model.model, settings.voices.place, settings.auth.keys_file) == (None, "/voices", None)
     server = settings.server
@@ -298,9 +306,10 @@ def test_prometheus_and_grafana_find_their_way() -> None:
 
 def test_the_documents_list_the_variables_of_compose() -> None:
     files = "".join(path.read_text(encoding="utf-8") for path in COMPOSE_FOLDER.glob("*.yml"))
-    asked = set(re.findall(r"\$\{(\w+):-", files))
+    asked = set(re.findall(r"\$\{(\w+):-", files)) - {setting.variable for setting in SETTINGS.values()}
+    asked -= {"VIVAVOCE_MODEL", "VIVAVOCE_VOICES"}
     table = DOCS.partition("| variable of compose |")[2]
-    assert asked == set(re.findall(r"`([A-Z_]+)`", table))
+    assert asked == set(re.findall(r"`([A-Z_]+)`", table.partition("\n\n")[0]))
 
 
 def test_triton_ports_health_start_and_extras() -> None:
@@ -377,6 +386,7 @@ def test_a_unit_of_systemd_is_confined_and_waits_for_the_drain(tmp_path: Path) -
     settings = settings_of(["serve"], given)
     assert settings.logging.format == "json"
     assert int(unit["TimeoutStopSec"]) > settings.server.drain_s
+    assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
     for name in ("ExecStartPre", "ExecStart"):
         program, *words = shlex.split(unit[name])
         assert Path(program).name == "vivavoce"

@@ -16,6 +16,7 @@ import yaml
 from tests.deploy.proxies import DEPLOY, ENVOY, MISSING, NGINX
 from tests.deploy.test_containers import COMPOSE_FOLDER, FILES, own_variables, settings_of
 from vivavoce.server.settings import ServerSettings
+from vivavoce.server.settings_sources import unread_variables
 
 COMPOSED = {
     "server": ["server.yml"],
@@ -37,13 +38,13 @@ def program(name: str) -> str:
     return found
 
 
-def composed(files: list[str]) -> dict[str, Any]:
-    """What Compose makes of the files, all profiles together, with nothing set outside."""
+def composed(files: list[str], folder: Path = COMPOSE_FOLDER, **variables: str) -> dict[str, Any]:
+    """What Compose makes of the files, all profiles together, with nothing but these variables set outside."""
     words = [program("docker-compose"), "--profile", "*"]
     for name in files:
-        words += ["-f", str(COMPOSE_FOLDER / name)]
+        words += ["-f", str(folder / name)]
     own = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    found = subprocess.run([*words, "config"], capture_output=True, text=True, env=own)
+    found = subprocess.run([*words, "config"], capture_output=True, text=True, env=own | variables)
     assert (found.returncode, found.stderr) == (0, "")
     return yaml.safe_load(found.stdout)  # type: ignore[no-any-return]
 
@@ -59,6 +60,28 @@ def test_compose_takes_its_files(files: list[str]) -> None:
         for volume in service.get("volumes", ()):
             if volume["type"] == "bind" and "references" not in volume["source"]:
                 assert Path(volume["source"]).exists(), volume
+
+
+@pytest.mark.parametrize("files", [["server.yml"], ["server.yml", "gpu.yml"], ["fleet.yml"]], ids=" ".join)
+def test_settings_of_a_file_and_of_the_environment_reach_the_server(files: list[str], tmp_path: Path) -> None:
+    lines = ("VIVAVOCE_ENGINE_SLOTS=7", "VIVAVOCE_VOICES_QUOTA=3", "HF_ENDPOINT=https://mirror.example.org", "GPUS=0,1")
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    folder = tmp_path / "deploy" / "compose"
+    (folder / ".env").write_text("\n".join(lines), encoding="utf-8")
+    services = composed(files, folder, HF_TOKEN="secret", VIVAVOCE_MODEL="mine")["services"]
+    for name in (name for name in services if name == "vivavoce" or name.startswith("vivavoce-")):
+        environment = services[name]["environment"]
+        own = {key: value for key, value in environment.items() if value and key.startswith("VIVAVOCE_")}
+        assert list(unread_variables(own)) == []
+        settings = settings_of(["serve"], own_variables("cpu") | own)
+        assert (settings.engine.slots, settings.voices.quota, settings.model.model) == (7, 3, "mine")
+        assert (environment["HF_TOKEN"], environment["HF_ENDPOINT"]) == ("secret", "https://mirror.example.org")
+        assert settings.model.gpus == ("0,1" if "gpu.yml" in files else None)
+
+
+@pytest.mark.parametrize("files", COMPOSED.values(), ids=COMPOSED)
+def test_a_model_is_downloaded_once_for_all(files: list[str]) -> None:
+    assert composed(files)["volumes"]["models"]["name"] == "vivavoce_models"
 
 
 def test_a_fleet_has_the_servers_that_its_proxies_know() -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.deploy.test_containers import own_variables, settings_of
+from vivavoce.checkpoint.known_models import KNOWN_MODELS
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -55,6 +56,15 @@ def pod(resources: list[dict[str, Any]], kind: str = "Deployment", name: str = "
     return spec
 
 
+def variables_of(resources: list[dict[str, Any]]) -> dict[str, str]:
+    """What the servers get: they read all settings from one place."""
+    (server,) = pod(resources)["containers"]
+    assert server["envFrom"][0] == {"configMapRef": {"name": "vivavoce-settings"}}
+    assert not server.get("env"), "these would win over the settings"
+    data: dict[str, str] = one(resources, "ConfigMap", "vivavoce-settings")["data"]
+    return {name: value for name, value in data.items() if name.startswith("VIVAVOCE_")}
+
+
 def test_what_is_written_is_valid() -> None:
     for resource in base():
         validate(resource)
@@ -93,7 +103,7 @@ def test_what_is_put_together_is_valid(overlay: str) -> None:
 def test_the_server_starts_with_this_and_no_stream_is_cut_by_a_new_version() -> None:
     spec = pod(base())
     (server,) = spec["containers"]
-    given = {entry["name"]: entry["value"] for entry in server["env"]}
+    given = variables_of(base())
     settings = settings_of(server["args"], own_variables("cpu") | given).server
     ports = {port["name"]: port["containerPort"] for port in server["ports"]}
     assert ports == {
@@ -132,10 +142,12 @@ def test_gpus_and_bridges() -> None:
     (server,), (model,) = gpu["containers"], gpu["initContainers"]
     assert {server["image"], model["image"]} == {"vivavoce:cuda"}
     assert server["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert {"name": "VIVAVOCE_MODEL", "value": model["args"][1]} in server["env"]
+    assert (model["args"], model["envFrom"]) == (["download", "$(VIVAVOCE_MODEL)"], server["envFrom"])
+    assert variables_of(built("gpu"))["VIVAVOCE_MODEL"] in KNOWN_MODELS
+    assert variables_of(built("gpu")).items() >= variables_of(base()).items()
     tritons = built("tritons")
     (bridge,) = pod(tritons)["containers"]
-    given = {entry["name"]: entry["value"] for entry in bridge["env"]}
+    given = variables_of(tritons)
     assert "VIVAVOCE_VOICES" not in given
     settings = settings_of(bridge["args"], own_variables("cpu") | given).server
     assert settings.upstream == "triton://envoy:8001"
@@ -143,3 +155,18 @@ def test_gpus_and_bridges() -> None:
     assert "HorizontalPodAutoscaler" not in {resource["kind"] for resource in tritons}
     (triton,) = pod(tritons, name="triton")["containers"]
     assert triton["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_models_may_be_in_one_volume_of_all_pods(tmp_path: Path) -> None:
+    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+    overlay = tmp_path / "kubernetes" / "gpu" / "kustomization.yaml"
+    text = overlay.read_text(encoding="utf-8")
+    overlay.write_text(text.replace("# components: [../shared-models]", "components: [../shared-models]"), "utf-8")
+    assert overlay.read_text(encoding="utf-8") != text
+    resources = built(str(tmp_path / "kubernetes" / "gpu"))
+    for resource in resources:
+        validate(resource)
+    claim = one(resources, "PersistentVolumeClaim", "vivavoce-models")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    (models,) = [volume for volume in pod(resources)["volumes"] if volume["name"] == "models"]
+    assert models == {"name": "models", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}

@@ -20,15 +20,16 @@ LONG_S = 600.0
 
 
 def main() -> None:
-    """ends: when it is ready; stumbles: see `MARK`; deaf: takes no messages. Others do something when they are to
-    speak: babbles: says what is no message; gives up: ends the request as if it was cancelled; lingers: is silent, and
-    does not end.
+    """ends: when it is ready; stumbles: see `MARK`; deaf: takes no messages; other version: of the program. Others do
+    something when they are to speak: babbles: says what is no message; gives up: ends the request as if it was
+    cancelled; lingers: is silent, and does not end.
     """
     mode, connection = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     receive(connection)
     if mode == "stumbles" and os.path.exists(os.environ[MARK]):
         time.sleep(LONG_S)
-    connection.sendall(framed(Opening(ModelInfo("odd", "nothing", 24_000, demo=True))))
+    about = ModelInfo("odd", "nothing", 24_000, demo=True)
+    connection.sendall(framed(Opening(about, "another") if mode == "other version" else Opening(about)))
     if mode == "ends":
         return
     if mode == "deaf":

@@ -29,7 +29,7 @@ WHOLE = Verdict(FinishReason.STOP, segments_spoken=1, segments_given=1)
 SEGMENT = SegmentText(0, 0, 5)
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeEngine:
     """As much of an `EngineClient` as a fleet asks for; its streams do what a test says."""
 
@@ -209,6 +209,30 @@ async def test_a_voice_is_added_where_there_is_room_and_not_again_where_an_engin
     assert cast(list[str], await fleet.voices("")) == ["1"]
 
 
+async def test_a_single_engine_tells_itself_why_it_refuses_and_has_no_name() -> None:
+    one = FakeEngine("", EngineStopped("engine: it is starting"), ready=False)
+    fleet = fleet_of(one)
+    with pytest.raises(EngineStopped, match="it is starting"):
+        await fleet.speak(SpeechRequest("Hello."))
+    assert one.asked == 1
+    assert engines_of(fleet) == {}
+
+
+async def test_an_engine_in_the_place_of_one_that_ended_takes_what_waited_there() -> None:
+    old, new = FakeEngine(""), FakeEngine("")
+    fleet = fleet_of(old)
+    stream = await fleet.speak(SpeechRequest("Hello."))
+    listening = asyncio.ensure_future(heard(stream))
+    await steps()
+    fleet.engines[""] = cast(EngineClient, new)
+    old.streams[0].on_end(ENDED)
+    await steps()
+    new.streams[0].on_event(audio(0.5))
+    new.streams[0].on_end(WHOLE)
+    assert len(await listening) == 1
+    assert stream.verdict == WHOLE
+
+
 async def test_it_is_ready_and_in_order_as_long_as_one_engine_is() -> None:
     one, other = FakeEngine("0"), FakeEngine("1", ready=False, stuck=True)
     fleet = fleet_of(one, other)
@@ -240,20 +264,19 @@ async def test_engines_are_placed_as_the_settings_say(monkeypatch: pytest.Monkey
     monkeypatch.setattr(places, "count_gpus", lambda: 3)
 
     def devices(**model: Any) -> dict[str, str]:
-        opened = open_engines(EngineProcessSettings(ModelSection(**model)))
-        engines = opened.engines if isinstance(opened, EngineFleet) else {"alone": opened}
+        engines = open_engines(EngineProcessSettings(ModelSection(**model))).engines
         assert all(one._settings.model.gpus is None for one in engines.values())
         assert all("CUDA_VISIBLE_DEVICES" in one._environment for one in engines.values())
         seen = {name: one._environment["CUDA_VISIBLE_DEVICES"] for name, one in engines.items()}
         return {name: f"{one._settings.model.device} of {seen[name]}" for name, one in engines.items()}
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,MIG-7")
-    assert devices() == {"alone": "auto of 3,5,MIG-7"}
+    assert devices() == {"": "auto of 3,5,MIG-7"}
     assert devices(engines=2, device="cpu") == dict.fromkeys("01", "cpu of 3,5,MIG-7")
     assert devices(gpus="2,0") == {"cuda:2": "cuda:0 of MIG-7", "cuda:0": "cuda:0 of 3"}
     assert devices(gpus="all") == {f"cuda:{place}": f"cuda:0 of {one}" for place, one in enumerate(("3", "5", "MIG-7"))}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert devices(gpus="1") == {"alone": "cuda:0 of 1"}
+    assert devices(gpus="1") == {"cuda:1": "cuda:0 of 1"}
     for wrong, problem in {"0,3": "here are 3", "1,1": "named twice", "1,two": "is neither all nor"}.items():
         with pytest.raises(InvalidRequest, match=f"gpus: .*{problem}"):
             places.devices_of(wrong, 1, "auto")

@@ -123,26 +123,27 @@ async def test_late_audio_is_an_underrun_and_audio_in_time_is_not() -> None:
 
 async def test_what_is_no_speech_takes_a_place_and_counts() -> None:
     dispatcher, principal = RequestDispatcher(FakeBackend()), Principal("anna", requests_per_minute=2, concurrent=1)
-    with dispatcher.permitted(principal):
+    async with dispatcher.permitted(principal):
         with pytest.raises(Overloaded, match="limit at once"):
             await dispatcher.speak(principal, HELLO, protocol="http", request_id="a")
-        with pytest.raises(Overloaded, match="limit at once"), dispatcher.permitted(principal):
-            pass
-    with pytest.raises(KeyError), dispatcher.permitted(principal):
-        raise KeyError("whatever happens, its place is free again")
-    with pytest.raises(Overloaded, match="2 in a minute"), dispatcher.permitted(principal):
-        pass
+        with pytest.raises(Overloaded, match="limit at once"):
+            await dispatcher.permitted(principal).__aenter__()
+    with pytest.raises(KeyError):
+        async with dispatcher.permitted(principal):
+            raise KeyError("whatever happens, its place is free again")
+    with pytest.raises(Overloaded, match="2 in a minute"):
+        await dispatcher.permitted(principal).__aenter__()
 
 
 async def test_a_drain_waits_for_what_is_no_speech_and_lets_no_more_in() -> None:
     dispatcher = RequestDispatcher(FakeBackend())
-    with dispatcher.permitted(ANONYMOUS):
+    async with dispatcher.permitted(ANONYMOUS):
         async with await dispatcher.speak(ANONYMOUS, HELLO, protocol="http", request_id="a"):
             draining = asyncio.create_task(dispatcher.drain(60.0))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        with pytest.raises(EngineStopped, match="shutting down"), dispatcher.permitted(ANONYMOUS):
-            pass
+        with pytest.raises(EngineStopped, match="shutting down"):
+            await dispatcher.permitted(ANONYMOUS).__aenter__()
         await asyncio.sleep(0)
         assert not draining.done()
     await asyncio.wait_for(draining, 10)

@@ -14,6 +14,7 @@ from vivavoce.cli.console import Reporter
 from vivavoce.cli.flags import QuietOption, flag
 
 with needs_server():
+    from vivavoce.server.settings import ServerSettings
     from vivavoce.server.settings_sources import SETTINGS, Setting, resolve_settings
 
 EXAMPLES = (
@@ -67,8 +68,11 @@ def serve(
     """
     with needs_server():
         from vivavoce.cli.server import run_server
-    settings = resolve_settings(config, os.environ, flag_values(vars(given))).settings
-    asyncio.run(run_server(settings, Reporter(quiet)))
+
+    def read() -> ServerSettings:
+        return resolve_settings(config, os.environ, flag_values(vars(given))).settings
+
+    asyncio.run(run_server(read, Reporter(quiet)))
 
 
 def flag_values(parameters: Mapping[str, object]) -> dict[str, object]:

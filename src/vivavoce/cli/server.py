@@ -14,19 +14,20 @@ from contextlib import AsyncExitStack, suppress
 from typing import TypeVar
 
 from vivavoce.cli.console import Reporter
-from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.cli.reload import Reloader, configure_logs, engine_sections, has_terminal
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.speech_backend import SpeechBackend
 from vivavoce.frontend.voices.names import NameRules
-from vivavoce.logs import configure
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app import build_app, build_health_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import MARGIN, Listener, bind
+from vivavoce.server.key_limits import open_limits
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.request_log import RequestLog
 from vivavoce.server.served_models import further_sections, is_on_demand
-from vivavoce.server.settings import ServerSection, ServerSettings, is_loopback
+from vivavoce.server.setting_kinds import is_loopback
+from vivavoce.server.settings import ServerSection, ServerSettings
 from vivavoce.server.settings_checks import tls_problems
 from vivavoce.server.settings_sources import unread_variables
 from vivavoce.server.telemetry import Tracing
@@ -44,13 +45,15 @@ FILES_BESIDE = 512
 GRPC_GRACE_S = 5.0
 
 
-async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
-    """Serve until a signal, which lets running requests finish; a second SIGINT or SIGTERM ends them."""
-    logging_to, server = settings.logging, settings.server
-    configure(logging_to.format, logging_to.level, log_text=logging_to.log_text)
-    # Our own request log replaces uvicorn's access log.
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
-    as_log = logging_to.format == "json" and not reporter.quiet
+async def run_server(read: Callable[[], ServerSettings], reporter: Reporter) -> None:
+    """Serve until SIGINT or SIGTERM, which let running requests finish; a second one ends them.
+
+    read: the settings; it is called again for SIGHUP and SIGUSR2.
+    """
+    settings = read()
+    server = settings.server
+    configure_logs(settings.logging)
+    as_log = settings.logging.format == "json" and not reporter.quiet
 
     for line in unread_variables(os.environ):
         log.warning("variable unknown: %(line)s", {"line": line})
@@ -71,18 +74,11 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         sockets = _sockets(server, stack)
         server = fit_open_files(server, len(sockets) + (server.grpc_port is not None))
         own_ports = {field: sockets.pop(field) for one in DIALECTS for field in one.listeners if field in sockets}
-        request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
-        if endpoint is not None:
-            tracing = Tracing.exporting(endpoint, settings.telemetry.service_name)
-            stack.callback(tracing.close)
-            request_log.observers.append(tracing.write)
         began = time.perf_counter()
         backend, start = await _open_backend(settings, lexicons, stack, stop)
         if backend is None:
             return
-        dispatcher = RequestDispatcher(
-            backend, request_log=request_log, rules=settings.requests, provenance=settings.provenance
-        )
+        dispatcher = _dispatcher(backend, settings, stack)
         jobs = None
         if settings.jobs.folder is not None:
             from vivavoce_books.jobs.service import open_jobs
@@ -96,6 +92,9 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             await _unless(stop, start())
             if stop.is_set():
                 return
+        reloader = Reloader(read, state, listeners.values())
+        stack.push_async_callback(_cancelled, asyncio.ensure_future(reloader.run()))
+        _on_reload(stop, reloader.ask)
         for line in _ready_lines(settings, backend, listeners, time.perf_counter() - began):
             report(line)
         for line in await _other_protocols(dispatcher, keys, server, own_ports, stack):
@@ -103,10 +102,24 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         await stop.wait()
         if jobs is not None:
             await jobs.close()
-        report(f"stopping: {dispatcher.active} running requests may end within {server.drain_s:g} s")
-        await _unless(hurry, dispatcher.drain(server.drain_s))
+        drain_s = state.settings.server.drain_s
+        report(f"stopping: {dispatcher.active} running requests may end within {drain_s:g} s")
+        await _unless(hurry, dispatcher.drain(drain_s))
         await dispatcher.drain(0.0)  # a second signal ends running requests at once
         report("stopped")
+
+
+def _dispatcher(backend: SpeechBackend, settings: ServerSettings, stack: AsyncExitStack) -> RequestDispatcher:
+    request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
+    if endpoint is not None:
+        tracing = Tracing.exporting(endpoint, settings.telemetry.service_name)
+        stack.callback(tracing.close)
+        request_log.observers.append(tracing.write)
+    limits = open_limits(settings.auth, settings.voices)
+    stack.push_async_callback(limits.close)
+    return RequestDispatcher(
+        backend, request_log=request_log, rules=settings.requests, provenance=settings.provenance, limits=limits
+    )
 
 
 async def _other_protocols(
@@ -135,9 +148,29 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     stop, hurry, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
-        loop.add_signal_handler(signal.SIGHUP, stop.set)  # a terminal that closes may send it twice
+    _on_reload(stop, lambda _: log.warning("reload refused: the server is starting; ask again when it is ready"))
     return stop, hurry
+
+
+def _on_reload(stop: asyncio.Event, ask: Callable[[bool], None]) -> None:
+    """Have SIGHUP and SIGUSR2 call `ask`, the latter with True. SIGHUP of a terminal that has closed sets `stop`."""
+    loop, had_terminal = asyncio.get_running_loop(), has_terminal()
+
+    def hang_up() -> None:
+        if had_terminal and not has_terminal():
+            stop.set()
+        else:
+            ask(False)
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+    loop.add_signal_handler(signal.SIGUSR2, ask, True)
+
+
+async def _cancelled(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | None:
@@ -203,15 +236,12 @@ async def _open_backend(
     if server.upstream is None:
         from vivavoce_fleet.model_router import Limits, open_models
 
-        sections = EngineProcessSettings(
-            settings.model, settings.engine, settings.voices, settings.logging, settings.provenance, lexicons
-        )
         further = {
             name: (section, is_on_demand(settings, name)) for name, section in further_sections(settings).items()
         }
         models = settings.models
         limits = Limits(models.max_loaded, models.unload_after_s, settings.engine.max_wait_s)
-        engine = open_models(sections, further, limits)
+        engine = open_models(engine_sections(settings, lexicons), further, limits)
         stack.push_async_callback(engine.close)
         return engine, engine.start
     from vivavoce_triton.upstream.triton_backend import TritonBackend

@@ -84,8 +84,10 @@ def add(
         front_end = load_front_end(model_folder(model))
         extractor = dataclasses.replace(front_end.extractor, as_recorded=as_recorded)
         extracted = extractor.extract_to_keep(recording, transcript).named(name)
-        notes = {"description": about.description, "licence": about.licence, "adapter": about.adapter}
-        store.save(dataclasses.replace(extracted, consent=allowed, **notes), replace=replace)
+        noted = dataclasses.replace(
+            extracted, description=about.description, licence=about.licence, consent=allowed, adapter=about.adapter
+        )
+        store.save(noted, replace=replace)
     reporter.report(
         f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {shlex.quote(name)}"
     )

@@ -26,7 +26,8 @@ from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, Speec
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, VoiceOptions
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
-from vivavoce_textnorm import NormalizedText, check_length
+from vivavoce.server.settings import LoggingSection, VoicesSection
+from vivavoce_textnorm import Lexicons, NormalizedText, check_length
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,8 @@ class EngineClient:
         self.capacity = 1
         """Streams that it keeps up with by its admission's estimate; 1 until the first health check."""
         self._starts = 0
+        self._begun_with = settings
+        """The settings of the process; those of the next one may have changed since."""
         self._first_start_s: float | None = None
         """Seconds that the first process took to get ready; None: it is not ready yet."""
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -137,6 +140,15 @@ class EngineClient:
         self._about = about
         self._keeper = asyncio.ensure_future(self._keep())
         await self._first
+
+    async def reload(self, voices: VoicesSection, logging: LoggingSection, lexicons: Lexicons | None) -> None:
+        """Hand over settings that a running process can change, see `ModelService.reload`; later ones have them."""
+        self._settings = self._settings._replace(voices=voices, logging=logging, lexicons=lexicons)
+        if self._can_speak.is_set():
+            await self._call("reload", voices, logging, lexicons)
+
+    async def room_beside(self, memory_gb: float | None) -> str:
+        return cast(str, await self._call("room_beside", memory_gb))
 
     async def until_ready(self) -> None:
         await self._can_speak.wait()
@@ -155,6 +167,11 @@ class EngineClient:
     def active(self) -> int:
         """Its current streams, including any just sent."""
         return len(self._streams)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request or a question is not over; for a moment each second also because of the health check."""
+        return bool(self._streams or self._questions)
 
     @property
     def process_id(self) -> int | None:
@@ -212,7 +229,8 @@ class EngineClient:
             starts=self._starts,
         )
 
-    async def close(self) -> None:
+    async def close(self, why: str = "server: it is shutting down; ask another one, or again in some seconds") -> None:
+        """End the process, and with the error `why` what still runs in it."""
         if not self.ready and self._process is not None:
             self._process.kill()  # it is loading the model or stuck, and would not see that its socket is closed
         self._can_speak.clear()  # later requests would wait for ever
@@ -221,7 +239,7 @@ class EngineClient:
             with suppress(asyncio.CancelledError):
                 await self._keeper
         await self._end_process()
-        self._lose_all(EngineStopped("server: it is shutting down; ask another one, or again in some seconds"))
+        self._lose_all(EngineStopped(why))
 
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return await self._ask(messages.MethodCall(next(self._numbers), method, arguments, options))
@@ -346,23 +364,30 @@ class EngineClient:
         except BaseException:
             ours.close()
             raise
+        self._begun_with = self._settings
         self._send(self._settings)
         return reader
 
     def _take(self, message: messages.FromProcess) -> None:
         match message:
+            case messages.Opening(_, protocol) if protocol != messages.PROTOCOL:
+                self._refuse_start(
+                    EngineStopped("engine: its code is of another version than the server's; restart the server")
+                )
+                self._kill()
             case messages.Opening(ModelInfo() as about):
                 self._about = about
                 self._can_speak.set()
+                if self._settings is not self._begun_with:
+                    now = self._settings
+                    changed = now.voices, now.logging, now.lexicons
+                    self._send(messages.MethodCall(next(self._numbers), "reload", changed, {}))
                 name = {"engine": self._name} if self._name else {}
                 log_event(log, logging.INFO, "engine ready", process=self.process_id, starts=self._starts, **name)
                 if not self._first.done():
                     self._first.set_result(None)
             case messages.Opening(VivavoceError() as error):
-                if self._first.done():
-                    log.error("engine not started: %(error)s", {"error": error})
-                else:
-                    self._first.set_exception(error)
+                self._refuse_start(error)
             case messages.Answer(number, value):
                 self._answer(number, value)
             case messages.Event(number, event):
@@ -373,6 +398,12 @@ class EngineClient:
                     self._streams.pop(number).on_end(outcome)
             case _:
                 raise TypeError(f"{type(message).__name__} is not a message of the engine's process")
+
+    def _refuse_start(self, error: VivavoceError) -> None:
+        if self._first.done():
+            log.error("engine not started: %(error)s", {"error": error})
+        else:
+            self._first.set_exception(error)
 
     def _answer(self, number: int, value: Any) -> None:
         question = self._questions.get(number)

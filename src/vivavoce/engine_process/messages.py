@@ -8,17 +8,23 @@ The process ends when the socket is closed. All messages about one request or qu
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import inspect
 import pickle
+import re
 import struct
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_args
 
 from vivavoce.errors import VivavoceError
 from vivavoce.frontend.speech import SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelInfo
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
+from vivavoce.frontend.voices.consent import Consent
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection, ProvenanceSection, VoicesSection
-from vivavoce_textnorm import Lexicons
+from vivavoce_textnorm import Lexicons, NormalizedText
 
 _LENGTH = struct.Struct("!I")
 
@@ -89,9 +95,10 @@ class Ping:
 
 @dataclass(frozen=True)
 class Opening:
-    """The first message: the model is loaded and warm, or cannot be loaded."""
+    """The first message: the model is loaded and warm, or cannot be loaded. protocol: `PROTOCOL` of the process."""
 
     outcome: ModelInfo | VivavoceError
+    protocol: str = field(default_factory=lambda: PROTOCOL)
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,30 @@ class End:
 Question = Speak | MethodCall | Ping
 ToProcess = Question | MoreText | Heard | Cancel
 FromProcess = Opening | Answer | Event | End
+
+
+def _protocol() -> str:
+    """A digest of the fields of all messages and of what they hold.
+
+    An engine's process may be started after the files of the program were replaced: it is of use to the server only if
+    each understands the other's pickles.
+    """
+    waiting: list[Any] = [EngineProcessSettings, *get_args(ToProcess), *get_args(FromProcess)]
+    waiting += [Pulse, BackendStatistics, VoiceSummary, Consent, NormalizedText]  # of calls and their answers
+    fields: dict[str, str] = {}
+    while waiting:
+        kind = waiting.pop()
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if name in fields or not kind.__module__.startswith("vivavoce"):
+            continue
+        fields[name] = "; ".join(f"{field}: {what}" for field, what in inspect.get_annotations(kind).items())
+        meant = [vars(sys.modules[kind.__module__]).get(word) for word in re.findall(r"\w+", fields[name])]
+        used = [*kind.__bases__, *meant, *(part for one in meant for part in get_args(one))]
+        waiting += [one for one in used if isinstance(one, type)]
+    return hashlib.sha256("\n".join(map(" ".join, sorted(fields.items()))).encode()).hexdigest()
+
+
+PROTOCOL: str = _protocol()
 
 
 async def read_message(reader: asyncio.StreamReader) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace as changed
 from functools import partial
 
@@ -40,7 +41,8 @@ from vivavoce.frontend.voices.names import NameRules, VoiceSummary
 from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.frontend.voices.stores import Quota, open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices
-from vivavoce.server.settings import EngineSection, ModelSection
+from vivavoce.logs import configure
+from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection, VoicesSection
 from vivavoce_textnorm import MAX_BLOCK_CHARS, NO_WORDS, Lexicon, Lexicons, NormalizedText
 
 log = logging.getLogger(__name__)
@@ -197,6 +199,23 @@ class ModelService:
 
         return await self._text.run(statistics)
 
+    async def reload(self, voices: VoicesSection, logging: LoggingSection, lexicons: Lexicons | None) -> None:
+        """Take over what of the settings may change while requests run; the other fields change nothing."""
+        configure(logging.format, logging.level, log_text=logging.log_text)
+        self._lexicons = lexicons
+        self.registry.require_consent, self.registry.keep_recordings = voices.require_consent, voices.keep_recordings
+        self.registry.follow(NameRules(voices.aliases, voices.default, voices.unknown))
+        with suppress(VivavoceError):  # the store hangs
+            await self._store.run(self.registry.warn_of_missing)
+
+    async def room_beside(self, memory_gb: float | None) -> str:
+        """Why a second engine, of this `model.memory_gb`, does not fit beside this one on its device; "": it fits."""
+        device, own = self.engine.models.device, self.engine.settings.memory_bytes
+        used, total = await self._text.run(lambda: _memory(device))
+        if device.type == "cuda":
+            return missing_room(used / 1e9, total / 1e9, None if own is None else own / 1e9, memory_gb)
+        return missing_room(used / 1e9, total / 1e9, used / 1e9, used / 1e9)
+
     def close(self) -> None:
         """Stop at once: the server has waited for its requests already."""
         self._decoding.close()
@@ -288,6 +307,18 @@ def engine_settings(model: ModelSection, engine: EngineSection, watermark: bool 
         **{name: getattr(model, name) for name in BACKEND_SETTINGS},
         **dict(engine),
     )
+
+
+def missing_room(used: float, total: float, own: float | None, wanted: float | None) -> str:
+    """Why an engine that may take `wanted` does not fit beside one that may take `own`, in GB; "": it fits.
+
+    used, total: of the device, by all programs; None: as much as there is.
+    """
+    if own is None or wanted is None:
+        return f"each takes what it finds of the device's {total:.1f} GB; model.memory_gb bounds it"
+    if max(own, used) + wanted <= total:
+        return ""
+    return f"of the device's {total:.1f} GB {max(own, used):.1f} are taken, and the new one may take {wanted:.1f}"
 
 
 def _memory(device: torch.device) -> tuple[int, int]:

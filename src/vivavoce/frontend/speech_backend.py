@@ -142,4 +142,4 @@ class AdapterBackend(Protocol):
 def engines_of(backend: SpeechBackend) -> Mapping[str, SpeechBackend]:
     """The engines of a backend that has several, by name; empty for others."""
     engines: Mapping[str, SpeechBackend] = getattr(backend, "engines", {})
-    return engines
+    return engines if len(engines) > 1 else {}

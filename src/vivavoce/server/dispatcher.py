@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,9 +35,10 @@ from vivavoce.frontend.speech import (
 )
 from vivavoce.frontend.speech_backend import SpeechBackend, SpeechStream
 from vivavoce.logs import log_text
+from vivavoce.server.key_limits import KeyLimits, KeyPermit
 from vivavoce.server.long_text import check_length, speak_long
 from vivavoce.server.metrics import RequestMetrics
-from vivavoce.server.rate_limiter import Permit, Principal, RateLimiter
+from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.request_log import RequestLog, RequestRecord
 from vivavoce.server.settings import ProvenanceSection, RequestsSection
 
@@ -55,14 +56,15 @@ class RequestDispatcher:
         request_log: RequestLog | None = None,
         rules: RequestsSection = RequestsSection(),
         provenance: ProvenanceSection = ProvenanceSection(),
+        limits: KeyLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.backend, self.rules, self.clock = backend, rules, clock
-        self._provenance = provenance
+        """rules and provenance may be replaced while requests run."""
+        self.backend, self.rules, self.provenance, self.clock = backend, rules, provenance, clock
         self.request_log = RequestLog() if request_log is None else request_log
         self.metrics = RequestMetrics()
         self.request_log.observers.append(self.metrics.ended)
-        self._rate_limiter = RateLimiter()
+        self._limits = KeyLimits() if limits is None else limits
         self._active: dict[RequestRecord, ActiveRequest] = {}
         self._permitted = 0
         """Requests for something other than speech."""
@@ -80,19 +82,21 @@ class RequestDispatcher:
 
     def tag(self, model: str = "") -> AudioTag | None:
         """The tag of an answer of this model that begins now; None: the settings want none."""
-        return new_tag(self.backend.about.of(model).name) if self._provenance.tag else None
+        return new_tag(self.backend.about.of(model).name) if self.provenance.tag else None
 
-    @contextmanager
-    def permitted(self, principal: Principal) -> Iterator[None]:
+    @asynccontextmanager
+    async def permitted(self, principal: Principal) -> AsyncIterator[None]:
         """Apply the limits to a request for something other than speech; a drain waits for it. Errors as `speak`."""
         self._check_draining()
-        permit = self._rate_limiter.enter(principal, 0)
         self._permitted += 1
         self._empty.clear()
+        permit = None
         try:
+            permit = await self._limits.enter(principal, 0)
             yield
         finally:
-            permit.leave()
+            if permit is not None:
+                permit.leave()
             self._permitted -= 1
             self._note_end()
 
@@ -120,7 +124,7 @@ class RequestDispatcher:
             if left_s is not None and left_s <= 0:
                 raise _too_late("it was taken")
             check_length(len(request.text or ""), self.rules.max_text_chars)
-            permit = self._rate_limiter.enter(principal, len(request.text or ""))
+            permit = await self._limits.enter(principal, len(request.text or ""))
             default = self.backend.about
             about = default.of(request.model)
             record.model = about.name if default.others else None
@@ -212,7 +216,7 @@ class ActiveRequest:
         record: RequestRecord,
         request: SpeechRequest,
         stream: SpeechStream,
-        permit: Permit,
+        permit: KeyPermit,
         began: float,
     ) -> None:
         self.request = request
@@ -290,7 +294,7 @@ class ActiveRequest:
 
     async def push(self, text: str) -> None:
         """Add to a streamed text. InvalidText or Overloaded: this piece is refused, the text before it is spoken."""
-        self._permit.charge(len(text))
+        await self._permit.charge(len(text))
         self._count_text(text)
         await self._stream.push(text)
 

@@ -80,28 +80,34 @@ class KeyRing:
             raise Unauthorized(f"API key: none was sent, and this server wants one; {_HOW}")
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
         unknown = f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one"
-        return self._find(self._path, digest, lambda entry: entry.sha256, unknown)
+        return self._find(digest, lambda entry: entry.sha256, unknown)
 
     def named(self, name: str) -> Principal:
         """The principal of the key of this name, for clients that cannot send one; Unauthorized: unknown or expired."""
         if self._path is None:
             return ANONYMOUS
         unknown = f"API key: the setting of this port names {name!r}, which does not exist; add this key"
-        return self._find(self._path, name, lambda entry: entry.name, unknown)
+        return self._find(name, lambda entry: entry.name, unknown)
 
-    def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str], unknown: str) -> KeyEntry:
-        """Read the file again if it changed, and return the entry whose value of `wanted` equals `given`.
+    def refresh(self) -> None:
+        """Read the file again if it changed."""
+        path = self._path
+        if path is None or (state := _state_of(path)) == self._state:
+            return
+        self._state = state
+        try:
+            self._entries = read_keys(path)
+            _log.info("keys changed: %(path)s has %(count)d keys", {"path": path, "count": len(self._entries)})
+        except InvalidRequest as error:  # a typing mistake must not lock everyone out
+            damage = {"error": error, "count": len(self._entries)}
+            _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", damage)
+
+    def _find(self, given: str, wanted: Callable[[KeyEntry], str], unknown: str) -> KeyEntry:
+        """The entry whose value of `wanted` equals `given`, after a look at the file.
 
         Unauthorized: no entry has it (the message is `unknown`), or the entry has expired.
         """
-        if (state := _state_of(path)) != self._state:
-            self._state = state
-            try:
-                self._entries = read_keys(path)
-                _log.info("keys changed: %(path)s has %(count)d keys", {"path": path, "count": len(self._entries)})
-            except InvalidRequest as error:  # a typing mistake must not lock everyone out
-                damage = {"error": error, "count": len(self._entries)}
-                _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", damage)
+        self.refresh()
         found, sent = None, given.encode("utf-8", "surrogatepass")
         for entry in self._entries:  # all entries, so that the time does not show which one matches
             if hmac.compare_digest(wanted(entry).encode(), sent):

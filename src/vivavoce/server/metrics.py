@@ -47,6 +47,9 @@ class RequestMetrics:
         self._active = Gauge(
             "vivavoce_streams_active", "Requests for speech that were taken and have not ended.", registry=registry
         )
+        self.reloads = counter("reloads", "Reloads of the settings, by what came of them.", "outcome")
+        for outcome in ("done", "refused", "engine_kept"):
+            self.reloads.labels(outcome)
         text = "Requests for speech that ended, by the reason of the verdict, or refused."
         self._requests = counter("requests", text, "door", "outcome")
         self._refused = counter("refused", "Requests for speech that were not taken, by error code.", "door", "code")

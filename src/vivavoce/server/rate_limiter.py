@@ -82,10 +82,7 @@ class RateLimiter:
             }
         account = self._accounts.setdefault(name, _Account())
         if most is not None and account.running >= most:
-            raise Overloaded(
-                f"requests: {account.running} of {name!r} are running, which is its limit at once; wait for one to end",
-                _BUSY_RETRY_S,
-            )
+            raise busy(principal, account.running)
         self.take(principal, account, {"requests": 1, "characters": characters})
         account.running += 1
         return Permit(self, principal, account)
@@ -107,10 +104,25 @@ class RateLimiter:
             paid[what] = max(now, account.full_at.get(what, now)) + tokens * 60 / rate
             wait_s = paid[what] - now - burst * 60 / rate
             if wait_s > _ROUNDING_S:
-                raise Overloaded(
-                    f"{what}: {principal.name!r} may ask for {rate:g} in a minute; try again in {wait_s:.1f} s", wait_s
-                )
+                raise over_rate(principal, what, rate, wait_s)
         account.full_at.update(paid)
+
+    def give_back(self, principal: Principal, account: _Account, prices: dict[str, int]) -> None:
+        """Undo a `take` of the same arguments."""
+        rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
+        for what, tokens in prices.items():
+            if (rate := rates[what]) is not None:
+                account.full_at[what] -= tokens * 60 / rate
+
+
+def busy(principal: Principal, running: int) -> Overloaded:
+    problem = f"requests: {running} of {principal.name!r} are running, which is its limit at once"
+    return Overloaded(f"{problem}; wait for one to end", _BUSY_RETRY_S)
+
+
+def over_rate(principal: Principal, what: str, rate: float, wait_s: float) -> Overloaded:
+    problem = f"{what}: {principal.name!r} may ask for {rate:g} in a minute"
+    return Overloaded(f"{problem}; try again in {wait_s:.1f} s", wait_s)
 
 
 class Permit:
@@ -119,10 +131,20 @@ class Permit:
     def __init__(self, limiter: RateLimiter, principal: Principal, account: _Account | None) -> None:
         self._limiter, self._principal, self._account = limiter, principal, account
 
+    @property
+    def counted(self) -> bool:
+        """Whether the principal has a limit."""
+        return self._account is not None
+
     def charge(self, characters: int) -> None:
         """Pay for more of a streamed text; errors as `RateLimiter.enter`, and then nothing is paid."""
         if self._account is not None:
             self._limiter.take(self._principal, self._account, {"characters": characters})
+
+    def give_back(self, prices: dict[str, int]) -> None:
+        """Undo a payment: "requests" and "characters" with their numbers."""
+        if self._account is not None:
+            self._limiter.give_back(self._principal, self._account, prices)
 
     def leave(self) -> None:
         if self._account is not None:

@@ -5,132 +5,38 @@ Flags, variables, the TOML file, `vivavoce config` and the table in docs/configu
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable
-from dataclasses import replace
-from ipaddress import ip_address
-from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from vivavoce.checkpoint.known_models import parse_model, usual_name
-from vivavoce.engine.adapters import MAX_ADAPTERS, MAX_RANK, NAME
+from vivavoce.engine.adapters import MAX_ADAPTERS, MAX_RANK
 from vivavoce.engine.admission import AdmissionMode
+from vivavoce.server.setting_kinds import (
+    AdapterName,
+    CommaSeparated,
+    DeviceName,
+    DtypeName,
+    FilePath,
+    GpuNumbers,
+    Host,
+    HostName,
+    LoadTime,
+    ModelName,
+    ModelPlace,
+    Origin,
+    Port,
+    RedisAddress,
+    RootPath,
+    TritonAddress,
+    VariantName,
+    VoiceNameText,
+    VoicePlace,
+    WebAddress,
+    parse_further_models,
+    parse_pairs,
+)
 
 _MIB = 1 << 20
-_NAME_PARTS = r"[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*"
-
-
-def is_address(place: str) -> bool:
-    """Whether `place` is an address such as redis://host; otherwise it is a folder."""
-    return "://" in place
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _like(pattern: str, wanted: str, change: Callable[[str], str] = str) -> AfterValidator:
-    """Accepts text of this form; an address needs a host, and a port in 0 … 65535 if any. `wanted` ends the error."""
-
-    def check(value: str) -> str:
-        if value.isprintable() and re.fullmatch(pattern, value) and (not is_address(value) or _has_host(value)):
-            return change(value)
-        raise ValueError(wanted)
-
-    return AfterValidator(check)
-
-
-def _has_host(address: str) -> bool:
-    try:
-        parts = urlsplit(address)
-        return parts.hostname is not None and (parts.port or 0) >= 0
-    except ValueError:  # the port's
-        return False
-
-
-def _path(wanted: str) -> BeforeValidator:
-    """Accepts the path of a file or folder; ~ is the user's own folder."""
-
-    def check(value: object) -> object:
-        if value == "" or (isinstance(value, str) and "\x00" in value):
-            raise ValueError(wanted)
-        return os.path.expanduser(value) if isinstance(value, (str, Path)) else value
-
-    return BeforeValidator(check)
-
-
-def _redis(value: str) -> str:
-    if is_address(value) and not value.startswith(("redis://", "rediss://")):
-        raise ValueError("a folder, or an address of redis://, rediss://")
-    return value
-
-
-def _parted(value: object, info: ValidationInfo) -> object:
-    """Names: separated by commas in a variable; a list in a file, which is validated as JSON."""
-    if isinstance(value, str) and info.mode == "python":
-        value = [part.strip() for part in value.split(",")]
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _paired(value: object) -> object:
-    """Parse name=value pairs into a table: separated by commas from a variable, a list of them from flags."""
-    if isinstance(value, str):
-        value = value.split(",")
-    if isinstance(value, list):
-        pairs = [str(pair).partition("=") for pair in value]
-        return {name.strip(): meant.strip() for name, _, meant in pairs}
-    return value
-
-
-def _models(value: object) -> object:
-    """Parse further models into tables: [NAME=]MODEL[+FILE], several separated by commas in a variable."""
-    if isinstance(value, str):
-        value = value.split(",")
-    if isinstance(value, list):
-        written = [parse_model(str(one).strip()) for one in value]
-        names = [one.name or usual_name(one.model) for one in written]
-        for name in (name for place, name in enumerate(names) if name in names[:place]):
-            raise ValueError(f"each model a name of its own, as NAME=MODEL; {name} comes twice")
-        value = {name: str(replace(one, name="")) for name, one in zip(names, written, strict=True)}
-    if not isinstance(value, dict):
-        return value
-    return {name: _table(one) if isinstance(one, str) else one for name, one in value.items()}
-
-
-def _table(text: str) -> dict[str, str]:
-    written = parse_model(text)
-    return {"base": written.model} if written.llm is None else {"base": written.model, "llm": str(written.llm)}
-
-
-_Port = Annotated[int, Field(ge=0, le=65_535)]
-_FilePath = Annotated[Path, _path("a path")]
-_Host = Annotated[str, _like(r"[^\s/]+", "an address of this machine, such as 127.0.0.1, ::1 or 0.0.0.0 for all")]
-_HostName = Annotated[
-    str, _like(rf"[*]|{_NAME_PARTS}", "* or a host's name without a port, such as tts.example.org", str.lower)
-]
-_Origin = Annotated[str, _like(r"[*]|https?://[^/?#\s]+", "* or a page's origin, such as https://example.org")]
-_Commas = BeforeValidator(_parted)
-_RootPath = Annotated[str, _like("(/[A-Za-z0-9._~-]+)*", "a path such as /tts, without a slash at its end")]
-_TritonAddress = Annotated[str, _like(r"triton://[^/?#@\s]+:\d+/*", "triton://HOST:PORT of its gRPC interface")]
-_WebAddress = Annotated[str, _like(r"(?i:https?)://\S*", "an address such as http://localhost:4318")]
-_Model = Annotated[str, _path("a downloaded model's name, or a model's folder")]
-_Device = Annotated[str, _like(r"auto|cpu|(cuda|mps)(:\d{1,3})?", "auto, cpu, cuda, cuda:N or mps")]
-_Gpus = Annotated[str, _like(r"all|\d{1,3}(,\d{1,3})*", "all, or numbers of GPUs such as 0,1")]
-_Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-_Load = Literal["start", "on_demand"]
-_ModelName = Annotated[str, _like("[A-Za-z0-9_.-]{1,100}", "names of letters, digits, dots, dashes and underscores")]
-_Variant = Annotated[str, _like(_NAME_PARTS, "the middle of a file's name, as llm.VARIANT.pt")]
-_AdapterName = Annotated[str, _like(NAME.pattern, "an adapter's name: letters, digits, - _ .")]
-_VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
-_VoicePlace = Annotated[str, _path("a folder, or redis://HOST:PORT"), AfterValidator(_redis)]
 
 
 def _setting(default: object, flag: str = "", *, example: object = None, **more: Any) -> Any:
@@ -158,46 +64,46 @@ class _Section(BaseModel):
 class ServerSection(_Section):
     """Where the server listens, and what it grants its clients."""
 
-    host: _Host = _setting("127.0.0.1", "--host ADDRESS: Address to listen at; 0.0.0.0: all.")
+    host: Host = _setting("127.0.0.1", "--host ADDRESS: Address to listen at; 0.0.0.0: all.")
     """Address to listen at; 0.0.0.0: all addresses of this machine."""
-    port: _Port = _setting(8880, "--port -p: Port of the HTTP API.")
+    port: Port = _setting(8880, "--port -p: Port of the HTTP API.")
     """Port of the HTTP API, WebSockets and pages; 0: a free one."""
     legacy: bool = _setting(False, "--legacy: Also serve CosyVoice's own HTTP routes, on a port of their own.")
     """Also serve the routes of CosyVoice's own HTTP service, on a port of their own."""
-    legacy_port: _Port = _setting(50_000, "--legacy-port: Port of CosyVoice's own routes.")
+    legacy_port: Port = _setting(50_000, "--legacy-port: Port of CosyVoice's own routes.")
     """Port of those routes."""
-    grpc_port: _Port | None = _unset(50_051, "--grpc-port: Port of the gRPC service.  [default: off]")
+    grpc_port: Port | None = _unset(50_051, "--grpc-port: Port of the gRPC service.  [default: off]")
     """Port of the gRPC service; unset: it is off."""
-    wyoming_port: _Port | None = _unset(
+    wyoming_port: Port | None = _unset(
         10_300, "--wyoming-port: Port of the Wyoming protocol, for Home Assistant.  [default: off]"
     )
     """Port of the Wyoming protocol (Home Assistant), without keys and TLS; unset: it is off."""
     wyoming_key: str | None = _unset("home", min_length=1)
     """Name of the API key for all requests at that port; needed if auth.keys_file is set."""
-    health_port: _Port | None = _unset(9_090, "--health-port: Port of /health and /metrics only.  [default: off]")
+    health_port: Port | None = _unset(9_090, "--health-port: Port of /health and /metrics only.  [default: off]")
     """Plain HTTP port for /health and /metrics only; other ports then do not serve /metrics. Unset: it is off."""
     max_conc: int = _setting(4, "--max-conc: Most concurrent gRPC requests.", ge=1, le=4_096)
     """Largest number of concurrent gRPC requests; further ones are refused."""
-    tls_certificate: _FilePath | None = _unset("/etc/vivavoce/tls.crt", "--tls-cert: The server's certificate, PEM.")
+    tls_certificate: FilePath | None = _unset("/etc/vivavoce/tls.crt", "--tls-cert: The server's certificate, PEM.")
     """PEM file of the server's certificate chain."""
-    tls_key: _FilePath | None = _unset("/etc/vivavoce/tls.key", "--tls-key: The certificate's private key, PEM.")
+    tls_key: FilePath | None = _unset("/etc/vivavoce/tls.key", "--tls-key: The certificate's private key, PEM.")
     """PEM file of the server's private key, without a password."""
-    tls_client_ca: _FilePath | None = _unset("/etc/vivavoce/clients.crt")
+    tls_client_ca: FilePath | None = _unset("/etc/vivavoce/clients.crt")
     """PEM file of the authority that signs clients' certificates; if set, clients without a certificate are refused."""
-    cors_origins: Annotated[tuple[_Origin, ...], _Commas] = _setting(
+    cors_origins: Annotated[tuple[Origin, ...], CommaSeparated] = _setting(
         (),
         "--cors-origin ORIGIN: Web pages of this origin may use the API; may be repeated; *: any.",
         example=["https://example.org"],
     )
     """Origins of web pages that may use the API; *: any."""
-    allowed_hosts: Annotated[tuple[_HostName, ...], _Commas] = _setting(
+    allowed_hosts: Annotated[tuple[HostName, ...], CommaSeparated] = _setting(
         (),
         "--allowed-host: Host name under which clients may reach the server; may be repeated; *: any.",
         example=["tts.example.org"],
         description="Host names under which clients may reach the server, besides localhost and IP addresses; *: any. "
         "Empty: any name, but only localhost if the server listens on a loopback address without API keys.",
     )
-    root_path: _RootPath = _setting("", example="/tts")
+    root_path: RootPath = _setting("", example="/tts")
     """Path under which a proxy in front serves this server."""
     drain_s: float = _setting(
         30.0, "--drain SECONDS: Time for running requests to finish when the server stops.", ge=0, le=86_400
@@ -223,11 +129,11 @@ class ServerSection(_Section):
     """Serve metrics for Prometheus at /metrics."""
     metrics_key_required: bool = False
     """/metrics requires an API key."""
-    upstream: _TritonAddress | None = _unset(
+    upstream: TritonAddress | None = _unset(
         "triton://localhost:8001", "--upstream triton://HOST:PORT: Speak through a Triton server, without a model."
     )
     """Speak through this Triton server instead of a model here."""
-    reference_dir: _FilePath | None = _unset(
+    reference_dir: FilePath | None = _unset(
         "/srv/voices", "--reference-dir FOLDER: With --upstream: recordings to use as voices."
     )
     """Folder of recordings (NAME.wav with NAME.txt), which are the voices of the Triton server."""
@@ -236,23 +142,23 @@ class ServerSection(_Section):
 class ModelSection(_Section):
     """Which model speaks, and on what."""
 
-    model: _Model | None = _unset(
+    model: ModelPlace | None = _unset(
         "CosyVoice2-0.5B",
         "--model",
         description="A downloaded model's name, or a model's folder; unset: mini, a small demo in English. NAME=MODEL "
         "gives it a name in requests, MODEL+FILE another language model of the same sizes, as a fine-tuned llm.pt.",
     )
-    device: _Device = _setting("auto", "--device: auto, cpu, cuda, cuda:N or mps.")
+    device: DeviceName = _setting("auto", "--device: auto, cpu, cuda, cuda:N or mps.")
     """Device of the model: auto (CUDA if available, else the CPU), cpu, cuda, cuda:N or mps (untested)."""
-    gpus: _Gpus | None = _unset(
+    gpus: GpuNumbers | None = _unset(
         "0,1", "--gpus all|N,N: GPUs, each with its own engine.  [default: one engine on --device]"
     )
     """GPUs, each with its own engine: all, or their numbers; unset: one engine, on model.device."""
     engines: int = _setting(1, "--engines: Number of engine processes on one device; for CPUs.", ge=1, le=64)
     """Number of engine processes on one device: for CPUs, whose threads are divided among them."""
-    dtype: _Dtype = _setting("auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]")
+    dtype: DtypeName = _setting("auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]")
     """Precision; auto: float16 on a GPU; bfloat16 for large models on a CPU that supports it; otherwise float32."""
-    variant: _Variant | None = _unset("rl", "--variant: Load llm.NAME.pt and the like where the model has them.")
+    variant: VariantName | None = _unset("rl", "--variant: Load llm.NAME.pt and the like where the model has them.")
     """Load llm.VARIANT.pt instead of llm.pt, and likewise the other weights, where the model has them."""
     memory_gb: float | None = _unset(
         16.0, "--memory GB: Limit of GPU memory, including the weights.  [default: all]", gt=0, le=10_000
@@ -266,13 +172,13 @@ class ModelSection(_Section):
         "official", "--flow-steps: official (ten Euler steps) or fast (three midpoint steps)."
     )
     """Steps of the flow where a request does not name them: official, or fast, three fifths of the flow's work."""
-    adapters: Annotated[dict[_AdapterName, _FilePath], BeforeValidator(_paired)] = _setting(
+    adapters: Annotated[dict[AdapterName, FilePath], BeforeValidator(parse_pairs)] = _setting(
         {},
         "--adapter NAME=FOLDER: A LoRA adapter of the language model, which requests may name; may be repeated.",
         example={"brand": "/srv/adapters/brand"},
     )
     """Folders of LoRA adapters that are loaded at the start, by the names that requests know them by."""
-    adapters_dir: _FilePath | None = _unset(
+    adapters_dir: FilePath | None = _unset(
         "/srv/adapters", "--adapters-dir FOLDER: Below it, adapters may be loaded over HTTP.  [default: off]"
     )
     """Folder below which adapters may be loaded while the server runs; unset: none may."""
@@ -298,7 +204,7 @@ class ModelSection(_Section):
     """Also run TorchScript files, engines and packages that were not exported on this machine."""
     text_processes: int | None = _unset(4, ge=0, le=64)
     """Processes that normalise texts; 0: the engine's process does it; unset: 2 to 4 with a GPU, else 2."""
-    lexicons: _FilePath | None = _unset(
+    lexicons: FilePath | None = _unset(
         "/etc/vivavoce/lexicons",
         "--lexicons FOLDER: Pronunciations of words: all.tsv, voices/NAME.tsv, keys/NAME.tsv.",
     )
@@ -310,22 +216,22 @@ class ModelSection(_Section):
 class FurtherModel(_Section):
     """A further model of the same server; what is unset is as in [model], but for variant."""
 
-    base: _Model = Field(description="A downloaded model's name, a model's folder, or another served model's name.")
-    llm: _FilePath | None = None
+    base: ModelPlace = Field(description="A downloaded model's name, a model's folder, or another served model's name.")
+    llm: FilePath | None = None
     """File with the weights of another language model of the same sizes, such as a fine-tuned llm.pt."""
-    load: _Load | None = None
+    load: LoadTime | None = None
     """When it is loaded; unset: as models.load says."""
-    device: _Device | None = None
-    gpus: _Gpus | None = None
-    dtype: _Dtype | None = None
-    variant: _Variant | None = None
+    device: DeviceName | None = None
+    gpus: GpuNumbers | None = None
+    dtype: DtypeName | None = None
+    variant: VariantName | None = None
     memory_gb: float | None = Field(None, gt=0, le=10_000)
 
 
 class ModelsSection(_Section):
     """Further models of the same server, beside that of [model], which is the default one."""
 
-    more: Annotated[dict[_ModelName, FurtherModel], BeforeValidator(_models)] = _setting(
+    more: Annotated[dict[ModelName, FurtherModel], BeforeValidator(parse_further_models)] = _setting(
         {},
         "--model -m --model-dir [NAME=]MODEL[+FILE]: A downloaded model or a model folder; FILE: another language "
         "model for it, such as a fine-tuned llm.pt. May be repeated; the first is the default model.  "
@@ -335,7 +241,7 @@ class ModelsSection(_Section):
         "device, gpus, dtype, variant and memory_gb; what it leaves out is as in [model], but for variant. Each "
         "--model after the first is one of them.",
     )
-    load: _Load = _setting("start", "--load: Load the further models at the start, or on_demand.")
+    load: LoadTime = _setting("start", "--load: Load the further models at the start, or on_demand.")
     """Load the further models at the start, and keep them; or on_demand: when a request names one."""
     max_loaded: int | None = _unset(
         2, "--max-loaded: Most models in memory; idle ones are unloaded for others.  [default: all]", ge=1, le=1_000
@@ -371,7 +277,7 @@ class EngineSection(_Section):
 class VoicesSection(_Section):
     """Where voices are kept, and how many."""
 
-    place: _VoicePlace | None = _unset(
+    place: VoicePlace | None = _unset(
         "/srv/vivavoce/voices",
         "--voices FOLDER|ADDRESS: Where voices are kept; redis://HOST:PORT shares them.  "
         "[default: the user's own folder]",
@@ -379,11 +285,11 @@ class VoicesSection(_Section):
     """A folder, or redis://HOST:PORT/DATABASE that several servers share; unset: the user's own folder."""
     cache: int = _setting(256, ge=1, le=1_000_000)
     """Number of voices kept in memory; each takes at most one megabyte."""
-    default: _VoiceName | None = _unset(
+    default: VoiceNameText | None = _unset(
         "calm", "--default-voice NAME: Voice of requests without one.  [default: the model's first]"
     )
     """Voice of requests without one, and of OpenAI's names for a model without voices; unset: the model's first."""
-    aliases: Annotated[dict[_VoiceName, _VoiceName], BeforeValidator(_paired)] = _setting(
+    aliases: Annotated[dict[VoiceNameText, VoiceNameText], BeforeValidator(parse_pairs)] = _setting(
         {},
         "--voice-alias NAME=VOICE: NAME speaks with this voice; may be repeated.",
         example={"alloy": "calm"},
@@ -404,11 +310,13 @@ class VoicesSection(_Section):
 class AuthSection(_Section):
     """API keys."""
 
-    keys_file: _FilePath | None = _unset(
+    keys_file: FilePath | None = _unset(
         "/etc/vivavoce/keys.toml",
         "--keys: File of API keys; see `vivavoce keys`.  [default: none, everyone may send requests]",
     )
     """File of API keys, as `vivavoce keys add` writes it; unset: everyone may send requests."""
+    limits_place: RedisAddress | None = _unset("redis://localhost:6379/0")
+    """Redis in which several servers count the limits of keys together; unset: that of voices.place, if it is one."""
     open_lists: bool = False
     """Let callers without a key list models and public voices, as Open WebUI does."""
 
@@ -422,7 +330,7 @@ class RequestsSection(_Section):
     """On OpenAI's routes, speeds of 0.25 to 4 outside 0.5 to 2: clamp (the answer says so) or refuse (400)."""
     empty_text: Literal["silence", "refuse"] = "silence"
     """A text with nothing to say, such as an emoji: silence (a fifth of a second) or refuse (400)."""
-    model_aliases: Annotated[tuple[_VoiceName, ...], _Commas] = _setting(
+    model_aliases: Annotated[tuple[VoiceNameText, ...], CommaSeparated] = _setting(
         (), "--model-alias NAME: Further name of the served model; may be repeated.", example=["cosyvoice-tts"]
     )
     """Further names of the served model in requests; its ids on the hubs and OpenAI's names are known already."""
@@ -457,7 +365,7 @@ class LoggingSection(_Section):
 class TelemetrySection(_Section):
     """Traces for OpenTelemetry."""
 
-    otlp_endpoint: _WebAddress | None = _unset("http://localhost:4318")
+    otlp_endpoint: WebAddress | None = _unset("http://localhost:4318")
     """Address of a collector that accepts OTLP over HTTP; unset: no traces. Needs vivavoce[telemetry]."""
     service_name: str = _setting("vivavoce", min_length=1, max_length=255)
     """Name of this server in traces."""
@@ -466,7 +374,7 @@ class TelemetrySection(_Section):
 class JobsSection(_Section):
     """Jobs: books and long texts that are spoken in the background; see books.md."""
 
-    folder: _FilePath | None = _unset(
+    folder: FilePath | None = _unset(
         "/var/lib/vivavoce/jobs", "--jobs FOLDER: Take jobs (books, long texts) and keep them here.  [default: off]"
     )
     """Folder in which jobs are kept; unset: the server takes no jobs."""

@@ -12,7 +12,8 @@ from vivavoce.engine.backends import backend_problems
 from vivavoce.errors import VivavoceError
 from vivavoce.server.keys import read_keys
 from vivavoce.server.served_models import contradictory_models, further_sections
-from vivavoce.server.settings import ServerSection, ServerSettings, is_address, is_loopback
+from vivavoce.server.setting_kinds import is_address, is_loopback
+from vivavoce.server.settings import ServerSection, ServerSettings
 from vivavoce_textnorm import read_lexicons
 
 

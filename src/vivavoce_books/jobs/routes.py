@@ -189,7 +189,7 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
     )
     async def add(request: Request, principal: KnownPrincipal) -> JobEntry | Response:
         refuse_foreign_page(request.headers, request.scope["scheme"], server.cors_origins, "make jobs")
-        with dispatcher.permitted(principal):
+        async with dispatcher.permitted(principal):
             fields, book, file = await _read(request)
             if fields.webhook is not None:
                 check_webhook(fields.webhook, jobs.settings.webhooks)

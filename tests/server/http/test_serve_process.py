@@ -102,10 +102,11 @@ def test_a_second_signal_does_not_wait(server: ServerProcess) -> None:
     with httpx.stream("POST", f"{server.url}/v1/audio/speech", json=order(TEXT), timeout=LATE_S) as answer:
         pieces = answer.iter_bytes()
         assert next(pieces)
-        server.process.send_signal(signal.SIGHUP)  # as a terminal that closes does, to all of its processes, and twice
+        server.terminate()
         server.log.await_event("stopping: ", lines)
-        for process in (server.process.pid, server.engine_process):
+        for process in (server.process.pid, server.engine_process):  # as a service manager may do
             os.kill(process, signal.SIGHUP)
+            os.kill(process, signal.SIGUSR2)
         assert next(pieces)
         server.terminate()
         with pytest.raises(httpx.RemoteProtocolError):

@@ -81,10 +81,14 @@ class VoiceRegistry:
         self.built_in, self.keep_recordings, self.require_consent = built_in, keep_recordings, require_consent
         self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
         self._owner_quota, self._public_quota = owner_quota, public_quota
-        self.rules, self._aliases = rules, rules.table(built_in)
+        self.follow(rules)
         self._extracted: LruCache[Voice] = LruCache(recordings)
         self._loaded: LruCache[Voice] = LruCache(stored)
         self._covering: set[tuple[str, str]] = set()  # stored voices (owner, name) that go before the model's
+
+    def follow(self, rules: NameRules) -> None:
+        """Resolve names by these rules from now on."""
+        self.rules, self._aliases = rules, rules.table(self.built_in)
 
     @property
     def recordings(self) -> CacheCounts:

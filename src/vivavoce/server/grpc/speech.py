@@ -67,7 +67,7 @@ async def speak(call: Call) -> Metadata:
 
 async def list_voices(call: Call) -> Metadata:
     await call.receive(f"{PACKAGE}.ListVoicesRequest")
-    with call.port.dispatcher.permitted(call.principal):
+    async with call.port.dispatcher.permitted(call.principal):
         found = await call.port.dispatcher.backend.voices(call.principal.owner)
     await call.send(f"{PACKAGE}.ListVoicesResponse", voices=[asdict(voice) for voice in found])
     return ()
@@ -84,7 +84,7 @@ async def add_voice(call: Call) -> Metadata:
         consent=given_consent(asked.consent, asked.consent_by),
         adapter=asked.adapter,
     )
-    with call.port.dispatcher.permitted(call.principal):
+    async with call.port.dispatcher.permitted(call.principal):
         voice = await call.port.dispatcher.backend.add_voice(
             owner, name, Recording(sent.content, sent.transcript), **options
         )
@@ -94,7 +94,7 @@ async def add_voice(call: Call) -> Metadata:
 
 async def remove_voice(call: Call) -> Metadata:
     asked = await call.receive(f"{PACKAGE}.RemoveVoiceRequest")
-    with call.port.dispatcher.permitted(call.principal):
+    async with call.port.dispatcher.permitted(call.principal):
         await call.port.dispatcher.backend.remove_voice(voice_owner(call.principal, asked.public), asked.name)
     await call.send(f"{PACKAGE}.RemoveVoiceResponse")
     return ()

@@ -61,7 +61,7 @@ def router(state: AppState) -> APIRouter:
 
     @routes.get(PATH, summary="All adapters that requests may name", responses=failures(400, 401, 429, 503))
     async def adapters(principal: ListReader) -> AdapterList:
-        with dispatcher.permitted(principal):
+        async with dispatcher.permitted(principal):
             found = await _backend(state).adapters()
         return AdapterList(data=[_entry(one) for one in found])
 
@@ -76,7 +76,7 @@ def router(state: AppState) -> APIRouter:
         origins = state.settings.server.cors_origins
         refuse_foreign_page(request.headers, request.scope["scheme"], origins, "change adapters")
         _check_allowed(principal)
-        with dispatcher.permitted(principal):
+        async with dispatcher.permitted(principal):
             asked = await read_json(request, AdapterFields)
             folder = folder_below(state.settings.model.adapters_dir, asked.folder or asked.name)
             return _entry(await _backend(state).add_adapter(asked.name, str(folder)))
@@ -84,7 +84,7 @@ def router(state: AppState) -> APIRouter:
     @routes.delete(PATH + "/{name}", summary="Remove an adapter", responses=failures(400, 401, 403, 404, 429, 503))
     async def remove(name: str, principal: KnownPrincipal) -> AdapterDeleted:
         _check_allowed(principal)
-        with dispatcher.permitted(principal):
+        async with dispatcher.permitted(principal):
             await _backend(state).remove_adapter(name)
         return AdapterDeleted(id=name)
 

@@ -43,9 +43,11 @@ class JobService(Protocol):
     def router(self, state: AppState) -> APIRouter: ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class AppState:
-    """jobs: None: the server takes none; dialects: interfaces of other products that it speaks, too."""
+    """settings: replaced by a reload; routes read then what may change. jobs: None: the server takes none; dialects:
+    interfaces of other products that it speaks, too.
+    """
 
     dispatcher: RequestDispatcher
     keys: KeyRing

@@ -318,6 +318,11 @@ class Listener(uvicorn.Server):
         self._serving = asyncio.create_task(self.main_loop())
         self._taking = asyncio.create_task(self._take_all())
 
+    def read_certificate(self) -> None:
+        """Read certificate and key again, for new connections; `tls_problems` has looked at them."""
+        if isinstance(self.config.ssl, ssl.SSLContext) and self.settings.tls_certificate is not None:
+            self.config.ssl.load_cert_chain(self.settings.tls_certificate, self.settings.tls_key)
+
     async def stop(self) -> None:
         self._taking.cancel()
         for connection in list(self.connections):

@@ -22,7 +22,7 @@ from vivavoce.logs import current_scope, log_event, request_scope
 from vivavoce.server.http.app_state import REQUEST_ID_HEADER, WARNING_HEADER, AppState
 from vivavoce.server.http.errors import error_response, response_of
 from vivavoce.server.http.listener import BODIES_AT_ONCE, current_connection
-from vivavoce.server.settings import is_loopback
+from vivavoce.server.setting_kinds import is_loopback
 
 access_log = logging.getLogger("vivavoce.access")
 

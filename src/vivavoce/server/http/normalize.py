@@ -62,7 +62,7 @@ def router(state: AppState) -> APIRouter:
         openapi_extra={"requestBody": body},
     )
     async def normalize(request: Request, principal: KnownPrincipal) -> ReadingAnswer:
-        with dispatcher.permitted(principal):
+        async with dispatcher.permitted(principal):
             check_query(request, known_names(NormalizeFields))
             asked = await read_json(request, NormalizeFields)
             written = readable(asked.input)

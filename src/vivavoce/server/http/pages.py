@@ -123,13 +123,15 @@ def router(state: AppState) -> APIRouter:
         """
         output, encoded, rest = OutputFormat(AudioFormat.MP3), [], b""
         tag = state.dispatcher.tag() if first else None
-        with state.dispatcher.permitted(principal), closing(output.open(rate, tag)) as encoder:
-            async for part in request.stream():
-                whole = rest + part
-                even = len(whole) & ~1
-                samples, rest = np.frombuffer(whole[:even], "<i2").astype(np.float32) / np.float32(32_768), whole[even:]
-                encoded.append(await encode(output, partial(encoder.encode, samples)))
-            encoded.append(await encode(output, encoder.finish))
+        async with state.dispatcher.permitted(principal):
+            with closing(output.open(rate, tag)) as encoder:
+                async for part in request.stream():
+                    whole = rest + part
+                    even = len(whole) & ~1
+                    samples = np.frombuffer(whole[:even], "<i2").astype(np.float32) / np.float32(32_768)
+                    rest = whole[even:]
+                    encoded.append(await encode(output, partial(encoder.encode, samples)))
+                encoded.append(await encode(output, encoder.finish))
         return Response(b"".join(encoded), headers={**_UNCACHED, "content-type": output.content_type(rate)})
 
     @routes.get("/web/wav")

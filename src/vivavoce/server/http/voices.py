@@ -88,12 +88,12 @@ class VoiceDeleted(BaseModel):
 
 def router(state: AppState) -> APIRouter:
     routes = APIRouter()
-    dispatcher, backend = state.dispatcher, state.dispatcher.backend
+    dispatcher = state.dispatcher
 
     @routes.get("/v1/audio/voices", summary="All voices that the caller may use", responses=failures(401, 429, 503))
     async def voices(principal: ListReader) -> VoiceList:
-        with dispatcher.permitted(principal):
-            found = await backend.voices(principal.owner)
+        async with dispatcher.permitted(principal):
+            found = await dispatcher.backend.voices(principal.owner)
         labels = [Label(id=voice.name, name=voice.name) for voice in found]
         return VoiceList(data=[_entry(voice) for voice in found], voices=labels)
 
@@ -109,7 +109,7 @@ def router(state: AppState) -> APIRouter:
         check_query(request, {*_TEXTS, *_FILES})
         if media_type(request) != MULTIPART:
             raise InvalidRequest("body: is not a form; send multipart/form-data with name and file")
-        with dispatcher.permitted(principal):
+        async with dispatcher.permitted(principal):
             form = await read_form(request, _MAX_FORM_FIELDS)
             texts, content = _texts(form), _file(form)
             name = texts.get("name", "")
@@ -123,7 +123,7 @@ def router(state: AppState) -> APIRouter:
                 description=description, replace=replace, consent=consent, adapter=texts.get("adapter", "")
             )
             try:
-                voice = await backend.add_voice(owner, name, recording, **options)
+                voice = await dispatcher.backend.add_voice(owner, name, recording, **options)
             except InvalidRequest as error:
                 raise renamed(error, _NAMES) from None
         return _entry(voice).model_copy(update={"created_at": int(time.time())})
@@ -135,8 +135,8 @@ def router(state: AppState) -> APIRouter:
     )
     async def remove(name: str, principal: KnownPrincipal, public: bool = False) -> VoiceDeleted:
         owner = voice_owner(principal, public)
-        with dispatcher.permitted(principal):
-            await backend.remove_voice(owner, name)
+        async with dispatcher.permitted(principal):
+            await dispatcher.backend.remove_voice(owner, name)
         return VoiceDeleted(id=name)
 
     return routes

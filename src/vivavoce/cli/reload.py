@@ -1,0 +1,125 @@
+"""Take over changed settings, and replace engines, while a server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Collection
+
+from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce.logs import configure
+from vivavoce.server.http.app_state import AppState
+from vivavoce.server.http.listener import Listener
+from vivavoce.server.served_models import further_sections
+from vivavoce.server.settings import LoggingSection, ServerSettings
+from vivavoce.server.settings_changes import Changes, changes_between, with_values
+from vivavoce.server.settings_checks import contradictions, missing
+from vivavoce_fleet.engine_fleet import EngineFleet
+from vivavoce_fleet.model_router import ModelRouter, settings_of_models
+from vivavoce_fleet.replacement import Replacement
+from vivavoce_textnorm import Lexicons, read_lexicons
+
+log = logging.getLogger(__name__)
+
+
+def configure_logs(section: LoggingSection) -> None:
+    configure(section.format, section.level, log_text=section.log_text)
+    # Our own request log replaces uvicorn's access log.
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def engine_sections(settings: ServerSettings, lexicons: Lexicons | None) -> EngineProcessSettings:
+    return EngineProcessSettings(
+        settings.model, settings.engine, settings.voices, settings.logging, settings.provenance, lexicons
+    )
+
+
+def _of_models(settings: ServerSettings, lexicons: Lexicons | None) -> list[EngineProcessSettings]:
+    return settings_of_models(engine_sections(settings, lexicons), further_sections(settings).values())
+
+
+class Reloader:
+    """Reads the settings anew for each signal; one reload runs at a time, and later signals make one more."""
+
+    def __init__(
+        self, read: Callable[[], ServerSettings], state: AppState, listeners: Collection[Listener] = ()
+    ) -> None:
+        """read: the settings of the files, variables and flags of the start."""
+        self._read, self._state, self._listeners = read, state, listeners
+        self._dispatcher = state.dispatcher
+        self._wanted, self._new_engines = asyncio.Event(), False
+
+    def ask(self, new_engines: bool = False) -> None:
+        """new_engines: replace the engines even if their settings are the same, with a gap if it has to be."""
+        self._new_engines = self._new_engines or new_engines
+        self._wanted.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            new_engines, self._new_engines = self._new_engines, False
+            problem, outcome = "reload refused", "refused"
+            try:
+                new, changes, lexicons = await asyncio.to_thread(self._checked)
+                await self._take_over(new, changes, lexicons)
+                problem, outcome = "engine not replaced", "engine_kept"
+                if changes.by_a_new_engine or new_engines:
+                    await self._replace(new, changes.by_a_new_engine, lexicons, new_engines)
+                outcome = "done"
+            except VivavoceError as error:
+                log.error(f"{problem}: %(error)s; the settings before it stay in force", {"error": error})
+            except Exception:  # a defect; the server goes on
+                log.exception("reload failed: unexpected error")
+            self._dispatcher.metrics.reloads.labels(outcome).inc()
+
+    def _checked(self) -> tuple[ServerSettings, Changes, Lexicons | None]:
+        """The new settings; InvalidRequest: the first thing that is wrong with them, or with what they name."""
+        old, new = self._state.settings, self._read()
+        changes = changes_between(old, new)
+        result = with_values(old, new, (*changes.at_once, *changes.by_a_new_engine))
+        for problem in (*contradictions(result), *missing(result)):
+            raise InvalidRequest(problem)
+        return new, changes, read_lexicons(result.model.lexicons)
+
+    async def _take_over(self, new: ServerSettings, changes: Changes, lexicons: Lexicons | None) -> None:
+        state = self._state
+        state.settings = settings = with_values(state.settings, new, changes.at_once)
+        configure_logs(settings.logging)
+        state.keys.refresh()
+        for listener in self._listeners:
+            listener.read_certificate()
+        self._dispatcher.rules, self._dispatcher.provenance = settings.requests, settings.provenance
+        backend = self._dispatcher.backend
+        if isinstance(backend, ModelRouter):
+            backend.settle(_of_models(settings, lexicons))
+        for name, engine in backend.engines.items() if isinstance(backend, (EngineFleet, ModelRouter)) else ():
+            try:
+                await engine.reload(settings.voices, settings.logging, lexicons)
+            except VivavoceError as error:  # it has ended, or hangs, and gets them when it is started again
+                log.warning("reload late: engine %(name)s: %(error)s", {"name": name, "error": error})
+        if changes.by_a_restart:
+            names = ", ".join(changes.by_a_restart)
+            log.warning("reload incomplete: %(names)s changed, which needs a restart", {"names": names})
+        names = ", ".join(changes.at_once) or "no setting changed, files were read again"
+        log.info("reload done: %(names)s", {"names": names})
+
+    async def _replace(self, new: ServerSettings, names: tuple[str, ...], lexicons: Lexicons | None, gap: bool) -> None:
+        state = self._state
+        wanted, backend = with_values(state.settings, new, names), self._dispatcher.backend
+        if not isinstance(backend, (EngineFleet, ModelRouter)):
+            raise InvalidRequest("engine: this server has none of its own; restart what speaks for it")
+        log.info("engine changing: a new one starts with %(names)s", {"names": ", ".join(names) or "the same settings"})
+        now, then = _of_models(state.settings, lexicons), _of_models(wanted, lexicons)
+        if isinstance(backend, ModelRouter):
+            await backend.replace(now, then, wanted.server.drain_s, gap)
+        else:
+            await Replacement(backend.engines, wanted.server.drain_s, gap).replace(now[0], then[0])
+        state.settings = with_values(state.settings, new, names)
+
+
+def has_terminal() -> bool:
+    """Whether this process has a terminal that is open: one that closes sends SIGHUP."""
+    return any(os.isatty(number) for number in range(3))

@@ -1,0 +1,104 @@
+"""Replace the engines of a running server, one by one.
+
+The new engine is ready before requests go to it, and the old one ends when those that it has are over. Where both do
+not fit on the device, the old one ends first: its requests go to the other engines of a fleet, or are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+from vivavoce.engine_process.client import EngineClient
+from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.errors import InvalidRequest, OutOfMemory, VivavoceError
+from vivavoce.frontend.speech_backend import ModelInfo
+from vivavoce_fleet.engine_fleet import make_engines
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+_REPLACED = "engine: another one has taken its place, and the speech was not finished in time; ask again"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """How the engines of one server are replaced.
+
+    engines: those of the server, by name, which are changed; drain_s: seconds that requests of an old engine have to
+    end, after which those that have not sounded yet are spoken by another engine; gap: if there is one engine and no
+    room for two, it ends before the new one starts, and requests are refused meanwhile; of: as of `make_engines`.
+    """
+
+    engines: dict[str, EngineClient]
+    drain_s: float
+    gap: bool = False
+    of: str = ""
+
+    async def replace(self, now: EngineProcessSettings, wanted: EngineProcessSettings) -> None:
+        """Replace all engines, each by its name. now, wanted: the settings of all.
+
+        VivavoceError: an engine was not replaced, and neither were those after it.
+        """
+        fresh, former = make_engines(wanted, self.of), make_engines(now, self.of)
+        for name, old in list(self.engines.items()):
+            others = any(one.ready for one in self.engines.values() if one is not old)
+            problem = "" if old.ready else "the old one does not answer"
+            if old.ready and now.model.device == wanted.model.device:
+                problem = await old.room_beside(wanted.model.memory_gb)
+            if problem and old.ready and not (others or self.gap):
+                raise OutOfMemory(
+                    f"engine: two do not fit side by side ({problem}); make room for both, or send SIGUSR2, which ends "
+                    "the old one first, with a gap"
+                )
+            if problem:
+                await self._instead(name, old, fresh[name], former[name])
+            else:
+                await self._beside(name, old, fresh[name])
+            fields = {"name": name or "engine", "process": fresh[name].process_id}
+            log.info("engine replaced: %(name)s by process %(process)s", fields)
+
+    async def _beside(self, name: str, old: EngineClient, new: EngineClient) -> None:
+        try:
+            await new.start()
+            check_same_rate(old.about, new.about)
+        except BaseException:
+            await new.close()
+            raise
+        self.engines[name] = new
+        await self._retire(old)
+
+    async def _instead(self, name: str, old: EngineClient, new: EngineClient, former: EngineClient) -> None:
+        about = old.about
+        log.warning("engine changing: %(name)s ends before the new one starts", {"name": name or "engine"})
+        self.engines[name] = new
+        await self._retire(old)
+        try:
+            await new.start()
+            check_same_rate(about, new.about)
+        except VivavoceError:
+            await new.close()
+            self.engines[name] = former
+            with suppress(VivavoceError):  # it is started again and again
+                await former.start(about)
+            raise
+
+    async def _retire(self, old: EngineClient) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.drain_s
+        try:
+            while old.busy and loop.time() < until:
+                await asyncio.sleep(POLL_S)
+        finally:
+            await old.close(_REPLACED)
+
+
+def check_same_rate(old: ModelInfo, new: ModelInfo) -> None:
+    """InvalidRequest: what clients were told of the audio would not hold any more."""
+    if old.sample_rate != new.sample_rate:
+        raise InvalidRequest(
+            f"model.model: {new.name} has audio of {new.sample_rate} Hz, and {old.name}, which speaks now, of "
+            f"{old.sample_rate} Hz; restart the server with it"
+        )
