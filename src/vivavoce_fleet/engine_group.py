@@ -34,10 +34,8 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import ArrivingText, Handle, More, Outbox, RequestResult
 from vivavoce.engine.loop import LEAVE_S
 from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, InputMode
-from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
-from vivavoce.frontend.loading import open_engine
 from vivavoce.models.lm.text_attention import TextHeads
 from vivavoce_fleet.devices import seen_alone
 from vivavoce_fleet.group_messages import (
@@ -299,20 +297,16 @@ class EngineGroup:
         return running
 
 
-def open_group(
-    folder: Path,
-    devices: Sequence[torch.device],
-    dtype: torch.dtype,
-    variant: str | None,
-    settings: EngineSettings,
-    llm: Path | None = None,
-) -> EngineGroup:
-    """An engine for each device; a device that is listed twice gets two. Arguments and errors as `open_engine`."""
+def open_group(devices: Sequence[torch.device], dtype: torch.dtype, open_one: Callable[..., Engine]) -> EngineGroup:
+    """An engine for each device; a device that is listed twice gets two.
+
+    open_one: opens the engine of a device, with the number of `engines` on it; it is pickled.
+    """
     engines = {}
     for index, device in enumerate(devices):
         seen_as, variables = seen_alone(str(device))
-        how = torch.device(seen_as), dtype, variant, settings, devices.count(device), llm
-        engines[f"{index} {device}"] = partial(open_engine, folder, *how), variables
+        opened = partial(open_one, torch.device(seen_as), engines=devices.count(device))
+        engines[f"{index} {device}"] = opened, variables
     return EngineGroup(engines, DeviceInfo(devices[0], dtype))
 
 

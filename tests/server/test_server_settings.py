@@ -142,7 +142,8 @@ def test_further_models_in_every_form(file: Path) -> None:
 
 def test_further_models_are_as_the_section_model_but_for_what_they_have(tmp_path: Path) -> None:
     found = settings(
-        model={"model": "base=/m/one", "gpus": "0,1", "variant": "rl", "memory_gb": 8, "flow_steps": "fast"},
+        model={"model": "base=/m/one", "gpus": "0,1", "variant": "rl", "memory_gb": 8, "flow_steps": "fast"}
+        | {"adapters": {"brand": "/m/brand"}},
         models={
             "more": {
                 "tuned": "base+/m/llm.pt",
@@ -162,6 +163,7 @@ def test_further_models_are_as_the_section_model_but_for_what_they_have(tmp_path
         "mine": "mine=CosyVoice2-0.5B+/m/llm.pt",
     }
     tuned, twice = sections["tuned"], sections["twice"]
+    assert (found.model.adapters, tuned.adapters) == ({"brand": Path("/m/brand")}, {}), "adapters fit one model"
     assert (tuned.gpus, tuned.device, tuned.variant, tuned.memory_gb, tuned.flow_steps) == (
         "0,1",
         "auto",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -36,7 +37,8 @@ def load_model(
         return engine, load_front_end(folder, cast(ModelConfig, engine.models.config), text_processes)
     from vivavoce_fleet.engine_group import open_group
 
-    engines = open_group(folder, devices, dtype, variant, settings, llm)
+    open_one = partial(open_engine, folder, dtype=dtype, variant=variant, settings=settings, llm=llm)
+    engines = open_group(devices, dtype, open_one)
     return cast(Engine, engines), load_front_end(folder, text_processes=text_processes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vivavoce.checkpoint.known_models import WrittenModel, parse_model, plain_name, plain_names, usual_name
 from vivavoce.errors import ModelNotFound
@@ -66,11 +66,12 @@ def contradictory_models(settings: ServerSettings) -> Iterator[str]:
 
 
 def _section(settings: ServerSettings, name: str, further: FurtherModel) -> ModelSection:
-    own = {field: value for field in _OWN if (value := getattr(further, field)) is not None}
+    own: dict[str, Any] = {field: value for field in _OWN if (value := getattr(further, field)) is not None}
     if further.device is not None or further.gpus is not None:
         own = {"device": "auto", "gpus": None, "engines": 1, **own}
     written = WrittenModel(_base(settings, name), name, further.llm)
-    return settings.model.model_copy(update={**own, "model": str(written), "variant": further.variant})
+    own |= {"model": str(written), "variant": further.variant, "adapters": {}}
+    return settings.model.model_copy(update=own)
 
 
 def _base(settings: ServerSettings, name: str) -> str:

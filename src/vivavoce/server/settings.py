@@ -214,7 +214,7 @@ class ModelSection(_Section):
 
 
 class FurtherModel(_Section):
-    """A further model of the same server; what is unset is as in [model], but for variant."""
+    """A further model of the same server; what is unset is as in [model], but for variant and adapters."""
 
     base: ModelPlace = Field(description="A downloaded model's name, a model's folder, or another served model's name.")
     llm: FilePath | None = None
@@ -238,8 +238,8 @@ class ModelsSection(_Section):
         "[default: $VIVAVOCE_MODEL, else mini, a small demo in English]",
         example={"mine": {"base": "CosyVoice2-0.5B", "llm": "/srv/mine/llm.pt", "load": "on_demand"}},
         description="Further models by their names in requests: MODEL, MODEL+FILE, or a table of base, llm, load, "
-        "device, gpus, dtype, variant and memory_gb; what it leaves out is as in [model], but for variant. Each "
-        "--model after the first is one of them.",
+        "device, gpus, dtype, variant and memory_gb; what it leaves out is as in [model], but for variant and adapters."
+        " Each --model after the first is one of them.",
     )
     load: LoadTime = _setting("start", "--load: Load the further models at the start, or on_demand.")
     """Load the further models at the start, and keep them; or on_demand: when a request names one."""
