@@ -10,7 +10,7 @@ from vivavoce_dialects import cosyvoice_http, dashscope, elevenlabs
 from vivavoce_dialects.wyoming import serving_wyoming
 
 if TYPE_CHECKING:
-    from vivavoce.server.grpc.calls import Answer
+    from vivavoce_grpc.calls import Answer
 
 
 def _cosyvoice_services() -> Mapping[str, Mapping[str, Answer]]:

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.grpc_service.calling import Caller, calling, spoken
 from tests.server.certificates import certified, needs_openssl
 from tests.server.fake_backend import FakeBackend, Gate
-from tests.server.grpc.calling import Caller, calling, spoken
 from vivavoce.clients.grpc import SpeechClient
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.loopback import is_local

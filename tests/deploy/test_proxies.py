@@ -17,8 +17,8 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.deploy.proxies import MISSING, Front, Upstream, proxy
+from tests.grpc_service.calling import METHOD, audio, sft, spoken
 from tests.server.fake_backend import FakeBackend, Gate, tone
-from tests.server.grpc.calling import METHOD, audio, sft, spoken
 from tests.server.http.websocket_serving import (
     END,
     LATE_S,
@@ -33,12 +33,12 @@ from tests.server.http.websocket_serving import (
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, VivavoceError
 from vivavoce.frontend.speech import Recording
 from vivavoce.server.dispatcher import RequestDispatcher
-from vivavoce.server.grpc.server import start_grpc
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.settings import ServerSection, ServerSettings
 from vivavoce_dialects.table import DIALECTS
+from vivavoce_grpc.server import start_grpc
 
 pytestmark = pytest.mark.process
 

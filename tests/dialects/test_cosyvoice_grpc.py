@@ -11,15 +11,15 @@ import grpc
 import grpc.aio
 import pytest
 
+from tests.grpc_service.calling import METHOD, TEXT, audio, calling, pairs, request, sft, spoken
 from tests.server.certificates import certified, needs_openssl
 from tests.server.fake_backend import FakeBackend, Unguided
-from tests.server.grpc.calling import METHOD, TEXT, audio, calling, pairs, request, sft, spoken
 from vivavoce.errors import EngineStopped, InvalidRequest, Overloaded
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, FinishReason, Recording, SpeechRequest
-from vivavoce.server.grpc.server import start_grpc
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.rate_limiter import ANONYMOUS
 from vivavoce.server.settings import ServerSection
+from vivavoce_grpc.server import start_grpc
 
 SECOND = struct.pack("<4h", 0, 1000, -1000, 32767) * 4000
 """One second of samples at 16 kHz."""

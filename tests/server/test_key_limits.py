@@ -14,10 +14,11 @@ import redis
 
 from tests.fleet.redis_process import RedisProcess, running_redis
 from vivavoce.errors import InvalidRequest, Overloaded
-from vivavoce.server import key_limits
-from vivavoce.server.key_limits import KeyLimits, KeyPermit, SharedCounts, open_limits
+from vivavoce.server.key_limits import KeyLimits, KeyPermit, open_limits
 from vivavoce.server.rate_limiter import ANONYMOUS, Principal
 from vivavoce.server.settings import AuthSection, VoicesSection
+from vivavoce_fleet import shared_counts
+from vivavoce_fleet.shared_counts import SharedCounts
 
 ANNA = Principal("anna", requests_per_minute=6, characters_per_minute=600, concurrent=4)
 NOWHERE = "redis://:secret@127.0.0.1:1/0"
@@ -130,7 +131,7 @@ async def test_requests_of_a_server_that_died_are_forgotten_and_others_renewed(
             client.flushall()  # a Redis that keeps nothing was started again
             await alive._shared.renew()
             assert client.zcard(running) == 1
-            assert 0 < client.ttl(running) <= key_limits.LEASE_S + 1
+            assert 0 < client.ttl(running) <= shared_counts.LEASE_S + 1
 
 
 @pytest.mark.process
@@ -150,7 +151,7 @@ async def test_while_redis_is_away_each_server_limits_by_itself_and_says_so_once
         told = [line for line in caplog.messages if line.startswith("limits alone: ")]
         assert told == ["limits alone: the Redis is away (ConnectionError); this server counts for itself"] * 2
         server.start()
-        clock.now += key_limits.REST_S
+        clock.now += shared_counts.REST_S
         for one in limits:
             await one.enter(Principal("dora", requests_per_minute=9), 0)  # finds it there
         shared = Principal("carl", requests_per_minute=3)

@@ -16,16 +16,16 @@ import grpc.aio
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
+from tests.grpc_service import calling
+from tests.grpc_service.calling import METHOD, SPEECH, sft
 from tests.server.fake_backend import FakeBackend
-from tests.server.grpc import calling
-from tests.server.grpc.calling import METHOD, SPEECH, sft
 from tests.server.http.serving import make_state
 from tests.soak.bare_http import FORM, asked, form, request
 from tests.soak.mutations import STRINGS, altered, mutated, some, value
-from vivavoce.server.grpc.server import start_grpc
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.settings import ServerSection, ServerSettings
+from vivavoce_grpc.server import start_grpc
 
 GOOD = {"input": "Hello there.", "voice": "anna", "response_format": "pcm", "seed": 7, "sampling": {"top_p": 0.8}}
 _PIECES = rb"""{|}|"|\ud800|\u0000|NaN|-Infinity|1e999|--x|; name="|content-length: 5|transfer-encoding: chunked|

@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, suppress
 from typing import TypeVar
 
 from vivavoce.cli.console import Reporter
-from vivavoce.cli.reload import Reloader, configure_logs, engine_sections, has_terminal
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.speech_backend import SpeechBackend
 from vivavoce.frontend.voices.names import NameRules
@@ -32,6 +31,7 @@ from vivavoce.server.settings_checks import tls_problems
 from vivavoce.server.settings_sources import unread_variables
 from vivavoce.server.telemetry import Tracing
 from vivavoce_dialects.table import DIALECTS
+from vivavoce_fleet.reload import Reloader, configure_logs, engine_sections, has_terminal
 from vivavoce_textnorm import Lexicons, read_lexicons
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ async def _other_protocols(
 ) -> list[str]:
     lines = []
     if server.grpc_port is not None:
-        from vivavoce.server.grpc.server import start_grpc
+        from vivavoce_grpc.server import start_grpc
 
         grpc, port = await start_grpc(dispatcher, keys, server, DIALECTS)
         stack.push_async_callback(grpc.stop, GRPC_GRACE_S)

@@ -18,9 +18,9 @@ from vivavoce.server.settings import ServerSection
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from vivavoce.server.grpc.calls import Answer
     from vivavoce.server.http.app_state import AppState
     from vivavoce.server.http.ws_messages import MessageForm
+    from vivavoce_grpc.calls import Answer
 
 Listening = Callable[[RequestDispatcher, KeyRing, ServerSection, socket.socket], AbstractAsyncContextManager[int]]
 """Serves a listening socket in the running event loop until its context ends; the context gives the port."""

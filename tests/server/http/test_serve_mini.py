@@ -24,7 +24,7 @@ import pytest
 import soundfile
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.server.grpc.calling import METHOD, audio, request
+from tests.grpc_service.calling import METHOD, audio, request
 from tests.server.http.serve_process import LATE_S, ServerProcess, serving_process
 from tests.server.http.websocket_serving import CANCEL, END, PING, answered, audio_of, of_type, start, text
 from vivavoce.clients.grpc import SpeechClient

@@ -14,20 +14,20 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc")
 
-from tests.server.grpc.calling import METHOD, audio, request
-from tests.server.grpc.test_cosyvoice_grpc import SECOND
+from tests.grpc_service.calling import METHOD, audio, request
+from tests.grpc_service.test_cosyvoice_grpc import SECOND
 from tests.server.http.test_cosyvoice_http import ROUTES, TEXT, WAV
 from tests.triton.client.fake_triton import INPUTS
 from tests.triton.upstream.test_triton_backend import WHOLE, Watched, folder, speaking
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.server.dispatcher import RequestDispatcher
-from vivavoce.server.grpc.server import start_grpc
 from vivavoce.server.http.app import build_legacy_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection, ServerSettings
 from vivavoce_dialects.table import DIALECTS
+from vivavoce_grpc.server import start_grpc
 
 __all__ = ["folder"]
 SPOKEN = to_int16(WHOLE).astype("<i2").tobytes()

@@ -12,19 +12,19 @@ import grpc
 import grpc.aio
 import pytest
 
+from tests.grpc_service.calling import SPEECH, TEXT, asked, calling, failing, heard, kinds, read, rest, sft, spoken
 from tests.server.fake_backend import FakeBackend, Gate, Unguided
 from tests.server.fake_models import FakeEngines, routed
-from tests.server.grpc.calling import SPEECH, TEXT, asked, calling, failing, heard, kinds, read, rest, sft, spoken
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, StageFailed, VivavoceError
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, FinishReason, Recording, SpeechRequest
 from vivavoce.server import utterance
 from vivavoce.server.dispatcher import RequestDispatcher
-from vivavoce.server.grpc import speech
-from vivavoce.server.grpc.calls import Calls
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.rate_limiter import ANONYMOUS
 from vivavoce.server.settings import ServerSection
+from vivavoce_grpc import speech
+from vivavoce_grpc.calls import Calls
 
 FLUSH: dict[str, Any] = {"flush": {}}
 WHOLE = asked(start={"text": TEXT})

@@ -16,11 +16,11 @@ from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.protos import FILES, POOL, SERVICES, message
 from vivavoce.server.dialect import Dialect
 from vivavoce.server.dispatcher import RequestDispatcher
-from vivavoce.server.grpc.calls import Answer, Call, Calls, Context, Metadata, parsed
-from vivavoce.server.grpc.speech import PACKAGE as SPEECH
-from vivavoce.server.grpc.speech import add_voice, list_voices, remove_voice, speak
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection
+from vivavoce_grpc.calls import Answer, Call, Calls, Context, Metadata, parsed
+from vivavoce_grpc.speech import PACKAGE as SPEECH
+from vivavoce_grpc.speech import add_voice, list_voices, remove_voice, speak
 
 MOST_BYTES = int(2 * 16_000 * MAX_REFERENCE_S) + 240_000
 """Longest message: a recording of 16-bit samples at 16 kHz, and texts of 20,000 characters in UTF-8."""

@@ -15,15 +15,15 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
+from tests.grpc_service.calling import Caller, calling, failing, spoken
 from tests.server.fake_backend import FakeBackend
-from tests.server.grpc.calling import Caller, calling, failing, spoken
 from vivavoce import protos
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.protos import FILES, SERVICES, message
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 
 PROTOS = Path(protos.__file__).parent
-MANUAL = (Path(__file__).parents[3] / "docs" / "grpc.md").read_text(encoding="utf-8")
+MANUAL = (Path(__file__).parents[2] / "docs" / "grpc.md").read_text(encoding="utf-8")
 FOUND = ["vivavoce.v1.Speech", "cosyvoice.CosyVoice", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"]
 
 

@@ -16,10 +16,10 @@ from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import VoiceOptions
 from vivavoce.frontend.speech_options import SPEECH_OPTIONS
 from vivavoce.frontend.voices.consent import given_consent
-from vivavoce.server.grpc.calls import FINISH_REASON, PROTOCOL, Call, Metadata, parsed
 from vivavoce.server.rate_limiter import voice_owner
 from vivavoce.server.served_models import served_model
 from vivavoce.server.utterance import Reply, StreamedUtterance
+from vivavoce_grpc.calls import FINISH_REASON, PROTOCOL, Call, Metadata, parsed
 
 PACKAGE = "vivavoce.v1"
 IDLE_S = 120.0

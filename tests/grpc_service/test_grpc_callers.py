@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from tests.grpc_service.calling import METHOD, TEXT, Caller, audio, calling, pairs, sft, spoken
 from tests.server.fake_backend import FakeBackend
-from tests.server.grpc.calling import METHOD, TEXT, Caller, audio, calling, pairs, sft, spoken
 from vivavoce.errors import Overloaded
 from vivavoce.frontend.speech import FinishReason, SpeechRequest
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key

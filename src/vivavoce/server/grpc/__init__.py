@@ -1,1 +1,0 @@
-"""gRPC: translation only."""
