@@ -16,6 +16,8 @@ from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, 
 
 TOKENS = 250
 """Ten seconds of speech."""
+RECORDING = Path(__file__).parents[2] / "docs" / "samples" / "warm.mp3"
+"""Altered for each request of a load with fresh voices."""
 SPEECH_S = TOKENS / 25
 
 
@@ -29,6 +31,8 @@ class Load:
     rate: float | None = None
     offline: bool = False
     tokens: int = TOKENS
+    fresh: bool = False
+    """Each request brings a recording that was never heard before."""
 
     @classmethod
     def listeners(cls, count: int, tokens: int = TOKENS) -> Load:
@@ -38,12 +42,17 @@ class Load:
     def options(self) -> str:
         """The options as they are typed."""
         load = f"--rate {self.rate:g}" if self.rate else f"--concurrency {self.concurrency}"
-        return f"{load} --requests {self.requests} --tokens {self.tokens}" + (" --offline" if self.offline else "")
+        fresh = f" --voice {RECORDING.name} --fresh-voice" if self.fresh else ""
+        how = fresh + (" --offline" if self.offline else "")
+        return f"{load} --requests {self.requests} --tokens {self.tokens}{how}"
 
 
 LOADS = (
-    Load("stream1", 8, concurrency=1),
+    Load("first", 1, concurrency=1),
+    Load("stream1", 16, concurrency=1),
+    Load("fresh10", 100, rate=10, fresh=True),
     Load.listeners(64),
+    Load("rate20", 300, rate=20),
     Load.listeners(300),
     Load.listeners(450),
     Load.listeners(600),
@@ -58,8 +67,8 @@ def of(generation: Generation, names: Sequence[str]) -> tuple[Load, ...]:
 
 
 KEYS = (
-    "ttfb_ms_p50", "ttfb_ms_p99", "rtf", "underruns", "underrun_requests", "margin_ms_min", "throughput_audio_s_per_s",
-    "ok", "failed", "refused", "wall_s", "gpu_memory_reserved_bytes",
+    "ttfb_ms_p50", "ttfb_ms_p95", "ttfb_ms_p99", "rtf", "underruns", "underrun_requests", "margin_ms_min",
+    "throughput_audio_s_per_s", "ok", "failed", "refused", "wall_s", "gpu_memory_reserved_bytes",
 )  # fmt: skip
 
 
@@ -84,7 +93,16 @@ def loads(
 def measure(tts: Vivavoce, model: Path, load: Load, memory_gb: float | None = None) -> Mapping[str, Any]:
     """The report of one load, as `vivavoce bench --json` writes it."""
     asked = BenchRequest(
-        BenchLoad(load.concurrency, load.rate, load.requests, 0, tokens=load.tokens, offline=load.offline),
+        BenchLoad(
+            load.concurrency,
+            load.rate,
+            load.requests,
+            0,
+            tokens=load.tokens,
+            offline=load.offline,
+            voice=[str(RECORDING)] if load.fresh else None,
+            fresh_voice=load.fresh,
+        ),
         EngineChoice("all", memory_gb),
         BenchOutput(),
         ModelChoice(str(model)),

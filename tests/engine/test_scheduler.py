@@ -160,6 +160,15 @@ def test_the_prompt_comes_before_the_first_chunk():
     assert [chunk[:2] for chunk in plan(stream).start] == [(first_of(stream), 0)]
 
 
+@pytest.mark.parametrize("produced", [10, 18])
+def test_a_prompt_that_may_come_later_delays_neither_first_chunk_nor_what_runs(produced):
+    stream, work = a_stream(produced=produced), offline(produced=500, phase=Phase.DECODED, busy=True)
+    first_of(stream).lacks_prompt = first_of(stream).prompt_later = True
+    made = plan(stream, work, at=AT._replace(running=(batch := batch_of(work, 2.0),)), exclusive=False)
+    assert [chunk[:2] for chunk in made.start] == ([(first_of(stream), 15)] if produced == 18 else [])
+    assert made.advance is (None if produced == 18 else batch)
+
+
 def test_the_stream_that_runs_dry_first_is_made_first():
     late, later = cuttable(0.05), cuttable(3.0)
     assert started(later, late, batch_frames=1, urgent_batch_frames=1) == [late]

@@ -24,8 +24,8 @@ import pytest
 import yaml
 from websockets.asyncio.client import connect
 
-from tests.server.http.serve_process import environment, serving_process
 from tests.fleet.test_serve_fleet import BRIEF, TEXT, Client
+from tests.server.http.serve_process import environment, serving_process
 from tests.server.http.websocket_serving import END, answered, audio_of, errors_of, of_type, start, text
 
 pytestmark = pytest.mark.long

@@ -1,7 +1,8 @@
 """`python -m tests.soak.attacks`: what listeners and newcomers notice of an attacker, one kind after the other.
 
 A real `vivavoce serve` speaks to listeners who play as they receive. Somebody new says "hi" every second, probes ask
-for the server's health, another key uploads. All of that for a while alone, and for as long beside each attacker.
+for the server's health, another key uploads. All of that for a while alone, and for as long beside each attacker. There
+are at most as many listeners as the machine carries without an attacker; where it carries none, the exit code is 2.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import math
 import re
 import resource
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -40,7 +42,7 @@ TOO_COARSE = recording(36.0, rate=4_000, width=1)
 """144 kB that are refused when they are decoded, for their rate."""
 SLACK_S = 0.1
 """A silence shorter than this is none: a player has so much in hand."""
-MOST_LATER_S, MOST_HEALTH_S, MOST_LOG_MB = 0.5, 2.0, 5.0
+MOST_LATER_S, MOST_FIRST_S, MOST_HEALTH_S, MOST_LOG_MB = 0.5, 2.0, 2.0, 5.0
 MOST_GROWTH = MOST_UNHEARD = 0.1
 """Of memory, and of newcomers, listeners and uploads that are turned away beyond those without the attacker."""
 PATIENCE_S, SETTLE_S = 30.0, 10.0
@@ -66,6 +68,10 @@ class Figures:
     def silences_s(self) -> list[float]:
         """Those of all listeners."""
         return [-margin for stream in self.streams for margin in stream.margins_s if margin < -SLACK_S]
+
+    def carried(self) -> bool:
+        """Whether nobody was turned away or had to wait long."""
+        return not (self.lost or self.silences_s()) and max(self.first_s, default=math.inf) < MOST_FIRST_S
 
     def lost_of(self, who: str) -> int:
         """How many of them were turned away."""
@@ -246,8 +252,10 @@ def attack_all(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Fig
             time.sleep(0.1)
         place = Place(int(server.url.rpartition(":")[2]), int(told[1]), folder / "voices", keys, options.callers)
 
+        listeners = options.listeners
+
         async def watched(attack: str | None = None, seconds: float = options.seconds) -> Figures:
-            watch, logged = Watch(server, place, options.listeners, manner), log.stat().st_size
+            watch, logged = Watch(server, place, listeners, manner), log.stat().st_size
             with attacker(attack, place, seconds / 10) as ended:
                 await watch.run(seconds)
                 watch.figures.came = ended()
@@ -258,8 +266,12 @@ def attack_all(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Fig
             return watch.figures
 
         async def run() -> dict[str, tuple[Figures, Figures]]:
+            nonlocal listeners
             found = {}
-            for attack in options.attacks:
+            while listeners and not (await watched(seconds=options.seconds / 2)).carried():
+                listeners -= 1
+            print(f"listeners: {listeners}, the machine carries them without an attacker", flush=True)
+            for attack in options.attacks if listeners else ():
                 await watched(attack, options.seconds / 5)  # buffers get their sizes
                 found[attack] = (await watched(), await watched(attack))
                 print(_row(attack, *found[attack]), flush=True)
@@ -308,6 +320,9 @@ def main() -> int:
         finally:
             if options.log:
                 options.log.write_bytes(Path(name, "server.log").read_bytes())
+    if not found:
+        print("error: the machine does not carry one listener beside newcomers; try --model tiny", file=sys.stderr)
+        return 2
     wrong = {attack: broken(*pair) for attack, pair in found.items()}
     print(f"{'':<8} " + " ".join(f"{name:<15}" for name in (*COLUMNS, "server MB", "engine MB", "")))
     print("\n".join(_row(attack, *pair) for attack, pair in found.items()))

@@ -118,7 +118,9 @@ class SequenceState:
     wave: Any = None
     flow_steps: FlowSteps = FlowSteps.OFFICIAL
     lacks_prompt: bool = False
-    """Whether the flow should compute the state of the voice's prompt first."""
+    """Whether the flow should compute the state of the voice's prompt."""
+    prompt_later: bool = False
+    """Whether that comes behind the first chunk, whose own batch then computes the prompt with it."""
     busy: bool = False
     """A chunk or the prompt is in the flow or the vocoder now."""
     finished: bool = False
@@ -140,15 +142,19 @@ class SequenceState:
         need = known[3] if known[:2] == (self.spoken, self.chunks) else self._wanted(now, policy)[1]
         return max(0, self.spoken + need - self.produced)
 
+    @property
+    def prompt_due(self) -> bool:
+        return self.lacks_prompt and not self.finished and (self.chunks > 0 or not self.prompt_later)
+
     def may_cut(self, now: float) -> bool:
         return not self.finished and self.produced > 0 and self.lacking(now) == 0
 
     def next_chunk(self, now: float) -> ChunkPlan | None:
-        """The work that can be done now: the state of the voice's prompt, which comes first, or the next chunk."""
+        """The work that can be done now: the state of the voice's prompt, once it is due, or the next chunk."""
         frames_of, policy = self.request.rates.frames_of, self.request.policy
         if self.busy:
             return None
-        if self.lacks_prompt:
+        if self.prompt_due:
             return ChunkPlan(self, 0, False, AttentionMode.BLOCKS, 0, frames_of(self.prompt_tokens), 0)
         if not self.may_cut(now):
             return None
@@ -165,6 +171,8 @@ class SequenceState:
             attention = AttentionMode.BLOCKS if seamless else attention
         if attention is AttentionMode.BLOCKS:
             frames, past = frames_of(hop), frames_of(self.prompt_tokens + self.spoken)
+            if self.lacks_prompt:
+                frames, past = frames + past, 0
         else:
             computed = seen - self.spoken if policy is not None and policy.overlaps else self.spoken + hop
             frames, past = frames_of(self.prompt_tokens + computed), 0

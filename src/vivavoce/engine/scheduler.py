@@ -325,7 +325,7 @@ class Scheduler:
             if sequence.busy:
                 continue
             if rank > (FIRST if request.sounding_since is None else AHEAD):
-                if sequence.lacks_prompt or sequence.may_cut(now):
+                if sequence.prompt_due or sequence.may_cut(now):
                     return True
             elif request.sounding_since is not None:
                 sounding.append((request.dry_at, sequence))

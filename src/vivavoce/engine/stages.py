@@ -106,8 +106,8 @@ class FlowJobInterface(Protocol):
 class FlowInterface(Protocol):
     """Speech tokens → mel, by chunks. State is a cache: a missing past is computed again, with the same result.
 
-    A stream (`open`) has `voice`, the key of the voice's prompt or None without a state of its own, and `known`, the
-    state that the next chunk continues or None.
+    A stream (`open`) has `voice`, the key of the voice's prompt or None without a state of its own, `known`, the state
+    that the next chunk continues or None, and `is_new`, whether no stream of the voice came before.
     """
 
     def prepare(self, frames: int | None = None) -> None:
@@ -120,7 +120,7 @@ class FlowInterface(Protocol):
         """Free the state of a sequence; may be called again."""
 
     def lacks_prompt(self, stream: Any) -> bool:
-        """Whether the state of the sequence's voice is missing, and is to be computed before its next chunk."""
+        """Whether the state of the sequence's voice is missing, and is to be computed."""
 
     def start(self, rows: Sequence[FlowRow]) -> FlowJobInterface:
         """Begin one batch of rows with the same attention; sets their frames. If it raises, nothing was begun."""

@@ -381,6 +381,8 @@ def load_voices(streams: Sequence[FlowStream], models: Models) -> None:
     """
     lacking: dict[bytes | FlowStream, list[FlowStream]] = {}
     for stream in streams:
+        if stream.features is None and stream.voice is not None:
+            stream.features = stream.prompts.features.get(stream.voice)
         if stream.features is None:
             lacking.setdefault(stream.voice or stream, []).append(stream)
     if not lacking:
@@ -395,3 +397,6 @@ def load_voices(streams: Sequence[FlowStream], models: Models) -> None:
         features = VoiceFeatures(speaker, part.view(mel.shape))
         for stream in alike:
             stream.features = features
+        prompts, voice = alike[0].prompts, alike[0].voice
+        if voice is not None and voice in prompts.states:
+            prompts.features[voice] = features

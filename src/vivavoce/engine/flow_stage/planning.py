@@ -29,6 +29,8 @@ from vivavoce_kernels.layouts import KEY_TILE
 
 Ends = NDArray[np.int64]
 SINK = 0
+_MET_VOICES = 4096
+"""Voices that are remembered as met."""
 """The page for writes of padding; it is never read. The tails beside it are zeros, for rows without a past."""
 
 
@@ -137,6 +139,18 @@ class PromptCache:
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self.states: OrderedDict[bytes, RowState] = OrderedDict()
+        self.features: dict[bytes, VoiceFeatures] = {}
+        """Features of voices that have a state."""
+        self._met: OrderedDict[bytes, None] = OrderedDict()
+
+    def meet(self, voice: bytes) -> bool:
+        """Whether a stream of this voice comes for the first time, as far as is remembered."""
+        is_new = voice not in self._met
+        self._met[voice] = None
+        self._met.move_to_end(voice)
+        if len(self._met) > _MET_VOICES:
+            self._met.popitem(last=False)
+        return is_new
 
     def add(self, voice: bytes, state: RowState) -> None:
         """Store a state and its pages. If the voice has a state already, release the new one's pages instead."""
@@ -163,6 +177,7 @@ class PromptCache:
 
     def drop(self, voice: bytes) -> None:
         self._pool.release(self.states.pop(voice).pages)
+        self.features.pop(voice, None)
 
 
 class Block(NamedTuple):
@@ -213,16 +228,18 @@ class FlowStream:
         """Key of the prompt's state; None: the prompt is too short to have one."""
         self.prompt_end = bounds[-1] if bounds else 0
         """Number of the prompt's tokens that the prompt's state covers."""
+        self.is_new = self.voice is not None and prompts.meet(self.voice)
+        """Whether it is the first stream of its voice that is remembered."""
         self.spoken = 0
         """Number of speech tokens whose mel was returned."""
         self.state: RowState | None = None
         self.features: VoiceFeatures | None = None
         self.busy = self.closed = False
-        self._prompts = prompts
+        self.prompts = prompts
 
     @property
     def known(self) -> RowState | None:
-        return self.state or (None if self.voice is None else self._prompts.states.get(self.voice))
+        return self.state or (None if self.voice is None else self.prompts.states.get(self.voice))
 
 
 @dataclass(eq=False)

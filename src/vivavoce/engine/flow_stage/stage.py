@@ -156,11 +156,11 @@ class FlowStage:
             stream.state = None
 
     def lacks_prompt(self, stream: FlowStream) -> bool:
-        """Whether to compute the state of the stream's voice before its next chunk of blocks.
+        """Whether to compute the state of the stream's voice, for this stream or others.
 
         True if the state is missing, the prompt is long enough, and there is room for it and for the stream.
         """
-        if stream.voice is None or stream.known:
+        if stream.voice is None or stream.voice in self.prompts.states:
             return False
         pages = self.pool.pages_for(stream.prompt_end) + 1
         return len(self.pool.free) + self.prompts.could_free() >= pages
