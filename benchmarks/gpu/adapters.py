@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +30,7 @@ from vivavoce_bench.measure import save_json
 from vivavoce_bench.random_adapter import make_random_adapter, merge_adapter
 from vivavoce_bench.random_checkpoint import RELEASE, TINY
 
+T = TypeVar("T")
 SIZE = 0.3
 """Of the adapters' changes: trained ones change less than random ones of size 1."""
 
@@ -36,6 +39,15 @@ def request(seed: int, tokens: int, adapter: str = "") -> EngineRequest:
     text = tuple((seed * 7 + place) % 256 for place in range(40))
     sampling = SamplingParams(exact_tokens=tokens)
     return EngineRequest((SegmentRequest(reader(), text=text, sampling=sampling, seed=seed, adapter=adapter),))
+
+
+def run(models: Models, settings: EngineSettings, work: Callable[[Engine], T]) -> T:
+    """The result of `work` with an engine in the memory that those before it have left."""
+    gc.collect()
+    if models.device.type == "cuda":
+        torch.cuda.empty_cache()
+    with Engine(models, settings) as engine:
+        return work(engine)
 
 
 def speak(engine: Engine, asked: Sequence[EngineRequest]) -> tuple[list[tuple[int, ...]], float]:
@@ -54,11 +66,14 @@ def throughput(models: Models, settings: EngineSettings, names: Sequence[str], o
     found, plain = {}, replace(settings, adapters={})
     asked = [request(seed, options.tokens) for seed in range(options.requests)]
     mixed = [request(seed, options.tokens, names[seed % len(names)]) for seed in range(options.requests)]
+
+    def measured(engine: Engine, requests: Sequence[EngineRequest]) -> float:
+        engine.warm_up(0.0)
+        speak(engine, requests)
+        return median(speak(engine, requests)[1] for _ in range(options.repeat))
+
     for key, how, requests in (("none", plain, asked), ("unused", settings, asked), ("mixed", settings, mixed)):
-        with Engine(models, how) as engine:
-            engine.warm_up(0.0)
-            speak(engine, requests)
-            found[f"{key}_audio_s_per_s"] = median(speak(engine, requests)[1] for _ in range(options.repeat))
+        found[f"{key}_audio_s_per_s"] = run(models, how, partial(measured, requests=requests))
     return {**found, "mixed_over_none": found["mixed_audio_s_per_s"] / found["none_audio_s_per_s"]}
 
 
@@ -66,10 +81,12 @@ def sameness(models: Models, settings: EngineSettings, names: Sequence[str], opt
     """How many of the requests, one for each adapter and one without, say alone what they say in company."""
     asked = [request(seed, options.tokens, name) for seed, name in enumerate((*names, ""))]
     company = [request(seed, options.tokens, names[seed % len(names)]) for seed in range(options.requests - len(asked))]
-    with Engine(models, replace(settings, deterministic=models.device.type == "cuda")) as engine:
+
+    def said(engine: Engine) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         engine.warm_up(0.0)
-        alone = [speak(engine, [one])[0][0] for one in asked]
-        together, _ = speak(engine, [*asked, *company])
+        return [speak(engine, [one])[0][0] for one in asked], speak(engine, [*asked, *company])[0]
+
+    alone, together = run(models, replace(settings, deterministic=models.device.type == "cuda"), said)
     equal = sum(one == other for one, other in zip(alone, together, strict=False))
     return {"compared_with_alone": len(asked), "tokens_equal_alone": equal, "different_speech": len({*alone})}
 
@@ -80,14 +97,13 @@ def oracle(folder: Path, device: torch.device, settings: EngineSettings, options
     cuda = device.type == "cuda"
     settings = replace(settings, kernels=cuda or None)
     names = list(settings.adapters)
-    with Engine(models, settings) as engine:
-        said, _ = speak(engine, [request(seed, options.tokens, name) for seed, name in enumerate(names)])
+    asked = [request(seed, options.tokens, name) for seed, name in enumerate(names)]
+    said = run(models, settings, lambda engine: speak(engine, asked)[0])
     equal, prefix = 0, 0
     for seed, name in enumerate(names):
-        lm = copy.deepcopy(models.lm)
+        lm, own = copy.deepcopy(models.lm), [request(seed, options.tokens)]
         merge_adapter(lm, Path(settings.adapters[name]))
-        with Engine(replace(models, lm=lm), replace(settings, adapters={})) as engine:
-            wanted = speak(engine, [request(seed, options.tokens)])[0][0]
+        wanted = run(replace(models, lm=lm), replace(settings, adapters={}), partial(speak, asked=own))[0][0]
         equal += wanted == said[seed]
         prefix += next(
             (at for at, pair in enumerate(zip(wanted, said[seed], strict=True)) if pair[0] != pair[1]), len(wanted)
@@ -137,6 +153,7 @@ def main() -> None:
         told(throughput(models, settings, list(folders), options))
         told(sameness(models, settings, list(folders), options))
         del models
+        save_json(found, options.out)
         told(oracle(model, device, settings, options))
     save_json(found, options.out)
 
