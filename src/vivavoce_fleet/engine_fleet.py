@@ -229,7 +229,7 @@ class EngineFleet:
         return list(self.engines.values())
 
     async def statistics(self) -> BackendStatistics | None:
-        """Those of a single engine; None: several have each their own."""
+        """The statistics of a single engine; None: there are several, and each has its own."""
         return await self._first.statistics() if len(self.engines) == 1 else None
 
     async def close(self) -> None:

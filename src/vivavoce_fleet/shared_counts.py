@@ -1,4 +1,4 @@
-"""What several servers count together in one Redis: requests and characters of keys. It may be away."""
+"""Counts of requests and characters that several servers share in one Redis, which may be away."""
 
 from __future__ import annotations
 

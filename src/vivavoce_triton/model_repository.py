@@ -35,11 +35,11 @@ MARK = ".vivavoce-repository.json"
 """Marks a rendered repository; Triton ignores it."""
 CONFIG, CODE = "config.pbtxt", "1/model.py"
 STEP_AUDIO = ("flow.yaml", "token2wav/flow.yaml")
-"""What a folder of Step-Audio 2 has, from which the original deployment takes the flow of `token2wav_dit`."""
+"""A folder of Step-Audio 2 has one of them; the original deployment takes the flow of `token2wav_dit` from it."""
 
 
 class Code(NamedTuple):
-    """What a model is made of: the folder of its template, and its class with that class's module."""
+    """The parts of a model: the folder of its template, and its class with that class's module."""
 
     template: str
     module: str

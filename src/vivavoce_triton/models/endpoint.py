@@ -25,7 +25,7 @@ CONNECT_S, SILENCE_S = 10.0, 120.0
 _SPEECH = re.compile(r"<\|s_(\d{1,9})\|>")
 _STOP = ("<|eos1|>", "<|eos|>")
 _MOST_OTHER = 1_000
-"""Characters of an answer in a row that are no speech token."""
+"""Most characters of an answer in a row that belong to other things than speech tokens."""
 
 
 class EndpointLanguageModel:
@@ -41,7 +41,7 @@ class EndpointLanguageModel:
     def tokens(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
         """Speech tokens when they come; closing the iterator closes the connection, which ends the endpoint's work.
 
-        `EngineStopped`: the endpoint is away. `StageFailed`: it refused, or its answer is no speech.
+        `EngineStopped`: the endpoint is away. `StageFailed`: it refused, or its answer has other things than speech.
         """
         left = output_length(segment)[1]
         try:
@@ -108,7 +108,7 @@ def _content(line: str) -> str | None:
         choices = event.get("choices")
         text = choices[0]["delta"].get("content") if choices else ""
     except (ValueError, AttributeError, LookupError, TypeError):
-        raise _failed("sent a line that is no chat completion") from None
+        raise _failed("sent a line that does not belong to a chat completion") from None
     if "error" in event:
         raise _failed("broke off with an error; its log says why")
     return text if isinstance(text, str) else ""
