@@ -229,8 +229,8 @@ def test_speech_ends_where_the_model_s_ids_end_and_at_the_limit(tokens_of, segme
     [
         ([], 503, "endpoint answered with HTTP 503; its log"),
         ([said("Of course! " * 99)], 200, r"gives a text and no speech tokens such as <\|s_12\|>; serve there what"),
-        (["data: {"], 200, "sent a line that is no chat completion"),
-        (['data: {"choices": [7]}'], 200, "sent a line that is no chat completion"),
+        (["data: {"], 200, "sent a line that does not belong to a chat completion"),
+        (['data: {"choices": [7]}'], 200, "sent a line that does not belong to a chat completion"),
         ([said("<|s_1|>"), 'data: {"error": {"message": "out of memory"}}'], 200, "broke off with an error"),
     ],
 )
