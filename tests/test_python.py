@@ -517,7 +517,7 @@ def test_an_unknown_keyword_names_the_near_one(tts):
     ):
         with pytest.raises(TypeError, match=f"is an unexpected keyword; did you mean '{near}'"):
             call()
-    with pytest.raises(TypeError, match="'zzz' is an unexpected keyword; the keywords are code, emojis, "):
+    with pytest.raises(TypeError, match="'zzz' is an unexpected keyword; the keywords are adapter, code, emojis, "):
         tts.speak("Hi.", zzz=1)
 
 

@@ -10,7 +10,8 @@ from typing import cast
 from tests.server.fake_backend import FakeBackend
 from vivavoce.errors import VivavoceError
 from vivavoce.frontend.speech_backend import ModelInfo
-from vivavoce_fleet.model_router import Engines, Limits, ModelRouter, ServedModel
+from vivavoce_fleet.engine_fleet import EngineFleet
+from vivavoce_fleet.model_router import Limits, ModelRouter, ServedModel
 
 
 @dataclass
@@ -34,6 +35,10 @@ class FakeEngines(FakeBackend):
         return ModelInfo(self.name, "a tone", self.rate, demo=True, instructions=self.instructions, languages=("en",))
 
     @property
+    def engines(self) -> dict[str, FakeEngines]:  # type: ignore[override]
+        return {self.name: self}
+
+    @property
     def active(self) -> int:
         return len([one for one in self.streams if one.verdict is None and not one.cancelled.is_set()])
 
@@ -50,8 +55,8 @@ class FakeEngines(FakeBackend):
 def routed(*engines: FakeEngines, **limits: float) -> ModelRouter:
     """A router over these models, not started; to be made in its event loop."""
 
-    def opening(one: FakeEngines) -> Callable[[], Engines]:
-        return lambda: cast(Engines, one)
+    def opening(one: FakeEngines) -> Callable[[], EngineFleet]:
+        return lambda: cast(EngineFleet, one)
 
     models = {one.name: ServedModel(replace(one.about, loaded=False), opening(one), one.on_demand) for one in engines}
     return ModelRouter(models, Limits(**limits))  # type: ignore[arg-type]

@@ -193,4 +193,6 @@ def test_no_answer_is_documented_that_never_comes(server: Served) -> None:
             assert "422" not in statuses, path
             if method != "post":
                 assert not statuses & {"408", "413"}, path
-            assert ("429" in statuses) is (method == "post" or "/voices" in path or path == SPEECH_PATH), path
+            assert ("429" in statuses) is (
+                method == "post" or "/voices" in path or "/adapters" in path or path == SPEECH_PATH
+            ), path
