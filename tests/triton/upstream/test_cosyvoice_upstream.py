@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("tritonclient.grpc")
 
 from tests.dialects.test_cosyvoice_grpc import SECOND
-from tests.grpc_service.calling import METHOD, audio, request
 from tests.dialects.test_cosyvoice_http import ROUTES, TEXT, WAV
+from tests.grpc_service.calling import METHOD, audio, request
 from tests.triton.client.fake_triton import INPUTS
 from tests.triton.upstream.test_triton_backend import WHOLE, Watched, folder, speaking
 from vivavoce.frontend.audio.samples import to_int16
