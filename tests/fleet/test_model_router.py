@@ -17,7 +17,9 @@ from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest, Mode
 from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.server.settings import ModelSection
 from vivavoce_fleet import model_router
-from vivavoce_fleet.model_router import Limits, ModelRouter, open_models
+from vivavoce_fleet.engine_fleet import EngineFleet
+from vivavoce_fleet.model_router import Limits, ModelRouter, open_models, settings_of_models
+from vivavoce_fleet.replacement import Replacement
 
 SOON_S = 0.05
 
@@ -221,3 +223,46 @@ async def test_engines_on_one_gpu_know_of_one_another(monkeypatch: pytest.Monkey
         for model in router._models.values():
             model.open()
         assert (shared["m0"], shared["m1"]) == wanted, devices
+
+
+def test_models_that_share_a_gpu_are_told_so() -> None:
+    base = EngineProcessSettings(model=ModelSection(device="cuda"))
+    further = [ModelSection(device="cuda:1"), ModelSection(device="cuda:0"), ModelSection(device="cpu")]
+    found = settings_of_models(base, further)
+    assert [(one.model.device, one.shared) for one in found] == [
+        ("cuda", True),
+        ("cuda:1", False),
+        ("cuda:0", True),
+        ("cpu", False),
+    ]
+
+
+async def test_new_settings_reach_models_in_memory_and_those_that_are_loaded_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replaced: list[tuple[object, ...]] = []
+    opened: list[tuple[object, ...]] = []
+
+    class Recorded(Replacement):
+        async def replace(self, now: EngineProcessSettings, wanted: EngineProcessSettings) -> None:
+            replaced.append((list(self.engines), self.of, self.drain_s, self.gap, now, wanted))
+
+    lazy = FakeEngines(name="lazy", on_demand=True)
+
+    def opening(settings: EngineProcessSettings, of: str) -> EngineFleet:
+        opened.append((settings, of))
+        return cast(EngineFleet, lazy)
+
+    monkeypatch.setattr(model_router, "Replacement", Recorded)
+    monkeypatch.setattr(model_router, "open_engines", opening)
+    router = routed(FakeEngines(), lazy)
+    await router.start()
+    now, wanted = (
+        [EngineProcessSettings(model=ModelSection(dtype=dtype, model=name)) for name in ("mini", "lazy")]
+        for dtype in ("float32", "bfloat16")
+    )
+    await router.replace(now, wanted, 7.0, True)
+    assert replaced == [(["fake"], "fake", 7.0, True, now[0], wanted[0])]
+    assert len(await heard(router, "lazy"))
+    assert opened == [(wanted[1], "lazy")]
+    await router.close()
