@@ -14,11 +14,11 @@ from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener
 from vivavoce.server.served_models import further_sections
 from vivavoce.server.settings import LoggingSection, ServerSettings
-from vivavoce.server.settings_changes import Changes, changes_between, with_values
 from vivavoce.server.settings_checks import contradictions, missing
 from vivavoce_fleet.engine_fleet import EngineFleet
 from vivavoce_fleet.model_router import ModelRouter, settings_of_models
 from vivavoce_fleet.replacement import Replacement
+from vivavoce_fleet.settings_changes import Changes, changes_between, with_values
 from vivavoce_textnorm import Lexicons, read_lexicons
 
 log = logging.getLogger(__name__)
