@@ -19,7 +19,7 @@ from vivavoce.frontend.speech_backend import SpeechBackend
 from vivavoce.frontend.voices.names import NameRules
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app import build_app, build_health_app, build_legacy_app
-from vivavoce.server.http.app_state import AppState
+from vivavoce.server.http.app_state import AppState, JobService
 from vivavoce.server.http.listener import MARGIN, Listener, bind
 from vivavoce.server.key_limits import open_limits
 from vivavoce.server.keys import KeyRing
@@ -79,11 +79,7 @@ async def run_server(read: Callable[[], ServerSettings], reporter: Reporter) -> 
         if backend is None:
             return
         dispatcher = _dispatcher(backend, settings, stack)
-        jobs = None
-        if settings.jobs.folder is not None:
-            from vivavoce_books.jobs.service import open_jobs
-
-            jobs = await stack.enter_async_context(open_jobs(dispatcher, keys, settings.jobs))
+        jobs = await _jobs(dispatcher, keys, settings, stack)
         state = AppState(dispatcher, keys, settings, jobs, DIALECTS)
         listeners = await _listen(state, sockets, server, stack)
         if start is not None:
@@ -107,6 +103,16 @@ async def run_server(read: Callable[[], ServerSettings], reporter: Reporter) -> 
         await _unless(hurry, dispatcher.drain(drain_s))
         await dispatcher.drain(0.0)  # a second signal ends running requests at once
         report("stopped")
+
+
+async def _jobs(
+    dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSettings, stack: AsyncExitStack
+) -> JobService | None:
+    if settings.jobs.folder is None:
+        return None
+    from vivavoce_books.jobs.service import open_jobs
+
+    return await stack.enter_async_context(open_jobs(dispatcher, keys, settings.jobs))
 
 
 def _dispatcher(backend: SpeechBackend, settings: ServerSettings, stack: AsyncExitStack) -> RequestDispatcher:

@@ -42,6 +42,8 @@ class JobService(Protocol):
 
     def router(self, state: AppState) -> APIRouter: ...
 
+    async def close(self) -> None: ...
+
 
 @dataclass(eq=False)
 class AppState:
