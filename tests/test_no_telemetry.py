@@ -42,7 +42,7 @@ def test_a_choice_of_the_user_stays() -> None:
     [
         "docker/Dockerfile.cpu",
         "docker/Dockerfile.cuda",
-        "kubernetes/base/server.yaml",
+        "kubernetes/base/settings.yaml",
         "kubernetes/tritons/triton.yaml",
         "ray/rayservice.yaml",
         "systemd/vivavoce.service",

@@ -156,7 +156,7 @@ class ModelService:
     engine = SimpleNamespace(check_load=lambda streaming: None, settings=EngineSettings(), places=8)
     front_end = None
     async def voice(self, owner, voice):
-        pass
+        return SimpleNamespace(adapter="")
     async def read(self, text, work):
         return work()
     async def check_store(self):

@@ -132,7 +132,7 @@ def test_what_holds_at_once(configured: Configured) -> None:
     [
         ({"logging": 'level = "loud"'}, "logging.level: 'loud' cannot be"),
         ({"engine": "slots = -1"}, "engine.slots: -1 cannot be"),
-        ({"models": ""}, "models: is not a section"),
+        ({"modles": ""}, "modles: is not a section"),
         ({"voices": "quota = ["}, "is not TOML"),
         ({"model": 'lexicons = "nowhere"'}, "model.lexicons: nowhere is not a folder"),
         ({"server": 'tls_certificate = "a.crt"'}, None),
