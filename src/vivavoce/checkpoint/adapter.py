@@ -17,7 +17,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vivavoce.checkpoint.config import LMConfig
+from vivavoce.checkpoint.config import MAX_ADAPTER_RANK, LMConfig
 from vivavoce.checkpoint.folder import refuse_pointer
 from vivavoce.errors import CheckpointError, InvalidRequest
 
@@ -30,7 +30,6 @@ PRODUCTS = {
 }
 """The products of a layer as the engine computes them, and the modules that an adapter may target in each."""
 TARGETS = tuple(target for targets in PRODUCTS.values() for target in targets)
-MAX_RANK = 256
 _MAX_SETTINGS_BYTES, _MAX_NAMES_BYTES = 1 << 20, 4 << 20
 _TENSOR = re.compile(rf"(?:.+\.)?layers\.(\d{{1,4}})\.(?:self_attn|mlp)\.({'|'.join(TARGETS)})\.lora_([AB])\.weight")
 _UNSUPPORTED = {
@@ -80,7 +79,7 @@ def target_sizes(config: LMConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def read_adapter(folder: Path, config: LMConfig, most_rank: int = MAX_RANK) -> AdapterWeights:
+def read_adapter(folder: Path, config: LMConfig, most_rank: int = MAX_ADAPTER_RANK) -> AdapterWeights:
     """Read an adapter for a language model of these sizes. InvalidRequest: files are missing or damaged, shapes do not
     fit, the rank is above `most_rank`, or a feature would change more than the targets' products.
     """

@@ -18,6 +18,7 @@ from vivavoce.errors import UnsupportedModel
 from vivavoce.rates import Rates
 
 MAX_SIZE = 1 << 20
+MAX_ADAPTER_RANK = 256
 MAX_BLOCKS = 256
 MAX_SILENCE = 5
 """Consecutive silent speech tokens that are spoken (0.2 s), as in the official code."""

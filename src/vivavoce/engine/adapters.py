@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # a server's process uses the names without torch
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NO_ADAPTER = "none"
 """A request that names this speaks without an adapter, whatever its voice names."""
-MAX_ADAPTERS, MAX_RANK = 64, 256
-"""Upper limits of the settings."""
+MAX_ADAPTERS = 64
+"""Upper limit of the setting."""
 _RETRY_S = 2.0
 
 

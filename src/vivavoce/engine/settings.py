@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from vivavoce.checkpoint.config import Generation, qwen2_of
-from vivavoce.engine.adapters import MAX_ADAPTERS, MAX_RANK
+from vivavoce.checkpoint.config import MAX_ADAPTER_RANK, Generation, qwen2_of
+from vivavoce.engine.adapters import MAX_ADAPTERS
 from vivavoce.engine.admission import AdmissionLimits
 from vivavoce.engine.backends import backend_problems
 from vivavoce.engine.graphs import FRAME_SIZES, rounded
@@ -95,7 +95,7 @@ class EngineSettings(AdmissionLimits):
             ("state_bytes", 0, inf),
             ("memory_bytes", 1, inf),
             ("max_adapters", 0, MAX_ADAPTERS),
-            ("max_adapter_rank", 1, MAX_RANK),
+            ("max_adapter_rank", 1, MAX_ADAPTER_RANK),
         ):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:

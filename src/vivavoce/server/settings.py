@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from vivavoce.engine.adapters import MAX_ADAPTERS, MAX_RANK
+from vivavoce.checkpoint.config import MAX_ADAPTER_RANK
+from vivavoce.engine.adapters import MAX_ADAPTERS
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.server.setting_kinds import (
     AdapterName,
@@ -184,7 +185,7 @@ class ModelSection(_Section):
     """Folder below which adapters may be loaded while the server runs; unset: none may."""
     max_adapters: int = _setting(8, ge=1, le=MAX_ADAPTERS)
     """Most adapters that are loaded at once; with adapters or adapters_dir a GPU keeps memory for all of them."""
-    max_adapter_rank: int = _setting(64, ge=1, le=MAX_RANK)
+    max_adapter_rank: int = _setting(64, ge=1, le=MAX_ADAPTER_RANK)
     """Largest rank of an adapter."""
     deterministic: bool = _setting(False, "--deterministic: Make results independent of other requests; slower.")
     """Make results bitwise independent of other requests, for audits; slower."""

@@ -29,9 +29,9 @@ from vivavoce_kernels.layouts import KEY_TILE
 
 Ends = NDArray[np.int64]
 SINK = 0
+"""The page for writes of padding; it is never read. The tails beside it are zeros, for rows without a past."""
 _MET_VOICES = 4096
 """Voices that are remembered as met."""
-"""The page for writes of padding; it is never read. The tails beside it are zeros, for rows without a past."""
 
 
 @dataclass(frozen=True, eq=False)
