@@ -32,8 +32,8 @@ _LENGTH = struct.Struct("!I")
 class EngineProcessSettings(NamedTuple):
     """The sections of a server's settings that its engine's process needs, and the lexicons, which the server reads.
 
-    shared: the engine of another model uses the same GPU;
-    adapters: names and folders of those that were loaded while the server ran, for a process that is started again.
+    shared: whether the engine of another model uses the same GPU; adapters: names and folders of adapters that were
+    loaded while the server ran, for a process that is started again.
     """
 
     model: ModelSection = ModelSection()
