@@ -1,12 +1,14 @@
-"""LoRA adapters beside products of few rows: each tile of rows has an adapter of its own, or none.
+"""LoRA adapters beside products of few rows: each row's output grows by B·A·x of the adapter that the row has.
 
-Two kernels for a product: `A·x`, whose few outputs go to memory, then `B·(A·x)`, which is added to the product's
-output. A tile without an adapter, or whose adapter does not change the product, ends at once. A tile is one row of a
-decode step, or some rows of one sequence in a prefill. Each output is made by one program in a fixed order, so that its
-bits do not depend on the other tiles.
+`A·x` is a kernel of its own, whose few outputs go to memory. `B·(A·x)` is a part of the product's kernel, or a kernel
+behind the library's product. Rows of several adapters share a tile: the ranks of all adapters stand side by side as one
+inner dimension, in which a row is 0 outside its own adapter's ranks. Sums with such zeros are exact, so a row's bits do
+not depend on the adapters of other rows.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton.language as tl
@@ -16,94 +18,155 @@ import triton
 from vivavoce_kernels.common import launched
 from vivavoce_kernels.lm_rows import launch_options, wait_for_inputs
 
-_ROWS = tl.constexpr(16)  # rows of a tile, and ranks of a step: the least sizes of a tensor core's product
+_LEAST = tl.constexpr(16)  # the least size of a tensor core's product
+_RANKS = tl.constexpr(64)  # inner size of one step of the second product, for all adapters together
 _LONG, _SPLITS = 2048, 4
 """From `_LONG` inputs on, `_SPLITS` programs share them; their sums are added up in a fixed order."""
 
 
+@dataclass(frozen=True)
+class RowAdapters:
+    """The adapters of a pass's rows. places: [tiles] int64, of any stride: 1 + the place of the tile's adapter, 0 for
+    none; tile: rows of each; count: places in memory; stride: numbers from one place to the next.
+    """
+
+    places: Tensor
+    tile: int
+    count: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class LowRankRows:
+    """A·x of the rows that have an adapter, [splits, rows, parts · rank] float32, others unset; up: [outputs, rank], B
+    of the first place; ends: the outputs behind each of up to three parts.
+    """
+
+    sums: Tensor
+    up: Tensor
+    ends: tuple[int, ...]
+    rows: RowAdapters
+
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
+        """Of the kernels that add B·(A·x)."""
+        return self.sums, self.up, self.rows.places, self.rows.places.stride(0), self.rows.stride
+
+    def sizes(self) -> dict[str, int]:
+        splits, _, width = self.sums.shape
+        return {"rank": self.up.shape[1], "width": width, "tile": self.rows.tile, "low_splits": splits}
+
+
+NO_LOW_RANK = {"rank": 0, "width": 0, "tile": 1, "low_splits": 1}
+
+
 @triton.jit(do_not_specialize=["rows", "step"])
 def _shrink_kernel(
-    x, down, ranks, places, out, rows, step, stride,
-    inputs: tl.constexpr, rank: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    x, down, places, out, rows, step, stride,
+    inputs: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, block_rows: tl.constexpr, block: tl.constexpr,
     part: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
-    number, first, split = tl.program_id(0).to(tl.int64), tl.program_id(1) * _ROWS, tl.program_id(2)
+    pieces: tl.constexpr = width // _LEAST
+    place = (tl.program_id(0) // pieces).to(tl.int64)
+    j = (tl.program_id(0) % pieces) * _LEAST + tl.arange(0, _LEAST)
+    m = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
+    split = tl.program_id(2)
+    k = split * part + tl.arange(0, block)
+    mine = tl.load(places + (m // tile) * step, m < rows, 0) == place + 1
     if dependent:
         wait_for_inputs()
-    place = tl.load(places + number * step) - 1
-    used = tl.load(ranks + tl.maximum(place, 0))
-    if (place >= 0) & (first % rank < used):
-        own, j = tl.arange(0, _ROWS), first + tl.arange(0, _ROWS)
-        k = split * part + tl.arange(0, block)
-        m = number * tile + own
-        inside = (own < tile) & (m < rows)
+    if tl.max(mine.to(tl.int32), 0) > 0:
         weights = down + place * stride + j[:, None] * inputs + k[None, :]
         columns = x + m[None, :] * inputs + k[:, None]
-        total = tl.zeros([_ROWS, _ROWS], tl.float32)
+        total = tl.zeros([_LEAST, block_rows], tl.float32)
         for start in range(0, part, block):
             there = k + start < inputs
             w = tl.load(weights + start, there[None, :], 0.0)
-            v = tl.load(columns + start, there[:, None] & inside[None, :], 0.0)
+            v = tl.load(columns + start, there[:, None] & mine[None, :], 0.0)
             total = tl.dot(w, v, total, input_precision="ieee")
-        tl.store(out + (split * rows + m)[None, :] * width + j[:, None], total, inside[None, :])
+        tl.store(out + (split * rows + m)[None, :] * width + j[:, None], total, mine[None, :])
+
+
+@triton.jit
+def add_low_rank(
+    total, low, up, places, m, n, inside_n, part, rows, step, stride,
+    rank: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, splits: tl.constexpr,
+):  # fmt: skip
+    """total: [outputs n, rows m]; part: to which the outputs belong."""
+    place = tl.load(places + (m // tile) * step, m < rows, 0)
+    last = tl.max(place, 0)
+    first = tl.maximum(tl.min(tl.where(place > 0, place, last), 0) - 1, 0)
+    for begin in range(first * rank // _RANKS * _RANKS, last * rank, _RANKS):
+        owner, r = (begin + tl.arange(0, _RANKS)) // rank, (begin + tl.arange(0, _RANKS)) % rank
+        mine = owner[:, None] + 1 == place[None, :]
+        weights = up + owner.to(tl.int64)[None, :] * stride + n[:, None] * rank + r[None, :]
+        w = tl.load(weights, inside_n[:, None] & (owner < last)[None, :], 0.0)
+        at = low + m[None, :] * width + part * rank + r[:, None]
+        v = tl.load(at, mine, 0.0)
+        for split in tl.static_range(1, splits):
+            v += tl.load(at + split * rows * width, mine, 0.0)
+        total = tl.dot(w, v.to(w.dtype), total, input_precision="ieee")
+    return total
 
 
 @triton.jit(do_not_specialize=["rows", "step"])
 def _expand_kernel(
-    low, up, ranks, places, out, rows, step, stride,
+    low, up, places, step, stride, out, rows,
     outputs: tl.constexpr, first_end: tl.constexpr, second_end: tl.constexpr, rank: tl.constexpr, width: tl.constexpr,
-    tile: tl.constexpr, block: tl.constexpr, splits: tl.constexpr, dependent: tl.constexpr,
+    tile: tl.constexpr, low_splits: tl.constexpr, block_rows: tl.constexpr, block: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
-    number, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * block
+    first = tl.program_id(0) * block
+    m, n = tl.program_id(1) * block_rows + tl.arange(0, block_rows), first + tl.arange(0, block)
     if dependent:
         wait_for_inputs()
-    place = tl.load(places + number * step) - 1
-    used = tl.load(ranks + tl.maximum(place, 0))
-    if (place >= 0) & (used > 0):
-        part = (first >= first_end).to(tl.int32) + (first >= second_end).to(tl.int32)
-        own, r, n = tl.arange(0, _ROWS), tl.arange(0, _ROWS), first + tl.arange(0, block)
-        m = number * tile + own
-        inside = ((own < tile) & (m < rows))[None, :]
-        total = tl.zeros([block, _ROWS], tl.float32)
-        for begin in range(0, used, _ROWS):
-            w = tl.load(up + place * stride + n[:, None] * rank + (begin + r)[None, :])
-            at = low + m[None, :] * width + part * rank + (begin + r)[:, None]
-            v = tl.zeros([_ROWS, _ROWS], tl.float32)
-            for split in tl.static_range(splits):
-                v += tl.load(at + split * rows * width, inside, 0.0)
-            total = tl.dot(w, v.to(w.dtype), total, input_precision="ieee")
-        spot = out + m[None, :] * outputs + n[:, None]
-        total += tl.load(spot, inside, 0.0).to(tl.float32)
-        tl.store(spot, total.to(out.dtype.element_ty), inside)
+    part = (first >= first_end).to(tl.int32) + (first >= second_end).to(tl.int32)
+    total = tl.zeros([block, block_rows], tl.float32)
+    total = add_low_rank(
+        total, low, up, places, m, n, n < outputs, part, rows, step, stride, rank, width, tile, low_splits
+    )
+    spot, inside = out + m[None, :] * outputs + n[:, None], (m < rows)[None, :]
+    total += tl.load(spot, inside, 0.0).to(tl.float32)
+    tl.store(spot, total.to(out.dtype.element_ty), inside)
 
 
-def add_adapters(
-    x: Tensor, down: Tensor, up: Tensor, ends: tuple[int, ...], ranks: Tensor, stride: int, places: Tensor, tile: int,
-    out: Tensor, *, dependent: bool,
-) -> None:  # fmt: skip
-    """Add B·(A·x) to `out`, in place, for the rows that have an adapter.
-
-    x: [rows, inputs]; down: [parts · rank, inputs], up: [outputs, rank], of the adapter in the first place, with up to
-    three parts, and `stride` numbers before the next place; ends: of the parts' outputs; ranks: [places] int32, 0 where
-    an adapter has no such pair; places: [tiles] int64, of any stride: 1 + the place, 0 for none; tile: rows of each, 16
-    at most; out: [rows, outputs] of any float dtype. ValueError: the parts' sizes fit no block of outputs.
+def shrink(
+    x: Tensor, down: Tensor, up: Tensor, ends: tuple[int, ...], rows: RowAdapters, *, dependent: bool
+) -> LowRankRows:
+    """A·x of each row's adapter. x: [rows, inputs]; down: [parts · rank, inputs], of the first place; dependent: see
+    `lm_rows.dependent_launches`. The places must be complete before the launch in front of this one.
     """
-    (rows, inputs), (outputs, rank), width = x.shape, up.shape, len(down)
-    block = min(128, *(end & -end for end in ends))
-    if block < 16:
-        raise ValueError(f"adapters: parts that end at {ends} outputs are not of multiples of 16; run without kernels")
-    splits = _SPLITS if inputs >= _LONG else 1
-    step = min(128, triton.next_power_of_2(inputs))
-    part = triton.cdiv(inputs, splits * step) * step
-    low = torch.empty(splits, rows, width, dtype=torch.float32, device=x.device)
-    given = (ranks, places)
-    sizes = {"rank": rank, "width": width, "tile": tile, "dependent": dependent, **launch_options(dependent)}
-    launched(_shrink_kernel, (len(places), width // 16, splits))(
-        x, down, *given, low, rows, places.stride(0), stride, inputs=inputs, block=step, part=part, num_warps=4,
-        num_stages=3, **sizes,
+    count, inputs = x.shape
+    width, splits = len(down), _SPLITS if inputs >= _LONG else 1
+    block, block_rows = min(128, triton.next_power_of_2(inputs)), tile_rows(count)
+    part = triton.cdiv(inputs, splits * block) * block
+    sums = torch.empty(splits, count, width, dtype=torch.float32, device=x.device)
+    grid = (rows.count * width // _LEAST.value, triton.cdiv(count, block_rows), splits)
+    launched(_shrink_kernel, grid)(
+        x, down, rows.places, sums, count, rows.places.stride(0), rows.stride, inputs=inputs, width=width,
+        tile=rows.tile, block_rows=block_rows, block=block, part=part, dependent=dependent, num_warps=4, num_stages=4,
+        **launch_options(dependent),
     )  # fmt: skip
-    first_end, second_end = (*ends, outputs, outputs)[:2]
-    launched(_expand_kernel, (len(places), outputs // block))(
-        low, up, *given, out, rows, places.stride(0), stride, outputs=outputs, first_end=first_end,
-        second_end=second_end, block=block, splits=splits, num_warps=4, num_stages=2, **sizes,
+    return LowRankRows(sums, up, ends, rows)
+
+
+def expand(low: LowRankRows, out: Tensor, *, dependent: bool) -> None:
+    """Add B·(A·x) to `out`, in place. out: [rows, outputs] of any float dtype. ValueError: the parts' sizes fit no
+    block of outputs.
+    """
+    count, outputs = out.shape
+    block, block_rows = min(128, *(end & -end for end in low.ends)), tile_rows(count)
+    if block < _LEAST.value:
+        raise ValueError(
+            f"adapters: parts that end at {low.ends} outputs are not of multiples of 16; run without kernels"
+        )
+    first_end, second_end = (*low.ends, outputs, outputs)[:2]
+    launched(_expand_kernel, (outputs // block, triton.cdiv(count, block_rows)))(
+        *low.arguments(), out, count, outputs=outputs, first_end=first_end, second_end=second_end, **low.sizes(),
+        block_rows=block_rows, block=block, dependent=dependent, num_warps=4, num_stages=2,
+        **launch_options(dependent),
     )  # fmt: skip
+
+
+def tile_rows(count: int) -> int:
+    """Columns of a program's tile for so many rows."""
+    return min(64, max(_LEAST.value, triton.next_power_of_2(count)))

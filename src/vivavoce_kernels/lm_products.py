@@ -23,6 +23,7 @@ from torch.nn.functional import linear
 
 import triton
 from vivavoce_kernels.common import launched
+from vivavoce_kernels.lm_adapters import NO_LOW_RANK, LowRankRows, add_low_rank, expand
 from vivavoce_kernels.lm_attention import PartialAttention
 from vivavoce_kernels.lm_rows import launch_options, swiglu, wait_for_inputs
 
@@ -73,12 +74,13 @@ def row_class(rows: int) -> int:
     return next((one for one in ROW_CLASSES if rows <= one), ROW_CLASSES[-1])
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "step"])
 def _product_kernel(
-    x, weight, bias, out, rows,
+    x, weight, bias, out, low, up, places, step, stride, rows,
     outputs: tl.constexpr, inputs: tl.constexpr, with_bias: tl.constexpr, gated: tl.constexpr,
     block_rows: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr, splits: tl.constexpr,
-    dependent: tl.constexpr,
+    rank: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, low_splits: tl.constexpr,
+    first_end: tl.constexpr, second_end: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     part: tl.constexpr = inputs // splits
     n = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
@@ -97,8 +99,20 @@ def _product_kernel(
         v = tl.load(columns + start, inside_m[None, :], 0.0)
         total = tl.dot(w, v, total, input_precision="ieee")
         if gated:
-            up = tl.load(weights + outputs * inputs + start, inside_n[:, None], 0.0)
-            total_up = tl.dot(up, v, total_up, input_precision="ieee")
+            up_weights = tl.load(weights + outputs * inputs + start, inside_n[:, None], 0.0)
+            total_up = tl.dot(up_weights, v, total_up, input_precision="ieee")
+    if rank > 0:  # noqa: SIM102 - a constant decides here, and a value in the next line
+        if split == 0:
+            first = tl.program_id(0) * block_outputs
+            part_of = (first >= first_end).to(tl.int32) + (first >= second_end).to(tl.int32)
+            total = add_low_rank(
+                total, low, up, places, m, n, inside_n, part_of, rows, step, stride, rank, width, tile, low_splits
+            )
+            if gated:
+                total_up = add_low_rank(
+                    total_up, low, up, places, m, n + outputs, inside_n, 1, rows, step, stride,
+                    rank, width, tile, low_splits,
+                )  # fmt: skip
     if with_bias:
         total += tl.load(bias + n, inside_n, 0.0).to(tl.float32)[:, None]
     if gated:
@@ -109,24 +123,28 @@ def _product_kernel(
 
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool, gated: bool = False,
-    wide: bool = False,
+    wide: bool = False, low: LowRankRows | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute x · weightᵀ + bias, with SwiGLU if gated, by the table's tile, or by the library if there is none.
 
-    x: [rows, inputs]; weight: [outputs, inputs], or [2 · outputs, inputs] with the gates first  →  [planes, rows,
-    outputs], whose sum over the planes is the product. The planes are float32 if there are several, or if our kernel
-    runs with `wide`; otherwise they have x's dtype. ValueError: the table's tile does not fit the sizes.
+    x: [rows, inputs]; weight: [outputs, inputs], or [2 · outputs, inputs] with the gates first; low: of the rows'
+    adapters, added before SwiGLU  →  [planes, rows, outputs], whose sum over the planes is the product. The planes are
+    float32 if there are several, or if our kernel runs with `wide`; otherwise they have x's dtype. ValueError: the
+    table's tile does not fit the sizes.
     """
     outputs, inputs = len(weight) // 2 if gated else len(weight), weight.shape[1]
     tile = tiles.get(Shape(outputs, inputs, gated), {}).get(row_class(len(x)))
     if tile is None:
         whole = linear(x, weight, bias)
+        if low is not None:
+            expand(low, whole, dependent=dependent)
         return (swiglu(whole, dependent=dependent) if gated else whole)[None]
-    return multiply(x, weight, bias, tile, dependent=dependent, gated=gated, wide=wide)
+    return multiply(x, weight, bias, tile, dependent=dependent, gated=gated, wide=wide, low=low)
 
 
 def multiply(
     x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, *, dependent: bool, gated: bool, wide: bool,
+    low: LowRankRows | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute `product` with our kernel. The output is float32 if `wide` is set or the tile splits the sums."""
     rows, inputs = x.shape
@@ -137,14 +155,18 @@ def multiply(
         )
     if (gated or bias is not None) and tile.splits > 1:
         raise ValueError(f"tile: {tile.splits} parts cannot be added up after a bias or SwiGLU; choose 1")
+    if low is not None and any(end % tile.outputs for end in low.ends):
+        raise ValueError(f"tile: {tile.outputs} outputs do not divide parts that end at {low.ends}; choose a divisor")
+    first_end, second_end = (outputs, outputs) if low is None or gated else (*low.ends, outputs, outputs)[:2]
     block_rows = row_class(rows)
     dtype = torch.float32 if wide or tile.splits > 1 else x.dtype
     out = torch.empty(tile.splits, rows, outputs, dtype=dtype, device=x.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, block_rows), tile.splits)
     launched(_product_kernel, grid)(
-        x, weight, weight if bias is None else bias, out, rows,
+        x, weight, weight if bias is None else bias, out, *((x, x, x, 0, 0) if low is None else low.arguments()), rows,
         outputs=outputs, inputs=inputs, with_bias=bias is not None, gated=gated,
         block_rows=block_rows, block_outputs=tile.outputs, block_inputs=tile.inputs, splits=tile.splits,
+        **(NO_LOW_RANK if low is None else low.sizes()), first_end=first_end, second_end=second_end,
         dependent=dependent, num_warps=tile.warps, num_stages=tile.stages, **launch_options(dependent),
     )  # fmt: skip
     return out

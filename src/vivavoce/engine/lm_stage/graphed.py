@@ -127,7 +127,7 @@ class GraphedSteps(SlotSteps):
     def place_adapter(self, place: int, laid: Tensor, weights: AdapterWeights) -> Layers:
         """Copy an adapter to its place in the kernels' memory; arguments as of `LMStage.add_adapter`."""
         assert self._stack is not None
-        self._stack.put(place - 1, laid, weights)
+        self._stack.put(place - 1, laid)
         return ()
 
     def _adapted(self, runs: Iterable[DecodeRun | None]) -> bool:

@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 
 from vivavoce.checkpoint.adapter import PRODUCTS, AdapterWeights, target_sizes
 from vivavoce.checkpoint.config import LMConfig
+from vivavoce.errors import InvalidRequest
 
 RANK_STEP = 16
 """Ranks in the kernels' memory are multiples of this, the least inner size of a tensor core's product."""
@@ -69,7 +70,7 @@ def pairs_of(memory: Tensor, config: LMConfig, rank: int) -> list[dict[str, LowR
 
 
 def laid_out(weights: AdapterWeights, config: LMConfig, rank: int, dtype: torch.dtype) -> Tensor:
-    """An adapter's row of memory, in which its rank is padded to `rank`."""
+    """An adapter's row of memory, in which its rank is padded to `rank`. InvalidRequest: `dtype` cannot hold it."""
     memory = torch.zeros(numbers_of(config, rank), dtype=dtype)
     for number, layer in enumerate(pairs_of(memory, config, rank)):
         for product, targets in PRODUCTS.items():
@@ -79,6 +80,8 @@ def laid_out(weights: AdapterWeights, config: LMConfig, rank: int, dtype: torch.
                     a, b = weights.pairs[number, target]
                     down[part * rank : part * rank + len(a)] = a
                     up[begin:end, : b.shape[1]] = b
+    if not memory.isfinite().all():  # an infinite number would reach the rows of other adapters
+        raise InvalidRequest(f"adapter: its numbers are too large for {str(dtype).removeprefix('torch.')}")
     return memory
 
 
@@ -105,18 +108,14 @@ class AdaptedRows:
 
 
 class AdapterStack:
-    """The adapters of one device for the kernels: [places, numbers], and the rank of each place by product, 0 where it
-    has none; layers: the pairs in the first place, beside which the others lie.
+    """The adapters of one device for the kernels: [places, numbers]; layers: the pairs in the first place, beside which
+    the others lie.
     """
 
     def __init__(self, config: LMConfig, places: int, rank: int, device: torch.device, dtype: torch.dtype) -> None:
         self.memory = torch.zeros(places, numbers_of(config, rank), device=device, dtype=dtype)
-        self.ranks = {product: torch.zeros(places, dtype=torch.int32, device=device) for product in PRODUCTS}
         self.layers: Layers = pairs_of(self.memory[0], config, rank)
 
-    def put(self, place: int, laid: Tensor, weights: AdapterWeights) -> None:
+    def put(self, place: int, laid: Tensor) -> None:
         """Fill a place, from 0 on, behind the work that was launched before."""
         self.memory[place].copy_(laid, non_blocking=True)
-        changed = products_of(weights)
-        for product, ranks in self.ranks.items():
-            ranks[place] = weights.rank if product in changed else 0

@@ -18,7 +18,7 @@ from vivavoce.models.lm.adapters import AdapterStack
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.lm.slot_lm import JoinedLayer, SlotCache, shared
 from vivavoce.models.lm.text_attention import Observed
-from vivavoce_kernels.lm_adapters import add_adapters
+from vivavoce_kernels.lm_adapters import RowAdapters, shrink
 from vivavoce_kernels.lm_attention import (
     ROW_TILE,
     PartialAttention,
@@ -29,7 +29,7 @@ from vivavoce_kernels.lm_attention import (
     split_k_for,
 )
 from vivavoce_kernels.lm_products import STRIPS, TILES, Shape, Strips, Tiles, product, vector_product
-from vivavoce_kernels.lm_rows import Tables, add_norm, dependent_launches, embed_norm, swiglu
+from vivavoce_kernels.lm_rows import Tables, add_norm, dependent_launches, embed_norm
 
 __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 
@@ -55,8 +55,6 @@ Attend = Callable[[Tensor, Tensor], Tensor]
 """(joined query, key and value rows, the layer's memory) → [rows, heads · head_dim]; it stores keys and values."""
 Look = Callable[[int, Tensor], None]
 """Sees a layer's number and its joined query, key and value rows."""
-Adapt = Callable[[int, str, Tensor, Tensor], None]
-"""(layer, product, its input, its output): adds the rows' adapters to the output."""
 
 
 class FusedLM:
@@ -111,37 +109,34 @@ class FusedLM:
         if adapters is None and len(ids) == 1 and all(shape in self._strips for shape in self._shapes()):
             scores = self._step_alone(ids, positions, running, cache, look)
         else:
-            adapt = self._adapt(adapters, 1)
-            scores = self._step_together(ids, positions, running, cache, look, adapt)
+            scores = self._step_together(ids, positions, running, cache, look, self._row_adapters(adapters, 1))
         if observed is not None:
             cos, sin = (table[positions] for table in self._rotations)
             turn = torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
             observed.write(taken, cache.memory, turn)
         return scores
 
-    def _adapt(self, adapters: Tensor | None, tile: int) -> Adapt | None:
-        """The function that adds adapters to tiles of `tile` rows; None: without adapters."""
-        if adapters is None:
+    def _row_adapters(self, places: Tensor | None, tile: int) -> RowAdapters | None:
+        if places is None:
             return None
-        stack, places = self._stack, adapters
-        assert stack is not None
-
-        def adapt(layer: int, product: str, x: Tensor, out: Tensor) -> None:
-            down, up, ends = stack.layers[layer][product]
-            ranks, stride = stack.ranks[product], stack.memory.stride(0)
-            add_adapters(x, down, up, ends, ranks, stride, places, tile, out, **self._options)
-
-        return adapt
+        assert self._stack is not None
+        return RowAdapters(places, tile, len(self._stack.memory), self._stack.memory.stride(0))
 
     def _step_together(
-        self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, look: Look, adapt: Adapt | None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        running: Tensor,
+        cache: SlotCache,
+        look: Look,
+        adapters: RowAdapters | None,
     ) -> Tensor:
         given = (positions, running, self._rotations, self.config.num_heads, split_k_for(len(ids)))
 
         def attend(qkv: Tensor, memory: Tensor) -> Tensor:
             return decode_attention(qkv, memory, *given, **self._options)
 
-        return self._scores(*self._hidden(ids, None, cache, attend, look, adapt), None)
+        return self._scores(*self._hidden(ids, None, cache, attend, look, adapters), None)
 
     def _step_alone(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, look: Look) -> Tensor:
         """`step` for one slot: fewer kernels, which load their weights before their input is ready."""
@@ -179,8 +174,8 @@ class FusedLM:
         def attend(qkv: Tensor, memory: Tensor) -> Tensor:
             return prefill_attention(qkv, memory, *given, **self._options)
 
-        adapt = self._adapt(rows.adapters, ROW_TILE)
-        return self._scores(*self._hidden(rows.ids, rows.kinds, cache, attend, adapt=adapt), rows.last)
+        adapters = self._row_adapters(rows.adapters, ROW_TILE)
+        return self._scores(*self._hidden(rows.ids, rows.kinds, cache, attend, adapters=adapters), rows.last)
 
     def _hidden(
         self,
@@ -189,33 +184,29 @@ class FusedLM:
         cache: SlotCache,
         attend: Attend,
         look: Look = lambda layer, qkv: None,
-        adapt: Adapt | None = None,
+        adapters: RowAdapters | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The residual stream without the last layer's MLP, and the MLP's output to be added."""
         eps = self.config.rms_norm_eps
         stream, x = embed_norm(ids, kinds, self._tables, self._layers[0].attention_norm, eps)
         added = stream[None, :0]
+
+        def times(index: int, name: str, x: Tensor, weights: Weights, **options: Any) -> Tensor:
+            low = None
+            if adapters is not None:
+                assert self._stack is not None
+                low = shrink(x, *self._stack.layers[index][name], adapters, **self._options)
+            return self._product(x, weights, low=low, **options)
+
         for index, layer in enumerate(self._layers):
             if index:
                 x = add_norm(stream, added, layer.attention_norm, eps, **self._options)
-            qkv = self._product(x, layer.qkv)[0]
-            if adapt is not None:
-                adapt(index, "qkv", x, qkv)
+            qkv = times(index, "qkv", x, layer.qkv)[0]
             look(index, qkv)
-            attended = attend(qkv, cache.memory[index])
-            added = self._product(attended, layer.out, wide=True)
-            if adapt is not None:
-                adapt(index, "out", attended, added[0])
+            added = times(index, "out", attend(qkv, cache.memory[index]), layer.out, wide=True)
             x = add_norm(stream, added, layer.mlp_norm, eps, **self._options)
-            if adapt is None:
-                inner = self._product(x, layer.gate_up, gated=True)[0]
-            else:
-                joined = self._product(x, layer.gate_up)[0]
-                adapt(index, "gate_up", x, joined)
-                inner = swiglu(joined, **self._options)
-            added = self._product(inner, layer.down, wide=True)
-            if adapt is not None:
-                adapt(index, "down", inner, added[0])
+            inner = times(index, "gate_up", x, layer.gate_up, gated=True)[0]
+            added = times(index, "down", inner, layer.down, wide=True)
         return stream, added
 
     def _scores(self, stream: Tensor, added: Tensor, picked: Tensor | None) -> Tensor:
