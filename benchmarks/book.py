@@ -6,8 +6,8 @@
 The book is an EPUB of generated sentences with chapters, footnotes, tables, pictures and two languages. `read` runs
 `vivavoce read` and kills it (SIGKILL) `--kills` times; `http` makes a job of a server, kills the server instead, and
 speaks for a live listener all the time. In the end: the check of the ledger, chapters of the file against those of the
-book (by ffprobe, if it is there), pauses in the audio where the times say so, segments beside a kill spoken again
-to the same bits, and the largest memory of the process.
+book, pauses in the audio where the times say so, segments beside a kill spoken again to the same bits, and the largest
+memory of the process.
 """
 
 from __future__ import annotations
@@ -254,12 +254,11 @@ def decode(path: Path) -> np.ndarray:
 
 
 def chapters_of(path: Path) -> list[tuple[str, float]]:
-    """Titles and starts of the chapters, as ffprobe tells them."""
-    if shutil.which("ffprobe") is None:
-        return []
-    command = ["ffprobe", "-v", "error", "-show_chapters", "-of", "json", str(path)]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return [(one["tags"]["title"], float(one["start_time"])) for one in found["chapters"]]
+    """Titles and starts of the chapters, as FFmpeg's library tells them."""
+    import av
+
+    with closing(av.open(str(path))) as opened:
+        return [(one["metadata"]["title"], float(one["start"] * one["time_base"])) for one in opened.chapters()]
 
 
 def main() -> None:

@@ -68,8 +68,8 @@ class UpgradeReport:
 
     @property
     def lost(self) -> list[str]:
-        short = [f"{one.audio} bytes of {self.alone}" for one in self.hearings if one.audio < self.alone]
-        return [one.problem for one in self.hearings if one.problem] + short
+        short = (one for one in self.hearings if one.audio < self.alone)
+        return [one.problem or f"{one.audio} bytes of {self.alone}" for one in short]
 
     @property
     def broken(self) -> list[str]:
