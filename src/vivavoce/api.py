@@ -394,8 +394,9 @@ class Vivavoce:
     ) -> ChunkStream:
         """`stream` for an event loop: `async for chunk in tts.astream(pieces)`; `text` may be an async iterable, too.
 
-        It begins with the first chunk that is asked for, and refuses bad input then. It never blocks the loop: threads
-        read texts, recordings and stored voices. Cancelling the task, or `aclose`, gives the speech up.
+        The work starts when the first chunk is asked for, and bad input is refused at that point. The event loop is
+        never blocked: threads read texts, recordings and stored voices. Cancelling the task, or calling `aclose`,
+        cancels the speech.
         """
         find_voice, chosen = self._read(voice, manner)
 

@@ -43,7 +43,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    """{`NAME_mean`, the percentiles, `NAME_max`}; values are None if there are none."""
+    """`NAME_mean`, the percentiles and `NAME_max`; each is None if `values` is empty."""
     return {
         f"{name}_mean": mean(values),
         **percentiles(name, values),

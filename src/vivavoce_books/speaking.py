@@ -95,7 +95,9 @@ def speak_missing(
             if not pending:
                 return
             finished = wait(pending, return_when=FIRST_COMPLETED).done
-            for future in sorted(finished, key=lambda one: one.exception() is not None):  # keep before raising
+            for future in sorted(
+                finished, key=lambda one: one.exception() is not None
+            ):  # first those to keep, then errors
                 segment = pending.pop(future)
                 ledger.add(segment.index, future.result(), tts.sample_rate)
                 done(segment)

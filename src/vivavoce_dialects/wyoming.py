@@ -37,7 +37,7 @@ TEXT_PAUSE_S = 120.0
 PATIENCE_S = 1.0
 """Silence of a client after which its connection may be closed for another one."""
 CLOSING_S = 2.0
-"""Longest time in which a client reads the last data."""
+"""Longest wait, when a connection is closed, for the client to read the data that was sent last."""
 SEND_BYTES = 8 * 1024
 """Unsent bytes above which a sender waits: 170 ms of audio."""
 SERVICE = "_wyoming._tcp.local."

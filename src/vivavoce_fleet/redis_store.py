@@ -27,7 +27,7 @@ from vivavoce.frontend.voices.voice import Voice, decode_voice, optional_fields
 if TYPE_CHECKING:
     from redis import Redis
 
-log = logging.getLogger("vivavoce.redis_store")  # the command line shows notes of the core's logger
+log = logging.getLogger("vivavoce.redis_store")  # below the logger whose INFO lines the command line shows
 
 KEY = "vivavoce:voices:"
 """Prefix of keys, followed by "public", or by "owner:" and the SHA-256 of the owner."""

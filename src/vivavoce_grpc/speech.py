@@ -156,7 +156,7 @@ class Conversation:
 def _request(start: Any, owner: str, model: str) -> SpeechRequest:
     recording = Recording(start.recording.content, start.recording.transcript)
     known = start.DESCRIPTOR.fields_by_name
-    # Options of proto3 that are left out read as 0 or "".
+    # A field that the client did not set reads as 0 or "" in proto3.
     given = {
         option.field: getattr(start, option.name) or option.default for option in SPEECH_OPTIONS if option.name in known
     }

@@ -126,7 +126,9 @@ def tile_of(size: int, most: int) -> int:
 
 @triton.jit
 def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr, EPS: tl.constexpr = NORM_EPS):
-    """x: [rows, block], zeros where `inside` [block] is false; SIZE channels are inside."""
+    """Layer norm of each row. x: [rows, block]; `inside` [block] is true for the SIZE real channels, x is 0 in the
+    others.
+    """
     x -= (tl.sum(x, 1) / SIZE)[:, None]
     if x.shape[1] != SIZE:
         x = tl.where(inside[None, :], x, 0.0)

@@ -151,7 +151,7 @@ def multiply(
     outputs = len(weight) // 2 if gated else len(weight)
     if inputs % (tile.splits * tile.inputs):
         raise ValueError(
-            f"tile: {tile.splits} parts in steps of {tile.inputs} do not make {inputs} inputs; choose divisors of them"
+            f"tile: {tile.splits} splits in steps of {tile.inputs} do not divide {inputs} inputs; choose divisors"
         )
     if (gated or bias is not None) and tile.splits > 1:
         raise ValueError(f"tile: {tile.splits} parts cannot be added up after a bias or SwiGLU; choose 1")

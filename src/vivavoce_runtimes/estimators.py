@@ -77,7 +77,7 @@ def _opened(path: Path, trusted: bool, load: Callable[[], Any]) -> Any:
     check_code(path, trusted)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript, as official files have it
+            warnings.simplefilter("ignore", DeprecationWarning)  # official files are TorchScript, of which torch warns
             return load()
     except Exception as error:  # torch's errors have no common base class
         reason = " ".join(str(error).split())[:200]

@@ -89,7 +89,9 @@ def merged_ids(vocabulary: MergedVocabulary, rows: Iterable[Row]) -> list[int]:
 
 @dataclass(eq=False)
 class _Place:
-    """An open slot. fed: merged ids that the model has read; said: own ids of the run in progress."""
+    """A slot in use. fed: ids that the model has read, numbered in the merged vocabulary; said: speech tokens and
+    control ids that the run in progress has produced, in the speech vocabulary.
+    """
 
     slot: Slot
     fed: list[int] = field(default_factory=list)
@@ -229,7 +231,7 @@ class StreamedLM:
         return Ask(tuple(place.fed), run.forced_at, vocabulary.eos_ids, draws)
 
     async def _read(self, place: _Place, run: DecodeRun, ask: Ask) -> None:
-        """Pass on the runtime's ids, up to a control id: its own, or the one that is forced at the run's limit."""
+        """Pass on the runtime's ids up to and with a control id, which the model chooses or the run's limit forces."""
         number, said, ended, since = place.slot.number, 0, False, time.perf_counter()
         try:
             async with aclosing(self._runtime.generate(ask)) as pieces:

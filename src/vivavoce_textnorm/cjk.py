@@ -1,7 +1,8 @@
-"""Chinese, Cantonese, Japanese and Korean: numbers in groups of four digits, dates and times of counted parts.
+"""Chinese, Cantonese, Japanese and Korean: numbers are read in groups of four digits, dates and times as a number and
+its unit.
 
-Japanese counters stand as in writing ("三個", "一人"), so that the model chooses their sound. Cantonese has the tables
-of Mandarin, with words of its own, in traditional characters.
+Japanese counters stay as they are written ("三個", "一人"), so that the model chooses the pronunciation. Cantonese uses
+the tables of Mandarin and some further words, in traditional characters.
 """
 
 from __future__ import annotations

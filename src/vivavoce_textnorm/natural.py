@@ -23,7 +23,9 @@ def read_block(
     length: int = 0,
     cancelled: CancelCheck = never_cancelled,
 ) -> str:
-    """Read here, one at a time. length, cancelled: for readers in other processes, which make callers wait."""
+    """Read the block in this process, one block at a time. `length` and `cancelled` are not used: readers in other
+    processes, for which callers may have to wait, take the same arguments and need them.
+    """
     with READING:
         return read_run(block, language, settings, said, inside).spoken
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from vivavoce_training.testset import Record
 
 NUM_TEST_SPEAKERS = 8
-"""Each of them has a timbre of its own."""
+"""Each speaker of the test set has another timbre."""
 LENGTHS = (160, 288, 512)
 """Positions of the language model's training rows."""
 PARTS = ("llm.pt", "flow.pt", "hift.pt")

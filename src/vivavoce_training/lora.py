@@ -20,8 +20,9 @@ _PEFT = "base_model.model.model."
 
 
 class LoRA(nn.Module):
-    """A and B of each target of a language model, whose own weights are frozen. From now on the model's products grow
-    by scale · B(Ax); B is zero at first. Only the two are parameters and state of this module; its mode is the model's.
+    """The matrices A and B of each target layer of a language model, whose own weights are frozen. While this object
+    exists, each target's output is increased by scale · B(Ax); B begins with zeros. Only the matrices are parameters
+    and state of this module. Its training mode is the model's.
     """
 
     def __init__(self, lm: SpeechLM, rank: int) -> None:

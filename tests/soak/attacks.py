@@ -243,7 +243,7 @@ def attack_all(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Fig
         limits = {"requests_per_minute": 2, "concurrent": 1} if name == "alice" else {}
         add_key(folder / "keys.toml", new_entry(key, name, **limits))
     flags = ["--model", model, "--device", options.device, "--grpc-port", "0"]
-    flags += ["--voices", str(folder / "voices"), "--keys", str(folder / "keys.toml")]
+    flags += ["--voices", str(folder / "voices"), "--keys", str(folder / "keys.toml"), *options.flags.split()]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))  # as shells and systemd start it
     with serve_process(flags, log, variables={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}) as server:
@@ -307,6 +307,7 @@ def main() -> int:
     parser.add_argument("--callers", type=int, default=8, help="of attackers that ask for much")
     parser.add_argument("--seconds", type=float, default=30.0, help="alone, and again with each attacker")
     parser.add_argument("--attacks", nargs="+", choices=list(ATTACKS), default=list(ATTACKS))
+    parser.add_argument("--flags", default="", help="further ones of `vivavoce serve`")
     parser.add_argument("--short", action="store_true", help="five seconds of each, tiny model, one listener")
     parser.add_argument("--out", type=Path, help="JSON file")
     parser.add_argument("--log", type=Path, help="keep the server's log")

@@ -258,7 +258,7 @@ def test_a_stream_that_fails_is_freed(models, monkeypatch):
         (asked(TOKENS, name="n", last=False), "token_offset: is missing beside finalize"),
         (asked(TOKENS, name="n", offset=-1, last=False), "token_offset: -1 is below 0"),
         (asked(TOKENS, name="n", offset=15, last=False), "request id 'n' has no stream here"),
-        (asked(TOKENS[:3], name="n", offset=0, last=False), "3 in a step from 0, which needs 4 or more, the last 3"),
+        (asked(TOKENS[:3], name="n", offset=0, last=False), "3 tokens were sent, a step that begins at token 0 needs"),
     ],
 )
 def test_refusals(model, request_, sentence):
@@ -307,7 +307,7 @@ def test_steps_that_do_not_follow_change_nothing(model):
         "token_offset: 36 leaves out tokens": third,
         "do not begin with the 18 of the step before": asked(changed, name="s", offset=15, last=False),
         "do not begin with the 18": asked(TOKENS[:17], name="s", offset=15, last=True),
-        "18 in a step from 15, which needs 19 or more": asked(TOKENS[:18], name="s", offset=15, last=False),
+        "begins at token 15 needs at least 19": asked(TOKENS[:18], name="s", offset=15, last=False),
         "prompt: is another voice": asked(TOKENS, OTHER, name="s", offset=15, last=False),
         "seed: 1 where the stream began with 0": asked(TOKENS, name="s", offset=15, last=False, seed=1),
         "speed: 1.5 where the stream began with 1.0": asked(TOKENS, name="s", offset=15, last=False, speed=1.5),

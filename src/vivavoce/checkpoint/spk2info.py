@@ -1,7 +1,7 @@
 """spk2info.pt: the speakers of a model folder, read as tensors only, written in the official layout.
 
-The file is a dict by speaker name. A built-in speaker is `{"embedding": [1, 192]}`. A saved zero-shot speaker is the
-input of the original model: ten tensors with a leading batch dimension, and their lengths.
+The file is a dict by speaker name. A built-in speaker is `{"embedding": [1, 192]}`. A saved zero-shot speaker holds
+the inputs of the original model: ten tensors with a leading batch dimension, the tensors of their lengths among them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
 
 
 def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry], *, keep: bool = False) -> None:
-    """Replace `path` in one step, with mode 0600; keep: other speakers of the file and its mode stay."""
+    """Replace the file `path` in one step. A new file gets mode 0600. With `keep` the file keeps its other speakers and
+    its mode.
+    """
     kept = read_torch_file(path) if keep and path.exists() else {}
     speakers = {**kept, **{name: _official(entry) for name, entry in entries.items()}}
     with replacing(path, private=True) as file:  # given a path, torch.save answers a full disk with a RuntimeError

@@ -60,7 +60,7 @@ MAX_TEXT_BYTES = 50_000_000
 PART_CHARS = 1_000
 """Longer texts are spoken in parts of this length, about a minute each, which bounds memory and shows progress."""
 _PACED_S = 10.0
-"""Shortest audio with a meaningful real-time factor; in shorter audio the start dominates."""
+"""Shortest audio whose real-time factor is shown; in shorter audio the time to the first chunk decides it."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class AdapterStage(Protocol):
 
 
 def check_adapter_name(name: str) -> None:
-    """Refuse a name that requests, addresses and settings cannot all write."""
+    """Refuse a name that cannot stand unchanged in requests, URLs and settings."""
     if not NAME.fullmatch(name):
         raise InvalidRequest(
             f"adapter: {name[:80]!r} is not a name; use 1 to 64 letters of ASCII, digits, '-', '_' and '.', a letter "

@@ -242,8 +242,8 @@ class AdmissionController:
     def share_of_real_time(self, streams: int) -> float:
         """Seconds of work per second of audio for `streams` equal streams that are batched together.
 
-        The times of language model, flow and vocoder are added, although their queues overlap: one thread launches the
-        work of both queues, and its time is the bottleneck on a GPU.
+        The times of language model, flow and vocoder are added, although a GPU works on two queues (language model;
+        flow and vocoder) at the same time: one thread launches the work of both, and its time is the bottleneck.
         """
         if streams == 0:
             return 0.0

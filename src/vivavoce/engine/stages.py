@@ -144,7 +144,7 @@ class VocoderInterface(Protocol):
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of one engine: a language model, flow and vocoder, or all three."""
+    """The stages of one engine: only a language model, only flow and vocoder, or all three."""
 
     lm: LMInterface | None = None
     flow: FlowInterface | None = None

@@ -205,7 +205,9 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         return f"ChunkStream({state}, {seconds:.2f} s taken)"
 
     def verdict(self) -> Verdict:
-        """The verdict on the whole stream, after its last chunk; the caller fills in how much audio was taken."""
+        """The verdict on the whole stream; call it after the last chunk. The caller fills in how much audio was
+        received.
+        """
         given, delivery = len(self._progress.spans), self._delivery()
         return Verdict(
             reason_of(any(self.handle.outcome.cut), delivery),

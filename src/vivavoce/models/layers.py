@@ -30,8 +30,8 @@ class Memory(Protocol):
     """The past of a batch's rows for one pass; it also stores the state for the next chunk. Used once per site."""
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """Put the past inputs before a convolution's input: x: [batch, time, channels]  →  [batch, tail + time,
-        channels]; first: the convolution's first channel among all tails.
+        """Put the past inputs of a convolution before its input x. x: [batch, time, channels]  →  [batch, tail + time,
+        channels]; first: where this convolution's channels begin in the memory that all convolutions share.
         """
         ...
 

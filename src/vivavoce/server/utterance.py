@@ -1,4 +1,4 @@
-"""One utterance with streamed text: text comes in pieces, and one engine request or more speak it in order."""
+"""One utterance whose text arrives in pieces. It becomes one engine request, or several that are spoken in order."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from vivavoce_export.merged_lm import QwenSizes
 
 BITS = {"int8": 8, "int4": 4}
 GPU_LAYOUTS = ("sm80", "sm90")
-"""sm80: GPUs of compute capability 7.5 to 8.9; sm90: Hopper, as TensorRT-LLM 0.17 alone reads it."""
+"""sm80: for GPUs of compute capability 7.5 to 8.9; sm90: for Hopper, a layout that only TensorRT-LLM 0.17 reads."""
 WEIGHT_ONLY_MULTIPLE = 64
 """TensorRT-LLM's kernels for int8 and int4 weights take matrices of whole tiles only."""
 

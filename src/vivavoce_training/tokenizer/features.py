@@ -96,7 +96,7 @@ class Augment(nn.Module):
         return torch.lerp(view.gather(1, index), view.gather(1, index + 1), share)
 
     def _blur(self, view: Tensor) -> Tensor:
-        """Wash the harmonics out, which tell the pitch: three bins mixed by a random share, twice."""
+        """Blur the harmonics, which show the pitch: mix each bin with its neighbours by a random share, twice."""
         share = uniform(view, 0.0, 1 / 3) * chance(view, BLUR_SHARE)
         for step in (1, 2):
             lower = torch.cat([view[:, :1].expand(-1, step, -1), view[:, :-step]], dim=1)

@@ -209,8 +209,9 @@ PITCH_UNIT_HZ = 50.0
 class VocoderStep(TrainingStep):
     """The variants are `ALONE` and `WITH_ADVERSARY`.
 
-    The networks run in float32: on TF32 units that costs them little, since they are small and their activations
-    large, and the source's phases need it. The discriminators run in bfloat16.
+    The networks run in float32, because the phases of the source need that precision. It costs little time on a GPU
+    with TF32: the networks are small, and moving their large activations takes most of it. The discriminators run in
+    bfloat16.
     """
 
     def __init__(

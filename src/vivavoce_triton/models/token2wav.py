@@ -227,8 +227,8 @@ class SynthesisStream:
         if hop < 1:
             reason = f", the last {ahead} of which are only looked ahead at" if ahead else ""
             raise InvalidRequest(
-                f"{TOKENS}: {len(asked.tokens)} in a step from {offset}, which needs {offset + 1 + ahead} or "
-                f"more{reason}; send all tokens so far"
+                f"{TOKENS}: {len(asked.tokens)} tokens were sent, a step that begins at token {offset} needs at least "
+                f"{offset + 1 + ahead}{reason}; send all tokens so far, not only the new ones"
             )
         self.handle.text.push(SpeechTokens(asked.tokens[known:], hop, asked.final))
         self.tokens, self.spoken = np.array(asked.tokens, np.int32), self.spoken + hop

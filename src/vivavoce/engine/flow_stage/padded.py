@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Indices = NDArray[np.int64]
 NONE = np.zeros(0, dtype=np.int64)
 LEAST_SPLIT = 80
-"""From this many frames on a step's two halves, with the conditions and without, are computed at the same time. A
-smaller step is many short operations, between which two threads of Python wait for one another."""
+"""If a step has at least this many frames, two threads compute its halves (with and without the conditions) at the same
+time. A smaller step is many short operations, and two Python threads would only wait for each other."""
 
 
 @dataclass(frozen=True, eq=False)

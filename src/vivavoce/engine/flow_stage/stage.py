@@ -136,7 +136,7 @@ class FlowStage:
         self._batches: set[FlowBatch] = set()
 
     def prepare(self, frames: int | None = None) -> None:
-        """Make recordings before the first batches of up to this many frames need them; None: of all sizes."""
+        """Record the CUDA graphs of batches of up to `frames` mel frames in advance; None: of all sizes."""
         self.path.prepare(frames)
 
     def open(self, conditioning: Conditioning, steps: FlowSteps = FlowSteps.OFFICIAL) -> FlowStream:

@@ -219,7 +219,9 @@ class PackedVocoding:
         return list(zip(samples, tails, strict=True))
 
     def _batches(self, rows: Sequence[PooledRow]) -> list[list[PooledRow]]:
-        """Split rows, in order, into batches of at most the largest size, a gap after each; a longer row is alone."""
+        """Split the rows, in order, into batches that fit the largest size with a gap after each row. A row that is too
+        long for it gets a batch of its own.
+        """
         batches: list[list[PooledRow]] = []
         room = 0
         for one in rows:

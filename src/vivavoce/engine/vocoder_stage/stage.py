@@ -132,7 +132,10 @@ class SpeedTail:
 
 @dataclass(frozen=True)
 class PooledTails:
-    """Tails in a row of the packed path's pool; known: frames of the context whose source is kept."""
+    """The end of a stream's last piece, which is kept in one row of the packed path's pool.
+
+    row: of the pool; known: how many of its mel frames have their source signal kept as well.
+    """
 
     row: int
     known: int

@@ -140,10 +140,11 @@ def parse_format(name: str, sample_rate: int | None = None, field: str = "respon
 
 
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
-    """The format that the suffix of `path` names, in either case; WAV for a path without a suffix, such as a device.
+    """The format that the suffix of `path` names, in upper or lower case. A path without a suffix, such as a device,
+    means WAV.
 
     Raises:
-        InvalidRequest: no format of ours has that suffix.
+        InvalidRequest: the suffix names no supported format.
     """
     suffix = PurePath(path).suffix.lower()
     if suffix and suffix not in _SUFFIXES:

@@ -78,13 +78,13 @@ class TextFrontEnd:
     """Text as CosyVoice2's official front end prepares it, with bad input refused and the length of segments bounded.
 
     The results are those of the official code, with these exceptions: a text with nothing to speak is refused; segments
-    longer than the bound on tokens are cut; a text longer than 500 characters is read block by block, when its segments
-    are wanted; text in other languages than English and Chinese is spoken as it is written. Safe to use from several
-    threads.
+    longer than the bound on tokens are cut; a text longer than 500 characters is read block by block, each block only
+    when its segments are needed; text in other languages than English and Chinese is spoken as it is written. Safe to
+    use from several threads.
 
     `scripts` names the scripts a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and
-    symbols that remain after normalisation left out. `processes`: number of processes that read texts, because reading
-    holds the interpreter for up to 0.2 s a block; 0: read in this process.
+    symbols that remain after normalisation are left out. `processes`: number of processes that read texts, because
+    reading a block can hold the GIL for up to 0.2 s; 0: read in this process.
     """
 
     def __init__(

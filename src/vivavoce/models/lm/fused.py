@@ -141,7 +141,7 @@ class FusedLM:
     def _step_alone(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache, look: Look) -> Tensor:
         """`step` for one slot: fewer kernels, which load their weights before their input is ready."""
         eps, config = self.config.rms_norm_eps, self.config
-        # The first product computes its norm again, so this one is not used.
+        # The normalised row is not used here: the first product of the loop computes the norm itself.
         stream, x = embed_norm(ids, None, self._tables, self._layers[0].attention_norm, eps)
 
         def times(x: Tensor | PartialAttention, weights: Weights, out: Tensor, norm: Tensor | None = None) -> Tensor:

@@ -212,7 +212,7 @@ class SpeechFields(CommonFields):
         "audio", description="sse: events with base64 audio, the times of segments and a verdict at the end."
     )
     stream: bool = Field(
-        True, description="For clients of other engines; the audio comes as it is made, whatever the value."
+        True, description="Accepted for clients of other engines and ignored: audio is always sent as it is made."
     )
 
 
