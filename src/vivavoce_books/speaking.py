@@ -95,9 +95,8 @@ def speak_missing(
             if not pending:
                 return
             finished = wait(pending, return_when=FIRST_COMPLETED).done
-            for future in sorted(
-                finished, key=lambda one: one.exception() is not None
-            ):  # first those to keep, then errors
+            # First the segments that can be stored, then an error.
+            for future in sorted(finished, key=lambda one: one.exception() is not None):
                 segment = pending.pop(future)
                 ledger.add(segment.index, future.result(), tts.sample_rate)
                 done(segment)
