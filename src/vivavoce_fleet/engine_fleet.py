@@ -32,9 +32,14 @@ MOST_LOST = 2
 """Engines that may end under one request: a request that crashes engines must not end a whole fleet."""
 
 
-def open_engines(settings: EngineProcessSettings, of: str = "") -> EngineFleet:
-    """One engine or several, as the settings say; none is started yet. Errors as `devices_of`."""
-    return EngineFleet(make_engines(settings, of))
+def open_engines(
+    settings: EngineProcessSettings, of: str = "", adapters: tuple[tuple[str, str], ...] = ()
+) -> EngineFleet:
+    """One engine or several, as the settings say; none is started yet. Errors as `devices_of`.
+
+    adapters: names and folders of adapters beyond those of the settings.
+    """
+    return EngineFleet(make_engines(settings._replace(adapters=adapters), of))
 
 
 def make_engines(settings: EngineProcessSettings, of: str = "") -> dict[str, EngineClient]:
@@ -201,6 +206,11 @@ class EngineFleet:
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await self._ask(lambda engine: engine.remove_voice(owner, name), None, _is_full)
+
+    @property
+    def added_adapters(self) -> tuple[tuple[str, str], ...]:
+        """As of `EngineClient`; all engines have the same."""
+        return self._first.added_adapters
 
     async def adapters(self) -> tuple[AdapterInfo, ...]:
         return await self._ask(lambda engine: engine.adapters())

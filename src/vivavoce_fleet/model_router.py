@@ -45,18 +45,21 @@ FAILED_S = 30.0
 class ServedModel:
     """One model.
 
-    info: what its folder tells, or itself once it is loaded; open: opens its engines, which are to be started; engines:
-    None: it is not in memory, or is still being loaded; used_at: the last time that it was asked or spoke;
-    failed_until: after a load that failed, the time of the next try.
+    info: what its folder tells, or itself once it is loaded; open: opens its engines, which are to be started, with
+    these adapters beside those of the settings; engines: None: it is not in memory, or is still being loaded; used_at:
+    the last time that it was asked or spoke; failed_until: after a load that failed, the time of the next try;
+    adapters: those that were added until it was unloaded; changing: its engines are being replaced, so that it stays.
     """
 
     info: ModelInfo
-    open: Callable[[], EngineFleet]
+    open: Callable[[tuple[tuple[str, str], ...]], EngineFleet]
     on_demand: bool = False
     engines: EngineFleet | None = None
     loading: asyncio.Task[None] | None = None
     used_at: float = 0.0
     failed_until: float = 0.0
+    adapters: tuple[tuple[str, str], ...] = ()
+    changing: bool = False
 
     @property
     def is_held(self) -> bool:
@@ -76,12 +79,13 @@ class ServedModel:
 @dataclass(frozen=True)
 class Limits:
     """max_loaded: most models in memory; unload_after_s: idle time after which one may be unloaded for another; wait_s:
-    longest wait of a request for its model.
+    longest wait of a request for its model; keep_idle_s: idle time after which one is unloaded anyway, None: never.
     """
 
     max_loaded: int | None = None
     unload_after_s: float = 60.0
     wait_s: float = 30.0
+    keep_idle_s: float | None = None
 
 
 class ModelRouter:
@@ -95,8 +99,10 @@ class ModelRouter:
         """models: by name, the default one first."""
         self._models, self._limits = models, limits
         self._default = next(iter(models.values()))
-        self._default.engines = self._default.open()
+        self._default.engines = self._default.open(())
         self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Engines of unloaded models, until they have freed their memory."""
         self._now = asyncio.get_running_loop().time
 
     async def start(self) -> None:
@@ -108,8 +114,8 @@ class ModelRouter:
         for model in self._models.values():
             if not model.on_demand and not model.is_held:
                 self._load(model)
-        if self._limits.max_loaded is not None:
-            self._run(self._look())
+        if self._limits.max_loaded is not None or self._limits.keep_idle_s is not None:
+            self._run(self._keep_looking())
 
     @property
     def engines(self) -> Mapping[str, EngineClient]:
@@ -134,10 +140,10 @@ class ModelRouter:
         return _opened(self._default).voice_store
 
     async def speak(self, request: SpeechRequest) -> SpeechStream:
-        return await (await self._engines_for(request.model)).speak(request)
+        return await (await self.backend_of(request.model)).speak(request)
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        return await (await self._engines_for(request.model)).normalize(request)
+        return await (await self.backend_of(request.model)).normalize(request)
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
         return await _opened(self._default).voices(owner)
@@ -170,7 +176,11 @@ class ModelRouter:
             if model.loading is not None:
                 await asyncio.wait((model.loading,))
             if model.engines is not None:
-                await Replacement(model.engines.engines, drain_s, gap, name).replace(old, new)
+                model.changing = True
+                try:
+                    await Replacement(model.engines.engines, drain_s, gap, name).replace(old, new)
+                finally:
+                    model.changing = False
                 model.info = model.engines.about
         self.settle(wanted)
 
@@ -179,33 +189,32 @@ class ModelRouter:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)  # a load that is cancelled closes its engines
-        await asyncio.gather(*(one.engines.close() for one in self._models.values() if one.engines is not None))
+        closing = (one.engines.close() for one in self._models.values() if one.engines is not None)
+        await asyncio.gather(*self._leaving, *closing)
 
-    async def _engines_for(self, name: str) -> EngineFleet:
-        """The engines of a model, once it is in memory. They must be asked at once: they may be unloaded later.
-
-        ModelNotFound: the name is unknown; EngineStopped: it is not loaded in time, or there is no room for it.
-        """
-        model = self._models.get(name) if name else self._default
-        if model is None:
-            raise ModelNotFound(f"model: {name[:80]!r} is not served here; use one of {', '.join(self._models)}")
+    async def backend_of(self, model: str) -> EngineFleet:
+        """As `SeveralModels`."""
+        found = self._models.get(model) if model else self._default
+        if found is None:
+            raise ModelNotFound(f"model: {model[:80]!r} is not served here; use one of {', '.join(self._models)}")
         until = self._now() + self._limits.wait_s
-        while model.engines is None:
-            loading = self._load(model)
+        while found.engines is None:
+            loading = self._load(found)
             await asyncio.wait((loading,), timeout=max(0.0, until - self._now()))
             if not loading.done():
-                raise _away(f"{model.info.name} is still being loaded", LOADING_S)
-            if model.engines is None:
-                self._check_failure(model)
+                raise _away(f"{found.info.name} is still being loaded", LOADING_S)
+            if found.engines is None:
+                self._check_failure(found)
                 loading.result()  # raises if the server closes
-        model.used_at = self._now()
-        return model.engines
+        found.used_at = self._now()
+        return found.engines
 
     def _load(self, model: ServedModel) -> asyncio.Task[None]:
         """Begin to load a model, unless that has begun. Raises the last failure, or EngineStopped: there is no room."""
         if model.loading is None:
             self._check_failure(model)
-            model.loading = self._run(self._loaded(model, self._make_room(model)))
+            self._make_room(model)
+            model.loading = self._run(self._loaded(model))
         return model.loading
 
     def _check_failure(self, model: ServedModel) -> None:
@@ -214,12 +223,12 @@ class ModelRouter:
             others = ", ".join(one.info.name for one in self._models.values() if one.engines is not None)
             raise _away(f"{model.info.name} cannot be loaded, as the server's log says", wait_s, others)
 
-    async def _loaded(self, model: ServedModel, leaving: EngineFleet | None) -> None:
+    async def _loaded(self, model: ServedModel) -> None:
         engines: EngineFleet | None = None
         try:
-            if leaving is not None:
-                await leaving.close()
-            engines = model.open()
+            if self._leaving:
+                await asyncio.wait(set(self._leaving))
+            engines = model.open(model.adapters)
             await asyncio.wait_for(engines.start(), RESTART_S)
             model.engines, model.info, model.used_at = engines, engines.about, self._now()
         except (VivavoceError, TimeoutError, asyncio.TimeoutError) as error:
@@ -231,28 +240,50 @@ class ModelRouter:
             if engines is not None and model.engines is None:
                 await engines.close()
 
-    def _make_room(self, model: ServedModel) -> EngineFleet | None:
-        """The engines of a model that is unloaded for this one, if one has to be. EngineStopped: all are needed."""
+    def _make_room(self, model: ServedModel) -> None:
+        """Unload a model for this one, if one has to be. EngineStopped: all are needed."""
         held = [one for one in self._models.values() if one.is_held]
         most = self._limits.max_loaded
         if most is None or len(held) < most:
-            return None
-        idle = [one for one in held if one.on_demand and one.engines is not None and not one.streams]
-        oldest = min(idle, key=lambda one: one.used_at, default=None)
+            return
+        oldest = min(self._idle(), key=lambda one: one.used_at, default=None)
         wait_s = LOOK_S if oldest is None else oldest.used_at + self._limits.unload_after_s - self._now()
         if oldest is None or wait_s > 0:
             others = ", ".join(one.info.name for one in held)
             raise _away(f"{model.info.name} has no room beside {len(held)} others", math.ceil(wait_s), others)
         log.info("model unloaded: %(name)s, for %(other)s", {"name": oldest.info.name, "other": model.info.name})
-        engines, oldest.engines, oldest.info = oldest.engines, None, replace(oldest.info, loaded=False)
-        return engines
+        self._unload(oldest)
 
-    async def _look(self) -> None:
-        """Note which models speak, since a stream may be longer than the idle time."""
+    def _idle(self) -> list[ServedModel]:
+        """The models that may be unloaded, as nothing runs in them."""
+        may_go = [one for one in self._models.values() if one.on_demand and one.engines is not None]
+        return [one for one in may_go if not (one.streams or one.changing)]
+
+    def _unload(self, model: ServedModel) -> None:
+        engines = _opened(model)
+        model.adapters, model.engines, model.info = engines.added_adapters, None, replace(model.info, loaded=False)
+        task = asyncio.ensure_future(engines.close())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def look(self) -> None:
+        """Note which models speak, since a stream may be longer than the idle time; unload those idle for too long."""
+        now, keep_s = self._now(), self._limits.keep_idle_s
+        for model in self._models.values():
+            if model.streams:
+                model.used_at = now
+        if keep_s is None:
+            return
+        for model in self._idle():
+            if now - model.used_at >= keep_s:
+                log.info(
+                    "model unloaded: %(name)s, idle for %(seconds)g s", {"name": model.info.name, "seconds": keep_s}
+                )
+                self._unload(model)
+
+    async def _keep_looking(self) -> None:
         while True:
-            for model in self._models.values():
-                if model.streams:
-                    model.used_at = self._now()
+            self.look()
             await asyncio.sleep(LOOK_S)
 
     def _run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -296,12 +327,13 @@ def open_models(
 def settings_of_models(settings: EngineProcessSettings, further: Iterable[ModelSection]) -> list[EngineProcessSettings]:
     """The settings of each model's engines, the default model's first."""
     sections = [settings.model, *further]
-    gpus = [_gpus_of(section) for section in sections]
+    gpus = [gpus_of(section) for section in sections]
     shared = [any(own & other for other in (*gpus[:place], *gpus[place + 1 :])) for place, own in enumerate(gpus)]
     return [settings._replace(model=one, shared=some) for one, some in zip(sections, shared, strict=True)]
 
 
-def _gpus_of(section: ModelSection) -> set[str]:
+def gpus_of(section: ModelSection) -> set[str]:
+    """The GPUs of a model's engines, each by one name."""
     devices = devices_of(section.gpus, section.engines, section.device)
     return {"cuda:0" if device in ("auto", "cuda") else device for device in devices} - {"cpu"}
 

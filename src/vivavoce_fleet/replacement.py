@@ -19,7 +19,6 @@ from vivavoce_fleet.engine_fleet import make_engines
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.05
 _REPLACED = "engine: another one has taken its place, and the speech was not finished in time; ask again"
 
 
@@ -38,11 +37,12 @@ class Replacement:
     of: str = ""
 
     async def replace(self, now: EngineProcessSettings, wanted: EngineProcessSettings) -> None:
-        """Replace all engines, each by its name. now, wanted: the settings of all.
+        """Replace all engines, each by its name; adapters that were added stay. now, wanted: the settings of all.
 
         VivavoceError: an engine was not replaced, and neither were those after it.
         """
-        fresh, former = make_engines(wanted, self.of), make_engines(now, self.of)
+        added = next(iter(self.engines.values())).added_adapters
+        fresh, former = (make_engines(one._replace(adapters=added), self.of) for one in (wanted, now))
         for name, old in list(self.engines.items()):
             others = any(one.ready for one in self.engines.values() if one is not old)
             problem = "" if old.ready else "the old one does not answer"
@@ -86,11 +86,9 @@ class Replacement:
             raise
 
     async def _retire(self, old: EngineClient) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self.drain_s
         try:
-            while old.busy and loop.time() < until:
-                await asyncio.sleep(POLL_S)
+            with suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(old.until_idle(), self.drain_s)
         finally:
             await old.close(_REPLACED)
 

@@ -306,6 +306,20 @@ async def test_cosyvoice_1_is_served_at_its_own_rate_and_policy(babble_v1: Path,
         assert [one.place for one in told] == [0, 1]
 
 
+async def test_it_tells_when_its_last_request_is_over(loop: Loop, host: EngineClient) -> None:
+    async def spoken_beside() -> None:
+        stream = await host.speak(order(TEXT))
+        waiting = asyncio.ensure_future(host.until_idle())
+        events = aiter(stream)
+        await anext(events)
+        assert not waiting.done()
+        stream.cancel()
+        await asyncio.wait_for(waiting, 60.0)
+        assert host.active == 0
+
+    loop.run_until_complete(spoken_beside())
+
+
 async def test_a_cancelled_request_is_freed(loop: Loop, host: EngineClient) -> None:
     stream = await host.speak(order(TEXT))
     async for event in stream:

@@ -15,6 +15,7 @@ from vivavoce.engine.request import AudioChunk
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest, ModelNotFound
 from vivavoce.frontend.speech import SpeechRequest
+from vivavoce.frontend.speech_backend import backend_of
 from vivavoce.server.settings import ModelSection
 from vivavoce_fleet import model_router
 from vivavoce_fleet.engine_fleet import EngineFleet
@@ -202,7 +203,7 @@ async def test_names_and_files_are_checked_before_anything_is_loaded() -> None:
 async def test_engines_on_one_gpu_know_of_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     shared: dict[str, bool] = {}
 
-    def note(settings: EngineProcessSettings, name: str) -> FakeEngines:
+    def note(settings: EngineProcessSettings, name: str, adapters: object = ()) -> FakeEngines:
         shared[name] = settings.shared
         return FakeEngines(name=name)
 
@@ -221,7 +222,7 @@ async def test_engines_on_one_gpu_know_of_one_another(monkeypatch: pytest.Monkey
         router = open_models(EngineProcessSettings(sections[0]), {"m1": (sections[1], False)}, Limits())
         assert isinstance(router, ModelRouter)
         for model in router._models.values():
-            model.open()
+            model.open(())
         assert (shared["m0"], shared["m1"]) == wanted, devices
 
 
@@ -249,7 +250,7 @@ async def test_new_settings_reach_models_in_memory_and_those_that_are_loaded_lat
 
     lazy = FakeEngines(name="lazy", on_demand=True)
 
-    def opening(settings: EngineProcessSettings, of: str) -> EngineFleet:
+    def opening(settings: EngineProcessSettings, of: str, _: object) -> EngineFleet:
         opened.append((settings, of))
         return cast(EngineFleet, lazy)
 
@@ -265,4 +266,111 @@ async def test_new_settings_reach_models_in_memory_and_those_that_are_loaded_lat
     assert replaced == [(["fake"], "fake", 7.0, True, now[0], wanted[0])]
     assert len(await heard(router, "lazy"))
     assert opened == [(wanted[1], "lazy")]
+    await router.close()
+
+
+class Clock:
+    """A time that tests move."""
+
+    def __init__(self) -> None:
+        self.at_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.at_s
+
+
+async def test_a_model_on_demand_that_is_idle_for_too_long_is_unloaded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    gate, clock = asyncio.Event(), Clock()
+    lazy, kept = FakeEngines(name="lazy", on_demand=True, gate=gate), FakeEngines(name="kept")
+    router = routed(FakeEngines(), lazy, kept, keep_idle_s=60.0)
+    router._now = clock
+    await router.start()
+    await steps()
+    stream = cast(FakeStream, await router.speak(order("lazy")))
+    for _ in range(3):  # as long as it speaks it is in use
+        clock.at_s += 59.0
+        router.look()
+    gate.set()
+    assert [event async for event in stream]
+    clock.at_s += 59.0
+    router.look()
+    assert loaded(router) == {"lazy", "kept"}
+    clock.at_s += 1.0
+    router.look()
+    await steps()
+    assert (loaded(router), lazy.closed, kept.closed) == ({"kept"}, 1, 0)
+    assert "model unloaded: lazy, idle for 60 s" in caplog.messages
+    assert len(await heard(router, "lazy")), "it is loaded again for the next request"
+    assert lazy.started == 2
+    await router.close()
+
+
+async def test_a_model_whose_engines_are_being_replaced_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lazy, starts = Clock(), FakeEngines(name="lazy", on_demand=True), asyncio.Event()
+
+    class Slow(Replacement):
+        async def replace(self, *_: EngineProcessSettings) -> None:
+            await (starts.wait() if self.of == "lazy" else asyncio.sleep(0))
+
+    monkeypatch.setattr(model_router, "Replacement", Slow)
+    router = routed(FakeEngines(), lazy, keep_idle_s=1.0)
+    router._now = clock
+    await router.start()
+    await heard(router, "lazy")
+    replacing = asyncio.ensure_future(
+        router.replace([EngineProcessSettings()] * 2, [EngineProcessSettings()] * 2, 1.0, True)
+    )
+    await steps()
+    clock.at_s += 2.0
+    router.look()
+    assert loaded(router) == {"lazy"}
+    starts.set()
+    await replacing
+    router.look()
+    assert loaded(router) == set()
+    await router.close()
+
+
+async def test_without_the_setting_an_idle_model_stays() -> None:
+    clock, lazy = Clock(), FakeEngines(name="lazy", on_demand=True)
+    router = routed(FakeEngines(), lazy)
+    router._now = clock
+    await router.start()
+    await heard(router, "lazy")
+    clock.at_s += 1e6
+    router.look()
+    assert loaded(router) == {"lazy"}
+    await router.close()
+
+
+async def test_a_model_comes_back_with_its_adapters_once_its_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, freed = Clock(), asyncio.Event()
+    lazy = FakeEngines(name="lazy", on_demand=True)
+    monkeypatch.setattr(lazy, "close", freed.wait)
+    router = routed(FakeEngines(), lazy, keep_idle_s=1.0)
+    router._now = clock
+    await router.start()
+    await heard(router, "lazy")
+    lazy.added_adapters = (("news", "/srv/news"),)
+    clock.at_s += 1.0
+    router.look()
+    asking = asyncio.ensure_future(heard(router, "lazy"))
+    await steps()
+    assert (lazy.started, asking.done()) == (1, False)
+    freed.set()
+    assert len(await asking)
+    assert lazy.opened_with == [(), (("news", "/srv/news"),)]
+    await router.close()
+
+
+async def test_each_model_has_a_backend_of_its_own() -> None:
+    default, other = FakeEngines(), FakeEngines(name="other", on_demand=True)
+    router = routed(default, other)
+    await router.start()
+    assert await backend_of(router, "") is default
+    assert await backend_of(router, "other") is other
+    assert await backend_of(default, "other") is default
+    with pytest.raises(ModelNotFound, match="'nobody' is not served here"):
+        await backend_of(router, "nobody")
     await router.close()

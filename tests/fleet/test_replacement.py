@@ -6,7 +6,9 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -21,6 +23,7 @@ from vivavoce.frontend.speech import FinishReason
 from vivavoce.frontend.speech_backend import ModelInfo, SpeechStream
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.rate_limiter import ANONYMOUS
+from vivavoce_fleet import replacement
 from vivavoce_fleet.engine_fleet import open_engines
 from vivavoce_fleet.replacement import Replacement, check_same_rate
 from vivavoce_textnorm.lexicon import Lexicon, Lexicons
@@ -242,3 +245,63 @@ async def test_lexicons_voices_and_log_change_in_a_running_engine_and_in_the_nex
         await engine.until_ready()
         assert (await engine.normalize(order("Ng."))).spoken == "Eng."
         assert await server.listen() > 0
+
+
+@dataclass
+class Retired:
+    """An old engine, or a new one; idle: its last request is over."""
+
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: bool = True
+    added_adapters: tuple[tuple[str, str], ...] = ()
+    about: ModelInfo = field(default_factory=lambda: ModelInfo("odd", "nothing", 24_000, demo=True))
+    process_id: int = 1
+
+    async def start(self) -> None: ...
+
+    async def room_beside(self, _: float | None) -> str:
+        return ""
+
+    async def until_idle(self) -> None:
+        await self.idle.wait()
+
+    async def close(self, _: str = "") -> None:
+        self.closed.set()
+
+
+async def replaced(monkeypatch: pytest.MonkeyPatch, old: Retired, drain_s: float) -> list[EngineProcessSettings]:
+    """The settings of the engines that take the place of the old one."""
+    made: list[EngineProcessSettings] = []
+
+    def make(settings: EngineProcessSettings, _: str) -> dict[str, Retired]:
+        made.append(settings)
+        return {"": Retired()}
+
+    monkeypatch.setattr(replacement, "make_engines", make)
+    engines = {"": cast(EngineClient, old)}
+    await Replacement(engines, drain_s).replace(EngineProcessSettings(), EngineProcessSettings())
+    assert engines[""] is not old
+    return made
+
+
+async def test_an_old_engine_ends_when_its_last_request_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Retired()
+    replacing = asyncio.ensure_future(replaced(monkeypatch, old, drain_s=1e6))
+    while not replacing.done():
+        await asyncio.sleep(0)
+        assert old.closed.is_set() <= old.idle.is_set()
+        old.idle.set()
+    assert old.closed.is_set()
+
+
+async def test_an_old_engine_that_does_not_get_idle_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Retired()
+    await replaced(monkeypatch, old, drain_s=0.01)
+    assert old.closed.is_set()
+
+
+async def test_adapters_that_were_added_are_the_new_engine_s_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Retired(added_adapters=(("news", "/srv/news"),))
+    old.idle.set()
+    assert [one.adapters for one in await replaced(monkeypatch, old, 1.0)] == [old.added_adapters] * 2

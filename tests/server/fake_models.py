@@ -26,6 +26,9 @@ class FakeEngines(FakeBackend):
     """Set: a load ends at once."""
     started: int = 0
     closed: int = 0
+    added_adapters: tuple[tuple[str, str], ...] = ()
+    opened_with: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
+    """The adapters of each load."""
 
     def __post_init__(self) -> None:
         self.loads.set()
@@ -55,8 +58,12 @@ class FakeEngines(FakeBackend):
 def routed(*engines: FakeEngines, **limits: float) -> ModelRouter:
     """A router over these models, not started; to be made in its event loop."""
 
-    def opening(one: FakeEngines) -> Callable[[], EngineFleet]:
-        return lambda: cast(EngineFleet, one)
+    def opening(one: FakeEngines) -> Callable[[tuple[tuple[str, str], ...]], EngineFleet]:
+        def opened(adapters: tuple[tuple[str, str], ...]) -> EngineFleet:
+            one.opened_with.append(adapters)
+            return cast(EngineFleet, one)
+
+        return opened
 
     models = {one.name: ServedModel(replace(one.about, loaded=False), opening(one), one.on_demand) for one in engines}
     return ModelRouter(models, Limits(**limits))  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ async def run_server(read: Callable[[], ServerSettings], reporter: Reporter) -> 
         for problem in tls_problems(server):
             raise InvalidRequest(problem)
         sockets = _sockets(server, stack)
-        server = fit_open_files(server, len(sockets) + (server.grpc_port is not None))
+        server = fit_open_files(connections_of_gpus(settings), len(sockets) + (server.grpc_port is not None))
         own_ports = {field: sockets.pop(field) for one in DIALECTS for field in one.listeners if field in sockets}
         began = time.perf_counter()
         backend, start = await _open_backend(settings, lexicons, stack, stop)
@@ -203,6 +203,18 @@ def _sockets(server: ServerSection, stack: AsyncExitStack) -> dict[str, socket.s
     return sockets
 
 
+def connections_of_gpus(settings: ServerSettings) -> ServerSection:
+    """The section [server]; unless `max_connections` is set, it is as many for each GPU of the models."""
+    server = settings.server
+    if "max_connections" in server.model_fields_set or server.upstream is not None:
+        return server
+    from vivavoce_fleet.model_router import gpus_of
+
+    sections = [settings.model, *further_sections(settings).values()]
+    count = len(set[str]().union(*(gpus_of(section) for section in sections)))
+    return server.model_copy(update={"max_connections": server.max_connections * max(1, count)})
+
+
 def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
     """Raise the limit of open files to fit all connections; or return settings with fewer connections."""
     wanted = ports * (server.max_connections + MARGIN) + FILES_BESIDE
@@ -246,7 +258,8 @@ async def _open_backend(
             name: (section, is_on_demand(settings, name)) for name, section in further_sections(settings).items()
         }
         models = settings.models
-        limits = Limits(models.max_loaded, models.unload_after_s, settings.engine.max_wait_s)
+        wait_s = settings.engine.max_wait_s
+        limits = Limits(models.max_loaded, models.unload_after_s, wait_s, models.keep_idle_s)
         engine = open_models(engine_sections(settings, lexicons), further, limits)
         stack.push_async_callback(engine.close)
         return engine, engine.start

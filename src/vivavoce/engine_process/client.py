@@ -116,6 +116,9 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._streams: dict[int, RemoteStream] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._idle = asyncio.Event()
+        """Set while no request and no question runs."""
+        self._idle.set()
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._about: ModelInfo | None = None
@@ -168,10 +171,9 @@ class EngineClient:
         """Its current streams, including any just sent."""
         return len(self._streams)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a request or a question is not over; for a moment each second also because of the health check."""
-        return bool(self._streams or self._questions)
+    async def until_idle(self) -> None:
+        """Wait until all requests and questions are over; the answer to a health check is waited for, too."""
+        await self._idle.wait()
 
     @property
     def process_id(self) -> int | None:
@@ -180,10 +182,12 @@ class EngineClient:
     async def speak(self, request: SpeechRequest) -> RemoteStream:
         number = next(self._numbers)
         stream = self._streams[number] = RemoteStream(number, self.about.sample_rate, self._send)
+        self._note_work()
         try:
             await self._ask(messages.Speak(number, request))
         except BaseException as error:
             self._streams.pop(number, None)  # missing already if the process has ended
+            self._note_work()
             if isinstance(error, asyncio.CancelledError):
                 self._send(messages.Cancel(number))
             raise
@@ -202,6 +206,11 @@ class EngineClient:
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await self._call("remove_voice", owner, name)
+
+    @property
+    def added_adapters(self) -> tuple[tuple[str, str], ...]:
+        """Names and folders of the adapters that were added while it ran."""
+        return self._settings.adapters
 
     async def adapters(self) -> tuple[AdapterInfo, ...]:
         return cast(tuple[AdapterInfo, ...], await self._call("adapters"))
@@ -252,11 +261,19 @@ class EngineClient:
             trouble = "does not answer" if self.stuck else "takes no requests"
             raise EngineStopped(f"engine: its process {trouble} just now; ask again in some seconds")
         answer = self._questions[question.number] = asyncio.get_running_loop().create_future()
+        self._note_work()
         try:
             self._send(question)
             return await answer
         finally:
             self._questions.pop(question.number, None)
+            self._note_work()
+
+    def _note_work(self) -> None:
+        if self._streams or self._questions:
+            self._idle.clear()
+        else:
+            self._idle.set()
 
     def _send(self, message: messages.ToProcess | EngineProcessSettings) -> None:
         """Write to the process. A message to an ended process is lost; `_lose_all` tells its sender."""
@@ -396,6 +413,7 @@ class EngineClient:
             case messages.End(number, outcome):
                 if number in self._streams:
                     self._streams.pop(number).on_end(outcome)
+                    self._note_work()
             case _:
                 raise TypeError(f"{type(message).__name__} is not a message of the engine's process")
 
@@ -420,6 +438,7 @@ class EngineClient:
             stream.on_end(error)
         for number in list(self._questions):
             self._answer(number, error)
+        self._note_work()
 
     async def _end_process(self) -> str:
         """Wait for the process to end, or kill it. Returns how it ended, in words."""

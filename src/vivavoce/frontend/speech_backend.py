@@ -129,6 +129,23 @@ class SpeechBackend(Protocol):
 
 
 @runtime_checkable
+class SeveralModels(Protocol):
+    """A `SpeechBackend` that has one of its own for each of several models."""
+
+    async def backend_of(self, model: str) -> SpeechBackend:
+        """That of a model by its name, "" for the default one, once it is loaded. It must be asked at once: it may be
+        unloaded later.
+
+        ModelNotFound: the name is unknown; EngineStopped: it is not loaded in time, or there is no room for it.
+        """
+
+
+async def backend_of(backend: SpeechBackend, model: str) -> SpeechBackend:
+    """As of `SeveralModels`; a backend of one model is that model's."""
+    return await backend.backend_of(model) if isinstance(backend, SeveralModels) else backend
+
+
+@runtime_checkable
 class AdapterBackend(Protocol):
     """A `SpeechBackend` whose LoRA adapters change while it runs; errors as `Engine.load_adapter`, `remove_adapter`."""
 

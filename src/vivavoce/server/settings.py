@@ -121,7 +121,7 @@ class ServerSection(_Section):
     max_header_bytes: int = _setting(65_536, ge=4_096, le=_MIB)
     """Largest size of a request's headers, in bytes."""
     max_connections: int = _setting(1_024, ge=1, le=1_000_000)
-    """Most open connections to a port. A further one replaces an inactive connection, or is answered with 503."""
+    """Most open connections to a port; by default as many for each GPU. One more replaces an idle one, or gets 503."""
     web_page: bool = _setting(True, "--web-page: Serve the web page.  [default: yes]")
     """Serve the web page at /."""
     docs: bool = True
@@ -250,6 +250,8 @@ class ModelsSection(_Section):
     """Most models in memory; beyond it, one that was loaded on demand is unloaded for another; unset: all stay."""
     unload_after_s: float = _setting(60.0, ge=0, le=86_400)
     """Seconds without a request after which a model that was loaded on demand may be unloaded for another one."""
+    keep_idle_s: float | None = _unset(1_800.0, gt=0, le=31_536_000)
+    """Seconds without a request for which a model that was loaded on demand stays in memory; unset: no limit."""
 
 
 class EngineSection(_Section):

@@ -27,7 +27,14 @@ from vivavoce.server.toml_file import closest, read_toml
 DEFAULT = "default"
 _ALIASES = {"VIVAVOCE_MODEL": "VIVAVOCE_MODEL_MODEL", "VIVAVOCE_VOICES": "VIVAVOCE_VOICES_PLACE"}
 """Variables that every command reads."""
-_OTHERS = {"VIVAVOCE_CONFIG", "VIVAVOCE_HOME", "VIVAVOCE_DEBUG", "VIVAVOCE_MODELSCOPE_ENDPOINT", *_ALIASES}
+_OTHERS = {
+    "VIVAVOCE_CONFIG",
+    "VIVAVOCE_HOME",
+    "VIVAVOCE_DEBUG",
+    "VIVAVOCE_MODELSCOPE_ENDPOINT",
+    "VIVAVOCE_API_KEY",
+    *_ALIASES,
+}
 """Known variables that are not settings."""
 _CLUSTER = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 _LOGIN = re.compile(r"://.*@", re.DOTALL)

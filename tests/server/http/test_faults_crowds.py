@@ -20,11 +20,11 @@ import pytest
 from tests.server.certificates import certified, needs_openssl
 from tests.server.http.faulty_clients import NEIGHBOUR, Client, asked, speech, state_of, undisturbed, until
 from tests.server.http.serving import serving
-from vivavoce.cli.server import FILES_BESIDE, fit_open_files
+from vivavoce.cli.server import FILES_BESIDE, connections_of_gpus, fit_open_files
 from vivavoce.server.http import listener
 from vivavoce.server.http.app import build_app, build_health_app
 from vivavoce.server.http.listener import MARGIN, bind
-from vivavoce.server.settings import ServerSection
+from vivavoce.server.settings import ServerSection, ServerSettings
 
 SPEECH = "/v1/audio/speech"
 SOCKET = (
@@ -190,6 +190,24 @@ def test_health_and_figures_may_have_a_port_that_no_crowd_fills(metrics: bool, s
         assert statuses("/health/live") == statuses("/health/ready") == {"main": 200, "own": 200}
         assert statuses("/metrics") == {"main": 404, "own": status}
         assert statuses("/v1/models") == {"main": 200, "own": 404}
+
+
+@pytest.mark.parametrize(
+    ("settings", "connections"),
+    [
+        ({}, 1_024),
+        ({"model": {"device": "cpu", "engines": 4}}, 1_024),
+        ({"model": {"gpus": "all"}}, 8 * 1_024),
+        ({"model": {"gpus": "0,1"}, "models": {"more": {"b": {"base": "mini", "gpus": "1,2"}}}}, 3 * 1_024),
+        ({"model": {"gpus": "all"}, "server": {"max_connections": 1_024}}, 1_024),
+        ({"model": {"gpus": "all"}, "server": {"upstream": "triton://localhost:8001"}}, 1_024),
+    ],
+)
+def test_connections_follow_the_number_of_gpus_unless_they_are_set(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], connections: int
+) -> None:
+    monkeypatch.setattr("vivavoce_fleet.devices.count_gpus", lambda: 8)
+    assert connections_of_gpus(ServerSettings.model_validate(settings)).max_connections == connections
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,8 +16,12 @@ from tests.server.fake_backend import SAMPLES_PER_LETTER
 from tests.server.fake_models import FakeEngines, routed
 from tests.server.http.serving import Served, make_state, serving
 from tests.server.http.websocket_serving import connected, next_reply, replies_until, send, start, text
+from vivavoce.engine.adapters import AdapterInfo
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import _FIELDS
 from vivavoce.server.http.app import build_app
+from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
+from vivavoce.server.settings import AuthSection, ModelSection, ServerSettings
 
 TEXT = "Hello there."
 LENGTH = SAMPLES_PER_LETTER * len(TEXT)
@@ -209,3 +214,72 @@ async def test_the_websockets_of_others_choose_by_their_names_for_it() -> None:
                 pass
         assert len(engines[place].orders) == 2
     await router.close()
+
+
+def test_each_model_has_voices_of_its_own(several: Several) -> None:
+    for name, engines in several.engines.items():
+        engines.stored["", f"voice-of-{name}"] = VoiceSummary(f"voice-of-{name}", "built_in", True, "")
+
+    def listed(**query: str) -> list[str]:
+        answer = httpx.get(f"{several.served.url}/v1/audio/voices", params=query)
+        return [one["id"] for one in answer.json()["data"]]
+
+    for query, name in (({}, "fake"), ({"model": "tts-1"}, "fake"), ({"model": "MINE"}, "mine")):
+        assert listed(**query) == ["anna", f"voice-of-{name}"]
+    assert several.engines[NAMES[2]].started == 0
+    assert listed(model=NAMES[2]) == ["anna", f"voice-of-{NAMES[2]}"], "it is loaded for it"
+    unknown = httpx.get(f"{several.served.url}/v1/audio/voices", params={"model": "other"})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_an_open_list_loads_no_model(tmp_path: Path) -> None:
+    keys, key, engines = tmp_path / "keys.toml", new_key(), three()
+    add_key(keys, new_entry(key, "anna"))
+    engines[1].on_demand = True
+    settings = ServerSettings(auth=AuthSection(keys_file=keys, open_lists=True))
+    with serving(build_app, lambda: make_state(routed(*engines), settings, KeyRing(keys))) as served:
+        served.call(served.state.dispatcher.backend.start)  # type: ignore[attr-defined]
+        url, query = f"{served.url}/v1/audio/voices", {"model": "mine"}
+        assert httpx.get(url).status_code == 200
+        refused = httpx.get(url, params=query)
+        assert (refused.status_code, engines[1].started) == (401, 0)
+        assert "only a request with an API key may have it loaded" in refused.json()["error"]["message"]
+        assert httpx.get(url, params=query, headers={"x-api-key": key}).status_code == 200
+        assert httpx.get(url, params=query).status_code == 200
+
+
+@dataclass
+class AdaptingEngines(FakeEngines):
+    """One of several models, with adapters of its own."""
+
+    loaded: list[str] = field(default_factory=list)
+
+    async def adapters(self) -> tuple[AdapterInfo, ...]:
+        return tuple(AdapterInfo(name, 8, (), 0) for name in self.loaded)
+
+    async def add_adapter(self, name: str, _: str) -> AdapterInfo:
+        self.loaded.append(name)
+        return AdapterInfo(name, 8, (), 0)
+
+    async def remove_adapter(self, name: str) -> None:
+        self.loaded.remove(name)
+
+
+def test_each_model_has_adapters_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "news").mkdir()
+    engines = [AdaptingEngines(), AdaptingEngines(name="mine", on_demand=True)]
+    settings = ServerSettings(model=ModelSection(adapters_dir=tmp_path))
+    with serving(build_app, lambda: make_state(routed(*engines), settings)) as served:
+        served.call(served.state.dispatcher.backend.start)  # type: ignore[attr-defined]
+        url = f"{served.url}/v1/adapters"
+        assert httpx.post(url, json={"name": "news", "model": "mine"}).status_code == 201
+        assert [one.loaded for one in engines] == [[], ["news"]]
+        assert [httpx.get(url, params={"model": name}).json()["data"] for name in ("", "fake")] == [[], []]
+        assert [one["id"] for one in httpx.get(url, params={"model": "mine"}).json()["data"]] == ["news"]
+        for answer in (
+            httpx.post(url, json={"name": "news", "model": "other"}),
+            httpx.delete(f"{url}/news", params={"model": "other"}),
+        ):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert httpx.delete(f"{url}/news", params={"model": "mine"}).status_code == 200
+        assert engines[1].loaded == []

@@ -13,7 +13,14 @@ from starlette.requests import Request
 from vivavoce.engine.adapters import AdapterInfo
 from vivavoce.errors import Forbidden, InvalidRequest
 from vivavoce.frontend.speech_backend import AdapterBackend
-from vivavoce.server.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
+from vivavoce.server.http.app_state import (
+    MODEL_QUERY,
+    AppState,
+    KnownPrincipal,
+    ListReader,
+    backend_for,
+    refuse_foreign_page,
+)
 from vivavoce.server.http.bodies import json_schema, read_json
 from vivavoce.server.http.errors import BODY_FAILURES, failures
 from vivavoce.server.rate_limiter import Principal
@@ -27,6 +34,7 @@ class AdapterFields(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=64, description="Its name in requests: letters, digits, - _ .")
     folder: str = Field("", max_length=1_000, description="Its folder, below the server's. Default: the name.")
+    model: str = Field("", max_length=200, description="The served model that gets it. Default: the default one.")
 
 
 class AdapterEntry(BaseModel):
@@ -59,17 +67,17 @@ def router(state: AppState) -> APIRouter:
     routes, dispatcher = APIRouter(), state.dispatcher
     body = {"required": True, "content": {"application/json": {"schema": json_schema(AdapterFields)}}}
 
-    @routes.get(PATH, summary="All adapters that requests may name", responses=failures(400, 401, 429, 503))
-    async def adapters(principal: ListReader) -> AdapterList:
+    @routes.get(PATH, summary="All adapters that requests may name", responses=failures(400, 401, 404, 429, 503))
+    async def adapters(principal: ListReader, model: str = MODEL_QUERY) -> AdapterList:
         async with dispatcher.permitted(principal):
-            found = await _backend(state).adapters()
+            found = await (await _backend(state, model, principal)).adapters()
         return AdapterList(data=[_entry(one) for one in found])
 
     @routes.post(
         PATH,
         status_code=201,
         summary="Load an adapter",
-        responses={**BODY_FAILURES, **failures(403)},
+        responses={**BODY_FAILURES, **failures(403, 404)},
         openapi_extra={"requestBody": body},
     )
     async def add(request: Request, principal: KnownPrincipal) -> AdapterEntry:
@@ -79,13 +87,14 @@ def router(state: AppState) -> APIRouter:
         async with dispatcher.permitted(principal):
             asked = await read_json(request, AdapterFields)
             folder = folder_below(state.settings.model.adapters_dir, asked.folder or asked.name)
-            return _entry(await _backend(state).add_adapter(asked.name, str(folder)))
+            backend = await _backend(state, asked.model, principal)
+            return _entry(await backend.add_adapter(asked.name, str(folder)))
 
     @routes.delete(PATH + "/{name}", summary="Remove an adapter", responses=failures(400, 401, 403, 404, 429, 503))
-    async def remove(name: str, principal: KnownPrincipal) -> AdapterDeleted:
+    async def remove(name: str, principal: KnownPrincipal, model: str = MODEL_QUERY) -> AdapterDeleted:
         _check_allowed(principal)
         async with dispatcher.permitted(principal):
-            await _backend(state).remove_adapter(name)
+            await (await _backend(state, model, principal)).remove_adapter(name)
         return AdapterDeleted(id=name)
 
     return routes
@@ -111,8 +120,8 @@ def _check_allowed(principal: Principal) -> None:
         raise Forbidden(f"adapters: the key {principal.name!r} may not change what everybody uses")
 
 
-def _backend(state: AppState) -> AdapterBackend:
-    backend = state.dispatcher.backend
+async def _backend(state: AppState, model: str, principal: Principal) -> AdapterBackend:
+    backend = await backend_for(state, model, principal)
     if not isinstance(backend, AdapterBackend):
         raise InvalidRequest("adapters: the engines behind this server load none while they run")
     return backend

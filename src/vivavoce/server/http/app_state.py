@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol, cast
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from vivavoce.errors import Forbidden, InvalidRequest
+from vivavoce.errors import Forbidden, InvalidRequest, Unauthorized
+from vivavoce.frontend.speech_backend import SpeechBackend, backend_of
 from vivavoce.logs import note_principal
 from vivavoce.server.dialect import Dialect
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.keys import KeyRing, token_in
 from vivavoce.server.rate_limiter import Principal
+from vivavoce.server.served_models import served_model
 from vivavoce.server.settings import ServerSettings
 
 REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout"
@@ -80,6 +82,22 @@ async def list_reader(connection: HTTPConnection) -> Principal:
 
 
 ListReader = Annotated[Principal, Depends(list_reader)]
+
+
+MODEL_QUERY = Query("", max_length=200, description="A served model's name. Default: the server's default model.")
+
+
+async def backend_for(state: AppState, model: str, principal: Principal) -> SpeechBackend:
+    """The backend of the model that a client's name means, "" for the default one; a model is loaded for it if need be.
+
+    ModelNotFound: no model is meant; Unauthorized: it has to be loaded, and the caller has no key.
+    """
+    dispatcher = state.dispatcher
+    about = dispatcher.backend.about
+    name = served_model(model, about, dispatcher.rules) if model else ""
+    if principal is PUBLIC_READER and not about.of(name).loaded:
+        raise Unauthorized("model: it is not loaded, and only a request with an API key may have it loaded; send one")
+    return await backend_of(dispatcher.backend, name)
 
 
 async def deadline_of(connection: HTTPConnection) -> float | None:

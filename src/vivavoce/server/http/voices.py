@@ -15,7 +15,14 @@ from vivavoce.frontend.speech import Recording
 from vivavoce.frontend.speech_backend import VoiceOptions
 from vivavoce.frontend.voices.consent import MAX_STATEMENT_CHARS, MAX_WHO_CHARS, given_consent
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce.server.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
+from vivavoce.server.http.app_state import (
+    MODEL_QUERY,
+    AppState,
+    KnownPrincipal,
+    ListReader,
+    backend_for,
+    refuse_foreign_page,
+)
 from vivavoce.server.http.bodies import MULTIPART, Form, check_query, media_type, read_form
 from vivavoce.server.http.errors import BODY_FAILURES, failures, renamed
 from vivavoce.server.rate_limiter import voice_owner
@@ -90,10 +97,12 @@ def router(state: AppState) -> APIRouter:
     routes = APIRouter()
     dispatcher = state.dispatcher
 
-    @routes.get("/v1/audio/voices", summary="All voices that the caller may use", responses=failures(401, 429, 503))
-    async def voices(principal: ListReader) -> VoiceList:
+    @routes.get(
+        "/v1/audio/voices", summary="All voices that the caller may use", responses=failures(401, 404, 429, 503)
+    )
+    async def voices(principal: ListReader, model: str = MODEL_QUERY) -> VoiceList:
         async with dispatcher.permitted(principal):
-            found = await dispatcher.backend.voices(principal.owner)
+            found = await (await backend_for(state, model, principal)).voices(principal.owner)
         labels = [Label(id=voice.name, name=voice.name) for voice in found]
         return VoiceList(data=[_entry(voice) for voice in found], voices=labels)
 
