@@ -1,4 +1,4 @@
-"""Measured costs of batches on one H200, by generation, for plans and simulations."""
+"""Measured costs for plans and simulations: of batches on one H200, by generation, and of a server's entry process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.cost_model import GPU_PRIORS, Coefficients, Priors, Stage
 
+ENTRY_LISTENERS = 350
+"""Listeners of 16-bit samples over HTTP that a server's entry process carries with 70 % of the core on which it was
+measured, a slow one (benchmarks/results/entry)."""
 MEASURED_COSTS: Mapping[Generation, Priors] = {
     Generation.V1: {
         Stage.PREFILL: Coefficients(1.8e-2, 9e-4, 0.0, 5.8e-10),

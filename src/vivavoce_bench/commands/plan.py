@@ -37,6 +37,7 @@ def plan(
     Memory is divided as the engine divides it. Speeds were measured on one H200 and are computed for other GPUs from
     their data sheets. --streams simulates the engine with these speeds.
     """
+    from vivavoce_bench.costs import ENTRY_LISTENERS
     from vivavoce_bench.planning import CARDS
 
     cards = [card for card in CARDS if gpu is None or card.name.casefold() == gpu.casefold()]
@@ -60,6 +61,11 @@ def plan(
         kind = "costs were measured on this card" if found["measured"] else "computed from data sheets, never measured"
         asked = f"{listeners.streams} listeners and a p99 of {listeners.ttfb_p99 * 1e3:g} ms"
         print(f"{found['gpus']} × {cards[0].name} for {asked}, {found['gpus'] + 1} if one may fail. Simulated; {kind}.")
+        if (entry := found["server_listeners"]) > ENTRY_LISTENERS or found["servers"] > 1:
+            print(
+                f"Servers: {found['servers']}, with some of the GPUs each. The entry process of each has {entry} "
+                f"listeners; 70 % of a slow core carry {ENTRY_LISTENERS}, as docs/operating.md says."
+            )
         return
     if as_json:
         print(json.dumps({"model": model, "plan": division, "cards": rows}, ensure_ascii=False, indent=2))

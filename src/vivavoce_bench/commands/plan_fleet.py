@@ -102,10 +102,11 @@ def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, m
 
 
 def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
-    """JSON values: the number of GPUs, and the figures for one GPU fewer, this number, and one more."""
+    """JSON values: the number of GPUs and of servers, and figures for one GPU fewer, this number, and one more."""
     from vivavoce.engine.admission import AdmissionMode
     from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
     from vivavoce.engine.settings import EngineSettings
+    from vivavoce_bench.costs import ENTRY_LISTENERS
     from vivavoce_bench.planning import H200
     from vivavoce_bench.simulation import Simulation
 
@@ -133,4 +134,6 @@ def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
 
     needed = fewest(expected, asked.ttfb_p99, ceil(streams / max(1, planned.listeners(card))), streams)
     figures = {"card": card.name, "measured": card is H200, "streams": streams, "ttfb_p99_ms": asked.ttfb_p99 * 1e3}
-    return {**figures, "gpus": needed, "expected": [row(gpus) for gpus in (needed - 1, needed, needed + 1)]}
+    servers = min(needed, ceil(streams / ENTRY_LISTENERS))  # each has a GPU of its own, or more
+    figures |= {"gpus": needed, "servers": servers, "server_listeners": ceil(streams / servers)}
+    return {**figures, "expected": [row(gpus) for gpus in (needed - 1, needed, needed + 1)]}

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.cli_harness import SOURCES, Run
 from vivavoce.errors import InvalidRequest
+from vivavoce_bench import costs
 from vivavoce_bench.commands import plan_fleet
 from vivavoce_bench.commands.plan_fleet import Expected, fewest
 
@@ -76,6 +77,7 @@ def test_gpus_for_listeners_are_found_by_simulation(plan: Any, run: Run, monkeyp
     monkeypatch.setattr(plan_fleet, "FEWEST", 60)
     found = plan("--streams", "40", "--gpu", "l4", "--ttfb-p99", "0.4s", "--price", "2")
     less, needed, more = found["expected"]
+    assert (found["servers"], found["server_listeners"]) == (1, 40)
     assert (found["card"], found["measured"], found["ttfb_p99_ms"]) == ("L4", False, 400)
     assert [one["gpus"] for one in found["expected"]] == [found["gpus"] - 1, found["gpus"], found["gpus"] + 1]
     assert less["gpus"] == 0 or less["ttfb_p99_ms"] > 400 or less["gaps_percent"] > 0.1 or less["refused_percent"] > 0
@@ -86,7 +88,20 @@ def test_gpus_for_listeners_are_found_by_simulation(plan: Any, run: Run, monkeyp
     text = run("plan", "--streams", "2", "--gpu", "rtx 3060").text
     assert "1 × RTX 3060 for 2 listeners and a p99 of 1000 ms, 2 if one may fail" in text
     assert "never measured" in text
+    assert "Servers" not in text
     assert "'soon' is not a time" in run("plan", "--streams", "2", "--ttfb-p99", "soon").err
+
+
+def test_the_servers_are_counted_whose_entry_processes_carry_the_listeners(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_fleet, "FEWEST", 20)
+    for carried, gpus, servers, each in ((3, 1, 1, 4), (2, 2, 2, 2), (2, 4, 2, 2)):
+        monkeypatch.setattr(costs, "ENTRY_LISTENERS", carried)
+        monkeypatch.setattr(plan_fleet, "fewest", lambda *_, needed=gpus: needed)
+        text = run("plan", "--streams", "4", "--gpu", "l4").text
+        assert f"Servers: {servers}, with some of the GPUs each. The entry process of each has {each} listeners" in text
+        assert f"70 % of a slow core carry {carried}" in text
 
 
 def test_fewest_gpus_are_looked_for_without_trying_all() -> None:
