@@ -98,7 +98,7 @@ def router(state: AppState) -> APIRouter:
     dispatcher = state.dispatcher
 
     @routes.get(
-        "/v1/audio/voices", summary="All voices that the caller may use", responses=failures(401, 404, 429, 503)
+        "/v1/audio/voices", summary="All voices that the caller may use", responses=failures(400, 401, 404, 429, 503)
     )
     async def voices(principal: ListReader, model: str = MODEL_QUERY) -> VoiceList:
         async with dispatcher.permitted(principal):
