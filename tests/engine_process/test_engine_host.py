@@ -307,17 +307,13 @@ async def test_cosyvoice_1_is_served_at_its_own_rate_and_policy(babble_v1: Path,
 
 
 async def test_it_tells_when_its_last_request_is_over(loop: Loop, host: EngineClient) -> None:
-    async def spoken_beside() -> None:
-        stream = await host.speak(order(TEXT))
-        waiting = asyncio.ensure_future(host.until_idle())
-        events = aiter(stream)
-        await anext(events)
-        assert not waiting.done()
-        stream.cancel()
-        await asyncio.wait_for(waiting, 60.0)
-        assert host.active == 0
-
-    loop.run_until_complete(spoken_beside())
+    stream = await host.speak(order(TEXT))
+    waiting = asyncio.ensure_future(host.until_idle())
+    await anext(aiter(stream))
+    assert not waiting.done()
+    stream.cancel()
+    await asyncio.wait_for(waiting, 60.0)
+    assert host.active == 0
 
 
 async def test_a_cancelled_request_is_freed(loop: Loop, host: EngineClient) -> None:
