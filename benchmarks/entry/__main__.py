@@ -31,8 +31,8 @@ from benchmarks.serve_process import ServeProcess, serve_process
 from vivavoce_bench.measure import percentiles, rounded, save_json
 
 LATE_MS = 100.0
-STARTING_S, SETTLING_S = 4.0, 1.0
-"""Seconds for the clients' processes to start, and between the last arrival and the first figure."""
+STARTING_S, SETTLING_S, PATIENCE_S = 4.0, 1.0, 60.0
+"""Seconds for the clients' processes to start; between the last arrival and the first figure; until they have told."""
 
 
 def main() -> None:
@@ -56,7 +56,18 @@ def main() -> None:
 def measure(options: argparse.Namespace, protocol: str, listeners: int) -> dict[str, Any]:
     """Figures of one load on a server of its own."""
     grpc_port = _free_port()
-    flags = ["--device", "cpu", "--engines", options.engines, "--grpc-port", grpc_port, "--max-conc", 4096]
+    flags = [
+        "--device",
+        "cpu",
+        "--engines",
+        options.engines,
+        "--grpc-port",
+        grpc_port,
+        "--max-conc",
+        4096,
+        "--drain",
+        1,
+    ]
     variables = {"VIVAVOCE_SERVER_MAX_CONNECTIONS": str(listeners + 200)}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
@@ -79,7 +90,7 @@ def _load(
     for at_s in (since, until):
         time.sleep(max(0.0, at_s - time.monotonic()))
         cpu.append((time.monotonic(), *_busy_s(server.process_id)))
-    heard = [Heard(**json.loads(one.communicate(timeout=60)[0])) for one in clients]
+    heard = [_heard(one) for one in clients]
     took_s, process_s, loop_s = (after - before for before, after in zip(*cpu, strict=True))
     came = [piece for one in heard for piece in one.pieces if since <= piece[1] <= until]
     late_ms = [1000 * (at_s - due_s) for due_s, at_s, _ in came]
@@ -94,6 +105,17 @@ def _load(
         "whole_speeches": sum(one.whole for one in heard),
         "failures": dict(sum((Counter(one.failures) for one in heard), Counter[str]())),
     }
+
+
+def _heard(client: subprocess.Popen[bytes]) -> Heard:
+    try:
+        told, _ = client.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        client.kill()
+        told = b""
+    if not told:
+        raise SystemExit("a process of listeners has ended, or hangs; what it said is above")
+    return Heard(**json.loads(told))
 
 
 def _loads(options: argparse.Namespace, protocol: str, listeners: int, port: int, begin: float) -> list[Load]:
@@ -156,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--listeners", nargs="+", type=int, default=[500, 1000, 2000, 4000], help="at once")
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS))
     parser.add_argument("--engines", type=int, default=min(8, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--clients", type=int, default=max(1, (os.cpu_count() or 2) // 3), help="processes")
+    parser.add_argument("--clients", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes")
     parser.add_argument("--seconds", type=float, default=16.0, help="of a load")
     parser.add_argument("--arriving", type=float, default=5.0, help="seconds until all listeners have come")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/entry/entry.json"))

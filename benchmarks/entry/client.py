@@ -11,7 +11,7 @@ import random
 import resource
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -54,12 +54,12 @@ class Heard:
     failures: Counter[str] = field(default_factory=Counter)
 
 
-Speech = Callable[[str, int], AsyncIterator[bytes]]
+Speech = Callable[[str, int], AsyncGenerator[bytes, None]]
 """(text, listener) → audio as it comes; raises if it does not come whole."""
 
 
 def http(load: Load) -> Speech:
-    async def speak(text: str, _: int) -> AsyncIterator[bytes]:
+    async def speak(text: str, _: int) -> AsyncGenerator[bytes, None]:
         body = json.dumps({"input": text, "response_format": "pcm"}).encode()
         head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         head += "content-type: application/json\r\nconnection: close\r\n\r\n"
@@ -78,7 +78,7 @@ def http(load: Load) -> Speech:
 
 
 def websocket(load: Load) -> Speech:
-    async def speak(text: str, _: int) -> AsyncIterator[bytes]:
+    async def speak(text: str, _: int) -> AsyncGenerator[bytes, None]:
         address = f"ws://{load.host}:{load.port}/v1/audio/stream"
         async with connect(address, compression=None, proxy=None, open_timeout=30, ping_interval=None) as server:
             await server.send(json.dumps({"type": "text", "text": text}))
@@ -98,7 +98,7 @@ def over_grpc(load: Load) -> Speech:
     make, answer = message(f"{_PACKAGE}.SpeakRequest"), message(f"{_PACKAGE}.SpeakResponse")
     channels: dict[int, Any] = {}
 
-    async def speak(text: str, listener: int) -> AsyncIterator[bytes]:
+    async def speak(text: str, listener: int) -> AsyncGenerator[bytes, None]:
         place = listener // CALLS_A_CHANNEL
         if place not in channels:
             options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
