@@ -258,7 +258,7 @@ def chapters_of(path: Path) -> list[tuple[str, float]]:
     import av
 
     with closing(av.open(str(path))) as opened:
-        return [(one["metadata"]["title"], float(one["start"] * one["time_base"])) for one in opened.chapters()]
+        return [(one["metadata"]["title"], float(one["start"] * (one["time_base"] or 1))) for one in opened.chapters()]
 
 
 def main() -> None:
