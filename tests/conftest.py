@@ -1,4 +1,4 @@
-"""What most tests stand on: the small random checkpoint that the program makes for itself."""
+"""What most tests stand on: a small random checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.small_checkpoint import small_checkpoint
 from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.request import Conditioning
@@ -22,13 +23,30 @@ CPU = torch.device("cpu")
 
 LONGEST = (
     "quality/test_mini.py",
-    "server/http/test_serve_mini.py",
-    "triton/test_triton_serving.py",
     "engine/flow_stage/test_flow_stage_fast.py",
-    "parity/test_parity.py",
+    "engine/vocoder_stage/test_vocoder_stage_fast.py",
+    "triton/test_triton_serving.py",
+    "fleet/test_replacement.py",
+    "server/http/test_serve_mini.py",
+    "kernels/test_flow_kernels.py",
+    "server/http/test_pages_browser.py",
+    "clients/real/test_real_clients.py",
+    "engine/lm_stage/test_lm_stage_adapters.py",
+    "engine/lm_stage/test_lm_stage_fast.py",
+    "engine_process/test_engine_host.py",
+    "server/http/test_reload.py",
+    "fleet/test_serve_models.py",
+    "kernels/test_lm_kernels.py",
     "engine/test_engine_kernels.py",
+    "parity/test_parity.py",
+    "test_python.py",
+    "dialects/test_compat.py",
+    "server/http/test_server_docs.py",
+    "cli/test_cli_output.py",
+    "engine/test_engine_streams.py",
+    "engine/test_engine_handles.py",
 )
-"""Files of few tests that take a minute and more; they come first, so that no worker is left alone with one."""
+"""The files that take longest come first, so that no worker is left alone with one."""
 
 LATE_S = 600.0
 """No coroutine takes so long; one that hangs ends then."""
@@ -39,6 +57,10 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # Triton looks at this when a kernel is defined, and then runs it in its interpreter, on the CPU.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A client of HTTP reads the certificates of all authorities when it is made, 50 ms long; no test meets one of them.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,19 +99,25 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def babble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in the official layout; read it, or copy it before changing anything."""
-    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble")
+    return small_checkpoint(tmp_path_factory.mktemp("models") / "babble")
 
 
 @pytest.fixture(scope="session")
 def babble_v3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `babble`, of CosyVoice3."""
-    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble-v3", Generation.V3)
+    return small_checkpoint(tmp_path_factory.mktemp("models") / "babble-v3", Generation.V3)
 
 
 @pytest.fixture(scope="session")
 def babble_v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `babble`, of CosyVoice 1."""
-    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble-v1", Generation.V1)
+    return small_checkpoint(tmp_path_factory.mktemp("models") / "babble-v1", Generation.V1)
+
+
+@pytest.fixture(scope="session")
+def own_babble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the program makes for itself."""
+    return make_babble_checkpoint(tmp_path_factory.mktemp("own") / "babble")
 
 
 @pytest.fixture(scope="session", params=["v1", "v3"])

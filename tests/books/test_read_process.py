@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.cli.cli_harness import spawn, start
-from vivavoce.frontend.model_choice import BABBLE
 from vivavoce_books.ledger import open_ledger
 
 pytestmark = pytest.mark.process
@@ -36,11 +35,8 @@ sys.exit(main())
 
 @pytest.fixture
 def work(tmp_path: Path, babble: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = tmp_path / "home"
-    (home / "models").mkdir(parents=True)
-    (home / "models" / BABBLE).symlink_to(babble)
-    monkeypatch.setenv("VIVAVOCE_HOME", str(home))
-    monkeypatch.setenv("VIVAVOCE_MODEL", "babble")
+    monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("VIVAVOCE_MODEL", str(babble))
     monkeypatch.delenv("VIVAVOCE_VOICES", raising=False)
     (tmp_path / "book.txt").write_text(BOOK, encoding="utf-8")
     return tmp_path

@@ -244,7 +244,7 @@ def test_a_size_that_contradicts_the_weights_is_an_error(folder):
     [
         ("sample_rate: 24000", "sample_rate: fast", "sample_rate: expected a number"),
         ("num_blocks: 2", "num_blocks: 2.5", "num_blocks: expected a whole number"),
-        ("channels: [64]", "channels: [64, 64]", "channels"),
+        ("channels: [32]", "channels: [32, 32]", "channels"),
         ("sample_rate: 24000", "sample_rate: 24001", "sample_rate: 24001"),
         ("attention_heads: 4", "attention_heads: 3", "attention_heads 3 does not divide output_size 64"),
         ("speech_token_size: 6561", "speech_token_size: .inf", "speech_token_size: expected a finite number"),
@@ -291,8 +291,8 @@ def first(babble_v1: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
-        ("channels: [64, 64]", "channels: [64]", "CosyVoice 1's U-Net has two equal levels"),
-        ("channels: [64, 64]", "channels: [60, 60]", "60 are not 8 equal groups"),
+        ("channels: [32, 32]", "channels: [32]", "CosyVoice 1's U-Net has two equal levels"),
+        ("channels: [32, 32]", "channels: [60, 60]", "60 are not 8 equal groups"),
         ("input_frame_rate: 50", "input_frame_rate: 25", "25; CosyVoice 1 is spoken at 50 speech tokens per second"),
         ("attention_heads: 4", "attention_heads: 3", "llm.text_encoder: attention_heads 3 does not divide output_size"),
     ],
@@ -326,7 +326,7 @@ def test_sizes_come_from_the_files(folder):
     keys = state(folder, "flow")
     config = read_config(folder, keys)
     assert config.lm.hidden_size == json.loads((folder / "CosyVoice-BlankEN/config.json").read_text())["hidden_size"]
-    assert config.flow.encoder.num_up_blocks == 4
+    assert config.flow.encoder.num_up_blocks == 2
     assert config.flow.estimator.chunk == config.flow.encoder.chunk * config.flow.encoder.upsampling
     assert config.rates.frames_per_token == 2
 
@@ -460,11 +460,11 @@ def test_steps_of_a_distilled_flow_are_a_number(tmp_path, wrong):
         read_card(tmp_path)
 
 
-def test_a_distilled_flow_takes_its_own_number_of_steps(babble, tmp_path):
-    keys = read_tensors(find_part(babble, "flow"))
-    assert read_config(babble, keys).flow.num_steps == 10
-    shutil.copytree(babble, tmp_path / "few")
-    card = json.loads((babble / "vivavoce.json").read_text())
+def test_a_distilled_flow_takes_its_own_number_of_steps(own_babble, tmp_path):
+    keys = read_tensors(find_part(own_babble, "flow"))
+    assert read_config(own_babble, keys).flow.num_steps == 10
+    shutil.copytree(own_babble, tmp_path / "few")
+    card = json.loads((own_babble / "vivavoce.json").read_text())
     (tmp_path / "few" / "vivavoce.json").write_text(json.dumps(card | {"flow_steps": 4}))
     assert read_config(tmp_path / "few", keys).flow.num_steps == 4
 

@@ -21,11 +21,11 @@ Loaded = tuple[Engine, FrontEnd]
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, babble: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, own_babble: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """VIVAVOCE_HOME with the default model in it, and an empty working folder."""
     home = tmp_path / "home"
     (home / "models").mkdir(parents=True)
-    (home / "models" / BABBLE).symlink_to(babble)
+    (home / "models" / BABBLE).symlink_to(own_babble)
     monkeypatch.setenv("VIVAVOCE_HOME", str(home))
     monkeypatch.setenv("VIVAVOCE_MODEL", "babble")
     for name in ("VIVAVOCE_VOICES", "VIVAVOCE_DEBUG", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
@@ -53,9 +53,14 @@ def loads() -> Callable[..., Loaded]:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, loads: Callable[..., Loaded]) -> Run:
-    """Run a command in this process."""
-    monkeypatch.setattr(api, "load_model", lambda folder, *others: loads(folder.resolve(), *others))
+def run(monkeypatch: pytest.MonkeyPatch, loads: Callable[..., Loaded], own_babble: Path, babble: Path) -> Run:
+    """Run a command in this process; in the place of the program's own model a smaller one speaks."""
+    smaller = {own_babble: babble}
+
+    def load(folder: Path, *others: object) -> Loaded:
+        return loads(smaller.get(folder.resolve(), folder.resolve()), *others)
+
+    monkeypatch.setattr(api, "load_model", load)
 
     def call(line: str = "", *more: object, stdin: bytes | None = None, terminal: bool = False) -> Result:
         """line: words with spaces between; more: arguments that may hold spaces; stdin: what is piped in, a terminal if

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_harness import Run
+from tests.small_checkpoint import small_checkpoint
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.known_models import is_needed
-from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
 NAME = "CosyVoice2-0.5B"
 COMMIT = "c" * 40
@@ -77,7 +77,7 @@ def test_cosyvoice3_comes_with_its_other_weights(
     run: Run, babble_v3: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Path(shutil.copytree(babble_v3, tmp_path / "hub"))
-    shutil.copy(make_babble_checkpoint(tmp_path / "other", Generation.V3, seed=1) / "llm.pt", model / "llm.rl.pt")
+    shutil.copy(small_checkpoint(tmp_path / "other", Generation.V3, seed=1) / "llm.pt", model / "llm.rl.pt")
     for name in ("speech_tokenizer_v3.batch.onnx", "flow.decoder.estimator.fp32.onnx"):
         (model / name).write_bytes(b"of another runtime")
     with hub_of(model, monkeypatch):

@@ -55,7 +55,7 @@ def test_info_as_json(run: Run, babble: Path) -> None:
         "languages": ["zh", "en", "ja", "ko"],
         "text_stream": "interleaved",
         "instructions": True,
-        "flow_steps": None,
+        "flow_steps": 4,
         "voices": {},
     }
     assert report["config"]["rates"] == {"sample_rate": 24000, "samples_per_frame": 480, "tokens_per_second": 25}

@@ -151,13 +151,13 @@ def test_a_kept_voice_speaks(run: Run, recording: Path) -> None:
     assert "'me' is not registered" in run("speak Hi. -v me").error
 
 
-def test_a_kept_voice_speaks_with_another_model_too(run: Run, recording: Path, home: Path) -> None:
+def test_a_kept_voice_speaks_with_another_model_too(run: Run, recording: Path, home: Path, babble: Path) -> None:
     assert run("voice add me", recording, "--text", "some words", "--model", "mini").code == 0
     assert run("speak Hi. -v me -o name.wav").code == 0
     assert run("speak Hi. -v", recording, "--transcript", "some words", "-o", "file.wav").code == 0
     assert Path("name.wav").read_bytes() == Path("file.wav").read_bytes()
     assert len(FolderStore(home / "voices").load("me").others) == 1
-    assert run("voice list --model babble").text.splitlines()[1].split()[-1] == "babble"
+    assert run("voice list --model", babble).text.splitlines()[1].split()[-1] == "babble"
     assert run("speak Hi. -v me --model mini -o mini.wav").code == 0
 
 

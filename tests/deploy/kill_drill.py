@@ -26,7 +26,7 @@ import numpy as np
 
 from tests.deploy.proxies import Upstream, proxy
 from tests.server.http.serve_process import LATE_S, ServerProcess, serving_process
-from vivavoce_bench.random_checkpoint import make_babble_checkpoint
+from tests.small_checkpoint import small_checkpoint
 
 TEXT = "One two three four. " * 2
 SEEDS = 3
@@ -71,7 +71,7 @@ class Drill:
 @asynccontextmanager
 async def servers(folder: Path, count: int = 3) -> AsyncIterator[list[ServerProcess]]:
     """That many, each with a process of its own; started at once."""
-    model = make_babble_checkpoint(folder / "babble")
+    model = small_checkpoint(folder / "babble")
     with ExitStack() as stack:
 
         def start(place: int) -> ServerProcess:

@@ -13,14 +13,16 @@ from torch import Tensor
 from trtllm_goldens import DATA, Golden, describe, goldens, read_rank
 
 from benchmarks.plain.lm import LMPrompt, prompt_rows
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.weights import LM_NAMES
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 from vivavoce_export import files
-from vivavoce_export.hf_folder import Source, open_hugging_face, open_official
+from vivavoce_export.hf_folder import Source, export_hf, open_hugging_face, open_official
 from vivavoce_export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, official_tensors
 from vivavoce_export.trtllm.calibration import Calibration, measure, random_prompts, read_calibration
 from vivavoce_export.trtllm.convert import convert
@@ -29,6 +31,35 @@ from vivavoce_export.trtllm.reread import LogitsCheck, Reread, compare_logits, w
 
 MODELS = ("a_h64", "b_h128_tied")
 GOLDENS = goldens()
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def babble(own_babble: Path) -> Path:
+    """Of three layers, one for each of three ranks."""
+    return own_babble
+
+
+@pytest.fixture(scope="module")
+def babble_v3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble-v3", Generation.V3)
+
+
+@pytest.fixture(scope="module")
+def models(babble: Path) -> Models:
+    return build_models(babble, CPU)
+
+
+@pytest.fixture(scope="module")
+def models_v3(babble_v3: Path) -> Models:
+    return build_models(babble_v3, CPU)
+
+
+@pytest.fixture(scope="module")
+def merged(babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hf") / "merged"
+    export_hf(babble, folder, TextTokenizer.from_folder(babble / BACKBONE).to_json())
+    return folder
 
 
 @cache

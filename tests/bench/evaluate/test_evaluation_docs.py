@@ -19,10 +19,10 @@ DOCUMENTATION = (TESTS.parent / "docs" / "measuring.md").read_text(encoding="utf
 
 
 @pytest.mark.long
-def test_the_python_example_runs(babble, tmp_path, monkeypatch, capsys):
+def test_the_python_example_runs(own_babble, tmp_path, monkeypatch, capsys):
     pytest.importorskip("pocketsphinx", reason="needs the extra eval")
     (tmp_path / "models").mkdir()
-    (tmp_path / "models" / BABBLE).symlink_to(babble)
+    (tmp_path / "models" / BABBLE).symlink_to(own_babble)
     shutil.copy(TESTS / "data" / "audio" / "speech_24k_float.wav", tmp_path / "me.wav")
     monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -19,12 +19,12 @@ from tests.clients.real.catalogue import RealClient
 from tests.clients.real.judging import TEXT, VOICE, faults
 from tests.server.certificates import certified
 from tests.server.http.serve_process import ServerProcess, serving_process
+from tests.small_checkpoint import small_checkpoint
 from tests.soak.served import served
 from vivavoce.checkpoint.config import Generation
 from vivavoce.errors import DownloadError, MissingDependency
 from vivavoce.frontend.model_choice import MINI
 from vivavoce.server.keys import add_key, new_entry, new_key
-from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 from vivavoce_triton.client.utterance import LoadMode
 from vivavoce_triton.model_repository import ModelSet
 from vivavoce_triton.server import ServerInstallation, find_installation
@@ -102,7 +102,7 @@ class Servers:
     @cached_property
     def _babble_v3(self) -> Path:
         """A random model: CosyVoice3 has no small one that can be understood."""
-        return make_babble_checkpoint(self._folder / "babble-v3", Generation.V3)
+        return small_checkpoint(self._folder / "babble-v3", Generation.V3)
 
 
 def triton() -> ServerInstallation:

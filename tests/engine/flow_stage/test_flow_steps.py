@@ -21,6 +21,12 @@ TOKENS = speech(80)
 HOPS = [12, 30]
 
 
+@pytest.fixture
+def models(models):
+    """Of the official number of steps."""
+    return replace(models, config=replace(models.config, flow=replace(models.config.flow, num_steps=10)))
+
+
 @BOTH
 @torch.inference_mode()
 def test_chunks_are_those_of_the_midpoint_method(models):
