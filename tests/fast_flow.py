@@ -1,5 +1,6 @@
 """What tests of the flow's fast path need to be quick in Triton's interpreter."""
 
+import math
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -66,6 +67,51 @@ def _language_patched_once(patch):
     patch.setattr(interpreter, "_patch_lang", patch_lang)
 
 
+def _types_made_once(patch):
+    """Types and shapes, of which a kernel has few, are not made and written out anew for each value."""
+    dtypes, shapes, blocks = {}, {}, {}
+    given_dtype, given_block = interpreter._get_np_dtype, tl.block_type.__init__
+    given_broadcast = interpreter.TritonSemantic.broadcast_impl_value
+
+    def np_dtype(kind):
+        name = kind.scalar.name
+        if name not in dtypes:
+            dtypes[name] = given_dtype(kind)
+        return dtypes[name]
+
+    def tensor(self, handle, kind):
+        size = tuple(kind.shape) if kind.is_block() else ()
+        if size not in shapes:
+            shapes[size] = tl.constexpr(math.prod(size)), tl.tuple([tl.constexpr(one) for one in size])
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.numel, self.shape = shapes[size]
+
+    def block(self, element_ty, shape):
+        key = element_ty.name, tuple(getattr(one, "value", one) for one in shape)
+        if key not in blocks:
+            given_block(self, element_ty, shape)
+            blocks[key] = dict(self.__dict__)
+        self.__dict__.update(blocks[key], element_ty=element_ty)
+
+    def broadcast(self, one, other):
+        if one.type.is_block() and other.type.is_block() and one.type.shape.values == other.type.shape.values:
+            return one, other
+        return given_broadcast(self, one, other)
+
+    def patch_attr(owner, name, member, builder, scope):
+        def interpreted(*args, _semantic=None, **named):
+            return member(*args, _semantic=interpreter.interpreter_semantic, **named)
+
+        scope.set_attr(owner, name, interpreted)
+
+    patch.setattr(interpreter, "_get_np_dtype", np_dtype)
+    patch.setattr(interpreter, "_patch_attr", patch_attr)
+    patch.setattr(interpreter, "_validate_np_data_size", lambda data, dtype: True)
+    patch.setattr(interpreter.TritonSemantic, "broadcast_impl_value", broadcast)
+    patch.setattr(tl.tensor, "__init__", tensor)
+    patch.setattr(tl.block_type, "__init__", block)
+
+
 @contextmanager
 def quick_interpreter():
     """Without the interpreter's check of every address for overflow, half of its time; with products of bfloat16."""
@@ -74,6 +120,7 @@ def quick_interpreter():
         patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
         _patched_dot(patch, np.matmul)
         _language_patched_once(patch)
+        _types_made_once(patch)
         yield
 
 

@@ -10,6 +10,12 @@ BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", list(BOUNDS))
 
 
+def in_pairs(names, *some):
+    """Some cases for the first dtype, others for the next one, and so on: each pair of values, not each triple."""
+    cases = [(dtype, *values) for place, dtype in enumerate(BOUNDS) for values in some[place % len(some)]]
+    return pytest.mark.parametrize(("dtype", *names), cases)
+
+
 def draw(*shape, dtype=torch.float32, seed=0, scale=1.0):
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return (torch.randn(*shape, generator=generator) * scale).to(DEVICE, dtype)

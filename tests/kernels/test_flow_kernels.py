@@ -9,7 +9,7 @@ from torch.nn import functional
 pytest.importorskip("triton")
 
 from tests.fast_flow import products_in_order, quick_interpreter
-from tests.kernel_checks import DEVICE, DTYPES, NAN, close, draw, numbers
+from tests.kernel_checks import DEVICE, DTYPES, NAN, close, draw, in_pairs, numbers
 from vivavoce_kernels.common import tile_of
 from vivavoce_kernels.encoder_attention import (
     SPARE,
@@ -42,14 +42,13 @@ def quick():
 
 
 @DTYPES
-@pytest.mark.parametrize("eps", [1e-5, 1e-12])
 @pytest.mark.parametrize("size", [32, 48])
-def test_norm_of_what_lacks_a_bias(dtype, size, eps):
+def test_norm_of_what_lacks_a_bias(dtype, size):
     x, weight, bias = draw(19, size, dtype=dtype), draw(size, dtype=dtype, seed=1), draw(size, dtype=dtype, seed=2)
     shift = draw(size, seed=3)
     x[0], shift[:2] = 0, 1e-4
-    made = layer_norm(x, ShiftedNorm(shift, weight, bias, eps), 16)
-    close(made, functional.layer_norm(x.double() + shift, (size,), weight.double(), bias.double(), eps), dtype, 4)
+    made = layer_norm(x, ShiftedNorm(shift, weight, bias, 1e-5), 16)
+    close(made, functional.layer_norm(x.double() + shift, (size,), weight.double(), bias.double(), 1e-5), dtype, 4)
 
 
 @DTYPES
@@ -69,9 +68,7 @@ def test_norm_that_flow_time_modulates(dtype, size):
     close(x, stream, dtype)
 
 
-@DTYPES
-@pytest.mark.parametrize("groups", [16, 2])
-@pytest.mark.parametrize("tailed", [True, False])
+@in_pairs(("groups", "tailed"), [(16, True), (2, False)], [(16, False), (2, True)])
 def test_convolution_in_groups(dtype, groups, tailed):
     """Rows of 9 and 40 new frames and padding, behind tails of 30; a row of few frames leaves some of what it found."""
     taps, size, frames, new = 31, 64, 64, (9, 40)
@@ -205,9 +202,11 @@ def test_where_keys_lie_changes_nothing():
     assert torch.equal(from_pages, from_batch)
 
 
-@DTYPES
-@pytest.mark.parametrize("channels", [(32, 32), (48, 48), (64, 32)])
-@pytest.mark.parametrize("with_tails", [True, False])
+@in_pairs(
+    ("channels", "with_tails"),
+    [((32, 32), True), ((48, 48), False), ((64, 32), True)],
+    [((32, 32), False), ((48, 48), True), ((64, 32), False)],
+)
 def test_convolution(dtype, channels, with_tails):
     size, out = channels
     frames = (numbers(*[0] * 20, *[1] * 2, 0, 0), numbers(*range(20), 0, 1, -1, -1), numbers(20, 2))
@@ -289,9 +288,7 @@ def test_windows_of_what_follows(dtype, size):
     close(x, padded[ids[:, 0].long()].double() + shift, dtype)
 
 
-@DTYPES
-@pytest.mark.parametrize("rate", [1, 2])
-@pytest.mark.parametrize("size", [32, 48])
+@in_pairs(("rate", "size"), [(1, 32), (2, 48)], [(1, 48), (2, 32)])
 def test_windows_of_what_precedes(dtype, rate, size):
     """Rows of 1, 2 and 4 new tokens behind tails from the pool; what each leaves is what it and its tails end with."""
     taps, tail, lengths = 3, 2 * rate, (1, 2, 4)

@@ -14,6 +14,7 @@ from torch.nn.functional import linear, rms_norm, silu
 pytest.importorskip("triton")
 
 import triton
+from tests.fast_flow import quick_interpreter
 from vivavoce.engine.lm_stage.slots import SlotRows, repetition_aware
 from vivavoce_kernels.common import compiled_ahead, launched
 from vivavoce_kernels.layouts import IDLE, Field
@@ -23,6 +24,13 @@ from vivavoce_kernels.lm_rows import add_norm, embed_norm, swiglu
 from vivavoce_kernels.lm_sampler import advance_slots
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with quick_interpreter():
+        yield
+
 
 EPS = 1e-6
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -73,8 +81,9 @@ def test_swiglu(dtype):
     assert_near(swiglu(joined, dependent=False), silu(gate) * up, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 17, 70, 130])
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [*((rows, torch.float32) for rows in (1, 17, 70, 130)), (17, torch.float16)]
+)
 @pytest.mark.parametrize(
     ("tile", "gated", "biased"),
     [
@@ -274,7 +283,7 @@ def assert_same(scores: torch.Tensor, places: torch.Tensor, rows: SlotRows) -> N
         assert torch.equal(one, other), name
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(10))
 @torch.inference_mode()
 def test_ids_and_state_are_the_plain_paths(seed):
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -285,7 +294,7 @@ def test_ids_and_state_are_the_plain_paths(seed):
     assert_same(scores, places, states(rng, ids))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @torch.inference_mode()
 def test_equal_scores_stand_in_the_order_of_ids(seed):
     generator = torch.Generator().manual_seed(seed)

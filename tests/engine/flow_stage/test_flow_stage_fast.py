@@ -45,6 +45,12 @@ def either(request, small):
     return small if request.param == "v2" else with_small_flow(request.getfixturevalue("models_v3"))
 
 
+@pytest.fixture(scope="module", params=["models", "models_v3"])
+def quickest(request):
+    """As `either`, of a single step, for what no step leaves to the next one."""
+    return with_small_flow(request.getfixturevalue(request.param), num_steps=1)
+
+
 @pytest.fixture
 def ordered():
     with products_in_order():
@@ -95,8 +101,8 @@ def test_a_schedule_gives_what_the_plain_stage_gives(either, schedule, pages, ap
 
 
 @pytest.mark.parametrize("attention", [AttentionMode.FULL, AttentionMode.GRID])
-def test_whole_rows(either, attention):
-    fast, plain = stage_of(either, 0, kernels=True), stage_of(either, 0)
+def test_whole_rows(quickest, attention):
+    fast, plain = stage_of(quickest, 0, kernels=True), stage_of(quickest, 0)
     given = [(voice(30), 1), (voice(0), 31), (voice(2), 1)]
     made, expected = (
         run(stage, [FlowRow(stage.open(v), TOKENS[: hop + 3], hop, attention) for v, hop in given])
@@ -104,14 +110,6 @@ def test_whole_rows(either, attention):
     )
     for mel, wanted in zip(made, expected, strict=True):
         check(mel, wanted)
-
-
-def test_jobs_take_turns_in_the_same_buffers(small):
-    stage, plain = stage_of(small, 20, kernels=True), stage_of(small, 20)
-    given = [(voice(30), 4), (voice(30, 1), 6), (voice(3), 16)]
-    jobs = [stage.start([FlowRow(stage.open(one), TOKENS[:40], hop, BLOCKS)]) for one, hop in given]
-    for mel, (one, hop) in zip(take_turns(jobs), given, strict=True):
-        check(mel, say(plain, plain.open(one), TOKENS[:40], hop, BLOCKS))
 
 
 def test_what_pages_and_buffers_held_before_does_not_matter(either):
@@ -159,7 +157,7 @@ def test_a_batch_whose_second_part_fails_leaves_no_trace(small, monkeypatch):
         check(mel, expected)
 
 
-def test_deterministic_rows_are_equal_to_the_bit(either, ordered):
+def test_deterministic_rows_are_equal_to_the_bit(quickest, ordered):
     """Alone and in company, with state and without."""
     hops = [7, 4]
     conditionings = [voice(30), voice(0)]
@@ -172,13 +170,13 @@ def test_deterministic_rows_are_equal_to_the_bit(either, ordered):
             mels.append(run(stage, work)[-1])
         return torch.cat(mels)
 
-    alone = stage_of(either, 20, kernels=True, deterministic=True)
+    alone = stage_of(quickest, 20, kernels=True, deterministic=True)
     expected = speak(alone, alone.open(conditionings[0]), [])
-    check(expected, speak(plain := stage_of(either, 20), plain.open(conditionings[0]), []))
-    together = stage_of(either, 20, kernels=True, deterministic=True)
+    check(expected, speak(plain := stage_of(quickest, 20), plain.open(conditionings[0]), []))
+    together = stage_of(quickest, 20, kernels=True, deterministic=True)
     company = [together.open(one) for one in conditionings[1:]]
     assert torch.equal(speak(together, together.open(conditionings[0]), company), expected)
-    forgetful = stage_of(either, 0, kernels=True, deterministic=True)
+    forgetful = stage_of(quickest, 0, kernels=True, deterministic=True)
     assert torch.equal(speak(forgetful, forgetful.open(conditionings[0]), []), expected)
 
 

@@ -207,7 +207,10 @@ def check_row(unet, schedule, step, batch, velocity, row, number):
         assert kept[:, known.shape[1] :].isnan().all()
 
 
-@pytest.fixture(params=["library", "few", "invariant"])
+PATHS = ("library", "few", "invariant")
+
+
+@pytest.fixture
 def path(request, monkeypatch):
     """Every way to cut the work, at sizes of tests."""
     sizes = {"library": 10_000, "few": 64, "invariant": 64}
@@ -219,7 +222,11 @@ def path(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "path"),
+    [*((size, path) for size in ("powers_of_two", "transformer") for path in PATHS), ("others", "few")],
+    indirect=["path"],
+)
 @torch.inference_mode()
 def test_rows_with_pasts_in_pages(size, path):
     unet, schedule = network(SIZES[size])
@@ -231,7 +238,9 @@ def test_rows_with_pasts_in_pages(size, path):
         check_row(unet, schedule, 1, batch, velocity, row, number)
 
 
-@pytest.mark.parametrize("size", ["powers_of_two", "transformer"])
+@pytest.mark.parametrize(
+    ("size", "path"), [*(("powers_of_two", path) for path in PATHS), ("transformer", "few")], indirect=["path"]
+)
 @torch.inference_mode()
 def test_whole_rows_without_pages(size, path):
     unet, schedule = network(SIZES[size])

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.fast_flow import quick_interpreter
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.settings import vocabulary_of
 from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
@@ -36,6 +37,12 @@ def test_the_released_heads_have_tiles_and_strips(generation):
     head = Shape(vocabulary_of(generation, 6561).num_logits, 896)
     assert head in RELEASED
     assert head in STRIPS
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with quick_interpreter():
+        yield
 
 
 @pytest.fixture

@@ -66,8 +66,9 @@ def of_rows(x, rate=RATE):
     return [x[start * rate : (start + size) * rate] for start, size in ROWS]
 
 
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize(("taps", "dilation"), [(1, 1), (3, 1), (5, 2), (3, 5)])
+@pytest.mark.parametrize(
+    ("tile", "taps", "dilation"), [(TILES[0], 1, 1), (TILES[1], 3, 1), (TILES[0], 5, 2), (TILES[1], 3, 5)]
+)
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-13), (torch.float32, 2e-5), (torch.float16, 2e-3)])
 def test_it_is_a_convolution_of_each_row(tile, taps, dilation, dtype, error):
     weight, bias = (random(OUT, IN, taps, seed=1) / (IN * taps) ** 0.5).to(dtype), random(OUT, seed=2)
