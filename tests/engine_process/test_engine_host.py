@@ -64,9 +64,10 @@ ROUNDING = 0.005
 Loop = asyncio.AbstractEventLoop
 
 
-def settings_for(model: Path, voices: Path) -> EngineProcessSettings:
+def settings_for(model: Path, voices: Path, text_processes: int | None = 0) -> EngineProcessSettings:
+    """Without the processes that read texts, whose start is a third of an engine's; None: with them."""
     return EngineProcessSettings(
-        ModelSection(model=str(model), device="cpu", warm_up_s=0),
+        ModelSection(model=str(model), device="cpu", warm_up_s=0, text_processes=text_processes),
         EngineSection(admission=AdmissionMode.ALL),
         VoicesSection(place=str(voices)),
     )
@@ -98,7 +99,7 @@ def host(loop: Loop, babble: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     for name, words in {"all": "Ng\tEng", "voices/anna": "Ng\tAnna Ng", "keys/me": "Ng\tWing Wing Wing Wing"}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / f"{name}.tsv").write_text(words, encoding="utf-8")
-    settings = settings_for(babble, tmp_path_factory.mktemp("voices"))._replace(lexicons=read_lexicons(folder))
+    settings = settings_for(babble, tmp_path_factory.mktemp("voices"), None)._replace(lexicons=read_lexicons(folder))
     starting = started(settings)
     host = loop.run_until_complete(starting.__aenter__())
     added = loop.run_until_complete(host.add_voice("", "anna", recording(), description="noise"))

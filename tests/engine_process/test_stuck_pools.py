@@ -48,7 +48,7 @@ def causes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def host(loop: Loop, babble: Path, causes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineClient]:
     """One for all tests: each leaves it with nothing that hangs."""
-    settings = settings_for(babble, tmp_path_factory.mktemp("voices"))
+    settings = settings_for(babble, tmp_path_factory.mktemp("voices"), None)
     starting = started(settings, sys.executable, stuck_worker.__file__, str(causes))
     yield loop.run_until_complete(starting.__aenter__())
     loop.run_until_complete(starting.__aexit__(None, None, None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,11 +32,6 @@ LONG = "One two three four five six seven eight. " * 6
 """More than the engine makes ahead of its listener."""
 SPOKEN = (FinishReason.STOP, FinishReason.LENGTH)
 DRAIN_S = 60.0
-
-
-def tiny(model: Path, voices: Path, **fields: object) -> EngineProcessSettings:
-    settings = settings_for(model, voices)
-    return settings._replace(model=settings.model.model_copy(update={"text_processes": 0, **fields}))
 
 
 class Server:
@@ -80,39 +75,57 @@ async def serving(settings: EngineProcessSettings) -> AsyncIterator[Server]:
         await server.fleet.close()
 
 
-@pytest.mark.process
-async def test_listeners_hear_all_of_their_texts_while_the_engine_is_replaced(babble: Path, tmp_path: Path) -> None:
-    async with serving(tiny(babble, tmp_path)) as server:
-        alone = await server.listen(LONG)
-        old = server.engines[""]
-        listening = [asyncio.ensure_future(server.listen(LONG)) for _ in range(4)]
-        replacing = asyncio.ensure_future(server.replace())
-        asked = 0
-        while not replacing.done():  # others come all the time
-            assert await server.listen() > 0
-            asked += 1
-        await replacing
-        assert asked > 1
-        assert [await one for one in listening] == [alone] * 4
-        assert server.engines[""] is not old
-        assert (old.process_id, old.ready) == (None, False)
-        assert await server.listen(LONG) == alone
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Of the tests that share a server."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def server(loop: asyncio.AbstractEventLoop, babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Each test leaves it with an engine that speaks."""
+    context = serving(settings_for(babble, tmp_path_factory.mktemp("voices")))
+    yield loop.run_until_complete(context.__aenter__())
+    loop.run_until_complete(context.__aexit__(None, None, None))
 
 
 @pytest.mark.process
-async def test_one_that_cannot_begin_leaves_the_old_one_as_it_was(babble: Path, tmp_path: Path) -> None:
-    async with serving(tiny(babble, tmp_path / "voices")) as server:
-        old = server.engines[""]
-        (tmp_path / "empty").mkdir()
-        with pytest.raises(VivavoceError, match="empty"):
-            await server.replace(model=str(tmp_path / "empty"))
-        assert server.engines[""] is old
+async def test_listeners_hear_all_of_their_texts_while_the_engine_is_replaced(
+    loop: asyncio.AbstractEventLoop, server: Server
+) -> None:
+    alone = await server.listen(LONG)
+    old = server.engines[""]
+    listening = [asyncio.ensure_future(server.listen(LONG)) for _ in range(4)]
+    replacing = asyncio.ensure_future(server.replace())
+    asked = 0
+    while not replacing.done():  # others come all the time
         assert await server.listen() > 0
+        asked += 1
+    await replacing
+    assert asked > 1
+    assert [await one for one in listening] == [alone] * 4
+    assert server.engines[""] is not old
+    assert (old.process_id, old.ready) == (None, False)
+    assert await server.listen(LONG) == alone
+
+
+@pytest.mark.process
+async def test_one_that_cannot_begin_leaves_the_old_one_as_it_was(
+    loop: asyncio.AbstractEventLoop, server: Server, tmp_path: Path
+) -> None:
+    old = server.engines[""]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(VivavoceError, match="empty"):
+        await server.replace(model=str(tmp_path / "empty"))
+    assert server.engines[""] is old
+    assert await server.listen() > 0
 
 
 @pytest.mark.process
 async def test_what_is_not_done_in_time_ends_with_a_reason(babble: Path, tmp_path: Path) -> None:
-    settings = tiny(babble, tmp_path)
+    settings = settings_for(babble, tmp_path)
     queue = settings.engine.model_copy(update={"slots": 1, "admission": AdmissionMode.QUEUE})
     async with serving(settings._replace(engine=queue)) as server:
         stream: SpeechStream = await server.engines[""].speak(order(LONG * 4))
@@ -131,34 +144,31 @@ async def test_what_is_not_done_in_time_ends_with_a_reason(babble: Path, tmp_pat
 
 @pytest.mark.process
 async def test_where_two_do_not_fit_it_is_said_before_anything_begins(
-    babble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: asyncio.AbstractEventLoop, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(self: EngineClient, memory_gb: float | None) -> str:
         return "each takes what it finds of the GPU's 16.0 GB; model.memory_gb bounds it"
 
-    async with serving(tiny(babble, tmp_path)) as server:
-        assert await server.engines[""].room_beside(None) == "", "a tiny model on a CPU"
-        old = server.engines[""]
-        monkeypatch.setattr(EngineClient, "room_beside", full)
-        with pytest.raises(
-            OutOfMemory, match=r"two do not fit side by side \(each takes .*; make room for both, or send"
-        ):
-            await server.replace()
-        assert server.engines[""] is old
-        listening = asyncio.ensure_future(server.listen(LONG))
-        await asyncio.sleep(0)
-        replacing = asyncio.ensure_future(server.replace(gap=True))
-        while server.engines[""] is old:
-            await asyncio.sleep(0)
-        with pytest.raises(EngineStopped, match="starting"):
-            await server.listen()
-        assert await listening > 0, "what runs is spoken to its end"
-        await replacing
-        assert await server.listen() > 0
-        # With a gap, too, a model that cannot be loaded costs the time of two starts and not the server.
-        with pytest.raises(CheckpointError):
-            await server.replace(gap=True, variant="nothing-of-that-name", model=str(tmp_path))
-        assert await server.listen() > 0
+    assert await server.engines[""].room_beside(None) == "", "a tiny model on a CPU"
+    old = server.engines[""]
+    monkeypatch.setattr(EngineClient, "room_beside", full)
+    with pytest.raises(OutOfMemory, match=r"two do not fit side by side \(each takes .*; make room for both, or send"):
+        await server.replace()
+    assert server.engines[""] is old
+    listening = asyncio.ensure_future(server.listen(LONG))
+    await asyncio.sleep(0)
+    replacing = asyncio.ensure_future(server.replace(gap=True))
+    while server.engines[""] is old:
+        await asyncio.sleep(0.01)
+    with pytest.raises(EngineStopped, match="starting"):
+        await server.listen()
+    assert await listening > 0, "what runs is spoken to its end"
+    await replacing
+    assert await server.listen() > 0
+    # With a gap, too, a model that cannot be loaded costs the time of two starts and not the server.
+    with pytest.raises(CheckpointError):
+        await server.replace(gap=True, variant="nothing-of-that-name", model=str(tmp_path))
+    assert await server.listen() > 0
 
 
 @pytest.mark.process
@@ -168,7 +178,8 @@ async def test_a_fleet_changes_one_after_the_other_also_where_two_do_not_fit(
     async def full(self: EngineClient, memory_gb: float | None) -> str:
         return "full"
 
-    settings = tiny(babble, tmp_path, engines=2)
+    settings = settings_for(babble, tmp_path)
+    settings = settings._replace(model=settings.model.model_copy(update={"engines": 2}))
     monkeypatch.setattr(EngineClient, "room_beside", full)
     async with serving(settings) as server:
         before = dict(server.engines)
@@ -222,29 +233,28 @@ def test_another_sample_rate_needs_a_restart() -> None:
 
 @pytest.mark.process
 async def test_lexicons_voices_and_log_change_in_a_running_engine_and_in_the_next_process(
-    babble: Path, tmp_path: Path
+    loop: asyncio.AbstractEventLoop, server: Server
 ) -> None:
-    settings = tiny(babble, tmp_path)
-    async with serving(settings) as server:
-        engine = server.engines[""]
-        assert (await engine.normalize(order("Ng."))).spoken == "Ng."
-        with pytest.raises(VoiceNotFound):
-            await engine.speak(order(voice="bert"))
-        lexicons = Lexicons(Lexicon({"Ng": "Eng"}), {}, {})
-        voices = settings.voices.model_copy(update={"default": "anna", "aliases": {"bert": "anna"}})
-        await engine.reload(voices, settings.logging, lexicons)
-        assert (await engine.normalize(order("Ng."))).spoken == "Eng."
-        assert {one.name for one in await engine.voices("")} >= {"anna", "bert"}
-        for voice in (None, "bert"):
-            stream = await engine.speak(order(voice=voice))
-            assert [event async for event in stream]
-        assert engine._process is not None
-        engine._process.kill()
-        while engine.ready:
-            await asyncio.sleep(0)
-        await engine.until_ready()
-        assert (await engine.normalize(order("Ng."))).spoken == "Eng."
-        assert await server.listen() > 0
+    """The last one that uses the server: it has other voices and lexicons then."""
+    settings, engine = server.settings, server.engines[""]
+    assert (await engine.normalize(order("Ng."))).spoken == "Ng."
+    with pytest.raises(VoiceNotFound):
+        await engine.speak(order(voice="bert"))
+    lexicons = Lexicons(Lexicon({"Ng": "Eng"}), {}, {})
+    voices = settings.voices.model_copy(update={"default": "anna", "aliases": {"bert": "anna"}})
+    await engine.reload(voices, settings.logging, lexicons)
+    assert (await engine.normalize(order("Ng."))).spoken == "Eng."
+    assert {one.name for one in await engine.voices("")} >= {"anna", "bert"}
+    for voice in (None, "bert"):
+        stream = await engine.speak(order(voice=voice))
+        assert [event async for event in stream]
+    assert engine._process is not None
+    engine._process.kill()
+    while engine.ready:
+        await asyncio.sleep(0.01)
+    await engine.until_ready()
+    assert (await engine.normalize(order("Ng."))).spoken == "Eng."
+    assert await server.listen() > 0
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`vivavoce serve` with several models: two random ones of one base, one of another generation, and mini."""
+"""`vivavoce serve` with several models: two random ones of one base, and two of other generations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from tests.engine_process.test_engine_host import recording
 from tests.server.http.serve_process import LATE_S, ServerProcess, command, environment, serving_process
+from tests.small_checkpoint import small_checkpoint
 from vivavoce.frontend.voices.folder_store import FolderStore
-from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
 pytestmark = pytest.mark.process
 
@@ -47,10 +47,10 @@ def processes(server: ServerProcess) -> dict[str, list[int]]:
     return found
 
 
-def test_several_models_behind_one_server(babble: Path, babble_v1: Path, tmp_path: Path) -> None:
-    tuned = make_babble_checkpoint(tmp_path / "tuned", seed=1) / "llm.pt"
+def test_several_models_behind_one_server(babble: Path, babble_v1: Path, babble_v3: Path, tmp_path: Path) -> None:
+    tuned = small_checkpoint(tmp_path / "tuned", seed=1) / "llm.pt"
     flags = ["--model", f"base={babble}", "--model", f"tuned=base+{tuned}", "--model", f"old={babble_v1}"]
-    flags += ["--model", "mini", "--load", "on_demand", "--max-loaded", "3"]
+    flags += ["--model", f"new={babble_v3}", "--load", "on_demand", "--max-loaded", "3"]
     quick = {"VIVAVOCE_MODEL_WARM_UP_S": 0, "VIVAVOCE_MODELS_UNLOAD_AFTER_S": 0}
     with serving_process(tmp_path, *flags, **quick) as server:
         told = models(server)
@@ -59,7 +59,7 @@ def test_several_models_behind_one_server(babble: Path, babble_v1: Path, tmp_pat
             "base": (24_000, "v2", True),
             "tuned": (24_000, "v2", False),
             "old": (22_050, "v1", False),
-            "mini": (24_000, "v2", False),
+            "new": (24_000, "v3", False),
         }
         base, other = samples(server, "tts-1"), samples(server, "tuned")
         assert not np.array_equal(base[: len(other)], other[: len(base)]), "another language model"
@@ -84,13 +84,13 @@ def test_several_models_behind_one_server(babble: Path, babble_v1: Path, tmp_pat
         assert np.array_equal(samples(server, "tuned"), other)
         assert len(processes(server)["old"]) == 1
 
-        assert len(samples(server, "mini", sampling={})) > 12_000
-        assert server.log.await_event("model unloaded: old, for mini")
+        assert len(samples(server, "new"))
+        assert server.log.await_event("model unloaded: old, for new")
         ended = [line for line in server.log.lines if line["event"] == "speech ended"]
         assert [line["model"] for line in ended][:3] == ["base", "tuned", "base"]
         refused = spoken(server, "nobody")
         assert refused.status_code == 404
-        assert "use one of base, tuned, old, mini" in refused.json()["error"]["message"]
+        assert "use one of base, tuned, old, new" in refused.json()["error"]["message"]
 
 
 def test_what_cannot_be_ends_the_start(tmp_path: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import torch
 
-from tests.server.http.serve_process import serving_process
 from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
@@ -137,19 +134,3 @@ def test_a_pause_is_checked_like_all_else(synthesizer: Vivavoce, voice: Voice) -
             SegmentRequest(conditioning, text, pause_s=pause_s)
     spoken = synthesizer.engine.submit(EngineRequest((SegmentRequest(conditioning, pause_s=0.1),))).result()
     assert (len(spoken.samples), spoken.segment_samples, spoken.cut) == (2_400, (2_400,), (False,))
-
-
-def test_a_server_pauses_and_refuses(tmp_path: Path, babble: Path) -> None:
-    with serving_process(tmp_path, "--model", babble, VIVAVOCE_MODEL_WARM_UP_S=0) as server:
-
-        def ask(text: str) -> httpx.Response:
-            body = {"input": text, "response_format": "pcm", "reading": "natural"}
-            return httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=300)
-
-        paused = np.frombuffer(ask("[pause 0.5s]Hi.[pause 0.25s]").content, np.int16)
-        assert not paused[:12_000].any()
-        assert not paused[-6_000:].any()
-        assert paused[12_000:-6_000].any()
-        refused = ask("Hi [pause 60s]")
-        assert refused.status_code == 400
-        assert "60 s, the limit is 10 s" in json.dumps(refused.json())

@@ -215,26 +215,15 @@ def test_an_engine_that_cannot_begin_is_not_taken(configured: Configured, babble
 
 
 @needs_openssl
-def test_a_new_certificate_holds_for_new_connections(tmp_path: Path, babble: Path) -> None:
+def test_a_new_certificate_holds_for_new_connections_and_a_terminal_that_closes_ends_the_server(
+    tmp_path: Path, babble: Path
+) -> None:
     paths = certified(tmp_path)
-    flags = ("--tls-cert", paths["tls_certificate"], "--tls-key", paths["tls_key"], "--model", babble)
-    with serving_process(tmp_path, *flags, VIVAVOCE_MODEL_WARM_UP_S=0) as server:
-        port = int(server.url.rpartition(":")[2])
-        first = ssl.get_server_certificate(("127.0.0.1", port))
-        certified(tmp_path)
-        lines = len(server.log.lines)
-        server.process.send_signal(signal.SIGHUP)
-        server.log.await_event("^reload done: ", lines)
-        second = ssl.get_server_certificate(("127.0.0.1", port))
-    assert first != second
-    assert second.strip() == paths["tls_certificate"].read_text().strip()
-
-
-def test_a_terminal_that_closes_ends_the_server(tmp_path: Path, babble: Path) -> None:
     ours, theirs = pty.openpty()
     log, given = Log(), ("--port", 0, "--device", "cpu", "--model", babble, "--log-format", "json")
+    tls = ("--tls-cert", paths["tls_certificate"], "--tls-key", paths["tls_key"])
     with subprocess.Popen(
-        command(*given),
+        command(*given, *tls),
         env=environment(tmp_path, VIVAVOCE_MODEL_WARM_UP_S=0),
         stdin=theirs,
         stderr=subprocess.PIPE,
@@ -244,9 +233,14 @@ def test_a_terminal_that_closes_ends_the_server(tmp_path: Path, babble: Path) ->
         following = threading.Thread(target=log.follow, args=(process.stderr,), daemon=True)
         following.start()
         try:
-            log.await_event("speaks at")
+            address = "127.0.0.1", int(ServerProcess(process, log).url.rpartition(":")[2])
+            first = ssl.get_server_certificate(address)
+            certified(tmp_path)
             process.send_signal(signal.SIGHUP)
             log.await_event("^reload done: ")
+            second = ssl.get_server_certificate(address)
+            assert first != second
+            assert second.strip() == paths["tls_certificate"].read_text().strip()
             os.close(ours)
             process.send_signal(signal.SIGHUP)
             log.await_event("stopping: ")

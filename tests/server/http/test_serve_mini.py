@@ -98,6 +98,16 @@ def floats(pcm: bytes) -> np.ndarray:
     return np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
 
 
+def test_it_pauses_and_refuses_pauses_that_are_too_long(server: ServerProcess) -> None:
+    paused = np.frombuffer(speak(server, "[pause 0.5s]Hi.[pause 0.25s]", reading="natural").content, np.int16)
+    assert not paused[:12_000].any()
+    assert not paused[-6_000:].any()
+    assert paused[12_000:-6_000].any()
+    refused = speak(server, "Hi [pause 60s]", reading="natural")
+    assert refused.status_code == 400
+    assert "60 s, the limit is 10 s" in refused.text
+
+
 def differ(one: bytes, other: bytes) -> float:
     """The greatest difference of two samples; infinite if there are more of one."""
     return float(np.abs(floats(one) - floats(other)).max()) if len(one) == len(other) else np.inf
