@@ -14,9 +14,10 @@ LENGTHS = {"min_ratio": 2, "max_ratio": 2}
 """Random weights do not end by themselves."""
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from Linux' /proc")
 def test_everybody_hears_his_own_text_and_nothing_is_left(babble: Path, tmp_path: Path) -> None:
-    variables = {"OMP_NUM_THREADS": "1", "VIVAVOCE_MODEL_WARM_UP_S": "0"}
+    variables = {"OMP_NUM_THREADS": "1", "VIVAVOCE_MODEL_WARM_UP_S": "0", "VIVAVOCE_MODEL_TEXT_PROCESSES": "0"}
     plan = Plan(str(babble), 8, 4.0, SENTENCES[:3], 1, LENGTHS, variables)
     report = soak_http(plan, tmp_path)
     assert report.broken == [], str(report)
