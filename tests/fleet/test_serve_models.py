@@ -25,7 +25,11 @@ BRIEF = {"max_ratio": 2.0, "min_ratio": 0.0, "top_k": 5}
 
 def spoken(server: ServerProcess, model: str, **fields: Any) -> httpx.Response:
     body = {"input": "Hello there.", "model": model, "response_format": "pcm", "sampling": BRIEF, **fields}
-    return httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=LATE_S)
+    for _ in range(4):  # a busy machine takes longer to load a model than a request waits
+        answer = httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=LATE_S)
+        if "still being loaded" not in answer.text:
+            break
+    return answer
 
 
 def samples(server: ServerProcess, model: str, **fields: Any) -> np.ndarray:
