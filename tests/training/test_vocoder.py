@@ -352,6 +352,7 @@ def entries(folder):
     return [json.loads(line) for line in (folder / "vocoder.log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.parametrize("config", [MINI], ids=["v2"], indirect=True)  # the loop is that of either
 def test_a_training_leaves_a_vocoder_and_is_continued(corpus, config, tmp_path, monkeypatch):
     monkeypatch.setattr("vivavoce_training.loop.AVERAGE_EVERY", 1)
     hift = train_vocoder(corpus.folder, tmp_path, Budget(steps=4), CPU, config, scale=TINY)
