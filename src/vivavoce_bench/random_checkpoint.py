@@ -14,7 +14,9 @@ import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -26,14 +28,13 @@ from vivavoce.checkpoint.folder import BACKBONE, CARD, SPEAKER_ENCODER, YAML_OF,
 from vivavoce.checkpoint.folder import SPEAKERS as SPEAKERS_FILE
 from vivavoce.checkpoint.known_models import missing_files
 from vivavoce.checkpoint.settings import read_config
-from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, NUM_MEL_BINS, SpeakerEntry, write_spk2info
+from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, SpeakerEntry, write_spk2info
 from vivavoce.errors import CheckpointError
 from vivavoce.models.generations import NETWORKS, NetworkPart
 from vivavoce_bench.random_encoders import draw, speaker_encoder, speech_tokenizer
 
 SPEAKERS = ("babble-a", "babble-b")
 NUM_SPEECH_TOKENS = 6561
-_FIRST_SPEECH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,9 @@ def release_config(generation: Generation) -> ModelConfig:
 
 def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelConfig:
     """Write the yaml and, for a Qwen2 language model, its settings and a byte-level tokenizer without merges."""
-    (folder / YAML_OF[generation]).write_text(_settings(generation, sizes), encoding="utf-8")
+    name = YAML_OF[generation]
+    template = Template((files("vivavoce_bench") / "data" / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(template.substitute(asdict(sizes)), encoding="utf-8")
     if generation is not Generation.V1:
         _write_backbone(folder / BACKBONE, sizes)
     return read_config(folder, [f"encoder.up_encoders.{block}" for block in range(sizes.encoder_up_blocks)])
@@ -272,7 +275,7 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
     symbols = [*printable, *range(_NUM_BYTES, 2 * _NUM_BYTES - len(printable))]
     end, _, stop = range(_NUM_BYTES, _NUM_BYTES + len(_QWEN2_TOKENS))
     flags = {**dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False), "special": True}
-    files = {
+    contents = {
         "config.json": {
             "model_type": "qwen2",
             "hidden_size": sizes.lm_width,
@@ -301,121 +304,9 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
         },
         "vocab.json": {chr(symbol): number for number, symbol in enumerate(symbols)},
     }
-    for name, content in files.items():
+    for name, content in contents.items():
         (backbone / name).write_text(_json(content), encoding="utf-8")
     (backbone / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
-
-
-def _settings(generation: Generation, sizes: Sizes) -> str:
-    first, causal = generation is Generation.V1, generation is Generation.V3
-    vocoder = "CausalHiFTGenerator\n    conv_pre_look_right: 4" if causal else "HiFTGenerator"
-    pitch, top = ("CausalConvRNNF0Predictor", "null") if causal else ("ConvRNNF0Predictor", "8000")
-    rate, window, hop = (22050, 1024, 256) if first else (24000, 1920, 480)
-    rates, kernels, down = ([8, 8], [16, 16], [7, 11]) if first else ([8, 5, 3], [16, 11, 7], [7, 7, 11])
-    mel = f"sampling_rate: {rate}, hop_size: {hop}, win_size: {window}, fmin: 0, fmax: {top}"
-    return f"""\
-sample_rate: {rate}
-{_lm(generation, sizes)}
-    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
-{_flow(generation, sizes)}
-hift: !new:cosyvoice.hifigan.generator.{vocoder}
-    in_channels: {NUM_MEL_BINS}
-    base_channels: {sizes.vocoder_width}
-    nb_harmonics: 8
-    sampling_rate: {rate}
-    nsf_alpha: 0.1
-    nsf_sigma: 0.003
-    nsf_voiced_threshold: 10
-    upsample_rates: {rates}
-    upsample_kernel_sizes: {kernels}
-    istft_params: {{n_fft: 16, hop_len: 4}}
-    resblock_kernel_sizes: [3, 7, 11]
-    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
-    source_resblock_kernel_sizes: {down}
-    source_resblock_dilation_sizes: {[[1, 3, 5]] * len(down)}
-    lrelu_slope: 0.1
-    audio_limit: 0.99
-    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.{pitch}
-        in_channels: {NUM_MEL_BINS}
-        cond_channels: {sizes.f0_width}
-feat_extractor: !name:matcha.utils.audio.mel_spectrogram
-    {{n_fft: {window}, num_mels: {NUM_MEL_BINS}, {mel}}}
-"""
-
-
-def _lm(generation: Generation, sizes: Sizes) -> str:
-    width = sizes.lm_width
-    if generation is not Generation.V1:
-        return f"""\
-llm: !new:cosyvoice.llm.llm.{"CosyVoice3LM" if generation is Generation.V3 else "Qwen2LM"}
-    llm_input_size: {width}
-    llm_output_size: {width}
-    speech_token_size: {NUM_SPEECH_TOKENS}
-    mix_ratio: [5, 15]
-    llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}"""
-    return f"""\
-llm: !new:cosyvoice.llm.llm.TransformerLM
-    text_token_size: {sizes.text_vocabulary}
-    speech_token_size: {_FIRST_SPEECH_TOKENS}
-    spk_embed_dim: {EMBEDDING_SIZE}
-    text_encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
-        {_encoder(sizes.text_width, width, sizes.lm_heads, sizes.lm_inner, sizes.text_blocks)}
-    llm: !new:cosyvoice.transformer.encoder.TransformerEncoder
-        {_encoder(width, width, sizes.lm_heads, sizes.lm_inner, sizes.lm_layers)}"""
-
-
-def _encoder(inputs: int, outputs: int, heads: int, inner: int, blocks: int, more: str = "") -> str:
-    sizes = f"input_size: {inputs}, output_size: {outputs}, attention_heads: {heads}, linear_units: {inner}"
-    return f"{{{sizes}, num_blocks: {blocks}{more}}}"
-
-
-def _flow(generation: Generation, sizes: Sizes) -> str:
-    first, width, bins = generation is Generation.V1, sizes.encoder_width, NUM_MEL_BINS
-    inner = (sizes.encoder_heads, sizes.encoder_inner, sizes.encoder_blocks)
-    ahead = "token_mel_ratio: 2\n    pre_lookahead_len: 3\n    "
-    if first:
-        kind, causal = "MaskedDiffWithXvec", ""
-        front = f"encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder {_encoder(width, width, *inner)}"
-    elif generation is Generation.V2:
-        kind, causal = "CausalMaskedDiffWithXvec", "Causal"
-        encoder = _encoder(width, width, *inner, more=", static_chunk_size: 25")
-        front = f"{ahead}encoder: !new:cosyvoice.transformer.upsample_encoder.UpsampleConformerEncoder {encoder}"
-    else:
-        kind, causal, width = "CausalMaskedDiffWithDiT", "Causal", bins
-        layer = f"{{in_channels: {bins}, channels: {sizes.lookahead_inner}}}"
-        front = f"{ahead}pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer {layer}"
-    return f"""\
-flow: !new:cosyvoice.flow.flow.{kind}
-    input_size: {width}
-    output_size: {bins}
-    spk_embed_dim: {EMBEDDING_SIZE}
-    vocab_size: {_FIRST_SPEECH_TOKENS if first else NUM_SPEECH_TOKENS}
-    input_frame_rate: {50 if first else 25}
-    {front}
-    decoder: !new:cosyvoice.flow.flow_matching.{causal}ConditionalCFM
-        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
-        estimator: !new:cosyvoice.flow.{_estimator(generation, sizes)}"""
-
-
-def _estimator(generation: Generation, sizes: Sizes) -> str:
-    if generation is Generation.V3:
-        return f"""DiT.dit.DiT
-            dim: {sizes.dit_width}
-            depth: {sizes.dit_blocks}
-            heads: {sizes.dit_heads}
-            dim_head: {sizes.dit_head_dim}
-            ff_mult: 2
-            out_channels: {NUM_MEL_BINS}
-            static_chunk_size: 50"""
-    width, first, chunks = sizes.unet_width, generation is Generation.V1, f"\n{12 * ' '}static_chunk_size: 50"
-    return f"""decoder.{"" if first else "Causal"}ConditionalDecoder
-            in_channels: {4 * NUM_MEL_BINS}
-            out_channels: {NUM_MEL_BINS}
-            channels: {[width, width] if first else [width]}
-            attention_head_dim: {sizes.unet_head_dim}
-            num_heads: {sizes.unet_heads}
-            n_blocks: {sizes.unet_blocks}
-            num_mid_blocks: {sizes.unet_mid_blocks}{"" if first else chunks}"""
 
 
 def _json(content: Any) -> str:

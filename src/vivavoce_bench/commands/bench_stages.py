@@ -17,8 +17,7 @@ from vivavoce.cli.console import Reporter
 from vivavoce.cli.flags import flag
 from vivavoce.cli.model import EngineChoice, ModelChoice, note_if_no_real_model
 from vivavoce.errors import InvalidRequest, UnsupportedModel
-from vivavoce_bench.commands.figures import check_report_places, print_figures
-from vivavoce_bench.commands.options import JsonFileOption, PlotOption, TokensOption
+from vivavoce_bench.commands.options import JsonFileOption, PlotOption, TokensOption, check_report_places, print_figures
 from vivavoce_triton.client.utterance import Utterance, check_utterances, read_dataset, read_manifest
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ class Batches:
 
     def backends(self) -> list[str]:
         """The chosen runtimes; InvalidRequest: unknown runtime or unused option; MissingDependency: missing package."""
-        from vivavoce_bench.token_backends import check_backends
+        from vivavoce_bench.halves import check_backends
 
         found = check_backends(self.backend or ["torch"])
         if self.engine_dir is not None and "trtllm" not in found:
@@ -203,8 +202,7 @@ def offline(
         texts.check()
         check_report_places(None, batches.plot)
         from vivavoce_bench.batches import HEADER, batch_report, draw_batches
-        from vivavoce_bench.halves import BenchModel, measure_batches
-        from vivavoce_bench.token_backends import open_backend
+        from vivavoce_bench.halves import BenchModel, measure_batches, open_backend
     lines = texts.read()
     sizes, settings = batches.sizes(len(lines)), EngineChoice(kernels=run.kernels).settings()
     with reporter.working("loading …") as say:

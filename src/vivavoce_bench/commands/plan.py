@@ -37,8 +37,7 @@ def plan(
     Memory is divided as the engine divides it. Speeds were measured on one H200 and are computed for other GPUs from
     their data sheets. --streams simulates the engine with these speeds.
     """
-    from vivavoce_bench.costs import ENTRY_LISTENERS
-    from vivavoce_bench.planning import CARDS
+    from vivavoce_bench.planning import CARDS, ENTRY_LISTENERS
 
     cards = [card for card in CARDS if gpu is None or card.name.casefold() == gpu.casefold()]
     if not cards:

@@ -106,8 +106,7 @@ def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
     from vivavoce.engine.admission import AdmissionMode
     from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
     from vivavoce.engine.settings import EngineSettings
-    from vivavoce_bench.costs import ENTRY_LISTENERS
-    from vivavoce_bench.planning import H200
+    from vivavoce_bench.planning import ENTRY_LISTENERS, H200
     from vivavoce_bench.simulation import Simulation
 
     streams, price, config = asked.streams or 0, asked.price, planned.models.config

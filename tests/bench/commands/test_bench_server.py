@@ -18,8 +18,7 @@ from tests.server.http.serving import Served, make_state, serving
 from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce.server.http.app import build_app
 from vivavoce_bench import ClosedLoop, Ending, Outcome, Utterance, figures, run_load
-from vivavoce_bench.http_target import HttpTarget, open_client
-from vivavoce_bench.recordings import Recorded, altered
+from vivavoce_bench.targets import HttpTarget, Recorded, altered, open_client
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.cli_harness import SOURCES, Run
 from vivavoce.errors import InvalidRequest
-from vivavoce_bench import costs
+from vivavoce_bench import planning
 from vivavoce_bench.commands import plan_fleet
 from vivavoce_bench.commands.plan_fleet import Expected, fewest
 
@@ -97,7 +97,7 @@ def test_the_servers_are_counted_whose_entry_processes_carry_the_listeners(
 ) -> None:
     monkeypatch.setattr(plan_fleet, "FEWEST", 20)
     for carried, gpus, servers, each in ((3, 1, 1, 4), (2, 2, 2, 2), (2, 4, 2, 2)):
-        monkeypatch.setattr(costs, "ENTRY_LISTENERS", carried)
+        monkeypatch.setattr(planning, "ENTRY_LISTENERS", carried)
         monkeypatch.setattr(plan_fleet, "fewest", lambda *_, needed=gpus: needed)
         text = run("plan", "--streams", "4", "--gpu", "l4").text
         assert f"Servers: {servers}, with some of the GPUs each. The entry process of each has {each} listeners" in text
