@@ -19,10 +19,16 @@ from torch import Tensor
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed, VivavoceError
 from vivavoce.models.encoders import OnnxModel, open_onnx
 from vivavoce_export.parts import EXAMPLE, PARTS, Part, ScriptedEncoder
-from vivavoce_runtimes.code_files import remember_code
-from vivavoce_runtimes.estimator import OPTIONAL_ENDS, EstimatorInputs, EstimatorRunner
-from vivavoce_runtimes.estimators import onnx_estimator, open_package, open_script, torch_estimator
-from vivavoce_runtimes.files import PRECISIONS, file_name
+from vivavoce_runtimes.estimators import (
+    OPTIONAL_ENDS,
+    EstimatorInputs,
+    EstimatorRunner,
+    onnx_estimator,
+    open_package,
+    open_script,
+    torch_estimator,
+)
+from vivavoce_runtimes.files import PRECISIONS, file_name, remember_code
 
 OPSET = 20
 ONNX_BYTES = 2_000_000_000

@@ -17,7 +17,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.flow.unet import VelocityContext
-from vivavoce_runtimes.estimator import OUTPUT, EstimatorInputs
+from vivavoce_runtimes.estimators import OUTPUT, EstimatorInputs
 from vivavoce_runtimes.files import ENCODER, ESTIMATOR, LM, VOCODER
 
 ROWS, LENGTH = Dim("rows", min=2, max=512), Dim("length", min=2, max=15_000)

@@ -14,7 +14,7 @@ from vivavoce.engine.stages import LMInterface
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.flow.external import ExternalFlow
-from vivavoce_runtimes.estimator import EstimatorRunner, ExportedEstimator
+from vivavoce_runtimes.estimators import EstimatorRunner, ExportedEstimator
 from vivavoce_runtimes.files import ENCODER, ESTIMATOR, file_name, find_export
 from vivavoce_runtimes.streamed_lm import open_runtime
 
