@@ -24,9 +24,8 @@ from vivavoce_triton.models import endpoint
 from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.endpoint import EndpointLanguageModel
 from vivavoce_triton.models.inner_models import output_length
+from vivavoce_triton.models.other_layouts import MelVocoder, Token2Mel, Token2WavDit
 from vivavoce_triton.models.reference_models import AudioTokenizer, SpeakerEmbedding
-from vivavoce_triton.models.token2mel import MelVocoder, Token2Mel
-from vivavoce_triton.models.token2wav_dit import Token2WavDit
 
 BACKEND = FakeBackend()
 TOKENS = torch.randint(0, 6_561, (48,), generator=torch.Generator().manual_seed(3)).tolist()
