@@ -12,7 +12,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from vivavoce.checkpoint.config import CausalVocoderConfig, Generation, ModelConfig
@@ -115,8 +116,7 @@ _CARD_CONTENT = {
     "trained": False,
     "scripts": ["Latin"],
 }
-_QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_NUM_BYTES = 256
+QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 _TEXT_HEAD = "llm.model.lm_head.weight"
 _ROTARY = "decoder.estimator.rotary_embed.inv_freq"
@@ -270,11 +270,8 @@ def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelC
 
 def _write_backbone(backbone: Path, sizes: Sizes) -> None:
     backbone.mkdir()
-    # GPT-2's printable characters for the 256 bytes; bytes that are printable themselves come first.
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    symbols = [*printable, *range(_NUM_BYTES, 2 * _NUM_BYTES - len(printable))]
-    end, _, stop = range(_NUM_BYTES, _NUM_BYTES + len(_QWEN2_TOKENS))
-    flags = {**dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False), "special": True}
+    symbols = byte_symbols()
+    end, _, stop = range(len(symbols), len(symbols) + len(QWEN2_TOKENS))
     contents = {
         "config.json": {
             "model_type": "qwen2",
@@ -292,21 +289,33 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
             "eos_token_id": stop,
         },
         "generation_config.json": {"bos_token_id": end, "pad_token_id": end, "eos_token_id": [stop, end]},
-        "tokenizer_config.json": {
-            "tokenizer_class": "Qwen2Tokenizer",
-            "added_tokens_decoder": {
-                str(_NUM_BYTES + number): {"content": token, **flags} for number, token in enumerate(_QWEN2_TOKENS)
-            },
-            "additional_special_tokens": list(_QWEN2_TOKENS[1:]),
-            "eos_token": _QWEN2_TOKENS[2],
-            "pad_token": _QWEN2_TOKENS[0],
-            "model_max_length": 32768,
-        },
-        "vocab.json": {chr(symbol): number for number, symbol in enumerate(symbols)},
     }
     for name, content in contents.items():
         (backbone / name).write_text(_json(content), encoding="utf-8")
-    (backbone / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    write_tokenizer(backbone, {symbol: number for number, symbol in enumerate(symbols)})
+
+
+def byte_symbols() -> list[str]:
+    """The characters that stand for the 256 bytes: printable ones, which are themselves, and then stand-ins."""
+    return sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda symbol: (ord(symbol) > 0xFF, ord(symbol)))
+
+
+def write_tokenizer(folder: Path, vocabulary: Mapping[str, int], merges: Iterable[tuple[str, ...]] = ()) -> None:
+    """Write the files of a tokenizer as Qwen2's; its special tokens get the ids after the vocabulary's."""
+    flags = {**dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False), "special": True}
+    special = {str(len(vocabulary) + place): {"content": token, **flags} for place, token in enumerate(QWEN2_TOKENS)}
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "added_tokens_decoder": special,
+        "additional_special_tokens": list(QWEN2_TOKENS[1:]),
+        "eos_token": QWEN2_TOKENS[2],
+        "pad_token": QWEN2_TOKENS[0],
+        "model_max_length": 32768,
+    }
+    (folder / "vocab.json").write_text(_json(vocabulary), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(_json(settings), encoding="utf-8")
+    lines = ["#version: 0.2", *map(" ".join, merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _json(content: Any) -> str:
