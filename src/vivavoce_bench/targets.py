@@ -149,7 +149,7 @@ class HttpTarget:
             body["chunk_policy"] = self.policy
         async with self.client.stream("POST", "/v1/audio/speech", json=body) as answer:
             if answer.status_code in _BUSY:
-                raise Refused(float(answer.headers.get("retry-after", 1)))
+                raise Refused(_retry_after_s(answer.headers.get("retry-after", "")))
             if answer.status_code != httpx.codes.OK:
                 text = (await answer.aread()).decode(errors="replace")
                 raise InvalidRequest(f"server: it answered {answer.status_code}: {text[:200]}")
@@ -170,6 +170,11 @@ class HttpTarget:
         recorded = self.recorded[utterance.voice]
         content = altered(recorded.content, utterance.number) if self.fresh else recorded.content
         return {"ref_audio": base64.b64encode(content).decode(), "ref_text": recorded.transcript}
+
+
+def _retry_after_s(given: str) -> float:
+    """Seconds; 1 for none, and for a date, which other servers may send (RFC 9110)."""
+    return float(given) if given.strip().isdecimal() else 1.0
 
 
 def open_client(url: str, key: str | None) -> httpx.AsyncClient:
