@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import takewhile
@@ -41,7 +42,7 @@ from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce.models.build import LanguageConfig, LanguageModel, Models, build_language_model, build_models
 from vivavoce.models.generations import MAX_FRAMES
 from vivavoce_bench import chunked
-from vivavoce_bench.batches import BatchFigures, BatchRig, Job, Samples, TokenBackend
+from vivavoce_bench.batches import BatchFigures, Job, Samples, TokenBackend, measure_batches
 from vivavoce_bench.chunked import ChunkedSpeech, Cut, TokenSpeech
 from vivavoce_bench.hardware import reset_peaks
 from vivavoce_export.hf_folder import CONFIG, SPEECH_START, added_ids, is_hugging_face
@@ -164,7 +165,7 @@ class BenchToken2Wav:
 Say = Callable[[str], None]
 
 
-def measure_batches(
+def measure_runtimes(
     model: BenchModel,
     jobs: Sequence[Job],
     runtimes: Mapping[str, Callable[[], TokenBackend]],
@@ -180,22 +181,23 @@ def measure_batches(
     """
     found: list[BatchFigures] = []
     with closing(BenchToken2Wav(model.models, settings)) as token2wav:
+        rate = token2wav.sample_rate
         reset_peaks(model.models.device)
         for name, load in runtimes.items():
             say(f"loading {name} …")
-
-            def keep(size: int, job: Job, samples: Samples, name: str = name) -> None:
-                if folder is not None:
-                    kept = folder / f"{name}-{size}"
-                    kept.mkdir(exist_ok=True)
-                    write_audio(kept / f"{job.id}.wav", samples, token2wav.sample_rate)
-
             with closing(load()) as runtime:
-                rig = BatchRig(name, runtime, token2wav.waves, token2wav.sample_rate, keep)
                 for size in sizes:
                     say(f"{name}, batches of {size} …")
-                    found.append(rig.measure(jobs, size, token2wav_size or size))
+                    keep = partial(_keep, None if folder is None else folder / f"{name}-{size}", rate)
+                    sides = size, token2wav_size or size
+                    found.append(measure_batches(name, runtime, token2wav.waves, rate, jobs, *sides, keep))
     return found
+
+
+def _keep(folder: Path | None, sample_rate: int, job: Job, samples: Samples) -> None:
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
+        write_audio(folder / f"{job.id}.wav", samples, sample_rate)
 
 
 _TOGETHER = 8

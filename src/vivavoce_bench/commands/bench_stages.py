@@ -202,7 +202,7 @@ def offline(
         texts.check()
         check_report_places(None, batches.plot)
         from vivavoce_bench.batches import HEADER, batch_report, draw_batches
-        from vivavoce_bench.halves import BenchModel, measure_batches, open_backend
+        from vivavoce_bench.halves import BenchModel, measure_runtimes, open_backend
     lines = texts.read()
     sizes, settings = batches.sizes(len(lines)), EngineChoice(kernels=run.kernels).settings()
     with reporter.working("loading …") as say:
@@ -212,7 +212,7 @@ def offline(
         how = (loaded, settings, max(sizes), batches.llm_model, batches.engine_dir)
         runtimes = {backend: partial(open_backend, backend, *how) for backend in backends}
         size = batches.token2wav_batch_size
-        runs = measure_batches(loaded, jobs, runtimes, sizes, size, settings, run.output_dir, say)
+        runs = measure_runtimes(loaded, jobs, runtimes, sizes, size, settings, run.output_dir, say)
     keys = run.settings(loaded, llm_model=batches.llm_model, text_source=texts.source)
     print_figures(batch_report(keys, runs), run.json_file, (HEADER, [one.row() for one in runs]))
     if batches.plot is not None:
