@@ -51,8 +51,7 @@ def _export(kind: str, wanted: ExportFlags) -> None:
     with reporter.working("starting …"):
         from vivavoce.frontend.model_choice import choose_device, model_folder
         from vivavoce.models.build import build_models
-        from vivavoce_export.network_files import check_parts, export_part
-        from vivavoce_export.parts import part_of
+        from vivavoce_export.network_files import check_parts, export_part, part_of
         from vivavoce_runtimes.files import PRECISIONS
 
         names = check_parts(kind, wanted.parts)

@@ -40,8 +40,13 @@ from vivavoce_triton.models.backend import (
     check_present,
     end,
 )
-from vivavoce_triton.models.endpoint import EndpointLanguageModel
-from vivavoce_triton.models.inner_models import InnerLanguageModel, InnerToken2Wav, InnerVocoder, StagedExtractor
+from vivavoce_triton.models.inner_models import (
+    EndpointLanguageModel,
+    InnerLanguageModel,
+    InnerToken2Wav,
+    InnerVocoder,
+    StagedExtractor,
+)
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_request
 
 log = logging.getLogger(__name__)
