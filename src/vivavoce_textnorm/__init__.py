@@ -10,7 +10,6 @@ from vivavoce_textnorm.checks import MAX_TEXT_CHARS as MAX_TEXT_CHARS
 from vivavoce_textnorm.checks import check_characters as check_characters
 from vivavoce_textnorm.checks import check_length as check_length
 from vivavoce_textnorm.checks import check_surrogates as check_surrogates
-from vivavoce_textnorm.checks import check_text as check_text
 from vivavoce_textnorm.checks import excerpt as excerpt
 from vivavoce_textnorm.checks import name_some as name_some
 from vivavoce_textnorm.language_id import DAY_FIRST as DAY_FIRST
