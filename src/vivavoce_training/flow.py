@@ -200,13 +200,7 @@ def flow_losses(
     along = t[:, None, None]
     point = (1 - (1 - SIGMA_MIN) * along) * noise + along * mel
     velocity = flow.estimator(
-        point,
-        mu * kept,
-        flow.speaker(embedding) * kept[:, 0],
-        mel * in_prompt[..., None] * kept,
-        t,
-        frames,
-        chunked,
+        point, mu * kept, flow.speaker(embedding) * kept[:, 0], mel * in_prompt[..., None] * kept, t, frames, chunked
     )
     counted = (inside & ~in_prompt)[..., None].float()
     wanted = mel - (1 - SIGMA_MIN) * noise

@@ -16,14 +16,7 @@ import typer
 from vivavoce.cli import flags
 from vivavoce.cli.console import Reporter, progress
 from vivavoce.cli.flags import command, examples, flag, with_flags
-from vivavoce.cli.model import (
-    BackendChoice,
-    EngineChoice,
-    ModelChoice,
-    Spread,
-    load_model,
-    note_if_no_real_model,
-)
+from vivavoce.cli.model import BackendChoice, EngineChoice, ModelChoice, Spread, load_model, note_if_no_real_model
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.evaluate import recogniser_jobs

@@ -359,10 +359,6 @@ class Whisper:
     def transcribe(self, samples: Samples) -> str:
         """The words; samples: [n] float32 in ±1 at 16 kHz."""
         segments, _ = self._model.transcribe(
-            samples,
-            language=self._language,
-            beam_size=BEAMS,
-            condition_on_previous_text=False,
-            without_timestamps=True,
+            samples, language=self._language, beam_size=BEAMS, condition_on_previous_text=False, without_timestamps=True
         )
         return " ".join(segment.text.strip() for segment in segments)

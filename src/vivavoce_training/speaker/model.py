@@ -121,8 +121,7 @@ def export_speaker_encoder(net: SpeakerNet, path: Path) -> None:
     graph.op("Squeeze", embedding, graph.constant([1], "int64"), output="output")
     path.write_bytes(
         graph.model(
-            inputs=[Port("input", FLOAT, (1, "frames", NUM_BINS))],
-            outputs=[Port("output", FLOAT, (1, EMBEDDING_SIZE))],
+            inputs=[Port("input", FLOAT, (1, "frames", NUM_BINS))], outputs=[Port("output", FLOAT, (1, EMBEDDING_SIZE))]
         )
     )
 
