@@ -38,10 +38,9 @@ from vivavoce.engine.cost_model import CPU_PRIORS, BatchSize, CostModel, Priors,
 from vivavoce.engine.settings import CPU_SLOTS, CPU_STATE_BYTES, EngineSettings, MemoryPlan, uses_kernels
 from vivavoce.models.build import build_models
 from vivavoce_bench import OpenLoop
-from vivavoce_bench.commands.plan_fleet import GAPS_ALLOWED
-from vivavoce_bench.costs import ALONE_COSTS
+from vivavoce_bench.commands.plan import GAPS_ALLOWED
 from vivavoce_bench.measure import percentile, save_json
-from vivavoce_bench.planning import outline_models, plan_engine
+from vivavoce_bench.planning import ALONE_COSTS, outline_models, plan_engine
 from vivavoce_bench.random_checkpoint import RELEASE, TINY, release_config, write_settings
 from vivavoce_bench.simulation import Machine, Simulation, Visit
 

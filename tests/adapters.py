@@ -6,9 +6,9 @@ import copy
 from pathlib import Path
 from typing import Any
 
+from benchmarks.random_adapter import make_random_adapter, merge_adapter
 from vivavoce.checkpoint.config import qwen2_of
 from vivavoce.models.lm.qwen2 import SpeechLM
-from vivavoce_bench.random_adapter import make_random_adapter, merge_adapter
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 

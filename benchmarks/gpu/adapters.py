@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.gpu.model import make_model, origin, reader
+from benchmarks.random_adapter import make_random_adapter, merge_adapter
 from vivavoce.checkpoint.config import Generation, qwen2_of
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.engine import Engine
@@ -27,7 +28,6 @@ from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentReques
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.models.build import Models, build_models
 from vivavoce_bench.measure import save_json
-from vivavoce_bench.random_adapter import make_random_adapter, merge_adapter
 from vivavoce_bench.random_checkpoint import RELEASE, TINY
 
 T = TypeVar("T")

@@ -29,6 +29,10 @@ class Job:
     seed: int
 
 
+Waves = Callable[[Sequence[Job], Sequence[Sequence[int]]], Sequence[Samples]]
+"""Jobs and the tokens of each → samples of each, [n] float32 on the host, in one batch."""
+
+
 class TokenBackend(Protocol):
     sampling: str
 
@@ -75,66 +79,54 @@ class BatchFigures:
         return [*counts, *(f"{seconds:.2f}" for seconds in times), f"{self.rtf:.3f}", f"{self.tokens_per_s:.0f}"]
 
 
-@dataclass(frozen=True, eq=False)
-class BatchRig:
-    """A runtime of the language model, followed by token2wav.
+def measure_batches(
+    name: str,
+    model: TokenBackend,
+    waves: Waves,
+    sample_rate: int,
+    jobs: Sequence[Job],
+    batch_size: int,
+    token2wav_batch_size: int,
+    keep: Callable[[Job, Samples], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> BatchFigures:
+    """Run the first batch once to warm up, then run and time all jobs: each batch in the model, then in token2wav.
 
-    waves: (jobs, tokens per job) → samples per job, [n] float32 on the host, in one batch; keep: called with the batch
-    size and the samples of each job, outside of the measured time; clock: returns seconds.
+    name: of the backend; keep: called with the samples of each job, outside of the measured time; clock: returns
+    seconds. `StageFailed`: the language model gave no speech tokens for a text.
     """
-
-    backend: str
-    model: TokenBackend
-    waves: Callable[[Sequence[Job], Sequence[Sequence[int]]], Sequence[Samples]]
-    sample_rate: int
-    keep: Callable[[int, Job, Samples], None] = lambda size, job, samples: None
-    clock: Callable[[], float] = time.perf_counter
-
-    def measure(self, jobs: Sequence[Job], batch_size: int, token2wav_batch_size: int) -> BatchFigures:
-        """Run the first batch once to warm up, then run and time all jobs, `batch_size` at a time.
-
-        `StageFailed`: the language model gave no speech tokens for a text.
-        """
-        batches = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]
-        self._speak(batches[0], token2wav_batch_size)
-        num_tokens = num_samples = 0
-        llm_s = token2wav_s = 0.0
-        for batch in batches:
-            tokens, waves, lm_time, wav_time = self._speak(batch, token2wav_batch_size)
-            llm_s, token2wav_s = llm_s + lm_time, token2wav_s + wav_time
-            num_tokens += sum(map(len, tokens))
-            for job, samples in zip(batch, waves, strict=True):
-                num_samples += len(samples)
-                self.keep(batch_size, job, samples)
-        return BatchFigures(
-            self.backend,
-            self.model.sampling,
-            batch_size,
-            token2wav_batch_size,
-            texts=len(jobs),
-            tokens=num_tokens,
-            audio_s=num_samples / self.sample_rate,
-            llm_time_seconds=llm_s,
-            token2wav_time_seconds=token2wav_s,
-        )
-
-    def _speak(
-        self, batch: Sequence[Job], token2wav_batch_size: int
-    ) -> tuple[Sequence[Sequence[int]], list[Samples], float, float]:
-        started = self.clock()
-        tokens = self.model.generate([job.prompt for job in batch])
-        llm_s = self.clock() - started
+    batches = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]
+    num_tokens = num_samples = 0
+    llm_s = token2wav_s = 0.0
+    for number, batch in enumerate([batches[0], *batches]):
+        started = clock()
+        tokens = model.generate([job.prompt for job in batch])
+        decoded = clock()
         for job, found in zip(batch, tokens, strict=True):
             if not found:
-                raise StageFailed(
-                    f"backend: {self.backend} gave no speech for text {job.id}; try another seed or backend"
-                )
-        waves: list[Samples] = []
-        started = self.clock()
+                raise StageFailed(f"backend: {name} gave no speech for text {job.id}; try another seed or backend")
+        began, spoken = clock(), list[Samples]()
         for start in range(0, len(batch), token2wav_batch_size):
             part = slice(start, start + token2wav_batch_size)
-            waves.extend(self.waves(batch[part], tokens[part]))
-        return tokens, waves, llm_s, self.clock() - started
+            spoken.extend(waves(batch[part], tokens[part]))
+        ended = clock()
+        if not number:
+            continue
+        llm_s, token2wav_s = llm_s + decoded - started, token2wav_s + ended - began
+        num_tokens, num_samples = num_tokens + sum(map(len, tokens)), num_samples + sum(map(len, spoken))
+        for job, samples in zip(batch, spoken, strict=True):
+            keep(job, samples)
+    return BatchFigures(
+        name,
+        model.sampling,
+        batch_size,
+        token2wav_batch_size,
+        texts=len(jobs),
+        tokens=num_tokens,
+        audio_s=num_samples / sample_rate,
+        llm_time_seconds=llm_s,
+        token2wav_time_seconds=token2wav_s,
+    )
 
 
 def batch_report(settings: Mapping[str, Any], runs: Sequence[BatchFigures]) -> dict[str, Any]:

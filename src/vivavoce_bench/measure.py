@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vivavoce.cli.output import explaining
 from vivavoce.errors import InvalidRequest, MissingDependency
 
 if TYPE_CHECKING:
@@ -44,11 +45,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """`NAME_mean`, the percentiles and `NAME_max`; each is None if `values` is empty."""
-    return {
-        f"{name}_mean": mean(values),
-        **percentiles(name, values),
-        f"{name}_max": max(values, default=None),
-    }
+    return {f"{name}_mean": mean(values), **percentiles(name, values), f"{name}_max": max(values, default=None)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,19 +186,8 @@ def json_text(keys: Any) -> str:
     return json.dumps(keys, ensure_ascii=False, indent=2, allow_nan=False)
 
 
-@contextmanager
-def writing(path: Path, field: str) -> Iterator[None]:
-    """`InvalidRequest` about `field` if the block cannot write the file."""
-    try:
-        yield
-    except OSError as error:
-        raise InvalidRequest(
-            f"{field}: {str(path)!r} cannot be written ({error.strerror}); choose another place"
-        ) from None
-
-
 def write_text(path: Path, text: str, *, field: str) -> None:
-    with writing(path, field):
+    with explaining(field, str(path)):
         path.write_text(text, encoding="utf-8")
 
 
@@ -250,5 +236,5 @@ def picture(path: Path, size: tuple[float, float], columns: int, *, field: str =
     # Without pyplot, which keeps every figure and may need a display.
     figure = Figure(figsize=size, layout="constrained")
     yield list(figure.subplots(1, columns))
-    with writing(path, field):
+    with explaining(field, str(path)):
         figure.savefig(path, format="png", dpi=120)

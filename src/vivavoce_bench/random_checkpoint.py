@@ -12,13 +12,17 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from vivavoce.checkpoint.config import CausalVocoderConfig, Generation, ModelConfig
@@ -29,11 +33,10 @@ from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, NUM_MEL_BINS, SpeakerEntry, write_spk2info
 from vivavoce.errors import CheckpointError
 from vivavoce.models.generations import NETWORKS, NetworkPart
-from vivavoce_bench.random_encoders import draw, speaker_encoder, speech_tokenizer
+from vivavoce_runtimes.onnx_writer import FLOAT, INT32, Port, node, onnx_model
 
 SPEAKERS = ("babble-a", "babble-b")
 NUM_SPEECH_TOKENS = 6561
-_FIRST_SPEECH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,7 @@ _CARD_CONTENT = {
     "trained": False,
     "scripts": ["Latin"],
 }
-_QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_NUM_BYTES = 256
+QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 _TEXT_HEAD = "llm.model.lm_head.weight"
 _ROTARY = "decoder.estimator.rotary_embed.inv_freq"
@@ -259,7 +261,9 @@ def release_config(generation: Generation) -> ModelConfig:
 
 def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelConfig:
     """Write the yaml and, for a Qwen2 language model, its settings and a byte-level tokenizer without merges."""
-    (folder / YAML_OF[generation]).write_text(_settings(generation, sizes), encoding="utf-8")
+    name = YAML_OF[generation]
+    template = Template((files("vivavoce_bench") / "data" / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(template.substitute(asdict(sizes)), encoding="utf-8")
     if generation is not Generation.V1:
         _write_backbone(folder / BACKBONE, sizes)
     return read_config(folder, [f"encoder.up_encoders.{block}" for block in range(sizes.encoder_up_blocks)])
@@ -267,12 +271,9 @@ def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelC
 
 def _write_backbone(backbone: Path, sizes: Sizes) -> None:
     backbone.mkdir()
-    # GPT-2's printable characters for the 256 bytes; bytes that are printable themselves come first.
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    symbols = [*printable, *range(_NUM_BYTES, 2 * _NUM_BYTES - len(printable))]
-    end, _, stop = range(_NUM_BYTES, _NUM_BYTES + len(_QWEN2_TOKENS))
-    flags = {**dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False), "special": True}
-    files = {
+    symbols = byte_symbols()
+    end, _, stop = range(len(symbols), len(symbols) + len(QWEN2_TOKENS))
+    contents = {
         "config.json": {
             "model_type": "qwen2",
             "hidden_size": sizes.lm_width,
@@ -289,134 +290,99 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
             "eos_token_id": stop,
         },
         "generation_config.json": {"bos_token_id": end, "pad_token_id": end, "eos_token_id": [stop, end]},
-        "tokenizer_config.json": {
-            "tokenizer_class": "Qwen2Tokenizer",
-            "added_tokens_decoder": {
-                str(_NUM_BYTES + number): {"content": token, **flags} for number, token in enumerate(_QWEN2_TOKENS)
-            },
-            "additional_special_tokens": list(_QWEN2_TOKENS[1:]),
-            "eos_token": _QWEN2_TOKENS[2],
-            "pad_token": _QWEN2_TOKENS[0],
-            "model_max_length": 32768,
-        },
-        "vocab.json": {chr(symbol): number for number, symbol in enumerate(symbols)},
     }
-    for name, content in files.items():
+    for name, content in contents.items():
         (backbone / name).write_text(_json(content), encoding="utf-8")
-    (backbone / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    write_tokenizer(backbone, {symbol: number for number, symbol in enumerate(symbols)})
 
 
-def _settings(generation: Generation, sizes: Sizes) -> str:
-    first, causal = generation is Generation.V1, generation is Generation.V3
-    vocoder = "CausalHiFTGenerator\n    conv_pre_look_right: 4" if causal else "HiFTGenerator"
-    pitch, top = ("CausalConvRNNF0Predictor", "null") if causal else ("ConvRNNF0Predictor", "8000")
-    rate, window, hop = (22050, 1024, 256) if first else (24000, 1920, 480)
-    rates, kernels, down = ([8, 8], [16, 16], [7, 11]) if first else ([8, 5, 3], [16, 11, 7], [7, 7, 11])
-    mel = f"sampling_rate: {rate}, hop_size: {hop}, win_size: {window}, fmin: 0, fmax: {top}"
-    return f"""\
-sample_rate: {rate}
-{_lm(generation, sizes)}
-    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
-{_flow(generation, sizes)}
-hift: !new:cosyvoice.hifigan.generator.{vocoder}
-    in_channels: {NUM_MEL_BINS}
-    base_channels: {sizes.vocoder_width}
-    nb_harmonics: 8
-    sampling_rate: {rate}
-    nsf_alpha: 0.1
-    nsf_sigma: 0.003
-    nsf_voiced_threshold: 10
-    upsample_rates: {rates}
-    upsample_kernel_sizes: {kernels}
-    istft_params: {{n_fft: 16, hop_len: 4}}
-    resblock_kernel_sizes: [3, 7, 11]
-    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
-    source_resblock_kernel_sizes: {down}
-    source_resblock_dilation_sizes: {[[1, 3, 5]] * len(down)}
-    lrelu_slope: 0.1
-    audio_limit: 0.99
-    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.{pitch}
-        in_channels: {NUM_MEL_BINS}
-        cond_channels: {sizes.f0_width}
-feat_extractor: !name:matcha.utils.audio.mel_spectrogram
-    {{n_fft: {window}, num_mels: {NUM_MEL_BINS}, {mel}}}
-"""
+def byte_symbols() -> list[str]:
+    """The characters that stand for the 256 bytes: printable ones, which are themselves, and then stand-ins."""
+    return sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda symbol: (ord(symbol) > 0xFF, ord(symbol)))
 
 
-def _lm(generation: Generation, sizes: Sizes) -> str:
-    width = sizes.lm_width
-    if generation is not Generation.V1:
-        return f"""\
-llm: !new:cosyvoice.llm.llm.{"CosyVoice3LM" if generation is Generation.V3 else "Qwen2LM"}
-    llm_input_size: {width}
-    llm_output_size: {width}
-    speech_token_size: {NUM_SPEECH_TOKENS}
-    mix_ratio: [5, 15]
-    llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}"""
-    return f"""\
-llm: !new:cosyvoice.llm.llm.TransformerLM
-    text_token_size: {sizes.text_vocabulary}
-    speech_token_size: {_FIRST_SPEECH_TOKENS}
-    spk_embed_dim: {EMBEDDING_SIZE}
-    text_encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
-        {_encoder(sizes.text_width, width, sizes.lm_heads, sizes.lm_inner, sizes.text_blocks)}
-    llm: !new:cosyvoice.transformer.encoder.TransformerEncoder
-        {_encoder(width, width, sizes.lm_heads, sizes.lm_inner, sizes.lm_layers)}"""
-
-
-def _encoder(inputs: int, outputs: int, heads: int, inner: int, blocks: int, more: str = "") -> str:
-    sizes = f"input_size: {inputs}, output_size: {outputs}, attention_heads: {heads}, linear_units: {inner}"
-    return f"{{{sizes}, num_blocks: {blocks}{more}}}"
-
-
-def _flow(generation: Generation, sizes: Sizes) -> str:
-    first, width, bins = generation is Generation.V1, sizes.encoder_width, NUM_MEL_BINS
-    inner = (sizes.encoder_heads, sizes.encoder_inner, sizes.encoder_blocks)
-    ahead = "token_mel_ratio: 2\n    pre_lookahead_len: 3\n    "
-    if first:
-        kind, causal = "MaskedDiffWithXvec", ""
-        front = f"encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder {_encoder(width, width, *inner)}"
-    elif generation is Generation.V2:
-        kind, causal = "CausalMaskedDiffWithXvec", "Causal"
-        encoder = _encoder(width, width, *inner, more=", static_chunk_size: 25")
-        front = f"{ahead}encoder: !new:cosyvoice.transformer.upsample_encoder.UpsampleConformerEncoder {encoder}"
-    else:
-        kind, causal, width = "CausalMaskedDiffWithDiT", "Causal", bins
-        layer = f"{{in_channels: {bins}, channels: {sizes.lookahead_inner}}}"
-        front = f"{ahead}pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer {layer}"
-    return f"""\
-flow: !new:cosyvoice.flow.flow.{kind}
-    input_size: {width}
-    output_size: {bins}
-    spk_embed_dim: {EMBEDDING_SIZE}
-    vocab_size: {_FIRST_SPEECH_TOKENS if first else NUM_SPEECH_TOKENS}
-    input_frame_rate: {50 if first else 25}
-    {front}
-    decoder: !new:cosyvoice.flow.flow_matching.{causal}ConditionalCFM
-        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
-        estimator: !new:cosyvoice.flow.{_estimator(generation, sizes)}"""
-
-
-def _estimator(generation: Generation, sizes: Sizes) -> str:
-    if generation is Generation.V3:
-        return f"""DiT.dit.DiT
-            dim: {sizes.dit_width}
-            depth: {sizes.dit_blocks}
-            heads: {sizes.dit_heads}
-            dim_head: {sizes.dit_head_dim}
-            ff_mult: 2
-            out_channels: {NUM_MEL_BINS}
-            static_chunk_size: 50"""
-    width, first, chunks = sizes.unet_width, generation is Generation.V1, f"\n{12 * ' '}static_chunk_size: 50"
-    return f"""decoder.{"" if first else "Causal"}ConditionalDecoder
-            in_channels: {4 * NUM_MEL_BINS}
-            out_channels: {NUM_MEL_BINS}
-            channels: {[width, width] if first else [width]}
-            attention_head_dim: {sizes.unet_head_dim}
-            num_heads: {sizes.unet_heads}
-            n_blocks: {sizes.unet_blocks}
-            num_mid_blocks: {sizes.unet_mid_blocks}{"" if first else chunks}"""
+def write_tokenizer(folder: Path, vocabulary: Mapping[str, int], merges: Iterable[tuple[str, ...]] = ()) -> None:
+    """Write the files of a tokenizer as Qwen2's; its special tokens get the ids after the vocabulary's."""
+    flags = {**dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False), "special": True}
+    special = {str(len(vocabulary) + place): {"content": token, **flags} for place, token in enumerate(QWEN2_TOKENS)}
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "added_tokens_decoder": special,
+        "additional_special_tokens": list(QWEN2_TOKENS[1:]),
+        "eos_token": QWEN2_TOKENS[2],
+        "pad_token": QWEN2_TOKENS[0],
+        "model_max_length": 32768,
+    }
+    (folder / "vocab.json").write_text(_json(vocabulary), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(_json(settings), encoding="utf-8")
+    lines = ["#version: 0.2", *map(" ".join, merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
+_WHISPER_BINS = 128
+_TOKEN_BASE = 3
+
+
+def draw(shape: tuple[int, ...], seed: int, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Standard normal float32 values that depend on `seed` and `name` only."""
+    generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    return generator.standard_normal(shape, dtype=np.float32)
+
+
+def speaker_encoder(seed: int) -> bytes:
+    """input [1, frames, 80] → output [1, 192]: the mean absolute value of each band times a random matrix."""
+    mix = draw((NUM_MEL_BINS, EMBEDDING_SIZE), seed, "campplus") / np.float32(np.sqrt(NUM_MEL_BINS))
+    return onnx_model(
+        # The features are centred, so the bands' means without absolute values are zero.
+        nodes=[
+            node("Abs", ["input"], "size"),
+            node("ReduceMean", ["size"], "bands", axes=[1], keepdims=0),
+            node("MatMul", ["bands", "mix"], "output"),
+        ],
+        constants={"mix": mix},
+        inputs=[Port("input", FLOAT, (1, "frames", NUM_MEL_BINS))],
+        outputs=[Port("output", FLOAT, (1, EMBEDDING_SIZE))],
+    )
+
+
+def speech_tokenizer(generation: Generation, seed: int) -> bytes:
+    """feats [1, 128, frames], feats_length [1] → indices [1, ceil(feats_length / 4)], CosyVoice 1: / 2.
+
+    Finite scalar quantisation (arXiv:2309.15505): the frames of a token are projected to 8 values (CosyVoice 1: 7),
+    each is rounded to -1, 0 or 1, and the token is the number with these base-3 digits.
+    """
+    frames, digits = (2, 7) if generation is Generation.V1 else (4, 8)
+    mix = draw((digits, _WHISPER_BINS, frames), seed, "speech_tokenizer")
+    weights = np.array([[_TOKEN_BASE**digit] for digit in range(digits)], np.float32)
+    constants = {
+        "mix": mix * np.float32(2 / np.sqrt(_WHISPER_BINS * frames)),
+        "one": np.ones(1, np.float32),
+        "weights": weights,
+        "last_axis": np.array([2], np.int64),
+        "start": np.zeros(1, np.int32),
+        "axis": np.ones(1, np.int32),
+        "frames_before": np.array([frames - 1], np.int32),
+        "frames": np.array([frames], np.int32),
+    }
+    return onnx_model(
+        nodes=[
+            node("Conv", ["feats", "mix"], "mixed", strides=[frames], pads=[0, frames - 1]),
+            node("Tanh", ["mixed"], "bounded"),
+            node("Round", ["bounded"], "rounded"),
+            node("Add", ["rounded", "one"], "digits"),
+            node("Transpose", ["digits"], "by_token", perm=[0, 2, 1]),
+            node("MatMul", ["by_token", "weights"], "column"),
+            node("Squeeze", ["column", "last_axis"], "values"),
+            node("Cast", ["values"], "all_indices", to=INT32),
+            node("Add", ["feats_length", "frames_before"], "frames_up"),
+            node("Div", ["frames_up", "frames"], "num_tokens"),
+            node("Slice", ["all_indices", "start", "num_tokens", "axis"], "indices"),
+        ],
+        constants=constants,
+        inputs=[Port("feats", FLOAT, (1, _WHISPER_BINS, "frames")), Port("feats_length", INT32, (1,))],
+        outputs=[Port("indices", INT32, (1, "tokens"))],
+    )

@@ -128,8 +128,7 @@ def _epub(path: Path, options: BookOptions) -> Book:
 
 
 def _text_book(content: bytes, suffix: str, label: str, options: BookOptions) -> Book:
-    from vivavoce_books.html import read_html
-    from vivavoce_books.markdown import read_markdown
+    from vivavoce_books.html import read_html, read_markdown
     from vivavoce_books.plain import read_plain
     from vivavoce_books.text import decode
 

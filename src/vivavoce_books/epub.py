@@ -232,28 +232,22 @@ def _with_titles(items: list[Item], entries: list[_Entry]) -> list[Item]:
     places = {anchor: at for at, item in reversed(list(enumerate(items))) for anchor in item.ids}
     titles: dict[int, str] = {}
     for entry in entries:
-        at = (
-            places.get(f"{entry.path}#{entry.anchor}", places.get(entry.path))
-            if entry.anchor
-            else places.get(entry.path)
-        )
+        place = f"{entry.path}#{entry.anchor}" if entry.anchor else entry.path
+        at = places.get(place, places.get(entry.path))
         if at is not None:
             titles[at] = combined_title(titles[at], entry.title) if at in titles else entry.title
     if len(titles) < 2:
         return start_at_headings(items)
     for at, item in enumerate(items):
         if any("#" not in anchor for anchor in item.ids) and at not in titles:
-            head = next(
-                (
-                    i
-                    for i in range(at + 1, len(items))
-                    if items[i].kind or (items[i].ids[:1] and "#" not in items[i].ids[0])
-                ),
-                at,
-            )
+            head = next((i for i in range(at + 1, len(items)) if items[i].kind or _begins_document(items[i])), at)
             if items[head].kind is BlockKind.HEADING and items[head].level <= 2 and head not in titles:
                 titles[at] = one_line(items[head].text)
     return [replace(item, title=titles.get(at)) for at, item in enumerate(items)]
+
+
+def _begins_document(item: Item) -> bool:
+    return bool(item.ids) and "#" not in item.ids[0]
 
 
 def _cover(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 
 from vivavoce_books.book import BlockKind, Book, BookOptions
 from vivavoce_books.chapters import FRONT_TITLES, Item, divide, one_line, start_at_headings
@@ -46,7 +46,7 @@ def _gutenberg_parts(text: str) -> tuple[str, str, str]:
 
 def _items(text: str) -> Iterator[Item]:
     """Items of the groups of lines between blank ones; a page's number does not part a paragraph."""
-    words = partial(_vocabulary, [], text)
+    words = cache(partial(vocabulary, text))
     width = _width(text)
     referred = set(re.findall(r"\S[ \t]*\[(\d{1,3}|[*†‡§])\]", text))
     waiting: list[str] = []
@@ -72,12 +72,6 @@ def _items(text: str) -> Iterator[Item]:
     yield from pages
 
 
-def _vocabulary(cache: list[frozenset[str]], text: str) -> frozenset[str]:
-    if not cache:
-        cache.append(vocabulary(text))
-    return cache[0]
-
-
 def _width(text: str) -> int:
     """The column at which the text's lines are wrapped; 0 if each line is a paragraph."""
     lengths = sorted(len(line) for line in text.split("\n") if line.strip())
@@ -90,7 +84,7 @@ def _goes_on(line: str, following: str) -> bool:
 
 
 def _group(
-    lines: list[str], width: int, words: partial[frozenset[str]], referred: set[str], last: Item | None
+    lines: list[str], width: int, words: Callable[[], frozenset[str]], referred: set[str], last: Item | None
 ) -> Iterator[Item]:
     whole = "\n".join(line.strip() for line in lines)
     if not whole:

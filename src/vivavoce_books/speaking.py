@@ -72,12 +72,7 @@ class Speaker(Protocol):
 
 
 def speak_missing(
-    tts: Speaker,
-    job: Job,
-    segments: Sequence[Segment],
-    ledger: Ledger,
-    at_once: int,
-    done: Callable[[Segment], None],
+    tts: Speaker, job: Job, segments: Sequence[Segment], ledger: Ledger, at_once: int, done: Callable[[Segment], None]
 ) -> None:
     """Speak the segments, and store each in the ledger as soon as it is made.
 

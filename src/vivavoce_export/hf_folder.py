@@ -29,17 +29,7 @@ from vivavoce.checkpoint.weights import LM_NAMES, NameTable, find_part, load_int
 from vivavoce.errors import CheckpointError, UnsupportedModel
 from vivavoce.files import fresh_folder
 from vivavoce.models.lm.qwen2 import SpeechLM
-from vivavoce_export.files import (
-    AUTO,
-    DTYPES,
-    TensorFile,
-    blank,
-    cast,
-    check_dtype,
-    check_target,
-    naming,
-    row_blocks,
-)
+from vivavoce_export.files import AUTO, DTYPES, TensorFile, blank, cast, check_dtype, check_target, naming, row_blocks
 from vivavoce_export.merged_lm import (
     EMBEDDING,
     FINAL_NORM,

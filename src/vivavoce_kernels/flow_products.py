@@ -95,11 +95,7 @@ def _conv(
             value = tl.load(skipped + at[:, None] * skip_size + source[None, :], real[:, None], 0.0)
             taps = tl.load(skip_weight + channel[None, :] * skip_size + source[:, None], inside[None, :], 0.0)
             sum = tl.dot(value, taps, sum, input_precision="ieee")
-    tl.store(
-        out + at[:, None] * OUT + channel[None, :],
-        sum.to(out.dtype.element_ty),
-        there[:, None] & inside[None, :],
-    )
+    tl.store(out + at[:, None] * OUT + channel[None, :], sum.to(out.dtype.element_ty), there[:, None] & inside[None, :])
     if TAILS > 0:
         # The tails are stored here and not at the first reading of x, where they would take registers from the sums.
         kept = place - tl.load(length + owner, real, 0) + 2

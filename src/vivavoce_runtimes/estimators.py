@@ -1,19 +1,99 @@
-"""Exported estimators in ONNX Runtime, TorchScript and AOTInductor; `tensorrt.py` has those in TensorRT."""
+"""The flow's velocity estimator in ONNX Runtime, TorchScript and AOTInductor; `tensorrt.py` has it in TensorRT.
+
+Inputs and output are those of the official exports.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from vivavoce.errors import CheckpointError, MissingDependency
 from vivavoce.models.encoders import open_onnx
-from vivavoce_runtimes.code_files import check_code
-from vivavoce_runtimes.estimator import ENDS, OFFICIAL_INPUTS, EstimatorInputs, EstimatorRunner
+from vivavoce.models.flow.unet import VelocityContext
+from vivavoce.models.layers import Memory
+from vivavoce_runtimes.files import check_code
+from vivavoce_runtimes.onnx_writer import optional_input
+
+
+class EstimatorInputs(NamedTuple):
+    """All rows with their conditions, then all without; names and order as in the official exports. x, mu, cond: [rows,
+    bins, frames]; mask: [rows, 1, frames], 1 within the row's own frames; spks: [rows, bins], all of one dtype; t:
+    [rows] float32 (16 bit would distort its sinusoids); attention_ends: [rows, frames] int32, number of the row's first
+    frames that each frame sees. Only our exports have this input.
+    """
+
+    x: Tensor
+    mask: Tensor
+    mu: Tensor
+    t: Tensor
+    spks: Tensor
+    cond: Tensor
+    attention_ends: Tensor
+
+
+OFFICIAL_INPUTS, ENDS = EstimatorInputs._fields[:-1], EstimatorInputs._fields[-1]
+OUTPUT = "estimator_out"
+OPTIONAL_ENDS = optional_input(ENDS, np.full((1, 1), 1 << 30, np.int32))
+"""Bytes to append to an ONNX file: a default for `attention_ends`, with which every frame sees its whole row. They are
+cut off for TensorRT, which would take this input for a constant."""
+
+
+@dataclass(eq=False)
+class EstimatorRunner:
+    """run: contiguous tensors by name → velocity, in any shape of that size, on any device and in any dtype; dtypes: of
+    the file's inputs, in its order; most_rows: rows of a batch before guidance doubles them, None: any number.
+    """
+
+    run: Callable[[dict[str, Tensor]], Tensor]
+    dtypes: Mapping[str, torch.dtype]
+    most_rows: int | None = None
+
+    def __call__(self, inputs: EstimatorInputs) -> Tensor:
+        """Velocity [rows, bins, frames], device and dtype of `x`; any values past a row's frames."""
+        tensors, x = inputs._asdict(), inputs.x
+        cast = {name: tensors[name].to(dtype).contiguous() for name, dtype in self.dtypes.items()}
+        return self.run(cast).view(x.shape).to(x.device, x.dtype)
+
+
+class ExportedEstimator:
+    """Replaces `UNet` or `DiT` for rows without a past; out: the network's own last layer."""
+
+    def __init__(self, out: nn.Linear | nn.Conv1d, run: EstimatorRunner) -> None:
+        self.out, self.run = out, run
+
+    @property
+    def most_rows(self) -> int | None:
+        return self.run.most_rows
+
+    def time_biases(self, t: Tensor) -> Tensor:
+        """Return the times unchanged, because the runtime embeds them. t: [steps]  →  [1, steps, 1, 1]."""
+        return t[None, :, None, None]
+
+    def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
+        """Velocity of whole rows, in which each frame sees its row's first keys; the mask is additive."""
+        if context.memory is not None:
+            raise ValueError("an exported estimator computes whole rows only")
+        rows, frames = features.shape[:2]
+        x, mu, speaker, condition = (part.transpose(1, 2) for part in features.chunk(4, dim=-1))
+        if context.mask is None:
+            ends = torch.full((rows, frames), frames, device=features.device, dtype=torch.int32)
+        else:
+            ends = (context.mask[:, 0] == 0).sum(dim=-1, dtype=torch.int32).expand(rows, frames)
+        # The last frame sees the whole row, and padding has the last frame's mask.
+        own = torch.arange(frames, device=features.device) < ends[:, -1:]
+        t = context.biases.flatten().float().expand(rows)
+        inputs = EstimatorInputs(x, own[:, None].to(x.dtype), mu, t, speaker[..., 0], condition, ends)
+        return self.run(inputs).transpose(1, 2)
+
 
 _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
 
@@ -82,3 +162,52 @@ def _opened(path: Path, trusted: bool, load: Callable[[], Any]) -> Any:
     except Exception as error:  # torch's errors have no common base class
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{path.name} in {path.parent} cannot be loaded ({reason}); export it again") from error
+
+
+class ScriptEncoder:
+    """CosyVoice2's flow encoder in TorchScript, from our export or an official one.
+
+    Replaces `TokenEncoder` for rows without a past, one row at a time. dtype: of the file. An official file attends
+    to the whole row, or by the official grid of chunks. CheckpointError: it cannot be loaded or run here.
+    """
+
+    def __init__(self, path: Path, network: Any, dtype: torch.dtype, *, trusted: bool) -> None:
+        self._network, self._dtype = network, dtype
+        self._own_dtype, device = network.mu_projection.weight.dtype, network.mu_projection.weight.device
+        self._script = open_script(path, device, trusted=trusted)
+        self._exact = hasattr(self._script, "encode")
+        tokens = torch.zeros(1, 4, network.config.input_size, device=device, dtype=self._own_dtype)
+        try:
+            self.encode(tokens, torch.tensor([4], device=device), 4, (None, None))
+        except Exception as error:  # TorchScript's errors have no common base class
+            raise CheckpointError(
+                f"{path.name} in {path.parent} does not run here ({' '.join(str(error).split())[-200:]}); export it "
+                "again, on this device"
+            ) from error
+
+    def encode(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        size: int,
+        masks: tuple[Tensor | None, Tensor | None],
+        keys: int | None = None,
+        past: Tensor | None = None,
+        memory: tuple[Memory, Memory] | None = None,
+        lookahead_ends: Tensor | None = None,
+    ) -> Tensor:
+        if memory is not None or len(x) != 1:
+            raise ValueError("an exported encoder computes whole rows only, one by one")
+        x, ahead, mask = x.to(self._dtype), self._network.config.lookahead, masks[0]
+        if self._exact:
+            x = pad(x, (0, 0, 0, size + ahead - x.shape[1]))
+            ends = torch.full((1, size), size, device=x.device) if mask is None else mask[:, 0].sum(-1).expand(1, size)
+            heard = lengths[:, None].expand(1, size) if lookahead_ends is None else lookahead_ends
+            h = self._script.encode(x, lengths, ends.to(torch.int32), heard)
+        else:
+            # Official files take the whole lookahead or none.
+            context = x[:, size : size + ahead]
+            more = (context,) if context.shape[1] == ahead and int(lengths[0]) == size + ahead else ()
+            chunked = mask is not None and mask.shape[2] > 1
+            h, _ = self._script(x[:, :size], lengths.clamp(max=size), *more, streaming=chunked)
+        return self._network.mu_projection(h.to(self._own_dtype))

@@ -14,7 +14,7 @@ from vivavoce.engine.stages import LMInterface
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.flow.external import ExternalFlow
-from vivavoce_runtimes.estimator import EstimatorRunner, ExportedEstimator
+from vivavoce_runtimes.estimators import EstimatorRunner, ExportedEstimator
 from vivavoce_runtimes.files import ENCODER, ESTIMATOR, file_name, find_export
 from vivavoce_runtimes.streamed_lm import open_runtime
 
@@ -56,7 +56,7 @@ def _jit(models: Models, settings: EngineSettings) -> ExternalFlow:
     found = find_export(models.folder, ENCODER, "jit", models.device, models.dtype)
     if found is None or not isinstance(models.config.flow.encoder, TokenEncoderConfig):
         return _from_torch("jit", models, settings)
-    from vivavoce_runtimes.script_encoder import ScriptEncoder
+    from vivavoce_runtimes.estimators import ScriptEncoder
 
     opened, path, dtype = ExternalFlow(None, None), *found
     if find_export(models.folder, ESTIMATOR, "jit", models.device, models.dtype):

@@ -20,9 +20,8 @@ from torch import Tensor
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
 from vivavoce.files import replace_file
 from vivavoce.models.encoders import check_onnx
-from vivavoce_runtimes.code_files import check_code, remember_code
-from vivavoce_runtimes.estimator import ENDS, OFFICIAL_INPUTS, OPTIONAL_ENDS, EstimatorRunner
-from vivavoce_runtimes.files import ESTIMATOR, file_name
+from vivavoce_runtimes.estimators import ENDS, OFFICIAL_INPUTS, OPTIONAL_ENDS, EstimatorRunner
+from vivavoce_runtimes.files import ESTIMATOR, check_code, file_name, remember_code
 
 log = logging.getLogger(__name__)
 

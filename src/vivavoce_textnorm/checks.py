@@ -16,11 +16,6 @@ _SURROGATE = regex.compile("[\ud800-\udfff]")
 _CONTROL = regex.compile(r"[\p{Cc}--\s]", regex.V1)
 
 
-def check_text(text: str) -> None:
-    check_length(text)
-    check_characters(text)
-
-
 def check_characters(text: str) -> None:
     """Refuse halves of surrogate pairs, and control characters but white space."""
     check_surrogates(text)

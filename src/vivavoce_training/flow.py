@@ -22,10 +22,9 @@ from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.layers import valid_positions
-from vivavoce_training.chance import positions
 from vivavoce_training.data.store import MELS_PER_TOKEN, Corpus
 from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train
-from vivavoce_training.utterances import mels_of, steps_in
+from vivavoce_training.utterances import mels_of, positions, steps_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,13 +200,7 @@ def flow_losses(
     along = t[:, None, None]
     point = (1 - (1 - SIGMA_MIN) * along) * noise + along * mel
     velocity = flow.estimator(
-        point,
-        mu * kept,
-        flow.speaker(embedding) * kept[:, 0],
-        mel * in_prompt[..., None] * kept,
-        t,
-        frames,
-        chunked,
+        point, mu * kept, flow.speaker(embedding) * kept[:, 0], mel * in_prompt[..., None] * kept, t, frames, chunked
     )
     counted = (inside & ~in_prompt)[..., None].float()
     wanted = mel - (1 - SIGMA_MIN) * noise

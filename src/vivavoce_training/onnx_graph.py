@@ -57,13 +57,7 @@ class Graph:
         (stride,), (dilation,), (padding,) = layer.stride, layer.dilation, layer.padding
         weights = [self.weight(layer.weight)] + ([] if layer.bias is None else [self.weight(layer.bias)])
         return self.op(
-            "Conv",
-            x,
-            *weights,
-            strides=[stride],
-            dilations=[dilation],
-            pads=[padding, padding],
-            group=layer.groups,
+            "Conv", x, *weights, strides=[stride], dilations=[dilation], pads=[padding, padding], group=layer.groups
         )
 
     def layer_norm(self, x: str, layer: nn.LayerNorm) -> str:

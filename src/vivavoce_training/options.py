@@ -69,7 +69,7 @@ def device_of(name: str) -> torch.device:
 def folder_of(model: str | Path) -> Path:
     """The folder of a model's name or path; errors as in all commands. UnsupportedModel: CosyVoice 1's."""
     from vivavoce.frontend.model_choice import model_folder
-    from vivavoce_training.start import trainable
+    from vivavoce_training.weights import trainable
 
     return trainable(model_folder(model))
 

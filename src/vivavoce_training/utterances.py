@@ -1,4 +1,4 @@
-"""Whole utterances of the corpus on a device, also at the 16 kHz that tokenizer and speaker encoder hear."""
+"""Whole utterances of the corpus on a device, also at the 16 kHz that encoders hear, and random choices among rows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,22 @@ from vivavoce.checkpoint.config import MelConfig
 from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.models.features import prompt_mel
 from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
+
+
+def uniform(like: Tensor, low: float, high: float) -> Tensor:
+    """A number between the bounds for each row of `like`: [batch, 1, 1]."""
+    return low + (high - low) * torch.rand(len(like), 1, 1, device=like.device)
+
+
+def chance(like: Tensor, share: float) -> Tensor:
+    """True for that share of the rows of `like`: [batch, 1, 1] bool."""
+    return torch.rand(len(like), 1, 1, device=like.device) < share
+
+
+def positions(starts: Tensor, tokens: int, per_token: int) -> Tensor:
+    """starts: [batch] tokens  →  [batch, tokens · per_token] places of whatever there are `per_token` of in a token."""
+    return starts[:, None] * per_token + torch.arange(tokens * per_token, device=starts.device)
+
 
 HEARD_RATE = 16_000
 HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE  # samples of a token at 16 kHz

@@ -1,22 +1,61 @@
-"""Sizes and weights of trained parts, from and to files in the official layout."""
+"""Trained parts: where they start, and their sizes and weights, from and to files in the official layout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from vivavoce.checkpoint.config import Generation, ModelConfig
-from vivavoce.checkpoint.folder import speech_tokenizer_of
+from vivavoce.checkpoint.config import Generation, ModelConfig, qwen2_of
+from vivavoce.checkpoint.folder import BACKBONE, detect_generation, speech_tokenizer_of
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import find_part, load_into, read_tensors
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from vivavoce.files import replacing
+from vivavoce.frontend.modes import MODES
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.generations import NETWORKS, NetworkPart
 from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
+
+
+def trainable(folder: Path) -> Path:
+    """The folder itself; UnsupportedModel: it is of CosyVoice 1."""
+    if (generation := detect_generation(folder)) is Generation.V1:
+        raise UnsupportedModel(
+            f"model: is of generation {generation.value}; `vivavoce train` is for v2 (CosyVoice2) and v3 (CosyVoice3)"
+        )
+    return folder
+
+
+def sizes_of(init: Path | None, settings: Path | None) -> tuple[Path, ModelConfig]:
+    """The folder whose settings a training follows, and what they say.
+
+    init: folder of the model to start from; settings: of one from scratch, None: mini's. Errors as in `read_config`;
+    InvalidRequest: both are given; UnsupportedModel: as in `trainable`.
+    """
+    if init is None:
+        place = MINI if settings is None else trainable(settings)
+        return place, new_config(place)
+    if settings is not None:
+        raise InvalidRequest(f"settings: {settings} is given beside --init, whose model has its own; leave one out")
+    return init, checkpoint_config(init)
+
+
+def text_ids(settings: Path, config: ModelConfig) -> tuple[Callable[[str], Sequence[int]], Sequence[int]]:
+    """An encoder of texts by the tokenizer in a folder, and the ids of the system prompt that a generation begins with.
+
+    CheckpointError: the language model has fewer ids than the tokenizer.
+    """
+    tokenizer, modes = TextTokenizer.from_folder(settings / BACKBONE), MODES[config.generation]
+    if (size := qwen2_of(config.lm).text_vocab_size) < len(tokenizer):
+        raise CheckpointError(
+            f"{BACKBONE}/config.json: vocab_size {size} is below the tokenizer's {len(tokenizer)} ids; make it as large"
+        )
+    return tokenizer.encode, tokenizer.encode(modes.prompt()) if modes.system else ()
+
 
 MINI = Path(__file__).parent / "mini"  # everything of the mini model's folder that is not learned
 SPEECH_TOKENIZER = speech_tokenizer_of(Generation.V2)

@@ -54,13 +54,13 @@ CODES = {
     "speaker_embedding": Code("speaker_embedding", "reference_models", "SpeakerEmbedding"),
     LANGUAGE_MODEL: Code(LANGUAGE_MODEL, "tensorrt_llm", "TensorrtLLM"),
     "token2wav": Code("token2wav", "token2wav", "Token2Wav"),
-    "token2wav_dit": Code("token2wav_dit", "token2wav_dit", "Token2WavDit"),
+    "token2wav_dit": Code("token2wav_dit", "other_layouts", "Token2WavDit"),
     "vivavoce": Code("vivavoce", "vivavoce_model", "VivavoceModel"),
-    "vocoder": Code("vocoder", "token2mel", "MelVocoder"),
+    "vocoder": Code("vocoder", "other_layouts", "MelVocoder"),
 }
 COSYVOICE3_CODES = {
     "audio_tokenizer": Code("audio_tokenizer", "reference_models", "PlainAudioTokenizer"),
-    "token2wav": Code("token2mel", "token2mel", "Token2Mel"),
+    "token2wav": Code("token2mel", "other_layouts", "Token2Mel"),
 }
 """Models that have the same name in the layout for CosyVoice3, and other tensors or ids."""
 _CODE = '''"""What Triton's Python backend runs: the model {model}, which is in the package."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vivavoce.errors import InvalidRequest, StageFailed
-from vivavoce_bench.batches import HEADER, BatchFigures, BatchRig, Job, batch_report, draw_batches
+from vivavoce_bench.batches import HEADER, BatchFigures, Job, batch_report, draw_batches, measure_batches
 from vivavoce_bench.chunked import (
     ChunkedSpeech,
     Cut,
@@ -43,7 +43,7 @@ class Halves:
         self.now = 0.0
         self.batches: list[int] = []
         self.parts: list[int] = []
-        self.kept: list[tuple[int, str, int]] = []
+        self.kept: list[tuple[str, int]] = []
 
     def generate(self, prompts: Sequence[int]) -> list[list[int]]:
         self.now += 1.0 if self.batches else 100.0
@@ -55,11 +55,12 @@ class Halves:
         self.parts.append(len(part))
         return [np.full(100 * len(one), 0.5, np.float32) for one in tokens]
 
-    def rig(self) -> BatchRig:
-        def keep(size: int, job: Job, samples: np.ndarray) -> None:
-            self.kept.append((size, job.id, len(samples)))
+    def measure(self, given: list[Job], batch_size: int, token2wav_batch_size: int) -> BatchFigures:
+        def keep(job: Job, samples: np.ndarray) -> None:
+            self.kept.append((job.id, len(samples)))
 
-        return BatchRig("torch", cast(Any, self), self.waves, 1000, keep, lambda: self.now)
+        model, sides = cast(Any, self), (batch_size, token2wav_batch_size)
+        return measure_batches("torch", model, self.waves, 1000, given, *sides, keep, lambda: self.now)
 
 
 def figures(**changed: float | str) -> BatchFigures:
@@ -79,14 +80,14 @@ def figures(**changed: float | str) -> BatchFigures:
 
 def test_batches_are_timed_after_one_that_warms_up() -> None:
     halves = Halves()
-    assert halves.rig().measure(jobs(5), 4, 2) == figures()
+    assert halves.measure(jobs(5), 4, 2) == figures()
     assert (halves.batches, halves.parts) == ([4, 4, 1], [2, 2, 2, 2, 1]), "the first batch twice"
-    assert halves.kept == [(4, f"text{place}", 1000) for place in range(5)], "the warm-up leaves nothing"
+    assert halves.kept == [(f"text{place}", 1000) for place in range(5)], "the warm-up leaves nothing"
 
 
 def test_a_text_without_speech_is_told() -> None:
     with pytest.raises(StageFailed, match="backend: torch gave no speech for text text0"):
-        Halves().rig().measure(jobs(1, most=0), 1, 1)
+        Halves().measure(jobs(1, most=0), 1, 1)
 
 
 def test_a_report_has_a_row_and_keys_for_each_run() -> None:

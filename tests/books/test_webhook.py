@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
 import socket
 import threading
@@ -12,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from vivavoce.errors import InvalidRequest
+from vivavoce_books.jobs import webhook
 from vivavoce_books.jobs.webhook import call, check_webhook, deliver, is_public
 
 
@@ -110,3 +113,20 @@ def test_the_job_is_posted_and_no_redirection_is_followed(receiver: Receiver) ->
     assert (path, headers["host"], json.loads(body)) == ("/done?x=1", url[7:], {"id": "job_1", "title": "Der Müller"})
     assert call(f"{url}/moved", b"{}", lambda _: True) == 302
     assert [one[0] for one in receiver.got] == ["/done?x=1", "/moved"]
+
+
+def test_an_answer_that_drips_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhook, "WHOLE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                while True:
+                    connection.sendall(b"H")
+                    gone.wait(0.01)
+
+        gone = threading.Event()
+        threading.Thread(target=drip, daemon=True).start()
+        with pytest.raises(http.client.BadStatusLine):
+            call(f"http://127.0.0.1:{listening.getsockname()[1]}/", b"{}", lambda _: True)

@@ -36,9 +36,8 @@ from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.speech_options import MAX_SEED
 from vivavoce.models.build import build_models
 from vivavoce_dialects import compat
-from vivavoce_export.network_files import export_part
-from vivavoce_export.parts import part_of
-from vivavoce_runtimes.estimator import ExportedEstimator
+from vivavoce_export.network_files import export_part, part_of
+from vivavoce_runtimes.estimators import ExportedEstimator
 
 DATA = Path(__file__).parents[1] / "data"
 ASSETS = {"zero_shot_prompt.wav": "speech_24k_float.wav", "cross_lingual_prompt.wav": "speech_22k_int16.wav"}

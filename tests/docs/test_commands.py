@@ -18,6 +18,7 @@ import typer
 from fastapi import APIRouter
 from shown import PAGES, ROOT, SHELL_WORDS, Shown, commands
 
+from benchmarks.random_adapter import make_random_adapter
 from tests.server.http.serving import make_state
 from vivavoce import api
 from vivavoce.checkpoint.config import qwen2_of
@@ -28,7 +29,6 @@ from vivavoce.frontend.front_end import FrontEnd
 from vivavoce.frontend.loading import load_model
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
-from vivavoce_bench.random_adapter import make_random_adapter
 from vivavoce_books.jobs.routes import router as jobs_router
 from vivavoce_books.jobs.service import Jobs
 

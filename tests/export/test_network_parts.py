@@ -10,8 +10,7 @@ from tests.conftest import CPU
 from vivavoce.errors import CheckpointError, InvalidRequest, StageFailed
 from vivavoce.models.build import build_models
 from vivavoce_export import network_files
-from vivavoce_export.network_files import ONNX_BYTES, check_run, export_part
-from vivavoce_export.parts import PARTS, part_of
+from vivavoce_export.network_files import ONNX_BYTES, PARTS, check_run, export_part, part_of
 
 NEEDS_ONNX = pytest.mark.skipif(
     importlib.util.find_spec("onnxscript") is None, reason="needs onnxscript: pip install 'vivavoce[onnx]'"

@@ -25,8 +25,7 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce_bench.evaluate import Case, Clip, Control, Instruments, Manner, PocketSphinx, Report, assess, word_errors
 from vivavoce_bench.evaluate.error_rate import words
-from vivavoce_bench.evaluate.similarity import embed_with
-from vivavoce_bench.evaluate.speaking import speak_all
+from vivavoce_bench.evaluate.speaking import embed_with, speak_all
 
 pytestmark = pytest.mark.slow
 

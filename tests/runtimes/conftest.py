@@ -11,8 +11,7 @@ import pytest
 
 from tests.conftest import CPU
 from vivavoce.models.build import Models, build_models
-from vivavoce_export.network_files import export_part
-from vivavoce_export.parts import part_of
+from vivavoce_export.network_files import export_part, part_of
 
 ONNX_MISSING = importlib.util.find_spec("onnxscript") is None
 

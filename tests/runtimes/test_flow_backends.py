@@ -149,7 +149,7 @@ def test_a_changed_file_of_code_is_refused(models_of, tmp_path):
 
 def test_an_official_onnx_file_is_run(models_of, tmp_path):
     """Without our input its batch is of two, and streams attend to all that is there."""
-    from vivavoce_runtimes.estimator import OPTIONAL_ENDS
+    from vivavoce_runtimes.estimators import OPTIONAL_ENDS
 
     models = models_of("onnx", "v2")
     path = models.folder / "flow.decoder.estimator.fp32.onnx"

@@ -13,9 +13,8 @@ from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.errors import CheckpointError, MissingDependency, StageFailed
 from vivavoce.models.build import build_models
 from vivavoce.models.flow.external import ExternalFlow
-from vivavoce_export.network_files import export_part
-from vivavoce_export.parts import part_of
-from vivavoce_runtimes.estimator import OPTIONAL_ENDS, EstimatorInputs, ExportedEstimator
+from vivavoce_export.network_files import export_part, part_of
+from vivavoce_runtimes.estimators import OPTIONAL_ENDS, EstimatorInputs, ExportedEstimator
 from vivavoce_runtimes.tensorrt import TensorRTEngine, find_engine, tensorrt_estimator
 
 ONNX = "flow.decoder.estimator.fp32.onnx"

@@ -52,8 +52,7 @@ from vivavoce_training.lm import (
 )
 from vivavoce_training.lora import LoRA
 from vivavoce_training.options import Training
-from vivavoce_training.start import sizes_of, text_ids
-from vivavoce_training.weights import MINI, load_part, new_config
+from vivavoce_training.weights import MINI, load_part, new_config, sizes_of, text_ids
 
 CPU = torch.device("cpu")
 

@@ -21,9 +21,8 @@ from vivavoce_training.data.store import Corpus
 from vivavoce_training.loop import Budget
 from vivavoce_training.onnx_graph import round_to_half
 from vivavoce_training.speaker import waves as degrade
-from vivavoce_training.speaker.export import export_speaker_encoder
 from vivavoce_training.speaker.measure import equal_error_rate, extract_embeddings, identified
-from vivavoce_training.speaker.model import MarginHead, SpeakerNet, SpeakerSizes, TraitHead
+from vivavoce_training.speaker.model import MarginHead, SpeakerNet, SpeakerSizes, TraitHead, export_speaker_encoder
 from vivavoce_training.speaker.run import Sizes, SpeakerStep, train_speaker
 from vivavoce_training.speaker.waves import Degrade, Fbank, load_waves
 from vivavoce_training.utterances import evenly_by_speaker, heard

@@ -20,12 +20,10 @@ from vivavoce_training.data.store import Corpus
 from vivavoce_training.loop import Budget
 from vivavoce_training.onnx_graph import round_to_half
 from vivavoce_training.tokenizer import features as augment
-from vivavoce_training.tokenizer.export import export_tokenizer
 from vivavoce_training.tokenizer.features import Augment, load_features
 from vivavoce_training.tokenizer.measure import measure, perplexity, pitch_error, probe_accuracy, same_text_pairs
-from vivavoce_training.tokenizer.model import TokenEncoder, TokenizerSizes, to_indices
-from vivavoce_training.tokenizer.run import Sizes, train_tokenizer
-from vivavoce_training.tokenizer.step import TokenizerStep, spelled
+from vivavoce_training.tokenizer.model import TokenEncoder, TokenizerSizes, export_tokenizer, spelled, to_indices
+from vivavoce_training.tokenizer.run import Sizes, TokenizerStep, train_tokenizer
 from vivavoce_training.utterances import evenly_by_speaker, heard
 
 CPU = torch.device("cpu")

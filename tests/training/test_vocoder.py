@@ -28,7 +28,6 @@ from vivavoce_bench.random_checkpoint import random_state
 from vivavoce_training.commands import app
 from vivavoce_training.data.store import TOKEN_SAMPLES, Corpus, Speaker
 from vivavoce_training.loop import Budget
-from vivavoce_training.start import sizes_of
 from vivavoce_training.vocoder import crops as augmentation
 from vivavoce_training.vocoder.crops import PIECE_TOKENS, Crop, _pitch_of, augment, load_crops, starts_apart_from
 from vivavoce_training.vocoder.pitch import track_pitch
@@ -45,7 +44,7 @@ from vivavoce_training.vocoder.step import (
     judged_made,
     judged_real,
 )
-from vivavoce_training.weights import MINI, initialise, load_part, official_state, save_part
+from vivavoce_training.weights import MINI, initialise, load_part, official_state, save_part, sizes_of
 
 CPU = torch.device("cpu")
 

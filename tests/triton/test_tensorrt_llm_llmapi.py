@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, ModelNotFound
 from vivavoce_triton.models.backend import Parameters
-from vivavoce_triton.models.language_model_inputs import REFUSED
-from vivavoce_triton.models.tensorrt_llm import TensorrtLLM
+from vivavoce_triton.models.tensorrt_llm import REFUSED, TensorrtLLM
 
 
 class Result:

@@ -23,8 +23,7 @@ from vivavoce.models.build import build_language_model
 from vivavoce_export.hf_folder import export_hf
 from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 from vivavoce_triton.models.backend import Parameters
-from vivavoce_triton.models.language_model_inputs import REFUSED
-from vivavoce_triton.models.tensorrt_llm import EngineSource, TensorrtLLM
+from vivavoce_triton.models.tensorrt_llm import REFUSED, EngineSource, TensorrtLLM
 
 ENDLESS = {"request_output_len": 4_000, "end_id": -1}
 

@@ -33,11 +33,10 @@ from vivavoce_triton.model_repository import ModelSet, RepositoryPlan, rendered_
 from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.cosyvoice2 import CosyVoice2Model
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
+from vivavoce_triton.models.other_layouts import MelVocoder, Token2Mel, Token2WavDit
 from vivavoce_triton.models.reference_models import AudioTokenizer, PlainAudioTokenizer, SpeakerEmbedding
 from vivavoce_triton.models.tensorrt_llm import TensorrtLLM
-from vivavoce_triton.models.token2mel import MelVocoder, Token2Mel
 from vivavoce_triton.models.token2wav import Token2Wav
-from vivavoce_triton.models.token2wav_dit import Token2WavDit
 
 TEXT = "Good morning."
 RECORDING = hum(1.0)

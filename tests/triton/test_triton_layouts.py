@@ -20,13 +20,11 @@ from vivavoce.errors import EngineStopped, StageFailed, UnsupportedModel
 from vivavoce.frontend.audio.samples import Audio
 from vivavoce.frontend.modes import CONVERSION, condition
 from vivavoce.frontend.text.tokenizer import TextTokenizer
-from vivavoce_triton.models import endpoint
+from vivavoce_triton.models import inner_models
 from vivavoce_triton.models.backend import Parameters
-from vivavoce_triton.models.endpoint import EndpointLanguageModel
-from vivavoce_triton.models.inner_models import output_length
+from vivavoce_triton.models.inner_models import EndpointLanguageModel, output_length
+from vivavoce_triton.models.other_layouts import MelVocoder, Token2Mel, Token2WavDit
 from vivavoce_triton.models.reference_models import AudioTokenizer, SpeakerEmbedding
-from vivavoce_triton.models.token2mel import MelVocoder, Token2Mel
-from vivavoce_triton.models.token2wav_dit import Token2WavDit
 
 BACKEND = FakeBackend()
 TOKENS = torch.randint(0, 6_561, (48,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -244,7 +242,7 @@ def test_an_endpoint_that_is_away_or_falls_silent(tokens_of, monkeypatch):
         pass
     with pytest.raises(EngineStopped, match=r"llm_api_base: the language model's endpoint is away \(ConnectError\)"):
         tokens_of(server)
-    monkeypatch.setattr(endpoint, "SILENCE_S", 0.05)
+    monkeypatch.setattr(inner_models, "SILENCE_S", 0.05)
     gate = threading.Event()
 
     def slow():

@@ -1,3 +1,3 @@
-"""See `vivavoce_bench.evaluate.similarity`."""
+"""See `vivavoce_bench.evaluate.speaking`."""
 
-from vivavoce_bench.evaluate.similarity import *  # noqa: F403
+from vivavoce_bench.evaluate.speaking import *  # noqa: F403

@@ -16,19 +16,19 @@ import typer
 from vivavoce.cli import flags
 from vivavoce.cli.console import Reporter, progress
 from vivavoce.cli.flags import command, examples, flag, with_flags
-from vivavoce.cli.model import (
-    BackendChoice,
-    EngineChoice,
-    ModelChoice,
-    Spread,
-    load_model,
-    note_if_no_real_model,
-)
+from vivavoce.cli.model import BackendChoice, EngineChoice, ModelChoice, Spread, load_model, note_if_no_real_model
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.evaluate import recogniser_jobs
-from vivavoce_bench.commands.figures import check_report_places, print_figures
-from vivavoce_bench.commands.options import JsonFileOption, PlotOption, TokensOption, TranscriptsOption, named_voices
+from vivavoce_bench.commands.options import (
+    JsonFileOption,
+    PlotOption,
+    TokensOption,
+    TranscriptsOption,
+    check_report_places,
+    named_voices,
+    print_figures,
+)
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vivavoce.engine.request import SamplingParams
     from vivavoce.frontend.voices.voice import Voice
     from vivavoce_bench import Load, Outcome, Report, Target, Utterance, Workload
-    from vivavoce_bench.recordings import Recorded
+    from vivavoce_bench.targets import Recorded
 
 EXAMPLES = (
     "vivavoce bench --concurrency 8 --requests 64",
@@ -266,9 +266,9 @@ def run_bench(
 
 def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report:
     from vivavoce_bench import Ending, Report
-    from vivavoce_bench.engine_target import EngineTarget, instruments_for, quality
     from vivavoce_bench.hardware import reset_peaks, resources
     from vivavoce_bench.load import with_ending
+    from vivavoce_bench.targets import EngineTarget, instruments_for, quality
 
     load = request.load
     with reporter.working("preparing …"):
@@ -300,8 +300,7 @@ def measured_server(request: BenchRequest, reporter: Reporter) -> Report:
     """Load-test the server at `--url`. Its memory is not measured."""
     from vivavoce_bench import Report
     from vivavoce_bench.hardware import client_keys
-    from vivavoce_bench.http_target import HttpTarget, open_client
-    from vivavoce_bench.recordings import Recorded
+    from vivavoce_bench.targets import HttpTarget, Recorded, open_client
 
     load, url = request.load, request.server.url or ""
     names = load.voice or ()
@@ -346,7 +345,7 @@ def _voices(request: BenchRequest, tts: Vivavoce) -> Mapping[str, Voice | Record
         return {voice.name or "default": voice}
     resolve: Callable[[Any, str], Any] = tts.voice
     if load.fresh_voice:
-        from vivavoce_bench.recordings import Recorded
+        from vivavoce_bench.targets import Recorded
 
         def resolve(name: str, transcript: str) -> Voice | Recorded:
             return Recorded.read(name, transcript) if Path(name).is_file() else tts.voice(name)

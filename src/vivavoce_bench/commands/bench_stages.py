@@ -17,8 +17,7 @@ from vivavoce.cli.console import Reporter
 from vivavoce.cli.flags import flag
 from vivavoce.cli.model import EngineChoice, ModelChoice, note_if_no_real_model
 from vivavoce.errors import InvalidRequest, UnsupportedModel
-from vivavoce_bench.commands.figures import check_report_places, print_figures
-from vivavoce_bench.commands.options import JsonFileOption, PlotOption, TokensOption
+from vivavoce_bench.commands.options import JsonFileOption, PlotOption, TokensOption, check_report_places, print_figures
 from vivavoce_triton.client.utterance import Utterance, check_utterances, read_dataset, read_manifest
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ class Batches:
 
     def backends(self) -> list[str]:
         """The chosen runtimes; InvalidRequest: unknown runtime or unused option; MissingDependency: missing package."""
-        from vivavoce_bench.token_backends import check_backends
+        from vivavoce_bench.halves import check_backends
 
         found = check_backends(self.backend or ["torch"])
         if self.engine_dir is not None and "trtllm" not in found:
@@ -203,8 +202,7 @@ def offline(
         texts.check()
         check_report_places(None, batches.plot)
         from vivavoce_bench.batches import HEADER, batch_report, draw_batches
-        from vivavoce_bench.halves import BenchModel, measure_batches
-        from vivavoce_bench.token_backends import open_backend
+        from vivavoce_bench.halves import BenchModel, measure_runtimes, open_backend
     lines = texts.read()
     sizes, settings = batches.sizes(len(lines)), EngineChoice(kernels=run.kernels).settings()
     with reporter.working("loading …") as say:
@@ -214,7 +212,7 @@ def offline(
         how = (loaded, settings, max(sizes), batches.llm_model, batches.engine_dir)
         runtimes = {backend: partial(open_backend, backend, *how) for backend in backends}
         size = batches.token2wav_batch_size
-        runs = measure_batches(loaded, jobs, runtimes, sizes, size, settings, run.output_dir, say)
+        runs = measure_runtimes(loaded, jobs, runtimes, sizes, size, settings, run.output_dir, say)
     keys = run.settings(loaded, llm_model=batches.llm_model, text_source=texts.source)
     print_figures(batch_report(keys, runs), run.json_file, (HEADER, [one.row() for one in runs]))
     if batches.plot is not None:

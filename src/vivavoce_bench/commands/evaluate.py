@@ -19,8 +19,7 @@ from vivavoce.cli.output import STDOUT
 from vivavoce.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.version import __version__
-from vivavoce_bench.commands.figures import print_figures
-from vivavoce_bench.commands.options import TranscriptsOption, named_voices
+from vivavoce_bench.commands.options import TranscriptsOption, named_voices, print_figures
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from vivavoce_bench.evaluate import Case, Clip, Manner, Report
     from vivavoce_bench.evaluate.recogniser import RecogniserFactory
     from vivavoce_bench.evaluate.report import RecordingsFolder
-    from vivavoce_bench.evaluate.similarity import Embed
-    from vivavoce_bench.evaluate.speaking import VoiceLike
+    from vivavoce_bench.evaluate.speaking import Embed, VoiceLike
 
 EXAMPLES = (
     "vivavoce eval --out report",
@@ -130,8 +128,7 @@ def recogniser_jobs(num_utterances: int) -> int:
 
 def recogniser_factory(name: str, whisper: str = "base") -> RecogniserFactory:
     """The built-in recogniser, Whisper, or the user's module:callable, which may be in the working folder."""
-    from vivavoce_bench.evaluate.recogniser import PocketSphinx, recogniser_named
-    from vivavoce_bench.evaluate.whisper import Whisper
+    from vivavoce_bench.evaluate.recogniser import PocketSphinx, Whisper, recogniser_named
 
     if name == BUILT_IN_RECOGNISER:
         return PocketSphinx
@@ -166,8 +163,7 @@ def evaluate(
         from vivavoce_bench.evaluate import Instruments, assess
         from vivavoce_bench.evaluate.assessment import ready
         from vivavoce_bench.evaluate.opinion import installed, opinions
-        from vivavoce_bench.evaluate.similarity import embed_with
-        from vivavoce_bench.evaluate.speaking import parse_control
+        from vivavoce_bench.evaluate.speaking import embed_with, parse_control
 
         source, cases = flags.read()
         control = parse_control(flags.control) if flags.control else None
@@ -286,8 +282,7 @@ def _recorded(
     from vivavoce.frontend.voices.registry import VoiceRegistry
     from vivavoce.frontend.voices.stores import open_voice_store
     from vivavoce.frontend.voices.voice import built_in_voices
-    from vivavoce_bench.evaluate.similarity import embed_with
-    from vivavoce_bench.evaluate.speaking import UNNAMED, read_all
+    from vivavoce_bench.evaluate.speaking import UNNAMED, embed_with, read_all
 
     asked = flags.voice or []
     names = [*asked, *dict.fromkeys(case.voice for case in cases if case.voice is not None)]

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the voices that they name."""
+"""Options that several commands share, the voices that they name, and where figures are printed and saved."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from vivavoce.cli.console import print_table
 from vivavoce.cli.flags import shared
+from vivavoce.cli.output import STDOUT, check_writable
 from vivavoce.errors import InvalidRequest
+from vivavoce_bench.measure import check_drawing, json_text, make_folder, save_json
 
 T = TypeVar("T")
 
@@ -38,3 +41,30 @@ def named_voices(
         )
     said = dict(zip(recordings, transcripts, strict=True)) if transcripts else {}
     return {name: resolve(name, said.get(name, "")) for name in names}
+
+
+def print_figures(
+    keys: dict[str, Any], json_file: str | None, *tables: tuple[Sequence[str] | None, Sequence[Sequence[str]]]
+) -> None:
+    """Print the tables, or JSON if `json_file` is "-"; otherwise also save JSON if a file is named."""
+    if json_file == STDOUT:
+        print(json_text(keys))
+        return
+    for index, (header, rows) in enumerate(tables):
+        if index:
+            print()
+        print_table(rows, header)
+    if json_file is not None:
+        save_json(keys, Path(json_file))
+
+
+def check_report_places(json_file: str | None, plot: Path | None = None, folder: Path | None = None) -> None:
+    """Make the folder and check that every output can be written. `plot` needs matplotlib."""
+    if json_file not in (None, STDOUT):
+        check_writable(Path(str(json_file)), field="json")
+    if plot is not None:
+        check_drawing()
+        check_writable(plot, field="plot")
+    if folder is not None:
+        make_folder(folder, field="output_dir")
+        check_writable(folder / "probe.wav", field="output_dir")

@@ -23,14 +23,17 @@ from vivavoce_bench.evaluate.recogniser import (
     unknown_words,
 )
 from vivavoce_bench.evaluate.report import MOST_REFERENCES, EvaluationReport, RecordingsFolder, Row, summarise
-from vivavoce_bench.evaluate.similarity import Embed, as_vector, cosines, embed_with
 from vivavoce_bench.evaluate.sound import abruptness, abruptness_everywhere, clipping_share, join_clicks, pitch, silence
 from vivavoce_bench.evaluate.speaking import (
     Clip,
     Control,
+    Embed,
     Manner,
     Samples,
     VoiceLike,
+    as_vector,
+    cosines,
+    embed_with,
     speak_all,
     spoil_audio,
     spoil_texts,

@@ -1,4 +1,4 @@
-"""Speech recognition: the interface, the built-in PocketSphinx, and recognition in several processes."""
+"""Speech recognition: the interface, PocketSphinx, Whisper, and recognition in several processes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from vivavoce_bench.evaluate.speaking import Samples
 
 if TYPE_CHECKING:
     from pocketsphinx import Decoder
+
 
 SAMPLE_RATE = 16_000
 
@@ -329,3 +330,35 @@ def _transcribe(recogniser: Recogniser, samples: Samples) -> str:
     if not isinstance(text, str):
         raise InvalidRequest(f"recogniser: {kind}.transcribe gave a {type(text).__name__}; it must give a text")
     return text
+
+
+DEFAULT_WHISPER = "base"
+BEAMS = 5
+
+
+class Whisper:
+    """Knows no closed vocabulary and no phones; numbers and abbreviations may come back as digits and letters."""
+
+    def __init__(self, model: str = DEFAULT_WHISPER, language: str | None = None) -> None:
+        """model: a name that faster-whisper downloads, or a folder; language: None: detected for each utterance.
+
+        MissingDependency: the package is not installed; InvalidRequest: the model cannot be loaded.
+        """
+        try:
+            from faster_whisper import WhisperModel
+        except ImportError:
+            raise MissingDependency(
+                "recogniser: faster-whisper is not installed; pip install faster-whisper, or take pocketsphinx"
+            ) from None
+        try:
+            self._model: Any = WhisperModel(model, device="auto", compute_type="int8")
+        except Exception as error:  # the package's errors have no common base class
+            raise InvalidRequest(f"whisper: {model!r} cannot be loaded ({error}); name a model or a folder") from error
+        self._language = language
+
+    def transcribe(self, samples: Samples) -> str:
+        """The words; samples: [n] float32 in ±1 at 16 kHz."""
+        segments, _ = self._model.transcribe(
+            samples, language=self._language, beam_size=BEAMS, condition_on_previous_text=False, without_timestamps=True
+        )
+        return " ".join(segment.text.strip() for segment in segments)

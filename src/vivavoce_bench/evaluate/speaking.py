@@ -1,7 +1,8 @@
-"""Get the speech to evaluate from a model or from recordings, and spoil it for control runs."""
+"""Speech to evaluate, of a model or from recordings: spoilt for control runs, and the likeness of its voices."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from vivavoce_bench.evaluate.cases import Case
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce
+
 
 Samples = NDArray[np.float32]
 
@@ -156,3 +158,34 @@ def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
         raise InvalidRequest("control: wrong-text needs two different sentences or more; give more")
     after = [*texts, *texts]
     return [next(other for other in after[index + 1 :] if other != text) for index, text in enumerate(texts)]
+
+
+Embed = Callable[[Samples, int], NDArray[np.float32] | None]
+"""(samples, sample rate) → speaker embedding [n]; None for audio without one (too short, silent)."""
+
+_LONGEST_S = 30.0
+
+
+def embed_with(embed_recording: Callable[[bytes], Any]) -> Embed:
+    def embed(samples: Samples, sample_rate: int) -> NDArray[np.float32] | None:
+        file = io.BytesIO()
+        soundfile.write(file, samples[: int(_LONGEST_S * sample_rate)], sample_rate, format="WAV", subtype="FLOAT")
+        try:
+            return as_vector(embed_recording(file.getvalue()))
+        except InvalidAudio:
+            return None
+
+    return embed
+
+
+def as_vector(embedding: Any) -> NDArray[np.float32]:
+    return np.asarray(embedding, dtype=np.float32).reshape(-1)
+
+
+def cosines(embedding: NDArray[np.float32], references: Mapping[str, NDArray[np.float32]]) -> dict[str, float]:
+    """Cosine of an embedding [n] with each reference."""
+    found = {}
+    for name, vector in references.items():
+        lengths = float(np.linalg.norm(embedding) * np.linalg.norm(vector))
+        found[name] = float(np.dot(embedding, vector)) / lengths if lengths else 0.0
+    return found

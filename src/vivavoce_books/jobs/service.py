@@ -17,14 +17,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from vivavoce.errors import (
-    InvalidRequest,
-    Overloaded,
-    RequestNotFound,
-    StageFailed,
-    TooLarge,
-    VivavoceError,
-)
+from vivavoce.errors import InvalidRequest, Overloaded, RequestNotFound, StageFailed, TooLarge, VivavoceError
 from vivavoce.files import locked, replace_file
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app_state import AppState

@@ -8,7 +8,9 @@ import json
 import logging
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from ipaddress import IPv4Address, ip_address, ip_network
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -22,8 +24,8 @@ Allowed = Literal["off", "public", "any"]
 MAX_CHARS = 2_000
 _NAT64 = ip_network("64:ff9b::/96")
 """Addresses of IPv4 behind a translator (RFC 6052)."""
-TIMEOUT_S, WAITS_S = 10.0, (0.0, 5.0, 60.0)
-"""Seconds of one attempt, and those before each attempt."""
+TIMEOUT_S, WHOLE_S, WAITS_S = 10.0, 30.0, (0.0, 5.0, 60.0)
+"""Seconds of silence in an attempt, of a whole attempt, and those before each attempt."""
 
 
 def check_webhook(url: str, allowed: Allowed) -> None:
@@ -56,7 +58,8 @@ def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> i
     """POST the body and return the status of the answer. Redirections are not followed.
 
     The name is looked up once, and all its addresses are checked: the connection goes to one of them, so that a name
-    cannot point elsewhere a moment later. OSError: no connection, or an address that is not allowed.
+    cannot point elsewhere a moment later. After `WHOLE_S` the connection is cut, so that an answer that drips cannot
+    hold a thread. OSError, HTTPException: no connection, no whole answer, or an address that is not allowed.
     """
     parts = urlsplit(url)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
@@ -66,6 +69,9 @@ def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> i
             raise OSError(f"{host} is at {address}, which is not a public address")
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     plain = socket.create_connection((str(found[0]), port), TIMEOUT_S)
+    other_end = plain.dup()  # TLS takes the socket itself over
+    cut = threading.Timer(WHOLE_S, _cut, (other_end,))
+    cut.start()
     try:
         is_tls = parts.scheme == "https"
         connection.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=host) if is_tls else plain
@@ -74,8 +80,16 @@ def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> i
         connection.request("POST", path, body, headers)
         return connection.getresponse().status
     finally:
+        cut.cancel()
+        cut.join()
         connection.close()
         plain.close()
+        other_end.close()
+
+
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 async def deliver(url: str, entry: Mapping[str, Any], allowed: Allowed) -> None:

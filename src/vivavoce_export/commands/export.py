@@ -2,12 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from vivavoce.cli import flags
 from vivavoce.cli.console import Reporter, size_text
 from vivavoce.cli.flags import REQUIRED, command, flag, group
-from vivavoce_export.commands import export_networks, export_trtllm
+from vivavoce.errors import InvalidRequest
+from vivavoce_export.commands import export_trtllm
+
+NETWORK_EXAMPLES = (
+    "vivavoce export onnx --model CosyVoice2-0.5B",
+    "vivavoce export jit --model CosyVoice2-0.5B --parts estimator,encoder",
+    "vivavoce export aoti --model CosyVoice2-0.5B --device cuda --dtype fp16",
+    "vivavoce export tensorrt --model CosyVoice2-0.5B --dtype fp16",
+)
+
+
+@dataclass(frozen=True)
+class ExportFlags:
+    model: flags.ModelOption = None
+    parts: str = flag("Some of estimator, encoder, vocoder and lm; see docs.", "A,B", default="estimator")
+    dtype: str = flag("fp32 or fp16.", "NAME", default="fp32")
+    device: flags.DeviceOption = "auto"
+    out: Path | None = flag("An existing folder, in place of the model's.", "FOLDER", "--out", "--into", "-o")
+    quiet: flags.QuietOption = False
+
+
+def exporter(kind: str, what: str) -> Callable[[ExportFlags], None]:
+    def export(wanted: ExportFlags) -> None:
+        _export(kind, wanted)
+
+    export.__doc__ = f"{what}\n\nEach file is compared with PyTorch first, and is not kept if it differs."
+    return export
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "onnx": exporter("onnx", "Write networks as ONNX, for ONNX Runtime and TensorRT; needs vivavoce[onnx]."),
+    "jit": exporter("jit", "Write networks as TorchScript, for the device that they will run on."),
+    "aoti": exporter("aoti", "Compile networks for a device by AOTInductor; needs a C++ compiler."),
+    "tensorrt": exporter("tensorrt", "Build the estimator's engine of TensorRT 10 for this GPU, from its ONNX file."),
+}
+
+
+def _export(kind: str, wanted: ExportFlags) -> None:
+    reporter, out = Reporter(wanted.quiet), wanted.out
+    with reporter.working("starting …"):
+        from vivavoce.frontend.model_choice import choose_device, model_folder
+        from vivavoce.models.build import build_models
+        from vivavoce_export.network_files import check_parts, export_part, part_of
+        from vivavoce_runtimes.files import PRECISIONS
+
+        names = check_parts(kind, wanted.parts)
+        if out is not None and not out.is_dir():
+            raise InvalidRequest(f"out: {out} is not a folder; make it, or leave it out")
+        if wanted.dtype not in PRECISIONS:
+            raise InvalidRequest(f"dtype: {wanted.dtype!r} is unknown; use {' or '.join(PRECISIONS)}")
+        device = choose_device("cuda" if kind == "tensorrt" else wanted.device)
+        folder, dtype = model_folder(wanted.model), PRECISIONS[wanted.dtype]
+        models = build_models(folder, device, dtype, language_model="lm" in names)
+    for name in names:
+        with reporter.working(f"exporting the {name} …"):
+            path, error = export_part(part_of(models, name), kind, out or folder)
+        size = size_text(path.stat().st_size)
+        reporter.report(f"{path}: {size}, differs from PyTorch by {error:.1g} of the largest value at most")
 
 
 def hf(
@@ -48,9 +107,9 @@ app = group(
     "Write networks for other runtimes: transformers, vLLM, TensorRT-LLM, ONNX Runtime, TensorRT.",
     EXAMPLES[0],
     *export_trtllm.EXAMPLES[:2],
-    export_networks.EXAMPLES[0],
+    NETWORK_EXAMPLES[0],
 )
 command(app, *EXAMPLES, name="hf")(hf)
 command(app, *export_trtllm.EXAMPLES, name="trtllm")(export_trtllm.trtllm)
-for kind, function in export_networks.COMMANDS.items():
-    command(app, *(line for line in export_networks.EXAMPLES if f" {kind} " in line), name=kind)(function)
+for kind, function in COMMANDS.items():
+    command(app, *(line for line in NETWORK_EXAMPLES if f" {kind} " in line), name=kind)(function)

@@ -156,12 +156,7 @@ def _largest_output(name: str, ranges: Mapping[str, Tensor]) -> Tensor:
 
 
 def _int8(
-    name: str,
-    weight: Tensor,
-    smooth: Tensor,
-    ranges: Mapping[str, Tensor],
-    options: ConvertOptions,
-    sizes: QwenSizes,
+    name: str, weight: Tensor, smooth: Tensor, ranges: Mapping[str, Tensor], options: ConvertOptions, sizes: QwenSizes
 ) -> dict[str, Sequence[Tensor]]:
     """The tensors for each GPU of an int8 product by a smoothed matrix, [outputs, inputs] float16; smooth: [inputs]."""
     matrix, tp = MATRICES[name], options.tp

@@ -191,10 +191,7 @@ class LogitsCheck:
 
 @torch.inference_mode()
 def compare_logits(
-    source: Source,
-    checkpoint: Reread,
-    prompts: Sequence[Prompt],
-    layer_done: Callable[[], None] = lambda: None,
+    source: Source, checkpoint: Reread, prompts: Sequence[Prompt], layer_done: Callable[[], None] = lambda: None
 ) -> LogitsCheck:
     """Run both models, one layer and one block of the head at a time; `layer_done` is called for each layer of each.
 

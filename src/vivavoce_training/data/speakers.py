@@ -10,10 +10,7 @@ import random
 
 from vivavoce_training.data.store import Speaker
 
-FREQUENT = (
-    *("af_heart", "af_bella", "bf_emma", "bf_isabella"),
-    *("am_michael", "am_fenrir", "bm_george", "bm_fable"),
-)
+FREQUENT = (*("af_heart", "af_bella", "bf_emma", "bf_isabella"), *("am_michael", "am_fenrir", "bm_george", "bm_fable"))
 """The voices of which the corpus has most."""
 ENGLISH = (
     *FREQUENT,

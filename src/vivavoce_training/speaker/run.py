@@ -18,9 +18,8 @@ from vivavoce_training.data.store import Corpus, write_array
 from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train
 from vivavoce_training.onnx_graph import round_to_half
 from vivavoce_training.record import write_measures
-from vivavoce_training.speaker.export import export_speaker_encoder
 from vivavoce_training.speaker.measure import equal_error_rate, extract_embeddings, identified
-from vivavoce_training.speaker.model import MarginHead, SpeakerNet, SpeakerSizes, TraitHead
+from vivavoce_training.speaker.model import MarginHead, SpeakerNet, SpeakerSizes, TraitHead, export_speaker_encoder
 from vivavoce_training.speaker.waves import Degrade, Fbank, Waves, load_waves
 from vivavoce_training.utterances import Split, heard_alone, steps_in
 

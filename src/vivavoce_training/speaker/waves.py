@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vivavoce.models.features import NUM_BINS, SAMPLE_RATE
-from vivavoce_training.chance import chance, positions, uniform
 from vivavoce_training.data.store import Corpus
-from vivavoce_training.utterances import HEARD_SAMPLES, Speakers, by_token, find_speakers
+from vivavoce_training.utterances import HEARD_SAMPLES, Speakers, by_token, chance, find_speakers, positions, uniform
 
 
 @dataclass(frozen=True, eq=False)

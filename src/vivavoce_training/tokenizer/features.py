@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vivavoce.models.features import whisper_log_mel
-from vivavoce_training.chance import chance, positions, uniform
 from vivavoce_training.data.store import FEATURES_PER_TOKEN, Corpus
 from vivavoce_training.tokenizer.model import NUM_BINS
-from vivavoce_training.utterances import Speakers, by_token, find_speakers
+from vivavoce_training.utterances import Speakers, by_token, chance, find_speakers, positions, uniform
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,7 @@ from vivavoce_training.data.spelling import (
 )
 from vivavoce_training.data.store import Corpus
 from vivavoce_training.tokenizer.features import Augment, Features
-from vivavoce_training.tokenizer.model import TokenEncoder, to_indices
-from vivavoce_training.tokenizer.step import spelled
+from vivavoce_training.tokenizer.model import TokenEncoder, spelled, to_indices
 from vivavoce_training.utterances import by_token
 
 PROBE_UTTERANCES = 12_000

@@ -1,4 +1,4 @@
-"""The tokenizer's training from a corpus folder to `speech_tokenizer_v2.onnx`."""
+"""The tokenizer's steps, which learn to hear what labels spell, from a corpus folder to `speech_tokenizer_v2.onnx`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,57 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from vivavoce.models.encoders import MAX_SECONDS, SpeechTokenizer
+from vivavoce_training.data.spelling import PHONE_DIGITS
 from vivavoce_training.data.store import Corpus
-from vivavoce_training.loop import Budget, train
+from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train
 from vivavoce_training.onnx_graph import round_to_half
 from vivavoce_training.record import write_measures
-from vivavoce_training.tokenizer.export import export_tokenizer
-from vivavoce_training.tokenizer.features import load_features
+from vivavoce_training.tokenizer.features import Augment, Features, load_features
 from vivavoce_training.tokenizer.measure import CROPS, extract_tokens, measure, validation
-from vivavoce_training.tokenizer.model import TokenEncoder, TokenizerSizes
-from vivavoce_training.tokenizer.step import BATCH, CROP_TOKENS, TokenizerStep
+from vivavoce_training.tokenizer.model import TokenEncoder, TokenizerSizes, export_tokenizer, spelled
 from vivavoce_training.utterances import Split, heard_alone, steps_in
 from vivavoce_training.weights import SPEECH_TOKENIZER
+
+BATCH = 96
+CROP_TOKENS = 128
+RECIPE = Recipe(learning_rate=1e-3, warmup_steps=200)
+ROUND_WITHIN = 0.25
+"""Errors below this count as squares, larger ones as they are: where a sound is uncertain, a digit takes the likelier
+value and not the mean of both."""
+
+
+class TokenizerStep(TrainingStep):
+    def __init__(
+        self, features: Features, encoder: TokenEncoder, *, batch: int = BATCH, crop_tokens: int = CROP_TOKENS
+    ) -> None:
+        self._features, self._batch, self._crop_tokens = features, batch, crop_tokens
+        self._encoder = encoder
+        self._augment = Augment().to(features.mel.device)
+        self.modules = {"encoder": encoder}
+        self.optimizers = {"tokenizer": Optimizer(encoder.parameters(), RECIPE)}
+
+    def __call__(self, variant: int) -> dict[str, Tensor]:
+        starts, _ = self._features.speakers.draw(self._batch, self._crop_tokens)
+        mel, tokens = self._features.cut(starts, self._crop_tokens)
+        view = self._augment(mel)
+        with torch.autocast(view.device.type, torch.bfloat16, enabled=view.is_cuda):
+            digits = self._encoder(view)
+        target = spelled(tokens)
+        loss = functional.smooth_l1_loss(digits.float(), target, beta=ROUND_WITHIN)
+        self.optimizers["tokenizer"].update(loss)
+        right = digits.detach().round() == target
+        phone = right[..., :PHONE_DIGITS].all(-1)
+        return {
+            "loss": loss,
+            "digits_right": right.float().mean(),
+            "tokens_right": right.all(-1).float().mean(),
+            "phones_right": phone.float().mean(),
+        }
+
 
 PART = "tokenizer"
 COMPARED_UTTERANCES = 50

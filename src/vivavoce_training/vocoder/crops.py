@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vivavoce.checkpoint.config import MelConfig
-from vivavoce_training.chance import chance, positions
 from vivavoce_training.data.store import MELS_PER_TOKEN, TOKEN_SAMPLES, Corpus
-from vivavoce_training.utterances import mels_of
+from vivavoce_training.utterances import chance, mels_of, positions
 from vivavoce_training.vocoder.pitch import track_pitch
 
 PIECE_TOKENS = 500

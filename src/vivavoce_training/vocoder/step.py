@@ -119,9 +119,7 @@ class Discriminators(nn.Module):
     """One per period (HiFi-GAN, arXiv:2010.05646) and one per spectrum (UnivNet, arXiv:2106.07889)."""
 
     def __init__(
-        self,
-        period_channels: tuple[int, ...] = PERIOD_CHANNELS,
-        resolution_channels: int = RESOLUTION_CHANNELS,
+        self, period_channels: tuple[int, ...] = PERIOD_CHANNELS, resolution_channels: int = RESOLUTION_CHANNELS
     ) -> None:
         super().__init__()
         self.by_period = nn.ModuleList(_period_stack(period_channels) for _ in PERIODS)

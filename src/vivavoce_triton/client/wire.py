@@ -38,15 +38,7 @@ _NAMES = {
 }
 DATATYPES = {name: datatype for datatype, names in _NAMES.items() for name in names.split()}
 """Tensor name → Triton's data type, for all models."""
-DTYPES = {
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-    "INT32": "<i4",
-    "INT64": "<i8",
-    "UINT64": "<u8",
-    "BOOL": "|b1",
-}
+DTYPES = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "INT32": "<i4", "INT64": "<i8", "UINT64": "<u8", "BOOL": "|b1"}
 """Triton's data type → NumPy's, little-endian."""
 DEFAULT_SAMPLE_RATE = 24_000
 REFERENCE_RATE = 16_000

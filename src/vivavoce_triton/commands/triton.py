@@ -156,7 +156,7 @@ def check_llm(
     reporter = Reporter(quiet)
     with reporter.working("loading …"):
         from vivavoce.engine.settings import EngineSettings
-        from vivavoce_bench import token_backends as backends
+        from vivavoce_bench import halves as backends
         from vivavoce_bench.halves import BenchModel
         from vivavoce_triton.client.utterance import Utterance
 

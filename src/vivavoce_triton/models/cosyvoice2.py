@@ -31,17 +31,14 @@ from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.extract import VoiceExtractor
 from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
 from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
-from vivavoce_triton.models.backend import (
-    InnerError,
-    Inputs,
-    Parameters,
-    answer,
-    answered,
-    check_present,
-    end,
+from vivavoce_triton.models.backend import InnerError, Inputs, Parameters, answer, answered, check_present, end
+from vivavoce_triton.models.inner_models import (
+    EndpointLanguageModel,
+    InnerLanguageModel,
+    InnerToken2Wav,
+    InnerVocoder,
+    StagedExtractor,
 )
-from vivavoce_triton.models.endpoint import EndpointLanguageModel
-from vivavoce_triton.models.inner_models import InnerLanguageModel, InnerToken2Wav, InnerVocoder, StagedExtractor
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_request
 
 log = logging.getLogger(__name__)

@@ -35,14 +35,7 @@ from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 from vivavoce_textnorm import NormalizedText, is_speakable
 from vivavoce_triton.client.utterance import Manner, Utterance
-from vivavoce_triton.client.wire import (
-    Connection,
-    ServedModel,
-    ServerUnreachable,
-    Tensor,
-    refused,
-    request_tensors,
-)
+from vivavoce_triton.client.wire import Connection, ServedModel, ServerUnreachable, Tensor, refused, request_tensors
 from vivavoce_triton.upstream.voices_folder import VoicesFolder, unknown, usable_reference
 
 log = logging.getLogger(__name__)

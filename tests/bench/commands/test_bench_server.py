@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import soundfile
@@ -18,8 +19,7 @@ from tests.server.http.serving import Served, make_state, serving
 from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce.server.http.app import build_app
 from vivavoce_bench import ClosedLoop, Ending, Outcome, Utterance, figures, run_load
-from vivavoce_bench.http_target import HttpTarget, open_client
-from vivavoce_bench.recordings import Recorded, altered
+from vivavoce_bench.targets import HttpTarget, Recorded, altered, open_client
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +109,15 @@ def test_the_command_measures_a_server(server: Served, tmp_path: Path, run: Run)
 def test_options_that_do_not_go_together_are_refused(options: list[str], message: str, run: Run) -> None:
     result = run("bench", *options)
     assert (result.code, message in result.err) == (2, True)
+
+
+def test_a_server_may_name_the_time_of_the_next_try() -> None:
+    def busy(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(503, headers={"retry-after": "Fri, 31 Dec 2027 23:59:59 GMT"})
+
+    async def drive() -> list[Outcome]:
+        async with httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(busy)) as client:
+            return await run_load(HttpTarget(client, {}, fresh=False), [Utterance(0, "Hello.")], ClosedLoop(1))
+
+    (outcome,) = asyncio.run(drive())
+    assert (outcome.ending, outcome.retry_after_s) == (Ending.REFUSED, 1.0)

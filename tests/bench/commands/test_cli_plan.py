@@ -14,9 +14,9 @@ import pytest
 
 from tests.cli.cli_harness import SOURCES, Run
 from vivavoce.errors import InvalidRequest
-from vivavoce_bench import costs
-from vivavoce_bench.commands import plan_fleet
-from vivavoce_bench.commands.plan_fleet import Expected, fewest
+from vivavoce_bench import planning
+from vivavoce_bench.commands import plan as command
+from vivavoce_bench.commands.plan import Expected, fewest
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def test_a_size_that_was_not_measured_has_a_division_and_no_speed(plan: Any, bab
 
 
 def test_gpus_for_listeners_are_found_by_simulation(plan: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_fleet, "FEWEST", 60)
+    monkeypatch.setattr(command, "FEWEST", 60)
     found = plan("--streams", "40", "--gpu", "l4", "--ttfb-p99", "0.4s", "--price", "2")
     less, needed, more = found["expected"]
     assert (found["servers"], found["server_listeners"]) == (1, 40)
@@ -95,10 +95,10 @@ def test_gpus_for_listeners_are_found_by_simulation(plan: Any, run: Run, monkeyp
 def test_the_servers_are_counted_whose_entry_processes_carry_the_listeners(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_fleet, "FEWEST", 20)
+    monkeypatch.setattr(command, "FEWEST", 20)
     for carried, gpus, servers, each in ((3, 1, 1, 4), (2, 2, 2, 2), (2, 4, 2, 2)):
-        monkeypatch.setattr(costs, "ENTRY_LISTENERS", carried)
-        monkeypatch.setattr(plan_fleet, "fewest", lambda *_, needed=gpus: needed)
+        monkeypatch.setattr(planning, "ENTRY_LISTENERS", carried)
+        monkeypatch.setattr(command, "fewest", lambda *_, needed=gpus: needed)
         text = run("plan", "--streams", "4", "--gpu", "l4").text
         assert f"Servers: {servers}, with some of the GPUs each. The entry process of each has {each} listeners" in text
         assert f"70 % of a slow core carry {carried}" in text

@@ -21,8 +21,8 @@ from vivavoce.engine.settings import EngineSettings, has_language_model
 from vivavoce.errors import CheckpointError, MissingDependency
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import Row, RowKind
-from vivavoce_bench.halves import BenchModel
-from vivavoce_bench.token_backends import (
+from vivavoce_bench.halves import (
+    BenchModel,
     OwnModel,
     TensorRTModel,
     check_backends,
@@ -84,7 +84,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 
 @pytest.mark.parametrize("backend", ["vllm", "trtllm"])
 def test_a_missing_package_is_named_with_what_to_do(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivavoce_bench.token_backends.find_spec", lambda _: None)
+    monkeypatch.setattr("vivavoce_bench.halves.find_spec", lambda _: None)
     with pytest.raises(MissingDependency, match=f"backend: {backend} needs the package .*; (pip|run)"):
         check_backends(["torch", backend])
     assert check_backends(["torch", "torch"]) == ["torch"]

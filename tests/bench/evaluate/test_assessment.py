@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce_bench.evaluate import Case, Clip, Control, Instruments, Manner, assess, evaluate
 from vivavoce_bench.evaluate.report import MOST_REFERENCES
-from vivavoce_bench.evaluate.similarity import embed_with
-from vivavoce_bench.evaluate.speaking import parse_control, read_all, spoil_audio, spoil_texts
+from vivavoce_bench.evaluate.speaking import embed_with, parse_control, read_all, spoil_audio, spoil_texts
 from vivavoce_bench.measure import write_wav
 
 SENTENCES = ("The cat sat.", "The cat ran away.", "The dog sat on the mat.")

@@ -10,8 +10,7 @@ import pytest
 
 from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce_bench.commands.evaluate import recogniser_factory
-from vivavoce_bench.evaluate.recogniser import Task, listen, prepare
-from vivavoce_bench.evaluate.whisper import Whisper
+from vivavoce_bench.evaluate.recogniser import Task, Whisper, listen, prepare
 
 
 class StandIn:

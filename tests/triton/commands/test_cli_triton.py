@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.cli_harness import Run
 from vivavoce.errors import StageFailed
-from vivavoce_bench.token_backends import OwnModel
+from vivavoce_bench.halves import OwnModel
 from vivavoce_triton import pipeline, server
 from vivavoce_triton.pipeline import PipelineSettings
 

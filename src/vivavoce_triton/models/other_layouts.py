@@ -1,8 +1,14 @@
-"""The models `token2wav` and `vocoder` of the layout for CosyVoice3: speech tokens → mel, and mel → audio."""
+"""Models of the other layouts.
+
+`token2wav` of CosyVoice3's layout makes mels, and its `vocoder` makes audio of them. `token2wav_dit` takes the
+recording itself and the new speech tokens of a stream; the original deployment runs Step-Audio 2's DiT behind these
+tensors, here CosyVoice2's own flow makes the audio.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -11,18 +17,25 @@ import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import find_part, read_tensors
 from vivavoce.engine.chunk_policy import CrossfadeMode
+from vivavoce.engine.request import Conditioning
 from vivavoce.engine.stages import Stages, not_finite
 from vivavoce.engine.vocoder_stage import Tails, VocoderRow, VocoderStage, VocoderStream
 from vivavoce.engine.vocoder_stage.stage import Crossfade, SpeedTail
 from vivavoce.errors import InvalidRequest, UnsupportedModel
+from vivavoce.frontend.audio.samples import Audio
+from vivavoce.frontend.modes import CONVERSION, condition
 from vivavoce.frontend.speech import check_seed
+from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.build import Models, build_network, prepare_device
 from vivavoce.models.generations import MAX_FRAMES, NETWORKS
 from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce_triton.models.backend import Inputs, Parameters, answered, check_present
+from vivavoce_triton.models.inner_models import StagedExtractor
 from vivavoce_triton.models.token2wav import Samples, Token2Wav, default_prompt, load_models, open_engine
 
 _NO_JOIN = Crossfade(0, 0, 0, 0, torch.zeros(0), continuous=True)
@@ -123,3 +136,28 @@ class MelVocoder:
 def _check_generation(found: Generation) -> None:
     if found is not Generation.V3:
         raise UnsupportedModel(f"model: the layout cosyvoice3 is for CosyVoice3, this is {found.value}; serve staged")
+
+
+class Token2WavDit:
+    """`Token2Wav` with `reference_wav` and `reference_wav_len` as its voice, or with its prompt's tensors.
+
+    A request with `finalize` is a step of the stream with its request id, and has only the tokens that were not spoken
+    yet, the lookahead of the step before included. Recordings are encoded by `audio_tokenizer` and `speaker_embedding`.
+    """
+
+    @staticmethod
+    def load(given: Parameters, backend: Any) -> Token2Wav:
+        """`VivavoceError`: the folder, device or voice cannot be used."""
+        models = load_models(given)
+        if models.config.generation is not Generation.V2:
+            raise UnsupportedModel("model: token2wav_dit is of CosyVoice2's layout; serve the models cosyvoice3")
+        tokenizer = TextTokenizer.from_folder(models.folder / BACKBONE)
+        extractor = StagedExtractor(
+            backend, models.config, len(tokenizer), TextFrontEnd(tokenizer), ThreadPoolExecutor(1, "token2wav-dit")
+        )
+
+        def extract(recording: Audio) -> Conditioning:
+            return condition(extractor.extract(recording), CONVERSION)
+
+        default = default_prompt(models.folder, models.config, given["default_voice"])
+        return Token2Wav(backend, open_engine(given, models), len(tokenizer), default, extract=extract)
