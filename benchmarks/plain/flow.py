@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES, Flow, FlowSchedule, Path, fixed_noise
-from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEncoder
+from vivavoce.models.flow.unet import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEncoder
 from vivavoce.models.layers import keys_before, visible_keys
 from vivavoce_v1.flow import FlowV1, WholeInput
 

@@ -20,7 +20,7 @@ from vivavoce.checkpoint.config import MelConfig
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.model import Flow
-from vivavoce.models.flow.token_encoder import TokenEncoder
+from vivavoce.models.flow.unet import TokenEncoder
 from vivavoce.models.layers import valid_positions
 from vivavoce_training.data.store import MELS_PER_TOKEN, Corpus
 from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train

@@ -16,11 +16,10 @@ from torch.nn.functional import interpolate, normalize
 from torch.nn.utils.rnn import pad_sequence
 
 from vivavoce.checkpoint.config import WholeFlowConfig
-from vivavoce.models.conformer import Conformer
-from vivavoce.models.flow.layout import mish
 from vivavoce.models.flow.model import FlowSchedule, Path
 from vivavoce.models.flow.unet import PointwiseConv
-from vivavoce.models.layers import PairRunner, valid_positions, visible_keys
+from vivavoce.models.layers import Conformer, PairRunner, valid_positions, visible_keys
+from vivavoce.models.layout import mish
 from vivavoce.rates import Rates
 from vivavoce_v1.unet import Conv, TimeNorm, UNetV1, within
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad, relu, scaled_dot_product_attention
 
 from vivavoce.checkpoint.config import ConformerLMConfig
-from vivavoce.models.conformer import Conformer, ConformerBlock
-from vivavoce.models.layers import relative_positions
+from vivavoce.models.layers import Conformer, ConformerBlock, relative_positions
+from vivavoce.models.layout import Product
 from vivavoce.models.lm.slot_lm import SAFE_ROWS, SPEAKER, TEXT, Attend, PackedRows, SlotCache, fewest_rows, joined
-from vivavoce.models.packed_linear import Product
 
 
 class ConformerLM(nn.Module):

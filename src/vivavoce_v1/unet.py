@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, conv_transpose1d, group_norm
 
 from vivavoce.checkpoint.config import HourglassConfig
-from vivavoce.models.flow.layout import mish
 from vivavoce.models.flow.unet import (
     EXPANSION,
     KERNEL,
@@ -23,6 +22,7 @@ from vivavoce.models.flow.unet import (
     level_time_biases,
 )
 from vivavoce.models.layers import additive
+from vivavoce.models.layout import mish
 
 GROUPS = 8
 

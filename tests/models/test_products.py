@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vivavoce.models import packed_linear as products
-from vivavoce.models.packed_linear import Linear, packed, packs
+from vivavoce.models import layout as products
+from vivavoce.models.layout import Linear, packed, packs
 
 X = torch.randn(2, 5, 48, generator=torch.Generator().manual_seed(0))
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention, silu
 
-from vivavoce.models.packed_linear import Linear
+from vivavoce.checkpoint.config import ConformerConfig
+from vivavoce.models.layout import Linear
+
+ATTENTION_NORM_EPS = 1e-12
 
 
 @dataclass(frozen=True)
@@ -89,29 +92,6 @@ def zero_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
     if lengths is None:
         return x
     return x.masked_fill(~valid_positions(lengths, x.shape[-1])[:, None, :], 0)
-
-
-def laid_together(weights: Sequence[Tensor]) -> Tensor | None:
-    """Weights of one width as one tensor, one below the other: a view if they lie so in memory, else None."""
-    first, at = weights[0], weights[0].storage_offset()
-    memory = first.untyped_storage().data_ptr()
-    for weight in weights:
-        if weight.untyped_storage().data_ptr() != memory or weight.storage_offset() != at or not weight.is_contiguous():
-            return None
-        at += weight.numel()
-    return first.detach().as_strided((sum(map(len, weights)), *first.shape[1:]), first.stride(), first.storage_offset())
-
-
-def lay_together(weights: Sequence[Tensor]) -> Tensor:
-    """Move weights of one width into one tensor, unless they lie so already, and return it; they become its views."""
-    # The views must be inference tensors exactly if the weights were.
-    with torch.inference_mode(weights[0].is_inference()), torch.no_grad():
-        whole = laid_together(weights)
-        if whole is None:
-            whole = torch.cat([weight.detach() for weight in weights])
-            for weight, part in zip(weights, whole.split([len(weight) for weight in weights]), strict=True):
-                weight.data = part
-    return whole
 
 
 class FeedForward(nn.Module):
@@ -231,3 +211,59 @@ class RelativeAttention(nn.Module):
             attn_mask=bias,
         )
         return self.out(out.transpose(1, 2).flatten(2))
+
+
+class Embed(nn.Module):
+    """Linear and LayerNorm, scaled by sqrt(size) like the position table (which is added in attention)."""
+
+    def __init__(self, input_size: int, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(input_size, size)
+        self.norm = nn.LayerNorm(size, eps=1e-5)
+        self.scale = math.sqrt(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)) * self.scale
+
+
+class ConformerBlock(nn.Module):
+    """Pre-norm relative attention and feed-forward; this family's conformer has no convolution module."""
+
+    def __init__(self, size: int, num_heads: int, inner: int, activation: Callable[[Tensor], Tensor] = silu) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(size, eps=ATTENTION_NORM_EPS)
+        self.attention = RelativeAttention(size, num_heads)
+        self.feed_forward_norm = nn.LayerNorm(size, eps=ATTENTION_NORM_EPS)
+        self.feed_forward = FeedForward(size, inner, activation)
+
+    def forward(self, x: Tensor, span: RelativeSpan, memory: Memory | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), span, memory)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Conformer(nn.Module):
+    """CosyVoice 1's stack of blocks; activation: in the feed-forwards; embedded: after the embedding, None: none."""
+
+    def __init__(
+        self,
+        config: ConformerConfig,
+        activation: Callable[[Tensor], Tensor] = silu,
+        embedded: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.embed = Embed(config.input_size, size)
+        self.blocks = nn.ModuleList(
+            ConformerBlock(size, config.num_heads, config.feed_forward_size, activation)
+            for _ in range(config.num_blocks)
+        )
+        self.norm = nn.LayerNorm(size, eps=1e-5)
+        self._embedded = embedded
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x: [batch, time, input]; mask: [batch, 1, 1 or time, time] bool, None: attend to all  →  [.., size]."""
+        x = self.embed(x) if self._embedded is None else self._embedded(self.embed(x))
+        span = RelativeSpan.of(x, x.shape[1], mask)
+        for block in self.blocks:
+            x = block(x, span, None)
+        return self.norm(x)

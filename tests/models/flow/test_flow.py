@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 from benchmarks.plain.flow import FlowInput, whole_mels
-from vivavoce.models.flow.layout import convolve, joined, mish
 from vivavoce.models.flow.model import MAX_FRAMES, fixed_noise, time_steps
-from vivavoce.models.layers import RelativeSpan, lay_together, visible_keys
+from vivavoce.models.layers import RelativeSpan, visible_keys
+from vivavoce.models.layout import convolve, joined, lay_together, mish
 
 
 def item(num_tokens, num_prompt, seed):

@@ -16,13 +16,13 @@ from vivavoce.engine.flow_stage.planning import AttentionSpan, Block, FlowRow, b
 from vivavoce.engine.graphs import Bucket
 from vivavoce.models.flow import packed_dit, packed_encoder, packed_unet
 from vivavoce.models.flow.dit import DiT
-from vivavoce.models.flow.layout import convolve
 from vivavoce.models.flow.model import Flow, FlowSchedule
 from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead
 from vivavoce.models.flow.packed_encoder import EncoderBatch, PackedEncoder, PackedEncoderWeights, encoder_cuts, up_taps
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet, cuts_of
 from vivavoce.models.flow.unet import UNet, VelocityContext
 from vivavoce.models.layers import keys_before
+from vivavoce.models.layout import convolve
 from vivavoce_kernels import flow_attention
 from vivavoce_kernels.flow_products import ConvTails
 from vivavoce_kernels.layouts import PackedTables

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.plain.lm import LMPrompt, prompt_rows
-from vivavoce.models import packed_linear as products
+from vivavoce.models import layout as products
 from vivavoce.models.lm.slot_lm import PackedRows, SlotCache, SlotLM, fewest_rows, joined
 
 CPU = torch.device("cpu")

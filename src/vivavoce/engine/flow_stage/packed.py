@@ -25,7 +25,7 @@ from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead
 from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderPast, PackedEncoder
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet
-from vivavoce.models.flow.token_encoder import TokenEncoder
+from vivavoce.models.flow.unet import TokenEncoder
 from vivavoce_kernels.common import compiled_ahead
 from vivavoce_kernels.encoder_windows import EncoderTails
 from vivavoce_kernels.flow_products import TAIL, ConvTails

@@ -12,11 +12,16 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, gelu, layer_norm, linear, pad, silu
 
 from vivavoce.checkpoint.config import DiTConfig, LookaheadConfig
-from vivavoce.models.flow.layout import lay_for_windows, mish
-from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, look_ahead
-from vivavoce.models.flow.unet import TimeEmbedding, VelocityContext, VelocityEstimator, attend
-from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, valid_positions
-from vivavoce.models.packed_linear import Linear
+from vivavoce.models.flow.unet import (
+    HISTORY_KERNEL,
+    TimeEmbedding,
+    VelocityContext,
+    VelocityEstimator,
+    attend,
+    look_ahead,
+)
+from vivavoce.models.layers import FeedForward, Memory, MemoryShape, valid_positions
+from vivavoce.models.layout import Linear, lay_for_windows, lay_together, mish
 
 POSITION_KERNEL = 31
 POSITION_GROUPS = 16

@@ -13,8 +13,7 @@ from torch.nn.functional import normalize
 
 from vivavoce.checkpoint.config import FlowConfig, LookaheadConfig, UNetConfig
 from vivavoce.models.flow.dit import DiT, LookaheadEncoder
-from vivavoce.models.flow.token_encoder import TokenEncoder
-from vivavoce.models.flow.unet import UNet, VelocityContext
+from vivavoce.models.flow.unet import TokenEncoder, UNet, VelocityContext
 from vivavoce.models.layers import Memory, PairRunner, additive
 
 if TYPE_CHECKING:

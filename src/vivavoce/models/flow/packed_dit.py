@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from vivavoce.models.flow.dit import NORM_EPS, PER_BLOCK, DiT, DiTBlock, LookaheadEncoder, rotation_of
-from vivavoce.models.flow.layout import joined
 from vivavoce.models.flow.model import MAX_FRAMES, Flow, FlowSchedule
 from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderCuts, encoder_cuts, windowed
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedEstimator
-from vivavoce.models.flow.token_encoder import HISTORY_KERNEL
+from vivavoce.models.flow.unet import HISTORY_KERNEL
+from vivavoce.models.layout import joined
 from vivavoce_kernels.common import tile_of
 from vivavoce_kernels.encoder_windows import windows_ahead, windows_behind
 from vivavoce_kernels.flow_attention import attend, keep_in_pages

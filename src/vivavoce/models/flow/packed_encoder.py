@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from vivavoce.checkpoint.config import TokenEncoderConfig
-from vivavoce.models.conformer import ConformerBlock
-from vivavoce.models.flow.layout import biases_ahead, joined
 from vivavoce.models.flow.model import MAX_FRAMES, Flow
-from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEncoder
-from vivavoce.models.layers import relative_positions
+from vivavoce.models.flow.unet import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEncoder
+from vivavoce.models.layers import ConformerBlock, relative_positions
+from vivavoce.models.layout import biases_ahead, joined
 from vivavoce_kernels.common import tile_of
 from vivavoce_kernels.encoder_attention import (
     SPARE,

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from vivavoce.models.flow.dit import DiT
-from vivavoce.models.flow.layout import biases_ahead, joined
 from vivavoce.models.flow.model import FlowSchedule
 from vivavoce.models.flow.unet import CausalConv, Level, TransformerBlock, UNet
+from vivavoce.models.layout import biases_ahead, joined
 from vivavoce_kernels.common import tile_of
 from vivavoce_kernels.flow_attention import AttentionTile, attend, keep_in_pages
 from vivavoce_kernels.flow_products import ConvTails, ConvTile, ConvWeights, ProductTile, causal_conv, product

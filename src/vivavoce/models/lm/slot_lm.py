@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention, silu
 
 from vivavoce.checkpoint.config import ConformerLMConfig, LMConfig
-from vivavoce.models.layers import lay_together, rotary_tables
+from vivavoce.models.layers import rotary_tables
+from vivavoce.models.layout import Product, lay_together, packed, packs
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 from vivavoce.models.lm.text_attention import Observed
-from vivavoce.models.packed_linear import Product, packed, packs
 
 if TYPE_CHECKING:
     from vivavoce.models.lm.adapters import AdaptedRows
