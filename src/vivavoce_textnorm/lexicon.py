@@ -25,6 +25,8 @@ class Lexicon(Mapping[str, str]):
     def __init__(self, words: Mapping[str, str] = MappingProxyType({})) -> None:
         check_kind("lexicon", words, Mapping, "give words and how to say them, such as {'Wien': 'Vienna'}")
         self._words = dict(words)
+        self.written = frozenset(self._words)
+        """The words as they are written."""
         for word, said in self._words.items():
             _check_entry(word, said)
 

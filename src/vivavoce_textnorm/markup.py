@@ -10,7 +10,6 @@ from functools import lru_cache
 import regex
 
 from vivavoce_textnorm.grammar import Match, any_of, compiled
-from vivavoce_textnorm.lexicon import Lexicon
 from vivavoce_textnorm.types import Piece, Settings
 
 _HTML = (
@@ -141,12 +140,12 @@ _GOES_ON = compiled(
 
 
 @lru_cache(maxsize=64)
-def _pattern(marks: frozenset[str], lexicon: Lexicon) -> Match:
+def _pattern(marks: frozenset[str], written: frozenset[str]) -> Match:
     tag = rf"(?P<tag>{any_of(marks)}|<\|[^|<>]{{1,40}}\|>)"
     letter = r"[\p{Latin}\p{Cyrillic}\p{M}]"  # Chinese words have no ends
-    named = r"\L<words>" if lexicon else any_of(())
+    named = r"\L<words>" if written else any_of(())
     word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){named}(?!{letter}))"
-    words = {"words": list(lexicon)} if lexicon else {}
+    words = {"words": list(written)} if written else {}
     # CosyVoice3's [x] does not begin a line of a to-do list.
     parts = (part.replace("[ xX]", "[ X]") if "[x]" in marks else part for part in _PARTS)
     pattern = rf"{tag}|{word}|{_NOT_PLAIN}(?:{'|'.join(parts)})"
@@ -159,7 +158,7 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
     at = 0
     pausing = False  # at the end of this line a pause is due
     emphasis = _emphasis_ends(text)
-    for found in _pattern(settings.marks, settings.lexicon).finditer(text):
+    for found in _pattern(settings.marks, settings.lexicon.written).finditer(text):
         start, end = found.span()
         kind = (
             found.lastgroup if found.lastgroup in _KINDS else next(kind for kind in _KINDS if found[kind] is not None)

@@ -118,10 +118,12 @@ def read_run(
         language, settings = "en", replace(settings, day_first=True)
     words = text.strip()
     first = len(text) - len(text.lstrip())
-    read_ = (replace(one, start=one.start + first, end=one.end + first) for one in _read(words, language, settings))
+    pieces = [replace(one, start=one.start + first, end=one.end + first) for one in _read(words, language, settings)]
+    if said:
+        pieces = list(_with_words(pieces, said, language, settings))
     ends = ((0, first, inside[0]), (first + len(words), len(text), inside[1]))
     before, after = ([Piece(low, high, " " * blank, "spaces")] if high > low else [] for low, high, blank in ends)
-    return NormalizedText(text, (*before, *_with_words(list(read_), said, language, settings), *after))
+    return NormalizedText(text, (*before, *pieces, *after))
 
 
 def _read(text: str, language: str | None, settings: Settings) -> list[Piece]:
@@ -145,7 +147,7 @@ def _read(text: str, language: str | None, settings: Settings) -> list[Piece]:
 def _with_words(
     pieces: list[Piece], said: Mapping[str, Say], language: str | None, settings: Settings
 ) -> Iterator[Piece]:
-    spoken = "".join(piece.spoken for piece in pieces) if said else ""
+    spoken = "".join(piece.spoken for piece in pieces)
     if said.keys().isdisjoint(spoken):
         yield from pieces
         return

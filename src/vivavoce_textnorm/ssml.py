@@ -13,7 +13,7 @@ from vivavoce_textnorm.grammar import compiled
 from vivavoce_textnorm.inline_tags import FORMS, SECONDS, STRENGTHS, Runs, seconds_of
 from vivavoce_textnorm.language_id import with_country
 from vivavoce_textnorm.markup import line_end
-from vivavoce_textnorm.types import Say, TextRun
+from vivavoce_textnorm.types import Piece, Say, TextRun
 from vivavoce_textnorm.verbalizer import VERBALIZERS
 
 MIN_RATE, MAX_RATE = 0.5, 2.0  # the engine's limits of speed
@@ -44,6 +44,8 @@ def find_runs(text: str, marks: frozenset[str]) -> list[TextRun]:
 
     InvalidText: the SSML is not well-formed XML, or holds a forbidden part; a pause or a rate is outside of its limits.
     """
+    if "[" not in text and "<" not in text:  # as most texts
+        return [TextRun([Piece(0, len(text), text)] if text else [])]
     if is_ssml(text):
         return _Document(text, marks).runs.runs
     runs = Runs(text)
