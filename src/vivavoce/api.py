@@ -35,8 +35,7 @@ from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_te
 from vivavoce.frontend.session import RequestSession, Text
 from vivavoce.frontend.speech import Mode, SpeakOptions, check_seed
 from vivavoce.frontend.speech_result import PendingSpeech, Speech
-from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization
-from vivavoce.frontend.text.text_filter import Reasoning
+from vivavoce.frontend.text.text_input import Code, Emojis, Normalization, Reasoning
 from vivavoce.frontend.text_heads import know_heads
 from vivavoce.frontend.text_threads import in_turn
 from vivavoce.frontend.voices.consent import Consent
@@ -384,8 +383,9 @@ class Vivavoce:
         Bad input is refused here, before the first chunk; a piece that arrives later, when it arrives.
         """
         find_voice, chosen = self._read(voice, manner)
-        session = RequestSession(self.engine, self.front_end, policy)
-        self.engine.check_load(streaming=True)
+        engine = self.engine
+        session = RequestSession(engine, self._front_end, policy)
+        engine.check_load(streaming=True)
         session.start(text, find_voice(), chosen, silent=True)
         return session
 

@@ -16,8 +16,7 @@ from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.speech_options import INSTRUCTIONS, MAX_SEED, SPEED
-from vivavoce.frontend.text.reading_options import parse_language
-from vivavoce.frontend.text.text_filter import readable
+from vivavoce.frontend.text.text_input import parse_language, readable
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.bodies import AnyText, Number, Whole, validated
 from vivavoce.server.http.errors import renamed

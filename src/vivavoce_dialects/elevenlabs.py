@@ -22,8 +22,7 @@ from starlette.websockets import WebSocket
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
 from vivavoce.frontend.speech_backend import ModelInfo
-from vivavoce.frontend.text.reading_options import LANGUAGE_NAMES, parse_language
-from vivavoce.frontend.text.text_filter import readable
+from vivavoce.frontend.text.text_input import LANGUAGE_NAMES, parse_language, readable
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader

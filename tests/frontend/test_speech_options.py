@@ -27,7 +27,7 @@ from vivavoce.frontend.speech_options import (
     SPEED,
     Option,
 )
-from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization
+from vivavoce.frontend.text.text_input import Code, Emojis, Normalization
 from vivavoce.protos import message
 from vivavoce.server.http.normalize import NormalizeFields
 from vivavoce.server.http.speech_fields import SamplingFields, SpeechFields

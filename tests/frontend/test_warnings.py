@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vivavoce.frontend.speech import warnings_of
-from vivavoce.frontend.text.reading_options import parse_language
+from vivavoce.frontend.text.text_input import parse_language
 
 REPEATS = "repeats itself; models may lose or add repeats, and the words were not checked"
 

@@ -148,7 +148,7 @@ def speak(
         if subtitles is not None and subtitles.suffix.lower() == JSON:
             keywords["word_times"] = True
         from vivavoce.frontend.speech import warnings_of
-        from vivavoce.frontend.text.text_filter import TextFilter
+        from vivavoce.frontend.text.text_input import TextFilter
 
         read = (text[at : at + PART_CHARS] for at in range(0, len(text), PART_CHARS))
         text = "".join(TextFilter(keywords["reasoning"]).stream(read))

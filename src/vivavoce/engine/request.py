@@ -31,6 +31,15 @@ MAX_TOKENS = 100_000
 """More than any slot holds; a text that does not fit its slot is refused with the slot's own limit."""
 
 
+def _check(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
+    if value is None:
+        return
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not (is_number and low <= value <= high):
+        number = "whole number" if whole else "number"
+        raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a {number} inside")
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """The way in which speech tokens are drawn. `None` means: as the checkpoint's yaml sets it.
@@ -57,6 +66,10 @@ class SamplingParams:
         _check("max_ratio", self.max_ratio, 1.0, 50.0)
         _check("min_ratio", self.min_ratio, 0.0, self.max_ratio)
         _check("exact_tokens", self.exact_tokens, 1, 7_500, whole=True)
+
+
+AS_CONFIGURED = SamplingParams()
+"""All as the checkpoint's yaml sets it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +140,7 @@ class SegmentRequest:
     conditioning: Conditioning
     text: tuple[int, ...] = ()
     speech_tokens: tuple[int, ...] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = AS_CONFIGURED
     seed: int = 0
     speed: float = 1.0
     pause_s: float = 0.0
@@ -224,7 +237,7 @@ class TokenRequest:
     max_tokens: int
     min_tokens: int = 1
     ends: tuple[int, ...] | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = AS_CONFIGURED
     seed: int = 0
     speaker: Tensor | None = None
 
@@ -319,12 +332,3 @@ def check_speed(speed: float) -> None:
     if isinstance(speed, bool) or not isinstance(speed, Real):
         raise InvalidRequest(f"speed: {speed!r} is not a number; choose one in {MIN_SPEED} … {MAX_SPEED}")
     _check("speed", speed, MIN_SPEED, MAX_SPEED)
-
-
-def _check(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
-    if value is None:
-        return
-    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not (is_number and low <= value <= high):
-        number = "whole number" if whole else "number"
-        raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a {number} inside")

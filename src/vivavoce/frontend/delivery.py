@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vivavoce.engine.guard import UNSPOKEN_SHARE
 from vivavoce.engine.handle import RequestResult
 from vivavoce.frontend.speech import Delivery, FinishReason
-from vivavoce.frontend.text.text_filter import readable
+from vivavoce.frontend.text.text_input import readable
 from vivavoce.frontend.word_times import SegmentTimer
 from vivavoce_textnorm import excerpt
 

@@ -26,8 +26,8 @@ from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.frontend.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, SILENCE_S, Mode, SpeakOptions, without_instructions
 from vivavoce.frontend.text.sentence_stream import sentence_stream
-from vivavoce.frontend.text.text_filter import TextFilter
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.text.text_input import TextFilter
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.frontend.text.word_spans import WordSpan
 from vivavoce.frontend.voices.extract import AudioSource, VoiceExtractor
@@ -96,11 +96,12 @@ class FrontEnd:
             RequestCancelled: `is_cancelled` returned True.
         """
         text_filter, options = TextFilter(options.reasoning), _adapted(options, voice)
-        system, spoken = self.text.part(text_filter.add(text, is_last=True))
+        filtered = text_filter.add(text, is_last=True)
+        system, spoken = self.text.part(filtered)
         conditioning = self.conditioning(voice, options, system)
         try:
             for one in self._segments(spoken, conditioning, options, is_cancelled, len(system)):
-                yield one.moved(text_filter)
+                yield one if filtered == text else one.moved(text_filter)
         except InvalidText as error:
             if not (silent and text and error.nothing_to_say):
                 raise

@@ -86,8 +86,9 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         session was closed meanwhile), and those of `FrontEnd.plan`.
         """
         progress, self._language = self._progress, options.language
-        progress.word_times, progress.follows = options.word_times, options.follows
+        progress.word_times = options.word_times
         if options.follows:
+            progress.timer = WordTimer()
             know_heads(self._engine, self._front_end)
         if isinstance(text, AsyncIterable) and progress.loop is not None:
             text, progress.end_source = read_in_loop(text, progress.loop)
@@ -146,7 +147,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         except BaseException:
             self.close()
             raise
-        return self._heard(chunk)
+        self.on_heard(chunk.segment, len(chunk.samples))
+        return self._progress.timed(chunk)
 
     async def __anext__(self) -> AudioChunk:
         if self._progress.closed.is_set():
@@ -161,9 +163,6 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         except BaseException:
             self.close()
             raise
-        return self._heard(chunk)
-
-    def _heard(self, chunk: AudioChunk) -> AudioChunk:
         self.on_heard(chunk.segment, len(chunk.samples))
         return self._progress.timed(chunk)
 
@@ -193,7 +192,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     @property
     def words(self) -> tuple[Word, ...]:
         """The words in the chunks so far, with `word_times`."""
-        return tuple(self._progress.timer.words) if self._progress.word_times else ()
+        timer = self._progress.timer
+        return tuple(timer.words) if timer is not None and self._progress.word_times else ()
 
     def heard(self, seconds: float) -> HeardText:
         """The part of the text that is heard in the first `seconds` of the audio: by words, or else by segments."""
@@ -223,11 +223,11 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         )
 
     def _delivery(self) -> Delivery | None:
-        progress = self._progress
-        if not any(self.handle.outcome.attended):
+        progress, timer = self._progress, self._progress.timer
+        if timer is None or not any(self.handle.outcome.attended):
             return None
         heads = self._engine.text_heads
-        return delivery_of(progress.text, progress.timer.segments, self.handle.outcome, heads.pace if heads else None)
+        return delivery_of(progress.text, timer.segments, self.handle.outcome, heads.pace if heads else None)
 
     def close(self) -> None:
         """Cancel the request. Does nothing after its end."""
@@ -256,9 +256,9 @@ class _Progress:
     """The state of a session that the listener and the thread that reads the text share.
 
     text: the text read so far; spans: characters of each segment that the engine got; samples: numbers of samples heard
-    of each segment; heard: the segment that is heard; follows, word_times: options; timer: times the words of the
-    segments, if it `follows` them; loop:
-    reads an async iterable; end_source: ends this reading.
+    of each segment; heard: the segment that is heard; word_times: whether chunks tell their words; timer: times the
+    words of the segments, None: the voice is not followed; loop: reads an async iterable; end_source: ends
+    this reading.
     """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -270,8 +270,7 @@ class _Progress:
     announced: deque[SegmentText] = field(default_factory=deque)
     heard: int = 0
     word_times: bool = False
-    follows: bool = False
-    timer: WordTimer = field(default_factory=WordTimer)
+    timer: WordTimer | None = None
     closed: threading.Event = field(default_factory=threading.Event)
     loop: asyncio.AbstractEventLoop | None = None
     end_source: Callable[[], object] = lambda: None
@@ -292,11 +291,12 @@ class _Progress:
             self.spans[0] = segment.start, self.spans[0][1]
         self.announced.append(SegmentText(len(self.spans) - 1, segment.start, segment.end))
         self.text_tokens += len(segment.request.text)
-        self.timer.plan(len(self.spans) - 1, segment.words)
+        if self.timer is not None:
+            self.timer.plan(len(self.spans) - 1, segment.words)
 
     def timed(self, chunk: AudioChunk) -> AudioChunk:
         """The chunk with the words that end in it."""
-        if not self.follows:
+        if self.timer is None:
             return chunk
         words = self.timer.add(self.text, chunk, chunk.ended)
         return replace(chunk, words=words) if self.word_times else chunk

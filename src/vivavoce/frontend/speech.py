@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate, pairwise
 from numbers import Integral
@@ -12,7 +12,7 @@ from typing import TypeVar
 import regex
 
 from vivavoce.engine.adapters import NO_ADAPTER, check_adapter_name
-from vivavoce.engine.request import AudioChunk, FlowSteps, SamplingParams, Word, check_speed
+from vivavoce.engine.request import AS_CONFIGURED, AudioChunk, FlowSteps, SamplingParams, Word, check_speed
 from vivavoce.errors import InvalidRequest, check_kind
 from vivavoce.frontend.speech_options import (
     ADAPTER,
@@ -32,8 +32,7 @@ from vivavoce.frontend.speech_options import (
     SPEED,
     WORD_TIMES,
 )
-from vivavoce.frontend.text.reading_options import Code, Emojis, Normalization, one_of, parse_language, parse_reading
-from vivavoce.frontend.text.text_filter import Reasoning, readable
+from vivavoce.frontend.text.text_input import Code, Emojis, Normalization, Reasoning, one_of, parse_language, readable
 from vivavoce_textnorm import DAY_FIRST, NO_WORDS, Lexicon, Settings, detect_language, excerpt, is_speakable
 
 Options = TypeVar("Options", bound="SpeakOptions")
@@ -74,7 +73,7 @@ class SpeakOptions:
     instruct: str | None = INSTRUCTIONS.default
     speed: float = SPEED.default
     seed: int = SEED.default
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = AS_CONFIGURED
     language: str | None = LANGUAGE.default
     reading: Normalization = READING.default
     lexicon: Mapping[str, str] = NO_WORDS
@@ -99,7 +98,6 @@ class SpeakOptions:
                 raise InvalidRequest(f"instructions: {len(self.instruct)} characters exceed {most}; shorten them")
         if self.language is not None:
             object.__setattr__(self, "language", parse_language(self.language))
-        parse_reading(self.reading)
         for name in ("word_times", "guard"):
             check_kind(name, getattr(self, name), bool, "choose True or False")
         if self.flow_steps is not None:
@@ -107,7 +105,7 @@ class SpeakOptions:
         if self.adapter is not None:
             check_kind("adapter", self.adapter, str, "give the name of a loaded adapter")
             check_adapter_name(self.adapter)
-        for option in (EMOJIS, CODE, REASONING):
+        for option in (READING, EMOJIS, CODE, REASONING):
             one_of(option.choices, option.name, getattr(self, option.name))
         if not isinstance(self.lexicon, Lexicon):
             object.__setattr__(self, "lexicon", Lexicon(self.lexicon))

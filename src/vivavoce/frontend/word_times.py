@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.engine.request import AudioChunk, Word
-from vivavoce.frontend.text.text_filter import readable
+from vivavoce.frontend.text.text_input import readable
 from vivavoce.frontend.text.word_spans import WordSpan
 
 FRAME_S = 0.01

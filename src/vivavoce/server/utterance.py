@@ -15,7 +15,7 @@ from vivavoce.frontend.audio.encode import OutputFormat, encode
 from vivavoce.frontend.audio.encoders import Encoder
 from vivavoce.frontend.audio.tag import AudioTag
 from vivavoce.frontend.speech import FinishReason, SegmentText, Verdict, joined
-from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
+from vivavoce.frontend.text.text_input import Reasoning, TextFilter
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.segment_clock import SegmentClock
 from vivavoce_textnorm import MAX_TEXT_CHARS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.audio.samples import Audio, check_reference
 from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.text.reading_options import Normalization, parse_reading
+from vivavoce.frontend.text.text_input import Normalization
 from vivavoce.frontend.voices.registry import Extractor, VoiceRegistry
 from vivavoce.frontend.voices.stores import open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices
@@ -52,7 +53,7 @@ def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
         instruct=inputs.text("instruct_text") or None,
         seed=DEFAULT_SEED if seed is None else int(seed),
         speed=1.0 if speed is None else round(float(speed), SPEED_DIGITS),
-        reading=parse_reading(inputs.text("reading") or reading),
+        reading=cast(Normalization, inputs.text("reading") or reading),
     )
     return SpokenRequest(text, reference, transcript, voice, options)
 

@@ -31,7 +31,7 @@ from vivavoce.frontend.audio.samples import Samples
 from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, VoiceOptions
 from vivavoce.frontend.text.sentence_stream import Sentence, SentenceSplitter
-from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
+from vivavoce.frontend.text.text_input import Reasoning, TextFilter
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 from vivavoce_textnorm import NormalizedText, is_speakable
 from vivavoce_triton.client.utterance import Manner, Utterance

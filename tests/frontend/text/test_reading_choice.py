@@ -11,8 +11,8 @@ from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.frontend.model_choice import model_folder
 from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.text.reading_options import Normalization
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.text.text_input import Normalization
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_textnorm import MAX_BLOCK_CHARS
 from vivavoce_textnorm.lexicon import Lexicon

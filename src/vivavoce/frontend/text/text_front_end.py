@@ -11,9 +11,8 @@ import regex
 
 from vivavoce.engine.request import SMALL_VOCABULARY
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText, check_kind
-from vivavoce.frontend.text.reading_options import Normalization, parse_language
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, is_only_punctuation, split_paragraph
-from vivavoce.frontend.text.text_filter import Reasoning, TextFilter
+from vivavoce.frontend.text.text_input import Normalization, Reasoning, TextFilter, parse_language
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.frontend.text.word_spans import WordSpan, words_of
 from vivavoce_textnorm import (

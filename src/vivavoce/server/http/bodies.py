@@ -19,7 +19,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import HTTPConnection, Request
 
 from vivavoce.errors import InvalidRequest
-from vivavoce.frontend.text.text_filter import readable
+from vivavoce.frontend.text.text_input import readable
 from vivavoce.server.http.app_state import state_of
 from vivavoce.server.http.errors import invalid, shown
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.frontend.speech_options import READING_OPTIONS
-from vivavoce.frontend.text.text_filter import readable
+from vivavoce.frontend.text.text_input import readable
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
 from vivavoce.server.http.bodies import AnyText, check_query, json_schema, known_names, read_json
 from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND

@@ -17,7 +17,7 @@ from vivavoce.frontend.audio.encode import SAMPLE_RATES
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.speech_options import LANGUAGE, SAMPLING_OPTIONS, SPEECH_OPTIONS, Option
-from vivavoce.frontend.text.reading_options import parse_language
+from vivavoce.frontend.text.text_input import parse_language
 from vivavoce.server.http.bodies import (
     MAX_FORM_FIELDS,
     MULTIPART,

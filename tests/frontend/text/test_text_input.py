@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.frontend.text.text_filter import TextFilter, readable
+from vivavoce.frontend.text.text_input import TextFilter, readable
 
 LEFT_OUT = [
     ("Well done \ud83d\ude00 my friend.", "Well done 😀 my friend."),
