@@ -60,7 +60,7 @@ class Vocabulary:
     def has_own_controls(self) -> bool:
         return self.sos < self.num_speech_tokens
 
-    @property
+    @cached_property
     def stop_ids(self) -> range:
         return range(self.num_speech_tokens, self.num_logits)
 
@@ -251,7 +251,7 @@ class VocoderConfig:
     f0_channels: Annotated[int, FileKey("f0_predictor.cond_channels")]
     f0_mel_bins: Annotated[int, FileKey("f0_predictor.in_channels")]
 
-    @property
+    @cached_property
     def samples_per_frame(self) -> int:
         return self.hop * math.prod(self.upsample_rates)
 
