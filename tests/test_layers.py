@@ -332,9 +332,9 @@ def test_a_finding_names_file_line_and_rule(tmp_path: Path) -> None:
     (engine / "request_state.py").write_text(
         "import json\nimport torch.nn\nfrom . import loop\nfrom vivavoce import load\n"
     )
-    (engine / "graphs.py").write_text("import vivavoce_training\n")
+    (engine / "device.py").write_text("import vivavoce_training\n")
     assert list(findings(tmp_path)) == [
-        "vivavoce/engine/graphs.py:1: engine.graphs may not import vivavoce_training",
+        "vivavoce/engine/device.py:1: engine.device may not import vivavoce_training",
         "vivavoce/engine/loop.py:4: imports go down only: engine → api",
         "vivavoce/engine/request_state.py:2: request_state uses the standard library only: torch",
         "vivavoce/engine/request_state.py:3: imports are absolute",

@@ -209,9 +209,10 @@ class AdmissionController:
         The share of real time tells only that streams keep up once they run. A slow machine works for a new stream
         alone until its listener has a buffer; meanwhile the other listeners play what they have.
         """
-        if self._limits.admission in (AdmissionMode.ALL, AdmissionMode.REFUSE) or not self._slow:
+        others = [one for one in self._running if one.live]
+        if not others or self._limits.admission in (AdmissionMode.ALL, AdmissionMode.REFUSE) or not self._slow:
             return True
-        running = [one for one in self._running if one.live and not one.awaits_more(now)]
+        running = [one for one in others if not one.awaits_more(now)]
         chunks_s = self.share_of_real_time(len(running)) * self._hop / self._rates.tokens_per_second
         until = now + self.first_chunk_s(1, 1) + self.share_of_real_time(1) * RAMP_S + chunks_s
         return all(one.sounding_since is not None and one.dry_at >= until for one in running)

@@ -137,5 +137,5 @@ def run_again(run: DecodeRun, kept: Sequence[int], ids: int, fault: Fault) -> De
 
 
 def another_seed(seed: int, attempt: int) -> int:
-    """A seed for this attempt at a sequence; the first one, 0, has the sequence's own."""
-    return (seed + _SEED_STEP * attempt) % 2**63 if attempt else seed
+    """A seed for this attempt at a sequence, from 1 on; the first one, 0, has the sequence's own."""
+    return (seed + _SEED_STEP * attempt) % 2**63

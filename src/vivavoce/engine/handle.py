@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -224,9 +224,12 @@ class RequestHandle(Generic[T]):
         change: Callable[[T], T] = lambda made: made,
     ) -> None:
         """change: of each piece, before the listener gets it."""
-        self._outbox, self._cancel, self._change = outbox, cancel, change
-        self.text = ArrivingText(outbox, push)
+        self._outbox, self._cancel, self._push, self._change = outbox, cancel, push, change
+
+    @cached_property
+    def text(self) -> ArrivingText:
         """Takes the rest of a text, or of speech tokens, that arrive piece by piece."""
+        return ArrivingText(self._outbox, self._push)
 
     @property
     def done(self) -> bool:

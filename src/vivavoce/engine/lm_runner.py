@@ -8,7 +8,7 @@ from functools import partial
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue
 from vivavoce.engine.guard import LOOK_EVERY, MOST_TRIES, GuardedText, another_seed, cut_for, find_fault, run_again
-from vivavoce.engine.lm_stage import Sampled, heard_places
+from vivavoce.engine.lm_stage import DecodeRun, Sampled, heard_places
 from vivavoce.engine.request_state import Phase, SequenceState
 from vivavoce.engine.stages import Fail, LMInterface
 from vivavoce.engine.statistics import Statistics
@@ -56,8 +56,9 @@ class LMRunner:
         for sequence in sequences:
             request = sequence.request
             if sequence.slot is None:
-                seed = another_seed(sequence.segment.seed, sequence.tries)
-                sequence.slot = self.stage.open(sequence.segment.sampling, seed)
+                segment = sequence.segment
+                seed = another_seed(segment.seed, sequence.tries) if sequence.tries else segment.seed
+                sequence.slot = self.stage.open(segment.sampling, seed)
                 self._sequences[sequence.slot] = sequence
                 if request.timings.started_s is None:
                     request.timings.started_s = now - request.accepted_at
@@ -143,10 +144,11 @@ class LMRunner:
                 places: Sequence[int] = range(len(ids))
                 if self._silent:
                     places, sequence.silence = heard_places(ids, self._silent, sequence.silence)
-                self._follow(sequence, one, places)
+                if one.attention is not None or sequence.cursor is not None:
+                    self._follow(sequence, one, places)
                 sequence.tokens.extend(ids[place] for place in places)
                 sequence.produced += len(places)
-                if self._drawn_again(sequence, ended):
+                if sequence.first_run is not None and self._drawn_again(sequence, sequence.first_run, ended):
                     continue
                 if text is not None and ended:
                     self.ask_for_text(sequence)
@@ -158,10 +160,13 @@ class LMRunner:
         self.queue.settle()
         return changed
 
-    def _drawn_again(self, sequence: SequenceState, ended: bool) -> bool:
-        """Look whether a guarded sequence has left its text; if so, go back and draw from there. True: it was done."""
-        run, cursor, tokens = sequence.first_run, sequence.cursor, sequence.tokens
-        if run is None or cursor is None or self.heads is None:
+    def _drawn_again(self, sequence: SequenceState, run: DecodeRun, ended: bool) -> bool:
+        """Look whether a guarded sequence has left its text; if so, go back and draw from there. True: it was done.
+
+        run: that of the whole text.
+        """
+        cursor, tokens = sequence.cursor, sequence.tokens
+        if cursor is None or self.heads is None:
             return False
         if not ended and len(tokens) < sequence.looked + LOOK_EVERY:
             return False
@@ -193,11 +198,10 @@ class LMRunner:
     def _follow(sequence: SequenceState, sampled: Sampled, places: Sequence[int]) -> None:
         """Give the attention of the ids at these places, which are spoken, to the sequence's cursor."""
         attention = sampled.attention
-        if attention is not None and sequence.cursor is None:
+        if sequence.cursor is None:
             sequence.cursor = TextCursor()
             sequence.cursor.add(sequence.produced)
-        if sequence.cursor is not None:
-            sequence.cursor.add(len(places), None if attention is None else attention[places], sampled.text_start)
+        sequence.cursor.add(len(places), None if attention is None else attention[places], sampled.text_start)
 
     def release(self, sequence: SequenceState) -> None:
         if sequence.slot is not None:

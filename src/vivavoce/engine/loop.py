@@ -82,6 +82,8 @@ class Loop:
         """None: the loop goes on; True: it stops after pending work; False: it stops now."""
         self._closing = False
         self._starting = threading.Lock()
+        self._lag = 0.0
+        """Speech tokens by which the voice follows the heads' attention."""
         self.gc_freeze = GcFreeze()
         self.thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -251,14 +253,10 @@ class Loop:
         except Exception as error:  # such as too little memory: the caller decides whether to go on without
             done.set_exception(error)
 
-    @property
-    def _lag(self) -> float:
-        return self._lm.heads.lag if self._lm is not None and self._lm.heads is not None else 0.0
-
     def watch(self, heads: TextHeads | None) -> None:
         """In the loop's thread: the heads by which watched segments are followed from now on."""
         if self._lm is not None:
-            self._lm.heads = heads
+            self._lm.heads, self._lag = heads, 0.0 if heads is None else heads.lag
 
     def in_lm_queue(self, work: Callable[[], Any]) -> Any:
         """Run this where the language model's launches run, behind those that were made, and give its result.

@@ -201,16 +201,13 @@ class Scheduler:
         if self._exclusive:  # a step must not delay the chunk that its listener waits for
             making = {chunk.sequence: chunk.hop for batch in at.running for chunk in batch.chunks}
 
-        def urgency_of(one: SequenceState) -> Urgency:
-            return self._token_urgency(one, at.now, step_s, making.get(one, 0))
-
-        by_urgency = sorted(((urgency_of(one), one) for one in waiting), key=itemgetter(0))
-        prefill = self._prefill([one for _, one in by_urgency], at) if waiting else ()
+        urgency = {one: self._token_urgency(one, at.now, step_s, making.get(one, 0)) for one in (*waiting, *decoding)}
+        prefill = self._prefill(sorted(waiting, key=urgency.__getitem__), at) if waiting else ()
         gives_way = bool(decoding) and not self._exclusive and self._gives_way(decoding, at)
-        least = min(map(urgency_of, decoding), default=None)
+        least = min((urgency[one] for one in decoding), default=None)
         if prefill:
             # The most urgent sequence may have found no slot, so its urgency may not be the plan's.
-            reading = next(urgency for urgency, one in by_urgency if one is prefill[0])
+            reading = urgency[prefill[0]]
             # A sequence that is read now takes part in all later steps, so the prefill goes first, unless decode steps
             # are of a more urgent rank and cannot wait.
             calm = least is None or least > Urgency(AHEAD, self._limits.calm_s)

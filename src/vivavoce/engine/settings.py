@@ -16,7 +16,7 @@ from vivavoce.checkpoint.config import MAX_ADAPTER_RANK, Generation, qwen2_of
 from vivavoce.engine.adapters import MAX_ADAPTERS
 from vivavoce.engine.admission import AdmissionLimits
 from vivavoce.engine.backends import backend_problems
-from vivavoce.engine.graphs import FRAME_SIZES, rounded
+from vivavoce.engine.device import FRAME_SIZES, rounded
 from vivavoce.engine.request import FlowSteps
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest

@@ -107,7 +107,8 @@ class FlowInterface(Protocol):
     """Speech tokens → mel, by chunks. State is a cache: a missing past is computed again, with the same result.
 
     A stream (`open`) has `voice`, the key of the voice's prompt or None without a state of its own, `known`, the state
-    that the next chunk continues or None, and `is_new`, whether no stream of the voice came before.
+    that the next chunk continues or None, and, if it has a voice, `meet`: it notes that a stream will continue the
+    voice's state, and says whether none did before.
     """
 
     def prepare(self, frames: int | None = None) -> None:

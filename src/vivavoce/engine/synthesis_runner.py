@@ -107,7 +107,8 @@ class SynthesisRunner:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
             # A GPU computes the few frames of a first chunk in the same time with the prompt's; a voice that comes
             # again is worth a state at once, so that short requests do not compute the prompt each time.
-            sequence.prompt_later = sequence.lacks_prompt and self.queue.on_cuda and sequence.flow.is_new
+            if self.queue.on_cuda and sequence.flow.voice is not None:
+                sequence.prompt_later = sequence.flow.meet() and sequence.lacks_prompt
             # The chunks continue a state of the voice's prompt that an earlier stream may have left.
             if request.asked and sequence.flow.voice is not None:
                 with self._statistics.lock:

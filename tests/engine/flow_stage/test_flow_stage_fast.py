@@ -10,11 +10,11 @@ pytest.importorskip("triton")
 
 from tests.engine.flow_stage.flow_oracle import check, check_pages, perform, run, say, speech, stage_of, voice
 from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter, with_small_flow
+from vivavoce.engine.device import FRAME_SIZES, TOKEN_SIZES, Bucket
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.flow_stage.packed import load_voices
 from vivavoce.engine.flow_stage.packed_tables import EstimatorLayout
 from vivavoce.engine.flow_stage.padded import voice_features
-from vivavoce.engine.graphs import FRAME_SIZES, TOKEN_SIZES, Bucket
 from vivavoce.models.flow.packed_encoder import PackedEncoder
 from vivavoce.models.flow.packed_unet import PackedUNet
 

@@ -144,6 +144,13 @@ def test_short_prompts_have_nothing_to_keep(models, prompt):
     assert len(stage.prompts.states) == 0
 
 
+def test_a_voice_is_known_from_the_first_stream_that_continues_its_state(models):
+    stage = stage_of(models, pages=8)
+    _, first, second = (stage.open(voice(30)) for _ in range(3))  # one for offline speech, which does not say so
+    assert first.meet()
+    assert not second.meet()
+
+
 def test_without_room_for_a_prompt_it_is_not_asked_for(models):
     stage = stage_of(models, 3)
     assert not stage.lacks_prompt(stage.open(voice(60)))

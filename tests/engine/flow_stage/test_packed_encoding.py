@@ -9,10 +9,10 @@ import torch
 pytest.importorskip("triton")
 
 from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter
+from vivavoce.engine.device import TOKEN_SIZES
 from vivavoce.engine.flow_stage.packed import PackedEncoding
 from vivavoce.engine.flow_stage.packed_tables import EncoderLayout
 from vivavoce.engine.flow_stage.planning import SINK, AttentionSpan, Block, FlowRow, PagePool, RowState, block_ends
-from vivavoce.engine.graphs import TOKEN_SIZES
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.layers import keys_before
 

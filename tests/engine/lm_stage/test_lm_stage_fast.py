@@ -107,7 +107,7 @@ def test_texts_that_arrive_have_the_plain_stages_ids(models, small):
 
 def test_what_is_recorded_leaves_running_slots_alone(models, small, monkeypatch):
     """A recording runs its work: here, as on a device, once before its launches."""
-    monkeypatch.setattr("vivavoce.engine.graphs.Graphs.capture", lambda _, work: (work(), work)[1])
+    monkeypatch.setattr("vivavoce.engine.device.Graphs.capture", lambda _, work: (work(), work)[1])
 
     def tell(stage: LMStage) -> Ids:
         begin(stage, models, [few(30, max_ratio=2.0)])
@@ -120,7 +120,7 @@ def test_what_is_recorded_leaves_running_slots_alone(models, small, monkeypatch)
 
 def test_everything_usual_is_recorded_ahead(models, small, monkeypatch):
     recorded = []
-    monkeypatch.setattr("vivavoce.engine.graphs.Graphs.capture", lambda _, work: recorded.append(work) or work)
+    monkeypatch.setattr("vivavoce.engine.device.Graphs.capture", lambda _, work: recorded.append(work) or work)
     stage = LMStage(models, slots=20, capacity=CAPACITY, kernels=True)
     stage.prepare(8)
     assert len(recorded) == len({1, 8}) + 4 * len(SEQUENCES)

@@ -11,9 +11,9 @@ pytest.importorskip("triton")
 
 from tests.fast_flow import quick_interpreter
 from vivavoce.checkpoint.config import DiTConfig, LookaheadConfig, UNetConfig
+from vivavoce.engine.device import Bucket
 from vivavoce.engine.flow_stage.packed_tables import EncoderLayout
 from vivavoce.engine.flow_stage.planning import AttentionSpan, Block, FlowRow, block_ends, grid_ends
-from vivavoce.engine.graphs import Bucket
 from vivavoce.models.flow import packed_dit, packed_encoder, packed_unet
 from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.model import Flow, FlowSchedule

@@ -15,11 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.device import copy_into, to_device, upload
+from vivavoce.engine.device import (
+    FRAME_SIZES,
+    TOKEN_SIZES,
+    BatchSizes,
+    Bucket,
+    Graphs,
+    Launch,
+    copy_into,
+    in_order_of_recording,
+    to_device,
+    upload,
+)
 from vivavoce.engine.flow_stage.packed_tables import EncoderLayout, EstimatorLayout
 from vivavoce.engine.flow_stage.padded import PaddedPath, voice_features
 from vivavoce.engine.flow_stage.planning import SINK, BufferPool, FlowRow, FlowStream, PagePool, VoiceFeatures
-from vivavoce.engine.graphs import FRAME_SIZES, TOKEN_SIZES, BatchSizes, Bucket, Graphs, Launch, in_order_of_recording
 from vivavoce.models.build import Models
 from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead

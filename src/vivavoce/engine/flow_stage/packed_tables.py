@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce.engine.device import Bucket, rounded
 from vivavoce.engine.flow_stage.planning import SINK, FlowRow
-from vivavoce.engine.graphs import Bucket, rounded
 from vivavoce.models.flow.model import MAX_FRAMES
 from vivavoce.models.flow.packed_encoder import EncoderTables
 from vivavoce_kernels.layouts import KEY_TILE, PackedTables

@@ -144,7 +144,7 @@ class PromptCache:
         self._met: OrderedDict[bytes, None] = OrderedDict()
 
     def meet(self, voice: bytes) -> bool:
-        """Whether a stream of this voice comes for the first time, as far as is remembered."""
+        """Note that a stream will continue this voice's state; whether it is the first one that is remembered."""
         is_new = voice not in self._met
         self._met[voice] = None
         self._met.move_to_end(voice)
@@ -228,14 +228,17 @@ class FlowStream:
         """Key of the prompt's state; None: the prompt is too short to have one."""
         self.prompt_end = bounds[-1] if bounds else 0
         """Number of the prompt's tokens that the prompt's state covers."""
-        self.is_new = self.voice is not None and prompts.meet(self.voice)
-        """Whether it is the first stream of its voice that is remembered."""
         self.spoken = 0
         """Number of speech tokens whose mel was returned."""
         self.state: RowState | None = None
         self.features: VoiceFeatures | None = None
         self.busy = self.closed = False
         self.prompts = prompts
+
+    def meet(self) -> bool:
+        """`PromptCache.meet` for its voice, which it must have."""
+        assert self.voice is not None
+        return self.prompts.meet(self.voice)
 
     @property
     def known(self) -> RowState | None:

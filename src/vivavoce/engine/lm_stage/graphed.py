@@ -15,8 +15,7 @@ from torch import Tensor
 
 from vivavoce.checkpoint.adapter import AdapterWeights
 from vivavoce.checkpoint.config import Vocabulary
-from vivavoce.engine.device import copy_into
-from vivavoce.engine.graphs import Graphs, Launch, fitting, rounded, sizes_for
+from vivavoce.engine.device import Graphs, Launch, copy_into, fitting, rounded, sizes_for
 from vivavoce.engine.lm_stage.slots import DecodeRun, Slot, SlotRows, repetition_aware
 from vivavoce.engine.lm_stage.stage import KINDS, PLAIN_SLOTS, SlotSteps
 from vivavoce.models.build import LanguageModel, Models

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.config import MAX_SILENCE, ConformerLMConfig, LMConfig, Vocabulary
+from vivavoce.engine.device import upload
 from vivavoce.engine.request import SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.counter_noise import uniform
-from vivavoce.models.lm.adapters import LoadedAdapter
+from vivavoce.models.lm.adapters import AdaptedRows, LoadedAdapter
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.models.lm.sampling import SamplingRows, sample
+from vivavoce.models.lm.slot_lm import SAFE_ROWS
 from vivavoce_kernels.layouts import IDLE, Field, NoiseStream
 
 LARGEST_WINDOW = 200
@@ -116,6 +119,20 @@ def heard_places(ids: Sequence[int], silent: Container[int], run: int) -> tuple[
         if run <= MAX_SILENCE:
             places.append(place)
     return places, run
+
+
+def adapted_rows(rows: Iterable[tuple[DecodeRun | None, range]], device: torch.device) -> dict[str, Any]:
+    """The keyword of a pass over the rows of some runs; none where no run has an adapter."""
+    by_adapter: dict[LoadedAdapter, list[int]] = {}
+    for run, own in rows:
+        if run is not None and run.adapter is not None:
+            by_adapter.setdefault(run.adapter, []).extend(own)
+    if not by_adapter:
+        return {}
+    # Rows are repeated up to a number at which a row's bits do not depend on the others.
+    whole = [np.array(rows + rows[-1:] * (-len(rows) % SAFE_ROWS)) for rows in by_adapter.values()]
+    layers = (one.layers for one in by_adapter)
+    return {"adapted": AdaptedRows(list(zip(layers, upload(whole, device), strict=True)))}
 
 
 class StreamingPrompt:

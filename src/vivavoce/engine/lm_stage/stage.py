@@ -20,21 +20,20 @@ from torch import Tensor
 
 from vivavoce.checkpoint.adapter import AdapterWeights
 from vivavoce.checkpoint.config import LMConfig, qwen2_of
-from vivavoce.engine.device import upload
-from vivavoce.engine.graphs import fitting, rounded
-from vivavoce.engine.lm_stage.adapted import adapted_rows, layers_of
+from vivavoce.engine.device import fitting, rounded, upload
 from vivavoce.engine.lm_stage.slots import (
     LARGEST_WINDOW,
     Chooser,
     DecodeRun,
     Slot,
     SlotRows,
+    adapted_rows,
     check_positions,
     repetition_aware,
 )
 from vivavoce.engine.request import SMALL_VOCABULARY, SamplingParams
 from vivavoce.models.build import LanguageModel, Models
-from vivavoce.models.lm.adapters import RANK_STEP, Layers, LoadedAdapter, laid_out
+from vivavoce.models.lm.adapters import RANK_STEP, Layers, LoadedAdapter, laid_out, pairs_of, products_of
 from vivavoce.models.lm.interleave import RowKind
 from vivavoce.models.lm.slot_lm import SAFE_ROWS, SPEAKER, TEXT, PackedRows, SlotCache
 from vivavoce.models.lm.text_attention import Observed, TextHeads, TextObserver
@@ -119,7 +118,8 @@ class PlainSteps(SlotSteps):
         """Do nothing: these steps record nothing."""
 
     def place_adapter(self, place: int, laid: Tensor, weights: AdapterWeights) -> Layers:
-        return layers_of(weights, laid.to(self._device), qwen2_of(self._config))
+        changed, layers = products_of(weights), pairs_of(laid.to(self._device), qwen2_of(self._config), weights.rank)
+        return [{product: layer[product] for product in changed} for layer in layers]
 
     def bucket(self, slots: int) -> int:
         if self._fixed:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.chunk_policy import CrossfadeMode
-from vivavoce.engine.device import copy_into
-from vivavoce.engine.graphs import Graphs, fitting, in_order_of_recording, rounded, sizes_within
+from vivavoce.engine.device import Graphs, copy_into, fitting, in_order_of_recording, rounded, sizes_within
 from vivavoce.engine.vocoder_stage.stage import Crossfade, PooledTails, Tails, VocoderRow, join_rule
 from vivavoce.models.build import Models
 from vivavoce.models.vocoder.packed import AFTER, FIRST, INSIDE, PackedFrames, PackedVocoder, gap_frames
