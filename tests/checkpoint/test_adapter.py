@@ -107,7 +107,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path, models: Models) -> None
         with pytest.raises(InvalidRequest, match=re.escape(message)):
             read_adapter(tmp_path / "one", config)
 
-    refused("cannot be read (No such file or directory); name a folder that PEFT has written")
+    refused(f"adapter_config.json: is missing in {tmp_path / 'one'}; name a folder that PEFT has written")
     folder = write_adapter(tmp_path / "one", models.lm)
     (folder / WEIGHTS).write_bytes(b"\xff" * 100)
     refused("it is damaged, or not a file of safetensors")

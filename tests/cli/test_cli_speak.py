@@ -195,4 +195,4 @@ def test_an_adapter_speaks(run: Run, tmp_path: Path, models: Models) -> None:
     assert (plain.code, adapted.code) == (0, 0)
     assert not np.array_equal(*(read_wav(Path(name))[:2_000] for name in ("out.wav", "own.wav")))
     assert "adapter: 'no folder' is not a name" in run("speak Hi. --adapter", "no folder").error
-    assert "adapter_config.json in 'absent' cannot be read" in run("speak Hi. --adapter absent").error
+    assert "adapter_config.json: is missing in absent" in run("speak Hi. --adapter absent").error

@@ -6,7 +6,6 @@ more of a model than these products is refused.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vivavoce.checkpoint.config import MAX_ADAPTER_RANK, LMConfig
-from vivavoce.checkpoint.folder import refuse_pointer
+from vivavoce.checkpoint.folder import read_json, refuse_pointer
 from vivavoce.errors import CheckpointError, InvalidRequest
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -30,7 +29,7 @@ PRODUCTS = {
 }
 """The products of a layer as the engine computes them, and the modules that an adapter may target in each."""
 TARGETS = tuple(target for targets in PRODUCTS.values() for target in targets)
-_MAX_SETTINGS_BYTES, _MAX_NAMES_BYTES = 1 << 20, 4 << 20
+_MAX_NAMES_BYTES = 4 << 20
 _TENSOR = re.compile(rf"(?:.+\.)?layers\.(\d{{1,4}})\.(?:self_attn|mlp)\.({'|'.join(TARGETS)})\.lora_([AB])\.weight")
 _UNSUPPORTED = {
     "use_dora": "DoRA scales whole weights; train without it",
@@ -83,7 +82,10 @@ def read_adapter(folder: Path, config: LMConfig, most_rank: int = MAX_ADAPTER_RA
     """Read an adapter for a language model of these sizes. InvalidRequest: files are missing or damaged, shapes do not
     fit, the rank is above `most_rank`, or a feature would change more than the targets' products.
     """
-    settings = _settings(folder)
+    try:
+        settings = read_json(folder / SETTINGS, "name a folder that PEFT has written")
+    except CheckpointError as error:
+        raise InvalidRequest(f"adapter: {error}") from None
     for problem in _problems(settings, most_rank):
         raise InvalidRequest(f"adapter: {SETTINGS} of {folder.name}: {problem}")
     rank, alpha = settings["r"], settings["lora_alpha"]
@@ -101,27 +103,6 @@ def read_adapter(folder: Path, config: LMConfig, most_rank: int = MAX_ADAPTER_RA
     if not pairs:
         raise InvalidRequest(f"adapter: {WEIGHTS} of {folder.name}: it holds no tensor; save it again")
     return AdapterWeights(rank, pairs)
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / SETTINGS
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_SETTINGS_BYTES + 1)
-        settings = json.loads(content) if len(content) <= _MAX_SETTINGS_BYTES else None
-    except OSError as error:
-        raise InvalidRequest(
-            f"adapter: {SETTINGS} in {str(folder)!r} cannot be read ({error.strerror}); name a folder that PEFT has "
-            "written"
-        ) from None
-    except (ValueError, RecursionError):
-        settings = None
-    if not isinstance(settings, dict):
-        raise InvalidRequest(
-            f"adapter: {SETTINGS} in {str(folder)!r} is not an object of JSON of {_MAX_SETTINGS_BYTES} bytes at most; "
-            "save the adapter again"
-        )
-    return settings
 
 
 def _problems(settings: Mapping[str, Any], most_rank: int) -> Iterator[str]:

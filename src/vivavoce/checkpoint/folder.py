@@ -157,12 +157,16 @@ def read_json(path: Path, remedy: str = "download the file again") -> dict[str, 
     """remedy: the way out that errors name."""
     refuse_pointer(path)
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
+        with path.open("rb") as file:
+            content = file.read(MAX_JSON_BYTES + 1)
+        if len(content) > MAX_JSON_BYTES:
             raise CheckpointError(f"{path.name}: more than {MAX_JSON_BYTES} bytes, which is the limit; {remedy}")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(content.decode("utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path.name}: is missing in {path.parent}; {remedy}") from None
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: cannot be read ({error.strerror}); {remedy}") from None
+    except (ValueError, RecursionError):
         raise CheckpointError(f"{path.name}: not valid JSON; {remedy}") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path.name}: holds no settings; {remedy}")
