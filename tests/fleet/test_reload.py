@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vivavoce.server.settings import ServerSettings
 from vivavoce.server.settings_sources import SETTINGS
-from vivavoce_fleet.settings_changes import Changes, changes_between, with_values
+from vivavoce_fleet.reload import Changes, changes_between, with_values
 
 OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
 OLD = ServerSettings()
