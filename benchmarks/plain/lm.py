@@ -12,10 +12,9 @@ from torch import Tensor
 from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.counter_noise import uniform
 from vivavoce.models.flow.model import MAX_FRAMES
 from vivavoce.models.lm.qwen2 import Past, SpeechLM
-from vivavoce.models.lm.sampling import SamplingRows, sample
+from vivavoce.models.randomness import SamplingRows, sample, uniform
 from vivavoce_kernels.layouts import NoiseStream
 
 Chooser = Callable[[Tensor, Sequence[int]], int]

@@ -1,6 +1,6 @@
 """Repetition-aware sampling and the update of the slots' state, in one kernel.
 
-The rules and the state are those of the plain path (`models/lm/sampling.py`, `engine/lm_stage/slots.py`). A program has
+The rules and the state are those of the plain path (`models/randomness.py`, `engine/lm_stage/slots.py`). A program has
 a slot's row of scores in registers, and takes out the best one until the nucleus is full: this takes few rounds, and
 needs no sorting.
 """

@@ -2,7 +2,7 @@
 
 Two kernels compute `HarmonicSource` with the same rounding: phases are sums of hundreds of thousands of radians, so the
 order of float32 operations can be heard; the kernels keep it, and products are not fused with sums. The noise is that
-of `counter_noise`. The transforms are `stft` and `istft` of `models.vocoder.hift`.
+of `models.randomness`. The transforms are `stft` and `istft` of `models.vocoder.hift`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vivavoce.engine.lm_stage.slots import SamplingState, repetition_aware
 from vivavoce.errors import CheckpointError
-from vivavoce.models.lm.sampling import SamplingRows
+from vivavoce.models.randomness import SamplingRows
 from vivavoce_runtimes.merged_vocabulary import EMBEDDING_BIAS
 
 

@@ -17,7 +17,7 @@ from tests.v1.conformer_prompt import conformer_rows
 from vivavoce.engine.lm_stage import Chooser, without_long_silence
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.lm.sampling import SamplingRows, fallback_probabilities, nucleus, repeats, sample
+from vivavoce.models.randomness import SamplingRows, fallback_probabilities, nucleus, repeats, sample
 from vivavoce_v1.lm import ConformerLM
 
 

@@ -13,9 +13,8 @@ from vivavoce.engine.lm_stage import LMStage, SamplingState, StreamingPrompt
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
-from vivavoce.models.counter_noise import uniform
 from vivavoce.models.lm.interleave import TextInterleaver
-from vivavoce.models.lm.sampling import SamplingRows, sample
+from vivavoce.models.randomness import SamplingRows, sample, uniform
 from vivavoce_kernels.layouts import NoiseStream
 
 

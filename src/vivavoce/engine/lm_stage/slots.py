@@ -23,11 +23,10 @@ from vivavoce.checkpoint.config import MAX_SILENCE, ConformerLMConfig, LMConfig,
 from vivavoce.engine.device import upload
 from vivavoce.engine.request import SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.errors import InvalidRequest
-from vivavoce.models.counter_noise import uniform
 from vivavoce.models.lm.adapters import AdaptedRows, LoadedAdapter
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
-from vivavoce.models.lm.sampling import SamplingRows, sample
 from vivavoce.models.lm.slot_lm import SAFE_ROWS
+from vivavoce.models.randomness import SamplingRows, sample, uniform
 from vivavoce_kernels.layouts import IDLE, Field, NoiseStream
 
 LARGEST_WINDOW = 200

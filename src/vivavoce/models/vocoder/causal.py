@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import CausalVocoderConfig
-from vivavoce.models.counter_noise import uniform
 from vivavoce.models.layers import PairRunner, in_turn, zero_padding
+from vivavoce.models.randomness import uniform
 from vivavoce.models.vocoder.hift import (
     F0_CONVS,
     F0_KERNEL,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, conv_transpose2d, elu, fold, interpolate, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import VocoderConfig
-from vivavoce.models.counter_noise import normal, uniform
 from vivavoce.models.layers import PairRunner, in_turn, valid_positions, zero_padding
+from vivavoce.models.randomness import normal, uniform
 from vivavoce_kernels.layouts import NoiseStream
 
 

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.models.counter_noise import normal, uniform
-from vivavoce.models.lm.sampling import SamplingRows, draw, nucleus, repeats, sample
+from vivavoce.models.randomness import SamplingRows, draw, normal, nucleus, repeats, sample, uniform
 from vivavoce_kernels.layouts import NoiseStream
 
 SEED = torch.tensor(12345)
