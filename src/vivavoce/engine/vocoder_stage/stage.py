@@ -94,14 +94,12 @@ class SpeedTail:
     output frames need; first: place of `kept` in the whole input; made: number of output frames so far.
     """
 
-    speed: float = 1.0
+    speed: float
     kept: Tensor | None = None
     first: int = 0
     made: int = 0
 
     def count(self, frames: int, final: bool) -> int:
-        if self.speed == 1.0:
-            return frames
         end = self.first + (0 if self.kept is None else len(self.kept)) + frames
         if final:
             return max(0, resized_frames(end, self.speed) - self.made)
@@ -109,8 +107,6 @@ class SpeedTail:
 
     def push(self, mel: Tensor, final: bool) -> tuple[Tensor, SpeedTail]:
         """mel: [frames, bins] new input  →  [n, bins], possibly of no frames, and the tail after it."""
-        if self.speed == 1.0:
-            return mel, self
         made = self.made + self.count(len(mel), final)
         kept = mel if self.kept is None else torch.cat((self.kept, mel))
         end = self.first + len(kept)
@@ -148,7 +144,8 @@ class Tails:
     On the packed path `pooled` says where mel, source, phase and held are, and they are None here.
     """
 
-    speed: SpeedTail = field(default_factory=SpeedTail)
+    speed: SpeedTail | None = None
+    """None: the speed is 1, or the utterance is whole."""
     waiting: Tensor | None = None
     """[frames, bins] float32, at the stream's speed: too few frames to be vocoded by themselves."""
     mel: Tensor | None = None
@@ -188,7 +185,8 @@ class VocoderStream:
         if whole:
             return resized_frames(frames, self.speed)
         tails = self.tails
-        fresh = (0 if tails.waiting is None else len(tails.waiting)) + tails.speed.count(frames, final)
+        fresh = frames if tails.speed is None else tails.speed.count(frames, final)
+        fresh += 0 if tails.waiting is None else len(tails.waiting)
         least = self.rule.overlap + 1 if tails.frames == 0 else max(1, self.rule.fade_frames)
         return 0 if fresh < least and not final else tails.context + fresh
 
@@ -209,7 +207,7 @@ class VocoderRow:
     """Frames that the vocoder computes, context included; 0 if the row waits for more."""
     before: Tails = field(init=False)
     """The stream's tails before this row, empty for a whole utterance."""
-    speed: SpeedTail = field(init=False)
+    speed: SpeedTail | None = field(init=False, default=None)
     """The stream's resampling after this row."""
     fresh: tuple[Tensor, ...] = field(init=False)
     """[frames, bins] float32 each, at the stream's speed: frames that waited, and new ones."""
@@ -225,10 +223,10 @@ class VocoderRow:
     def load(self) -> None:
         """Resample the mel to the stream's speed, on the stage's CUDA stream. The row's stream is not changed."""
         stream, rule, mel = self.stream, self.stream.rule, self.mel.float()
-        self.before, self.speed = Tails() if self.whole else stream.tails, SpeedTail()
+        self.before = Tails() if self.whole else stream.tails
         if self.whole:
             mel = resize(mel, stream.speed)
-        else:
+        elif self.before.speed is not None:
             mel, self.speed = self.before.speed.push(mel, self.final)
         self.fresh = (mel,) if self.before.waiting is None else (self.before.waiting, mel)
         self.new_frames = sum(map(len, self.fresh))
@@ -381,7 +379,8 @@ class VocoderStage:
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)
         # The official code ignores or refuses the speed of a stream.
         speed = 1.0 if joins is CrossfadeMode.OFFICIAL and vocoder.overlap is None else speed
-        return VocoderStream(seed if self._source_noise else None, speed, rule, Tails(SpeedTail(speed)))
+        tails = Tails(None if speed == 1.0 else SpeedTail(speed))
+        return VocoderStream(seed if self._source_noise else None, speed, rule, tails)
 
     def close(self, stream: VocoderStream) -> None:
         """Free the memory of the stream's tails. Rows that still arrive are vocoded like the start of a new stream."""
