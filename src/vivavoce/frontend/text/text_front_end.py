@@ -95,6 +95,8 @@ class TextFrontEnd:
     ) -> None:
         """`CheckpointError`: `scripts` holds an unknown name."""
         self._tokenizer, self.marks = tokenizer, tokenizer.marks
+        self.encode = tokenizer.encode
+        """The ids of a segment or a normalised transcript; `InvalidText` for characters that it cannot write."""
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
@@ -213,7 +215,7 @@ class TextFrontEnd:
         if stretch.pause_s:
             return iter([TextSegment("", 0, 0, pause_s=stretch.pause_s)])
         plain, said = stretch.plain, list[tuple[int, str]]()
-        own = _code(stretch.language)
+        own = _code(stretch.language) if stretch.language else None
         named = own if own and self._has_script(own) else wanted
         language = self._told(plain, named)
         words = self._words(normalizer.pieces(stretch, language, cancelled), said)
@@ -284,10 +286,6 @@ class TextFrontEnd:
         """Words of an arriving text, normalised by natural rules only, each with the count of characters read."""
         return self._normalizer(reading, how=how).words(pieces, self._wanted(language))
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""
-        return self._tokenizer.encode(text)
-
     def words(self, text: str, spoken: str, start: int = 0) -> tuple[WordSpan, ...]:
         """The words of a text and the ids of `encode(spoken)` that speak each; start: the text's place in the input."""
         return words_of(text, spoken, self._tokenizer.places(spoken), start)
@@ -316,7 +314,7 @@ class TextFrontEnd:
             )
 
     def _wanted(self, language: str | None) -> Language | None:
-        wanted = _code(parse_language(language or "auto"))
+        wanted = _code(parse_language(language)) if language else None
         if wanted and not self._has_script(wanted):
             meant = "'zh' (which yue is taken for)" if wanted == "zh" else repr(wanted)
             raise InvalidRequest(
