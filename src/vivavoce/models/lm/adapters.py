@@ -6,9 +6,10 @@ The numbers of an adapter stand in one row of memory, layer by layer, in the for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,10 @@ from torch.nn.functional import linear
 
 from vivavoce.checkpoint.adapter import PRODUCTS, AdapterWeights, target_sizes
 from vivavoce.checkpoint.config import LMConfig
+
+if TYPE_CHECKING:
+    from vivavoce.models.layout import Product
+    from vivavoce.models.lm.slot_lm import JoinedLayer
 from vivavoce.errors import InvalidRequest
 
 RANK_STEP = 16
@@ -96,15 +101,28 @@ class AdaptedRows:
 
     groups: Sequence[tuple[Layers, Tensor]]
 
-    def add(self, layer: int, product: str, x: Tensor, out: Tensor) -> None:
-        """Add to a product's output. x: [rows, inputs]; out: [rows, outputs]."""
+    def over(self, layers: Sequence[JoinedLayer[Product]]) -> list[JoinedLayer[Product]]:
+        """The layers, with products that add what the adapters do."""
+        names = {name for pairs, _ in self.groups for layer in pairs for name in layer}
+        adapted = []
+        for place, layer in enumerate(layers):
+            products: dict[str, Any] = {}
+            for name in names:
+                products[name] = partial(self._product, getattr(layer, name), place, name)
+            adapted.append(replace(layer, **products))
+        return adapted
+
+    def _product(self, plain: Product, layer: int, name: str, x: Tensor) -> Tensor:
+        """x: [rows, inputs]  →  [rows, outputs]."""
+        out = plain(x)
         for layers, rows in self.groups:
-            if product not in layers[layer]:
+            if name not in layers[layer]:
                 continue
-            down, up, ends = layers[layer][product]
+            down, up, ends = layers[layer][name]
             low = linear(x[rows], down).chunk(len(ends), dim=1)
             for part, begin, end in zip(low, (0, *ends), ends, strict=False):
                 out[rows, begin:end] += linear(part, up[begin:end])
+        return out
 
 
 class AdapterStack:

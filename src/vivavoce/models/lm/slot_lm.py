@@ -265,22 +265,15 @@ class SlotLM:
         size, turned = (config.hidden_size,), config.num_heads + config.num_kv_heads
         cos, sin = self._cos[positions], self._sin[positions]
 
-        def times(rows: Tensor, index: int, name: str) -> Tensor:
-            product: Product = getattr(self._layers[index], name)
-            out = product(rows)
-            if adapted is not None:
-                adapted.add(index, name, rows, out)
-            return out
-
-        for index, layer in enumerate(self._layers):
-            heads = times(rms_norm(x, size, layer.attention_norm, eps), index, "qkv").view(rows, -1, head_dim)
+        for index, layer in enumerate(self._layers if adapted is None else adapted.over(self._layers)):
+            heads = layer.qkv(rms_norm(x, size, layer.attention_norm, eps)).view(rows, -1, head_dim)
             rotating = heads[:, :turned]
             # In place: rotated keys are put before the values again, so that both are stored in one copy.
             rotating.copy_(torch.addcmul(rotating * cos, rotating.roll(head_dim // 2, -1), sin))
             keys_values = heads[:, config.num_heads :].view(rows, 2, config.num_kv_heads, head_dim)
-            x = x + times(attend(index, heads[:, : config.num_heads], keys_values), index, "out")
-            gate, up = times(rms_norm(x, size, layer.mlp_norm, eps), index, "gate_up").chunk(2, dim=-1)
-            x = x + times(silu(gate) * up, index, "down")
+            x = x + layer.out(attend(index, heads[:, : config.num_heads], keys_values))
+            gate, up = layer.gate_up(rms_norm(x, size, layer.mlp_norm, eps)).chunk(2, dim=-1)
+            x = x + layer.down(silu(gate) * up)
         if picked is not None:
             x = pad(x[picked], (0, 0, 0, -len(picked) % SAFE_ROWS))
         return self._head(rms_norm(x, size, self._norm, eps))[:count].float().log_softmax(dim=-1)
