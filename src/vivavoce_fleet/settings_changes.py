@@ -10,7 +10,7 @@ from vivavoce.server.settings import ServerSettings
 from vivavoce.server.settings_sources import SETTINGS
 
 _AT_ONCE = {
-    *("server.drain_s", "auth.open_lists", "provenance.tag", "model.lexicons"),
+    *("server.drain_s", "auth.open_lists", "provenance.tag", "provenance.notice", "model.lexicons"),
     *(f"voices.{field}" for field in ("default", "aliases", "unknown", "require_consent", "keep_recordings")),
     *(name for name in SETTINGS if name.startswith(("requests.", "logging."))),
 }
