@@ -113,7 +113,7 @@ SATELLITES = {
         "vivavoce_textnorm",
     },
     "vivavoce_ray": {*HEIGHT, "vivavoce_dialects.table", "vivavoce_fleet", "vivavoce_textnorm"},
-    "vivavoce_provenance": {"errors", "cli", "frontend.audio", "engine.watermark"},
+    "vivavoce_provenance": {"errors", "files", "version", "cli", "frontend.audio", "engine.watermark"},
     "vivavoce_training": {*HEIGHT, "vivavoce_bench", "vivavoce_runtimes"} - {"server"},
 }
 """Packages beside the core, and the rooms and packages that each may import."""

@@ -62,6 +62,9 @@ _SOURCES = {
     "bench": _Listed("vivavoce_bench.commands.bench", "app", "Measure latency and throughput under load."),
     "eval": _Listed("vivavoce_bench.commands.evaluate", "evaluate", "Measure the quality of speech."),
     "detect": _Listed("vivavoce_provenance.commands", "detect", "Tell whether recordings carry vivavoce's mark."),
+    "sign": _Listed(
+        *("vivavoce_provenance.commands", "sign", "Sign audio files as made by a machine (C2PA).", "SIGN_EXAMPLES")
+    ),
     "train": _Listed("vivavoce_training.commands", "app", "Fine-tune a model on your recordings."),
 }
 
