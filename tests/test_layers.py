@@ -123,7 +123,7 @@ CORE_TO_SATELLITE = {
     "vivavoce_export": {"frontend.loading"},
     "vivavoce_kernels": {"models", "engine"},
     "vivavoce_runtimes": {"engine.engine"},
-    "vivavoce_bench": {"frontend.model_choice"},
+    "vivavoce_bench": {"cli.voice", "frontend.model_choice"},
     "vivavoce_books": {"cli.server"},
     "vivavoce_dialects": {"cli.server"},
     "vivavoce_hub": set(),

@@ -188,7 +188,10 @@ class FakeBackend:
         if (owner, name) in self.stored and not replace:
             raise VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
         told = {"consent": consent.statement, "consent_by": consent.who, "consent_at": consent.at} if consent else {}
-        voice = VoiceSummary(name, "stored", owner == "", description, recording.transcript, adapter=adapter, **told)
+        problems = ("is clipped; record it at a lower level",) * recording.content.startswith(b"clipped")
+        voice = VoiceSummary(
+            name, "stored", owner == "", description, recording.transcript, adapter=adapter, warnings=problems, **told
+        )
         self.stored[owner, name] = voice
         return voice
 

@@ -103,6 +103,8 @@ class Voice:
     """The language and sex of a built-in voice, by the model's card; not stored."""
     adapter: str = ""
     """The LoRA adapter that speaks with this voice where a request names none."""
+    warnings: tuple[str, ...] = ()
+    """What to record better, one line each, of a voice that was extracted now; not stored."""
     others: tuple[Voice, ...] = ()
     """Features for other models, the latest last; only tensors, text ids and fingerprint of each are used."""
 
