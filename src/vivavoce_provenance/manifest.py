@@ -118,7 +118,7 @@ def _c2pa() -> ModuleType:
         raise MissingDependency(
             "manifest: the package c2pa-python is missing; pip install 'vivavoce[c2pa]' brings it"
         ) from None
-    return c2pa  # type: ignore[no-any-return]
+    return c2pa
 
 
 def _kind_of(file: Path) -> str:
