@@ -126,18 +126,14 @@ def check(
     if as_json:
         print_json(told)
         return
-    names = ("file", "speech", "level", "noise", "longest pause")
-    print_table(
-        [
-            (one["file"], f"{one['speech_s']:.1f} s", f"{one['level_db']:.0f} dB", f"{one['noise_db']:.0f} dB",
-             f"{one['pause_s']:.1f} s")
-            for one in told
-        ],
-        names,
-    )  # fmt: skip
-    for one in told:
-        for warning in one["warnings"]:
-            print(f"{one['file']}: {warning}")
+    rows = [
+        (found["file"], f"{found['speech_s']:.1f} s", *(f"{found[name]:.0f} dB" for name in ("level_db", "noise_db")))
+        for found in told
+    ]
+    print_table(rows, ("file", "speech", "level", "noise"))
+    for found in told:
+        for warning in found["warnings"]:
+            print(f"{found['file']}: {warning}")
 
 
 @command(app, "vivavoce voice list", "vivavoce voice list --voices ./team-voices", name="list")

@@ -24,7 +24,8 @@ RATES = (2.0, 30.0), (1.0, 12.0)
 _WIDE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _LETTER = regex.compile(r"[\p{L}\p{N}]")
 _WINDOW_S = 0.064
-Places, Values = NDArray[np.int64], NDArray[np.float64]
+Places = NDArray[np.int64]
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,16 @@ def audit(audio: Audio, transcript: str = "", advised_s: float = MOST_SPEECH_S) 
         *_of_length(speech_s, span_s, pause_s, cut_s, advised_s),
         *_of_transcript(transcript, speech_s),
     ]
-    measured = audio.duration_s, speech_s, pause_s, levels.speech, levels.noise, clipped
-    return Audit(*(round(one, 4) for one in measured), cut_s, tuple(found))
+    return Audit(
+        round(audio.duration_s, 3),
+        speech_s,
+        pause_s,
+        round(levels.speech, 1),
+        round(levels.noise, 1),
+        round(clipped, 5),
+        cut_s,
+        tuple(found),
+    )
 
 
 def _of_sound(audio: Audio, levels: Levels, clipped: float) -> list[str]:

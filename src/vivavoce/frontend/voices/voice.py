@@ -246,7 +246,7 @@ def read_summary(file: BinaryIO) -> VoiceSummary | None:
         has_prompt = header["speech_tokens"]["shape"] != [0]
     except (LookupError, TypeError):
         has_prompt = False
-    about = {key: metadata[key] for key in ("description", "transcript", *_OPTIONAL) if key in metadata}
+    about: dict[str, Any] = {key: metadata[key] for key in ("description", "transcript", *_OPTIONAL) if key in metadata}
     return VoiceSummary(metadata["name"], "stored", True, has_prompt=has_prompt, **about)
 
 
