@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import regex
@@ -25,7 +26,7 @@ _WIDE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _LETTER = regex.compile(r"[\p{L}\p{N}]")
 _WINDOW_S = 0.064
 Places = NDArray[np.int64]
-Values = NDArray[np.float64]
+Values = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
