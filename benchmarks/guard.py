@@ -3,8 +3,9 @@
     python -m benchmarks.guard [--model NAME] [--count NUMBER] [--seed NUMBER] [--json FILE]
 
 The language model speaks sentences while its attention to the text is read. Then faults are put into what it has made:
-speech tokens, with their attention, are left out, repeated, looped or cut off. Sentences without one tell false alarms;
-each is listed, because the model may really have left its text.
+speech tokens, with their attention, are left out, repeated, looped or cut off. For a leak the model reads its
+reference's own speech tokens as if it had just spoken them. Sentences without a fault tell false alarms; each is
+listed, because the model may really have left its text.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ from numpy.typing import NDArray
 import vivavoce
 from vivavoce.engine.guard import LOOK_EVERY, FoundFault, GuardedText, find_fault
 from vivavoce.engine.lm_stage import LMStage, plain_run
+from vivavoce.engine.lm_stage.head_search import embedded
+from vivavoce.engine.request import Fault
 from vivavoce.engine.text_cursor import TextCursor
 from vivavoce.frontend.front_end import PlannedSegment
 from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.text_heads import know_heads
+from vivavoce.models.lm.interleave import Row as LMRow
+from vivavoce.models.lm.interleave import RowKind
+from vivavoce.models.lm.text_attention import text_attention
 from vivavoce_bench.hardware import machine
 from vivavoce_bench.measure import json_text, make_folder, save_json
 
 SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
 SLOTS, CAPACITY = 16, 2048
 FAULTS = ("early_end", "skip", "repeat", "loop", "stand")
-LONGEST = 200
+LONGEST, LEAKED = 200, 50
 Row = NDArray[np.float32] | None
+"""The attention to the prompt's text and to the text behind it."""
 
 
 class Spoken(NamedTuple):
@@ -82,11 +89,11 @@ def speak(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[Spoken]:
     return done
 
 
-def look(tokens: Sequence[int], rows: Sequence[Row], text: GuardedText) -> FoundFault | None:
+def look(tokens: Sequence[int], rows: Sequence[Row], text: GuardedText, unspoken: int) -> FoundFault | None:
     """The first fault, found as the engine would, for whom speech arrives step by step."""
     cursor = TextCursor()
     for count, row in enumerate(rows, start=1):
-        cursor.add(1, None if row is None else row[None])
+        cursor.add(1, None if row is None else row[None], -unspoken)
         if count % LOOK_EVERY == 0 and (finding := find_fault(cursor, tokens[:count], text, False)):
             return finding
     return find_fault(cursor, tokens, text, True)
@@ -110,22 +117,42 @@ def broken(fault: str, tokens: list[int], rows: list[Row], dice: random.Random) 
     return tokens[:at] + [dice.randrange(6561) for _ in range(80)], rows[:at] + [rows[at]] * 80
 
 
+def leaked(engine: vivavoce.Vivavoce, one: Spoken) -> tuple[list[int], list[Row]]:
+    """The speech as if the voice said the first seconds of its reference before the text; no tokens: it has none."""
+    models, heads, request = engine.engine.models, engine.engine.text_heads, one.planned.request
+    voice = request.conditioning
+    assert heads is not None
+    if not voice.lm_prompt_text or not voice.lm_prompt_tokens:
+        return [], []
+    run = plain_run(models.config.lm, request, official=False, room=None)
+    tokens = [*voice.lm_prompt_tokens[:LEAKED], *one.tokens[:-1]]
+    rows = embedded(models.lm, (*run.rows, *(LMRow(RowKind.SPEECH, token) for token in tokens)))
+    begin, text = len(run.rows) - 1, slice(run.watched[0], run.watched[-1] + 1)
+    with torch.inference_mode():
+        attention = text_attention(models.lm, rows, text, slice(begin, begin + len(tokens)))
+    mean = torch.stack([attention[place] for place in heads.heads]).mean(dim=0)
+    return tokens, list(mean.cpu().numpy())
+
+
 def measure(engine: vivavoce.Vivavoce, count: int, seed: int) -> dict[str, Any]:
     spoken, dice = speak(engine, count, seed), random.Random(seed)
     heads = engine.engine.text_heads
     pace = heads.pace if heads else 4.0
-    alarms, noticed, tried = [], dict.fromkeys(FAULTS, 0), 0
+    alarms, noticed, tried = [], dict.fromkeys((*FAULTS, "leak"), 0), 0
     for one in spoken:
         request, tokens = one.planned.request, one.tokens[:-1]
         text = GuardedText(len(request.text), request.guarded or (0,), pace)
-        if found := look(tokens, one.rows[: len(tokens)], text):
+        unspoken = len(request.conditioning.lm_text)
+        if found := look(tokens, one.rows[: len(tokens)], text, unspoken):
             alarms.append({"text": one.line, "seed": request.seed, "fault": found.fault.value})
             continue
         if len(request.text) < 12:
             continue
         tried += 1
         for fault in FAULTS:
-            noticed[fault] += look(*broken(fault, tokens, one.rows[: len(tokens)], dice), text) is not None
+            noticed[fault] += look(*broken(fault, tokens, one.rows[: len(tokens)], dice), text, unspoken) is not None
+        finding = look(*leaked(engine, one), text, unspoken)
+        noticed["leak"] += finding is not None and finding.fault is Fault.LEAK
     share = {fault: round(found / max(1, tried), 4) for fault, found in noticed.items()}
     return {"sentences": len(spoken), "alarms": alarms, "faults_of_each": tried, "noticed": share}
 

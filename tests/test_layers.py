@@ -113,7 +113,7 @@ SATELLITES = {
         "vivavoce_textnorm",
     },
     "vivavoce_ray": {*HEIGHT, "vivavoce_dialects.table", "vivavoce_fleet", "vivavoce_textnorm"},
-    "vivavoce_provenance": {"errors", "cli", "frontend.audio", "engine.watermark"},
+    "vivavoce_provenance": {"errors", "files", "version", "cli", "frontend.audio", "engine.watermark"},
     "vivavoce_training": {*HEIGHT, "vivavoce_bench", "vivavoce_runtimes"} - {"server"},
 }
 """Packages beside the core, and the rooms and packages that each may import."""
@@ -123,7 +123,7 @@ CORE_TO_SATELLITE = {
     "vivavoce_export": {"frontend.loading"},
     "vivavoce_kernels": {"models", "engine"},
     "vivavoce_runtimes": {"engine.engine"},
-    "vivavoce_bench": {"frontend.model_choice"},
+    "vivavoce_bench": {"cli.voice", "frontend.model_choice"},
     "vivavoce_books": {"cli.server"},
     "vivavoce_dialects": {"cli.server"},
     "vivavoce_hub": set(),

@@ -191,7 +191,7 @@ class _Connection:
         self._is_streamed, self._characters, self._samples, self.waits_since = text is None, 0, 0, math.inf
         principal = self._keys.named(self._settings.wyoming_key or "")
         request_id = self._dispatcher.request_log.accept_request_id(None, principal)
-        wanted = SpeechRequest(text, name, principal.owner)
+        wanted = SpeechRequest(text, name, principal.owner, word_times=_word_times_of(data))
         ask = partial(self._dispatcher.speak, principal, wanted, protocol=PROTOCOL)
         output, rate = OutputFormat(AudioFormat.PCM), self._dispatcher.backend.about.sample_rate
         with request_scope(request_id):
@@ -216,6 +216,8 @@ class _Connection:
         elif reply["type"] == "audio":
             await self._send_timed("audio-chunk", form, reply["audio"])
             self._samples += len(reply["audio"]) // 2
+        elif reply["type"] == "words":
+            await self._send_timed("synthesize-words", {name: reply[name] for name in reply if name != "type"})
 
     async def _send_timed(self, kind: str, data: dict[str, Any], payload: bytes = b"") -> None:
         timestamp = self._samples * 1000 // self._dispatcher.backend.about.sample_rate
@@ -263,6 +265,12 @@ def _text_of(data: dict[str, Any]) -> str:
         given = f"{text!r:.40} is not a text" if "text" in data else "is missing"
         raise InvalidRequest(f"text: {given}; a synthesize event needs one")
     return text
+
+
+def _word_times_of(data: dict[str, Any]) -> bool:
+    if not isinstance(wanted := data.get("word_times", False), bool):
+        raise InvalidRequest(f"word_times: {wanted!r:.40} is neither true nor false; send one of them, or leave it out")
+    return wanted
 
 
 def _voice_of(data: dict[str, Any]) -> str | None:

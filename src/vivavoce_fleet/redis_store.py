@@ -260,7 +260,8 @@ def _read_about(about: bytes) -> VoiceSummary | None:
     try:
         name, description, transcript, last = json.loads(about)
         more = dict(last) if isinstance(last, dict) else {"has_prompt": last}
-        has_prompt, told = bool(more.pop("has_prompt", True)), {key: str(value) for key, value in more.items()}
+        has_prompt = bool(more.pop("has_prompt", True))
+        told: dict[str, Any] = {key: str(value) for key, value in more.items()}
         return VoiceSummary(str(name), "stored", True, str(description), str(transcript), has_prompt, **told)
     except (ValueError, TypeError):
         return None

@@ -26,7 +26,7 @@ from vivavoce_textnorm import Lexicons, read_lexicons
 log = logging.getLogger(__name__)
 
 _AT_ONCE = {
-    *("server.drain_s", "auth.open_lists", "provenance.tag", "model.lexicons"),
+    *("server.drain_s", "auth.open_lists", "provenance.tag", "provenance.notice", "model.lexicons"),
     *(f"voices.{field}" for field in ("default", "aliases", "unknown", "require_consent", "keep_recordings")),
     *(name for name in SETTINGS if name.startswith(("requests.", "logging."))),
 }

@@ -12,7 +12,7 @@ import grpc.aio
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import parse_format
-from vivavoce.frontend.speech import Recording, SpeechRequest
+from vivavoce.frontend.speech import FinishReason, Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import VoiceOptions
 from vivavoce.frontend.speech_options import SPEECH_OPTIONS
 from vivavoce.frontend.voices.consent import given_consent
@@ -48,11 +48,16 @@ async def speak(call: Call) -> Metadata:
             if start.text:
                 utterance.end()
             await talk.receive_all(first, utterance)
-            await utterance.delivery
+            if talk.cancel is None or utterance.delivery.done():
+                await utterance.delivery
         finally:
             async with talk.turn:  # a send must not be cancelled: gRPC could not send a status after it
                 utterance.cancel()
             await asyncio.wait({utterance.delivery})
+        if talk.cancel is not None and utterance.delivery.cancelled():
+            played = talk.cancel.played_ms / 1000 if talk.cancel.HasField("played_ms") else None
+            await talk.send(utterance.cancelled(played))
+            return ((FINISH_REASON, FinishReason.CANCELLED.value),)
         ended = utterance.verdict()
         done = {
             "finish_reason": ended.reason.value,
@@ -60,6 +65,7 @@ async def speak(call: Call) -> Metadata:
             "segments_spoken": ended.segments_spoken,
             "segments_given": ended.segments_given,
             "warnings": ended.warnings,
+            "delivery": None if ended.delivery is None else asdict(ended.delivery),
         }
         await talk.send({"type": "done", **done})
     return ((FINISH_REASON, ended.reason.value),)
@@ -106,6 +112,8 @@ class Conversation:
         self.turn = asyncio.Lock()
         """Held while a message is sent, because several tasks send."""
         self._segment = 0
+        self.cancel: Any = None
+        """The client's message that ended the utterance."""
         self._clock = asyncio.get_running_loop().time
         self._last_at = self._clock()
 
@@ -129,8 +137,11 @@ class Conversation:
                 self._last_at = self._clock() if request.text else self._last_at
             elif kind == "flush":
                 await utterance.flush()
+            elif kind == "cancel":
+                self.cancel = request.cancel
+                return
             elif kind is None:
-                raise InvalidRequest("message: is empty or unknown; send start, text or flush")
+                raise InvalidRequest("message: is empty or unknown; send start, text, flush or cancel")
             elif not is_first:
                 raise InvalidRequest("start: is not the first message; make a call for each utterance")
             request, is_first = await self._next(utterance), False

@@ -34,7 +34,8 @@ def kept(run: Run, recording: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         "Anna A.",
     )
     assert added.code == 0
-    assert added.err.splitlines()[0] == "voice 'me' is kept (1.2 s of speech); use it with --voice me"
+    assert "voice 'me' is kept (1.2 s of speech); use it with --voice me" in added.err.splitlines()
+    assert "has only 0.9 s of speech; record 3 to 10 s" in added.err
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a network loads")
@@ -42,6 +43,43 @@ def kept(run: Run, recording: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("vivavoce.models.build.build_models", fail)
     monkeypatch.setattr("vivavoce.api.load", fail)
     return run
+
+
+def test_recordings_are_checked_without_a_model(run: Run, recording: Path, no_loading: None) -> None:
+    good = Path(__file__).parents[2] / "docs" / "samples" / "warm.mp3"
+    result = run("voice check", recording, good)
+    assert result.code == 0
+    assert [line.split()[0] for line in result.text.splitlines()] == [
+        "file",
+        str(recording),
+        str(good),
+        f"{recording}:",
+    ]
+    assert "has only 0.9 s of speech; record 3 to 10 s" in result.text
+    told = json.loads(run("voice check", good, "--json", "--transcript", "No.").text)
+    assert (told[0]["file"], told[0]["clipped"], told[0]["cut_s"]) == (str(good), 0.0, None)
+    assert ["too few" in one for one in told[0]["warnings"]] == [True]
+    refused = run("voice check", Path(__file__))
+    assert refused.code == 2
+    assert len(refused.err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_other_words_than_the_transcripts_are_heard(run: Run) -> None:
+    pytest.importorskip("pocketsphinx")
+    good, listening = (
+        Path(__file__).parents[2] / "docs" / "samples" / "warm.mp3",
+        ("--listen", "--json", "--transcript"),
+    )
+    said = "The rain has stopped and the garden smells of mint. Shall we take our tea outside?"
+    (right,) = json.loads(run("voice check", good, *listening, said).text)
+    assert "the rain has stopped" in right["heard"]
+    assert right["warnings"] == []
+    other = "My brother plays the guitar whenever it rains outside."
+    (wrong,) = json.loads(run("voice check", good, *listening, other).text)
+    assert ["seems to say other words" in one for one in wrong["warnings"]] == [True]
+    refused = run("voice check", good, *listening, "雨停了，花园里有薄荷的味道")
+    assert (refused.code, "knows English only" in refused.err) == (2, True)
 
 
 def test_an_empty_store_says_how_to_fill_it(run: Run) -> None:

@@ -26,7 +26,7 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-from tests.server.fake_backend import RATE, FakeBackend, Gate, tone
+from tests.server.fake_backend import RATE, FakeBackend, Gate, Worded, tone
 from vivavoce.errors import Overloaded
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import FinishReason
@@ -169,6 +169,25 @@ async def test_a_start_in_the_middle_of_a_text_ends_that_text() -> None:
         await client.write_event(SynthesizeStart().event())
         assert audio_of(await until(client, AudioStop)) == spoken("One.")
         assert await heard(client, SynthesizeChunk("Two!"), SynthesizeStop()) == spoken("Two!")
+
+
+async def test_words_come_with_their_audio_if_they_are_asked_for() -> None:
+    async with home(Worded()) as served, served.client() as client:
+        await client.write_event(Event("synthesize", {"text": "Hi there. You!", "word_times": True}))
+        events = await until(client, AudioStop)
+        told = [event.data for event in events if event.type == "synthesize-words"]
+        assert [(word["text"], word["start"], word["end"]) for one in told for word in one["words"]] == [
+            ("Hi", 0.0, 0.02),
+            ("there.", 0.03, 0.09),
+            ("You!", 0.1, 0.14),
+        ]
+        assert [one["timestamp"] for one in told] == [0, 100]
+        assert [event.type for event in events[:3]] == ["audio-start", "synthesize-words", "audio-chunk"]
+        assert audio_of(events) == spoken("Hi there. You!")
+        await client.write_event(Synthesize(TEXT).event())
+        assert "synthesize-words" not in [event.type for event in await until(client, AudioStop)]
+        await client.write_event(Event("synthesize", {"text": TEXT, "word_times": "yes"}))
+        assert "word_times: 'yes' is neither" in Error.from_event((await until(client, Error))[-1]).text
 
 
 @pytest.mark.parametrize("voice", ["anna", {"name": "anna"}, {"speaker": "anna"}])

@@ -68,6 +68,50 @@ def test_loops_are_noticed_where_the_voice_stands():
     assert look(CLEAN[:64], tokens=tokens) is None  # equal tokens alone are no fault
 
 
+def test_a_part_of_two_words_that_is_left_out_is_noticed():
+    words = GuardedText(IDS, (0, 4, 8, 12, 16), EACH)
+    left_out = [at for at in CLEAN if at not in (6, 7, 8, 9)]
+    assert look(left_out, text=words) is Fault.SKIPS
+    assert look(left_out, text=replace(words, words=(0, 4, 12, 16))) is None  # they are marks within a word
+    assert look([at for at in CLEAN if at not in (7, 8)], text=words) is None
+
+
+def leaking(share: float, since: int, tokens: int = 20, path=CLEAN) -> TextCursor:
+    """Speech that gives so much of its attention to the five text ids of the prompt, for `tokens` tokens."""
+    cursor = TextCursor()
+    path = [*path[:since], *[path[since]] * tokens, *path[since:]]
+    rows = np.full((len(path), 5 + IDS), 0.002, np.float32)
+    rows[range(len(path)), [5 + at for at in path]] = 0.8
+    rows[since : since + tokens, 5:] *= 1 - share
+    rows[since : since + tokens, :5] = share / 5
+    cursor.add(len(path), rows, -5)
+    return cursor
+
+
+@pytest.mark.parametrize("since", [0, 32])
+def test_a_prompt_that_is_spoken_is_noticed(since):
+    def fault(cursor: TextCursor, text: GuardedText = TEXT) -> FoundFault | None:
+        tokens = np.random.default_rng(0).integers(0, 6561, len(cursor)).tolist()
+        return find_fault(cursor, tokens, text, False)
+
+    found = fault(leaking(0.7, since))
+    assert found.fault is Fault.LEAK
+    assert abs(found.at - since) <= 16
+    assert fault(leaking(0.1, since)) is None
+    assert fault(leaking(0.7, since, tokens=6)) is None
+    assert fault(leaking(0.7, since), GuardedText(3, (0,), EACH)).fault is Fault.LEAK  # a short text, too
+
+
+def test_attention_to_the_prompt_alone_is_no_leak():
+    cursor = TextCursor()
+    rows = np.full((len(CLEAN), 5 + IDS), 0.002, np.float32)
+    rows[range(len(CLEAN)), [5 + at for at in CLEAN]] = 0.4
+    rows[:, :5] = 0.1
+    cursor.add(len(CLEAN), rows, -5)
+    tokens = np.random.default_rng(0).integers(0, 6561, len(CLEAN)).tolist()
+    assert find_fault(cursor, tokens, TEXT, True) is None  # the voice goes on through its text
+
+
 def test_a_pause_alone_is_no_fault():
     assert look(CLEAN[:40] + [10] * 20 + CLEAN[44:60]) is None
 

@@ -102,7 +102,7 @@ def test_http_has_each_option() -> None:
 
 def test_grpc_has_the_options_without_a_choice_of_reading() -> None:
     known = set(message("vivavoce.v1.Start").DESCRIPTOR.fields_by_name)
-    assert NAMES - known == {"emojis", "code", "reasoning", "word_times", "guard"}
+    assert NAMES - known == {"emojis", "code", "reasoning"}
     sampling = set(message("vivavoce.v1.Sampling").DESCRIPTOR.fields_by_name)
     assert sampling == {option.name for option in SAMPLING_OPTIONS}
 

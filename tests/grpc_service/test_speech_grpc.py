@@ -12,8 +12,21 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.grpc_service.calling import SPEECH, TEXT, asked, calling, failing, heard, kinds, read, rest, sft, spoken
-from tests.server.fake_backend import FakeBackend, Gate, Unguided
+from tests.grpc_service.calling import (
+    SPEECH,
+    TEXT,
+    asked,
+    calling,
+    failing,
+    heard,
+    kinds,
+    pairs,
+    read,
+    rest,
+    sft,
+    spoken,
+)
+from tests.server.fake_backend import FakeBackend, Gate, Unguided, Worded
 from tests.server.fake_models import FakeEngines, routed
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, StageFailed, VivavoceError
@@ -162,6 +175,62 @@ async def test_text_is_spoken_while_it_comes_and_marks_count_on_over_flushes() -
         m.segment for m in ends
     }
     assert ends[-1].end == late[-1].done.audio_seconds == 0.17
+
+
+async def test_words_come_before_their_audio_and_the_end_tells_how_it_was_spoken() -> None:
+    async with calling(Worded()) as caller:
+        replies = await caller.answers(asked(start={"text": "Hi there. You!", "word_times": True}))
+        assert caller.speaker.orders[0].word_times
+        plain = await caller.answers(asked(start={"text": "Hi there. You!"}))
+    assert kinds(replies)[:4] == ["started", "segment", "words", "audio"]
+    words = [one for reply in replies for one in reply.words.words]
+    assert [(one.text, one.start_character, one.end_character) for one in words] == [
+        ("Hi", 0, 2),
+        ("there.", 3, 9),
+        ("You!", 10, 14),
+    ]
+    assert [(one.start, one.end) for one in words] == [(0.0, 0.02), (0.03, 0.09), (0.1, 0.14)]
+    told = replies[-1].done.delivery
+    assert (told.spoken, list(told.missing), list(told.faults), list(told.mended)) == (
+        0.5,
+        ["there,"],
+        ["skips"],
+        ["loops"],
+    )
+    assert (told.pause_s, told.HasField("length")) == (0.25, False)
+    assert "words" not in kinds(plain)
+    assert not plain[-1].done.HasField("delivery")
+
+
+@pytest.mark.parametrize(("played", "until"), [({"played_ms": 50}, (9, 50)), ({}, (9, 100))])
+async def test_a_cancel_tells_how_far_the_text_was_heard(played: dict[str, int], until: tuple[int, int]) -> None:
+    async with calling(Worded(gate=Gate(1)), max_conc=1) as caller:
+        call = caller.speak(x_request_id="cut-2")
+        await call.write(asked(start={"text": "Hi there. You know it well!", "word_times": True}))
+        while read("SpeakResponse", await call.read()).WhichOneof("message") != "audio":
+            pass
+        await call.write(asked(cancel=played))
+        *_, last = await asyncio.wait_for(rest(call), 60)
+        assert await call.code() is grpc.StatusCode.OK
+        assert ("finish-reason", "cancelled") in pairs(await call.trailing_metadata()).items()
+        told = last.cancelled
+        assert (told.request_id, told.audio_seconds) == ("cut-2", pytest.approx(0.1))
+        assert (told.reached.segment, told.reached.to_character) == (0, 10)
+        assert (told.spoken_until.character, told.spoken_until.ms) == until
+        assert caller.dispatcher.request_log.get("cut-2", ANONYMOUS).reason is FinishReason.CANCELLED
+        caller.speaker.gate = None
+        assert heard(await caller.answers(WHOLE)) == spoken(TEXT)
+
+
+async def test_a_cancel_before_any_audio_and_one_after_the_end() -> None:
+    async with calling(FakeBackend(gate=Gate(0))) as caller:
+        replies = await caller.answers(asked(start={"text": TEXT}), asked(cancel={}))
+        assert (replies[-1].cancelled.audio_seconds, replies[-1].cancelled.HasField("reached")) == (0.0, False)
+        caller.speaker.gate = None
+        call = caller.speak()
+        await call.write(WHOLE)
+        replies = await rest(call)
+        assert replies[-1].done.finish_reason == "stop"
 
 
 @pytest.mark.parametrize(("form", "rate"), [("opus", 48_000), ("mp3", 24_000), ("flac", 16_000)])
@@ -385,6 +454,10 @@ async def test_keys_and_whose_voices_are_found(two_keys: tuple[KeyRing, list[str
         assert (added.name, added.kind, added.public, added.description) == ("mine", "stored", False, "me")
         assert (added.transcript, added.has_prompt, added.stands_for) == ("Well.", True, "")
         assert (added.consent, added.consent_by, added.consent_at[:2]) == ("All.", "Anna", "20")
+        clipped = asked("AddVoiceRequest", **{**voice, "name": "loud", "recording": {"content": b"clipped"}})
+        loud = await caller.ask("AddVoice", "Voice", clipped, x_api_key=anna)
+        assert (list(added.warnings), list(loud.warnings)) == ([], ["is clipped; record it at a lower level"])
+        await caller.ask("RemoveVoice", "RemoveVoiceResponse", asked("RemoveVoiceRequest", name="loud"), x_api_key=anna)
         assert (await names(anna), await names(berta)) == (["anna", "mine"], ["anna"])
         start = asked(start={"voice": "mine", "text": TEXT})
         assert heard(await caller.answers(start, authorization=f"Bearer {anna}")) == spoken(TEXT)

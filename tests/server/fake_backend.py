@@ -10,10 +10,18 @@ from typing import Literal
 
 import numpy as np
 
-from vivavoce.engine.request import AudioChunk
+from vivavoce.engine.request import AudioChunk, Word
 from vivavoce.engine.statistics import Statistics
 from vivavoce.errors import EngineStopped, InvalidAudio, InvalidText, VivavoceError, VoiceExists, VoiceNotFound
-from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech import (
+    Delivery,
+    FinishReason,
+    Recording,
+    SegmentText,
+    SpeechEvent,
+    SpeechRequest,
+    Verdict,
+)
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.voices.consent import Consent
 from vivavoce.frontend.voices.names import VoiceSummary
@@ -180,7 +188,10 @@ class FakeBackend:
         if (owner, name) in self.stored and not replace:
             raise VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
         told = {"consent": consent.statement, "consent_by": consent.who, "consent_at": consent.at} if consent else {}
-        voice = VoiceSummary(name, "stored", owner == "", description, recording.transcript, adapter=adapter, **told)
+        problems = ("is clipped; record it at a lower level",) * recording.content.startswith(b"clipped")
+        voice = VoiceSummary(
+            name, "stored", owner == "", description, recording.transcript, adapter=adapter, warnings=problems, **told
+        )
         self.stored[owner, name] = voice
         return voice
 
@@ -191,6 +202,34 @@ class FakeBackend:
 
     async def statistics(self) -> BackendStatistics | None:
         return BackendStatistics(Statistics().snapshot(), 1, 2, 0, 0, "ok")
+
+
+@dataclass
+class WordedStream(FakeStream):
+    """Tells each word with the segment's first audio, if words are asked for; a letter lasts 0.01 s."""
+
+    async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
+        text, told = "", 0
+        async for event in super().__aiter__():
+            if isinstance(event, SegmentText):
+                text, first, begun = self.order.text or "", event.start, True
+                found = re.finditer(r"\S+", text[first : event.end])
+                words = [(one[0], first + one.start(), first + one.end()) for one in found]
+            elif begun and self.order.word_times:
+                timed = tuple(Word(word, start, end, start / 100, end / 100) for word, start, end in words)
+                event, begun, told = replace(event, words=timed), False, told + len(timed)
+            yield event
+        if self.verdict is not None and self.order.word_times:
+            self.verdict = replace(self.verdict, delivery=Delivery(0.5, ("there,",), ("skips",), ("loops",), 0.25))
+
+
+class Worded(FakeBackend):
+    """Knows when the words of a whole text are heard."""
+
+    async def speak(self, order: SpeechRequest) -> FakeStream:
+        await super().speak(order)
+        self.streams[-1] = WordedStream(order, self.gate, self.fails_after, self.ends_with, self.rate)
+        return self.streams[-1]
 
 
 class Unguided(FakeBackend):

@@ -43,7 +43,9 @@ class _Listed(NamedTuple):
 _SOURCES = {
     "speak": _Listed("vivavoce.cli.speak", "speak", "Speak a text of any length into an audio file."),
     "read": _Listed("vivavoce_books.commands", "read", "Read a book into an audiobook with chapters."),
-    "voice": _Listed("vivavoce.cli.voice", "app", "Keep voices by name: add, list, show, remove, import, export."),
+    "voice": _Listed(
+        "vivavoce.cli.voice", "app", "Keep voices by name: add, check, list, show, remove, import, export."
+    ),
     "adapter": _Listed("vivavoce.cli.adapter", "app", "LoRA adapters of a running server: list, add, remove."),
     "convert": _Listed(
         *("vivavoce.cli.speak", "convert", "Repeat a recording's words in another voice.", "CONVERT_EXAMPLES")
@@ -62,6 +64,9 @@ _SOURCES = {
     "bench": _Listed("vivavoce_bench.commands.bench", "app", "Measure latency and throughput under load."),
     "eval": _Listed("vivavoce_bench.commands.evaluate", "evaluate", "Measure the quality of speech."),
     "detect": _Listed("vivavoce_provenance.commands", "detect", "Tell whether recordings carry vivavoce's mark."),
+    "sign": _Listed(
+        *("vivavoce_provenance.commands", "sign", "Sign audio files as made by a machine (C2PA).", "SIGN_EXAMPLES")
+    ),
     "train": _Listed("vivavoce_training.commands", "app", "Fine-tune a model on your recordings."),
 }
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vivavoce.frontend.voices.voice import Voice
 
 app = group(
-    "Store voices by name: add, list, show, remove, import, export.",
+    "Store voices by name: add, check, list, show, remove, import, export.",
     "vivavoce voice add me me.wav --transcript 'What I say there.'",
     "vivavoce voice list",
 )
@@ -92,6 +92,48 @@ def add(
         f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {shlex.quote(name)}"
     )
     note_if_no_real_model(front_end.card, reporter)
+
+
+@command(
+    app,
+    'vivavoce voice check me.wav --transcript "What I say there."',
+    "vivavoce voice check *.wav --json",
+)
+def check(
+    recordings: list[Path] = argument("Recordings to be used as voices.", "RECORDING", default=REQUIRED),
+    *,
+    transcript: flags.TranscriptOption = "",
+    listen: bool = flag("Recognise the words, too (English; needs the extra eval).", default=False),
+    as_json: flags.JsonOption = False,
+) -> None:
+    """Tell how good recordings are as voices, and what to record better. Needs no model."""
+    from vivavoce.frontend.audio.audit import audit
+    from vivavoce.frontend.audio.decode import decode_audio
+    from vivavoce.frontend.audio.samples import check_reference
+
+    told = []
+    with Reporter().working("listening …"):
+        for one in recordings:
+            audio = decode_audio(one, field=f"recording {str(one)!r}")
+            check_reference(audio, field=f"recording {str(one)!r}")
+            found = dataclasses.asdict(audit(audio, transcript))
+            if listen:
+                from vivavoce_bench.evaluate import heard_otherwise
+
+                found["heard"], otherwise = heard_otherwise(audio.samples, audio.sample_rate, transcript)
+                found["warnings"] += (otherwise,) * bool(otherwise)
+            told.append({"file": str(one), **found})
+    if as_json:
+        print_json(told)
+        return
+    rows = [
+        (found["file"], f"{found['speech_s']:.1f} s", *(f"{found[name]:.0f} dB" for name in ("level_db", "noise_db")))
+        for found in told
+    ]
+    print_table(rows, ("file", "speech", "level", "noise"))
+    for found in told:
+        for warning in found["warnings"]:
+            print(f"{found['file']}: {warning}")
 
 
 @command(app, "vivavoce voice list", "vivavoce voice list --voices ./team-voices", name="list")

@@ -88,14 +88,15 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
 class SpokenText(Iterator[bytes]):
     """One utterance: its audio piece by piece; all pieces together are one file of the requested format.
 
-    segments: characters and times of each segment whose audio is complete (`Segment`); done: its end (`Done`), None
-    before the last piece.
+    segments: characters and times of each segment whose audio is complete (`Segment`); words: those of each word so
+    far (`Word`), with word_times=True; done: its end (`Done`), None before the last piece.
     """
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self._started: Any = None
         self.segments: list[Any] = []
+        self.words: list[Any] = []
         self.done: Any = None
 
     @property
@@ -112,6 +113,8 @@ class SpokenText(Iterator[bytes]):
                 return bytes(answer.audio.audio)
             if kind == "segment_done":
                 self.segments.append(answer.segment_done)
+            elif kind == "words":
+                self.words += answer.words.words
             elif kind == "started":
                 self._started = answer.started
             elif kind == "done":

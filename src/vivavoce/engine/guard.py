@@ -29,6 +29,11 @@ STAND_PACE = 1.5
 UNSPOKEN_SHARE, UNSPOKEN, SURE_TOKENS = 0.25, 0.5, 6
 """A word is not spoken if its attention is below this share of its usual speech tokens; text behind the end is not if
 its mean attention is below the second, in speech tokens. The last: speech tokens behind a word that make it sure."""
+PART_IDS, PART_SHARE = 4, 0.2
+"""So many text ids in a row, at the beginning of a word or across it, are left out below this share of their tokens."""
+LEAK_TOKENS, LEAK_SHARE, LEAK_PACE = 16, 0.3, 0.6
+"""The voice speaks the prompt's text if so many speech tokens have more than this share of their attention there, while
+it goes on through its own text by less than this part of the usual pace.""" ""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2
@@ -56,10 +61,20 @@ def find_fault(
     cursor: TextCursor, tokens: Sequence[int], text: GuardedText, ended: bool, silent: Container[int] = ()
 ) -> FoundFault | None:
     """Look at a sequence so far; ended: the model has ended it; silent: silent speech tokens."""
+    path = cursor.positions()[: len(tokens)]
+    found = _fault_in_text(cursor, path, tokens, text, ended, silent)
+    has_left = found is not None and found.fault is not Fault.EARLY_END
+    leak = _leak(cursor, path, text.pace, has_left)
+    return found if leak is None else FoundFault(Fault.LEAK, leak)
+
+
+def _fault_in_text(
+    cursor: TextCursor, path: Path, tokens: Sequence[int], text: GuardedText, ended: bool, silent: Container[int]
+) -> FoundFault | None:
     count, ids = len(tokens), text.ids
     if ids <= SHORT_IDS:
         return FoundFault(Fault.EARLY_END, 0) if ended and count < max(2, ids) else None
-    path, attended = cursor.positions()[:count], cursor.attended(ids)
+    attended = cursor.attended(ids)
     if not len(path):
         return FoundFault(Fault.EARLY_END, 0) if ended else None
     stood = count - int(np.searchsorted(path, path[-1]))
@@ -73,11 +88,26 @@ def find_fault(
         return FoundFault(Fault.STANDS, count - stood)
     if (repeat := _repeat(cursor)) is not None:
         return FoundFault(Fault.REPEATS, repeat)
-    if (skip := _skip(path, attended, text)) is not None:
-        return FoundFault(Fault.SKIPS, skip)
+    for left_out in (_skip, _part):
+        if (skip := left_out(path, attended, text)) is not None:
+            return FoundFault(Fault.SKIPS, skip)
     if ended and path[-1] < ids - 3 and attended[path[-1] + 2 :].sum() < UNSPOKEN * (ids - path[-1] - 2):
         return FoundFault(Fault.EARLY_END, count)
     return None
+
+
+def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | None:
+    """The speech token from which the voice speaks the prompt's text, a transcript or an instruction.
+
+    has_left: the voice has left its own text in another way, so half of the attention suffices.
+    """
+    if len(path) < LEAK_TOKENS:
+        return None
+    astray = np.convolve(cursor.astray[: len(path)], np.ones(LEAK_TOKENS) / LEAK_TOKENS, "valid")
+    passed = path[LEAK_TOKENS - 1 :] - path[: 1 - LEAK_TOKENS]
+    slow = passed < LEAK_PACE * LEAK_TOKENS / pace
+    found = np.flatnonzero(astray > LEAK_SHARE / 2 if has_left else (astray > LEAK_SHARE) & slow)
+    return int(found[0]) if len(found) else None
 
 
 def _repeat(cursor: TextCursor) -> int | None:
@@ -109,6 +139,19 @@ def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
         if not visited and attended[first:end].sum() < least and len(path) - behind > SURE_TOKENS:
             return behind
     return None
+
+
+def _part(path: Path, attended: Floats, text: GuardedText) -> int | None:
+    """The speech token at which the voice leaves a part of the text out, such as halves of two words."""
+    first = np.arange(1, path[-1] - 1 - PART_IDS)
+    end = first + PART_IDS
+    behind = np.searchsorted(path, end)
+    visited = behind - np.searchsorted(path, first)
+    spoken = np.concatenate(([0.0], np.cumsum(attended)))
+    begun = np.searchsorted(text.words, end) > np.searchsorted(text.words, first)  # marks alone may be silent
+    least = PART_SHARE * text.pace * PART_IDS
+    left_out = (np.maximum(spoken[end] - spoken[first], visited) < least) & begun & (len(path) - behind > SURE_TOKENS)
+    return int(behind[left_out.argmax()]) if left_out.any() else None
 
 
 def loop_period(tokens: Sequence[int]) -> int:

@@ -173,7 +173,7 @@ class LMRunner:
         segment = sequence.segment
         sequence.looked = len(tokens)
         words = getattr(segment, "guarded", None) or (0,)
-        text = GuardedText(len(run.watched), words, self.heads.pace)
+        text = GuardedText(len(run.watched) - run.unspoken, words, self.heads.pace)
         finding = find_fault(cursor, tokens, text, ended, self._silent)
         if finding is None:
             return False

@@ -275,6 +275,7 @@ class Fault(str, Enum):
     EARLY_END = "early_end"
     LOOPS = "loops"
     SILENCE = "silence"
+    LEAK = "leak"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ class TextCursor:
     def __init__(self) -> None:
         self._rows: list[tuple[int, Floats]] = []
         """For each speech token the first text token, and the attention to it and those behind it; empty: unknown."""
+        self.astray: list[float] = []
+        """For each speech token the share of its attention that the prompt's text has, where that was read, else 0."""
         self.looked_at: list[int] = []
         """For each speech token the text token with most of the attention, −1: none has `_SURE` of it."""
         self._attended = np.zeros(0, np.float32)
@@ -36,14 +38,19 @@ class TextCursor:
         return len(self._rows)
 
     def add(self, count: int, attention: Floats | None = None, first: int = 0) -> None:
-        """Add `count` speech tokens; attention: [count, text tokens] from the text token `first` on, None: unknown."""
+        """Add `count` speech tokens; attention: [count, text tokens] from the text token `first` on, None: unknown.
+
+        Text tokens before 0 are the prompt's.
+        """
         nothing = np.zeros(0, np.float32)
         for place in range(count):
-            row = nothing if attention is None else attention[place]
-            self._take(first, row)
+            self._take(first, nothing if attention is None else attention[place])
 
     def _take(self, first: int, row: Floats) -> None:
         self._rows.append((first, row))
+        own, first = row[max(0, -first) :], max(0, first)
+        self.astray.append(float(row.sum() - own.sum()) if len(own) < len(row) else 0.0)
+        row = own / np.float32(max(1e-6, own.sum())) if len(own) < len(row) else own
         most = int(row.argmax()) if len(row) else 0
         self.looked_at.append(first + most if len(row) and row[most] >= _SURE else -1)
         if first + len(row) > len(self._attended):

@@ -208,8 +208,8 @@ class Delivery:
     """How well the text was spoken, where the model was asked to follow it.
 
     spoken: share of the words; missing: words that seem not to be spoken; faults, mended: what the guard has found, and
-    could not mend or has mended (`stands`, `repeats`, `skips`, `early_end`, `loops`, `silence`); pause_s: the longest
-    silence; length: the speech's length against the usual one for its text, None: unknown.
+    could not mend or has mended (`stands`, `repeats`, `skips`, `early_end`, `loops`, `silence`, `leak`); pause_s: the
+    longest silence; length: the speech's length against the usual one for its text, None: unknown.
     """
 
     spoken: float

@@ -38,6 +38,7 @@ from vivavoce.logs import log_text
 from vivavoce.server.key_limits import KeyLimits, KeyPermit
 from vivavoce.server.long_text import check_length, speak_long
 from vivavoce.server.metrics import RequestMetrics
+from vivavoce.server.notice import NoticedStream, Notices
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.request_log import RequestLog, RequestRecord
 from vivavoce.server.settings import ProvenanceSection, RequestsSection
@@ -65,6 +66,7 @@ class RequestDispatcher:
         self.metrics = RequestMetrics()
         self.request_log.observers.append(self.metrics.ended)
         self._limits = KeyLimits() if limits is None else limits
+        self._notices = Notices()
         self._active: dict[RequestRecord, ActiveRequest] = {}
         self._permitted = 0
         """Requests for something other than speech."""
@@ -108,10 +110,12 @@ class RequestDispatcher:
         protocol: str,
         request_id: str,
         deadline: float | None = None,
+        begins: bool = True,
     ) -> ActiveRequest:
         """Accept a request; the caller has to cancel it or leave its context in the end.
 
-        deadline: the time of `clock` at which the request is ended; None: never.
+        deadline: the time of `clock` at which the request is ended; None: never. begins: it is the beginning of an
+        answer, before which the notice is heard, if the settings want one.
         VivavoceError: it is refused: bad input, no room, a limit, no time left, shutting down.
         """
         began, permit = self.clock(), None
@@ -140,7 +144,7 @@ class RequestDispatcher:
             record.notes = request.notes
             stream: SpeechStream
             try:
-                stream = await asyncio.wait_for(speak_long(request, self.backend.speak), left_s)
+                stream = await asyncio.wait_for(self._stream(request, begins), left_s)
             except InvalidText as error:
                 stream = self.silence_for(error, len(request.text or ""), about.sample_rate)
             except (TimeoutError, asyncio.TimeoutError):
@@ -156,6 +160,13 @@ class RequestDispatcher:
         self.metrics.admitted(record)
         self._active[record] = active = ActiveRequest(self, record, request, stream, permit, began)
         return active
+
+    async def _stream(self, request: SpeechRequest, begins: bool) -> SpeechStream:
+        notice = self.provenance.notice if begins else None
+        if notice is None:
+            return await speak_long(request, self.backend.speak)
+        samples = await self._notices.samples(notice, request.model, self.backend)
+        return NoticedStream(await speak_long(request, self.backend.speak), samples)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests; after `seconds`, end those that still run."""
@@ -267,7 +278,7 @@ class ActiveRequest:
                 if self.verdict is None:
                     record.audio_s += len(event.samples) / self.sample_rate
                     # Until the next segment begins, only the segments before this one are known to be spoken.
-                    record.segments_spoken = event.segment
+                    record.segments_spoken = max(0, event.segment)
         except Exception as error:
             record.figures = getattr(error, "figures", None)
             self._finish(FinishReason.ERROR, _public(error))

@@ -7,6 +7,7 @@ from typing import Any
 
 from vivavoce.engine.request import Word
 from vivavoce.frontend.speech import SegmentText
+from vivavoce.server.notice import NO_SEGMENT
 
 
 class SegmentClock:
@@ -42,8 +43,8 @@ class SegmentClock:
         self._given = max(self._given, number + 1)
 
     def begin(self, segment: int) -> list[dict[str, Any]]:
-        """The next audio belongs to this segment of the request."""
-        return self._begin(self._first_segment + segment)
+        """The next audio belongs to this segment of the request, or is the notice before it."""
+        return [] if segment == NO_SEGMENT else self._begin(self._first_segment + segment)
 
     def begin_through(self, segment: int) -> list[dict[str, Any]]:
         """Like `begin`, but earlier segments without audio also begin and end."""

@@ -125,5 +125,6 @@ ModelName = Annotated[str, _like("[A-Za-z0-9_.-]{1,100}", "names of letters, dig
 VariantName = Annotated[str, _like(_NAME_PARTS, "the middle of a file's name, as llm.VARIANT.pt")]
 AdapterName = Annotated[str, _like(NAME.pattern, "an adapter's name: letters, digits, - _ .")]
 VoiceNameText = Annotated[str, Field(min_length=1, max_length=200)]
+NoticeText = Annotated[str, _like(r"(?=.*\w).{1,300}", "tone, or a sentence of up to 300 characters")]
 RedisAddress = Annotated[str, _like(r"rediss?://[^\s#]+", "an address such as redis://HOST:PORT/DATABASE")]
 VoicePlace = Annotated[str, _path("a folder, or redis://HOST:PORT"), AfterValidator(_redis)]

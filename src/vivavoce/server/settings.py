@@ -24,6 +24,7 @@ from vivavoce.server.setting_kinds import (
     LoadTime,
     ModelName,
     ModelPlace,
+    NoticeText,
     Origin,
     Port,
     RedisAddress,
@@ -350,6 +351,10 @@ class ProvenanceSection(_Section):
     """Write into wav, mp3, opus, aac and flac that the speech is synthetic, with the model's name and the time."""
     watermark: bool = _setting(False, "--watermark: Mark all speech as synthetic, inaudibly.")
     """Put an inaudible mark into all speech, which `vivavoce detect` finds; the first audio comes 20 ms later."""
+    notice: NoticeText | None = _unset(
+        "This voice is made by a computer.", "--notice tone|SENTENCE: Is heard before each answer.  [default: off]"
+    )
+    """What is heard before each answer: tone, or a sentence, which the default voice speaks; unset: nothing."""
 
 
 class LoggingSection(_Section):

@@ -62,9 +62,9 @@ class Passage:
 class StreamedUtterance:
     """Speaks its passages one after another, each as a request, because two at once would count as two streams.
 
-    start_request: starts a request with this `request_id`; send: sends a reply, and raises `disconnected` if the client
-    has left; refuse: gets the error of a refused piece of text; None: the error ends the utterance; reasoning: see
-    `TextFilter`.
+    start_request: starts a request with this `request_id`, the first of which `begins` the answer; send: sends a reply,
+    and raises `disconnected` if the client has left; refuse: gets the error of a refused piece of text; None: the error
+    ends the utterance; reasoning: see `TextFilter`.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class StreamedUtterance:
         number = len(self._verdicts) + 1
         # Clients cannot choose an id with "~".
         identity = self.request_id if number == 1 else f"{self.request_id}~{number}"
-        active = self._active = await self._start_request(request_id=identity)
+        active = self._active = await self._start_request(request_id=identity, begins=number == 1)
         feeding = asyncio.create_task(self._feed(active, passage))
         try:
             self._check_stopped()

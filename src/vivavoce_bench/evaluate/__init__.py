@@ -8,6 +8,7 @@ from vivavoce_bench.evaluate.cases import Case as Case
 from vivavoce_bench.evaluate.error_rate import ErrorRate as ErrorRate
 from vivavoce_bench.evaluate.error_rate import character_errors as character_errors
 from vivavoce_bench.evaluate.error_rate import word_errors as word_errors
+from vivavoce_bench.evaluate.heard import heard_otherwise as heard_otherwise
 from vivavoce_bench.evaluate.recogniser import PocketSphinx as PocketSphinx
 from vivavoce_bench.evaluate.recogniser import Recogniser as Recogniser
 from vivavoce_bench.evaluate.report import EvaluationReport as EvaluationReport

@@ -91,7 +91,8 @@ async def _speak(
     spans: list[tuple[int, int]] = []
     samples: list[int] = []
     parts: list[bytes] = []
-    async with await dispatcher.speak(principal, request, protocol=PROTOCOL, request_id=name) as active:
+    speaking = dispatcher.speak(principal, request, protocol=PROTOCOL, request_id=name, begins=False)
+    async with await speaking as active:
         async for event in active:
             if isinstance(event, SegmentText):
                 spans.append((event.start, event.end))

@@ -11,6 +11,7 @@ import torch
 from tests.engine.lm_stage.lm_talk import request, run_of
 from vivavoce.engine.lm_stage import LMStage
 from vivavoce.engine.lm_stage.head_search import SpokenSample, embedded, find_heads
+from vivavoce.engine.text_cursor import TextCursor
 from vivavoce.models.lm.text_attention import TextHeads, text_attention
 
 HEADS = TextHeads(((0, 1), (1, 0)), 2.5)
@@ -63,6 +64,26 @@ def test_watching_changes_no_id(models):
     watched, rows = spoken(watching, models, [replace(one, watched=True) for one in asked])
     assert ids == watched
     assert all(rows.values())
+
+
+def test_a_guarded_text_is_read_with_the_prompts_text_before_it(models):
+    one = replace(request(4, small=True), watched=True)
+    one = replace(one, conditioning=replace(one.conditioning, lm_prompt_text=(7, 11, 13), lm_system_text=(5,)))
+    guarded = replace(one, guarded=(0,))
+    plain, whole = LMStage(models, slots=1, capacity=CAPACITY), LMStage(models, slots=1, capacity=CAPACITY)
+    for stage in (plain, whole):
+        stage.watch(HEADS)
+    ids, own = spoken(plain, models, [one])
+    guarded_ids, both = spoken(whole, models, [guarded])
+    assert guarded_ids == ids
+    assert run_of(models, one).unspoken == 0
+    cursor = TextCursor()
+    cursor.add(len(both[4]), np.array(both[4]), -run_of(models, guarded).unspoken)
+    assert run_of(models, guarded).unspoken == 4
+    np.testing.assert_allclose(cursor.astray, np.array(both[4])[:, :4].sum(axis=1), rtol=1e-5)
+    assert 0.01 < min(cursor.astray) <= max(cursor.astray) < 0.99
+    np.testing.assert_allclose(cursor.attended(len(one.text)), np.array(own[4]).sum(axis=0), rtol=1e-4)
+    assert cursor.kept(2).astray == cursor.astray[:2]
 
 
 def test_without_heads_nothing_is_read(models):

@@ -155,7 +155,7 @@ def speech(audio_data):
 
 
 def changed(samples, rate=24_000):
-    return improved(Audio(samples.astype(np.float32), rate))[0]
+    return improved(Audio(samples.astype(np.float32), rate))
 
 
 @pytest.mark.parametrize("snr_db", [None, 60, 40, 25])
@@ -189,11 +189,9 @@ def test_quiet_speech_is_brought_up(speech, gain_db):
     np.testing.assert_array_equal(usual.samples, changed(usual.samples).samples)
 
 
-def test_speech_beyond_full_scale_is_brought_down_and_clipped_speech_is_told(speech):
-    loud, problems = improved(Audio(speech.samples * 50, speech.sample_rate))
-    assert (round(float(np.abs(loud.samples).max()), 4), problems) == (1.0, [])
-    _, (problem,) = improved(Audio(np.clip(speech.samples * 8, -1, 1), speech.sample_rate))
-    assert problem.startswith("is clipped")
+def test_speech_beyond_full_scale_is_brought_down(speech):
+    loud = improved(Audio(speech.samples * 50, speech.sample_rate))
+    assert round(float(np.abs(loud.samples).max()), 4) == 1.0
 
 
 @pytest.mark.parametrize("sounding_s", [0.02, 0.2, 0.5])

@@ -444,6 +444,15 @@ def test_an_answer_without_a_tag() -> None:
 
 
 VOICES = "/v1/audio/voices"
+
+
+@pytest.mark.parametrize(("content", "told"), [(b"clipped", ["is clipped; record it at a lower level"]), (b"RIFF", [])])
+def test_the_answer_that_adds_a_voice_says_what_to_record_better(content: bytes, told: list[str]) -> None:
+    with serving(build_app, make_state) as server:
+        added = httpx.post(server.url + VOICES, data={"name": "me"}, files={"file": ("me.wav", content)})
+        assert (added.status_code, added.json()["warnings"]) == (201, told)
+
+
 VOICE_REQUESTS: dict[str, Callable[[httpx.Client], httpx.Response]] = {
     "list": lambda client: client.get(VOICES),
     "add": lambda client: client.post(VOICES, data={"name": "me"}, files={"file": ("me.wav", b"RIFF")}),

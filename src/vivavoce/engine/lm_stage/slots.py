@@ -43,7 +43,8 @@ class DecodeRun:
     forced_at: after this many ids of this run the control id `forced` comes next, whatever the model says; min_tokens:
     before this many ids of this run the control ids `early_forbidden` are forbidden, allowed or not; speaker: [speaker
     size] float32, for the row of kind `SPEAKER`; watched: indices of the rows of the text to be spoken, if it is to be
-    known where the voice is in it; adapter: the LoRA adapter that speaks, the same in all runs of a slot.
+    known where the voice is in it, behind `unspoken` rows of the prompt's text, if that is watched, too; adapter: the
+    LoRA adapter that speaks, the same in all runs of a slot.
     """
 
     rows: tuple[Row, ...]
@@ -54,6 +55,7 @@ class DecodeRun:
     early_forbidden: tuple[int, ...] = ()
     speaker: Tensor | None = None
     watched: tuple[int, ...] = ()
+    unspoken: int = 0
     adapter: LoadedAdapter | None = None
 
     @property
@@ -96,9 +98,10 @@ def plain_run(
     stop_ids = tuple(vocabulary.stop_ids)
     # The official code forbids only one of the stop ids before the minimum, so another one can still end it too early.
     early = (vocabulary.masked_before_minimum,) if official else stop_ids
-    first = 1 + (speaker is not None) + len(voice.lm_text)
-    watched = tuple(range(first, first + len(request.text))) if request.watched else ()
-    return DecodeRun(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker, watched)
+    first, unspoken = 1 + (speaker is not None), len(voice.lm_text)
+    before = 0 if request.guarded is None else unspoken
+    watched = range(first + unspoken - before, first + unspoken + len(request.text)) if request.watched else ()
+    return DecodeRun(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker, tuple(watched), before)
 
 
 def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
@@ -275,6 +278,8 @@ class Slot:
     """The slot was freed: ids still on their way to it are dropped."""
     text: list[int] = field(default_factory=list)
     """Positions of the text of watched runs."""
+    unspoken: int = 0
+    """The number of the first of them that are of the prompt's text."""
 
     @classmethod
     def of(cls, number: int, place: int, seed: int, params: SamplingParams, defaults: Mapping[str, float]) -> Slot:

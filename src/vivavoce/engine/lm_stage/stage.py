@@ -196,7 +196,7 @@ class Sampled(NamedTuple):
     ended: the last one is a control id: the run is over, and the slot pauses until the next `prefill` or `close`;
     error: the run failed, and its request fails, too; seconds: for each of the ids, from a `self_paced` stage;
     attention: [ids, text tokens] float32, of the step that sampled each id to the text of a watched run, None: it was
-    not read; text_start: the index of the first of these text tokens in the sequence's text.
+    not read; text_start: the index of the first of these text tokens in the sequence's text, below 0: in its prompt's.
     """
 
     slot: int
@@ -374,6 +374,7 @@ class LMStage:
         begun = [(self._open[number], run) for number, run in runs.items()]
         for slot, run in begun:
             slot.text += [slot.positions + row for row in run.watched]
+            slot.unspoken += run.unspoken
         if any(run.watched for _, run in begun):
             self._steps.place_text([slot for slot, run in begun if run.watched])
         most = max((slot.top_k for slot in self._open.values()), default=0)
@@ -433,7 +434,9 @@ class LMStage:
                     slot.count += slot.received
                     slot.run, slot.launched, slot.received = None, 0, 0
                 # Behind its end a slot is idle for the rest of the launch.
-                found = Sampled(slot.number, tuple(own[:count]), ended, attention=seen, text_start=first)
+                found = Sampled(
+                    slot.number, tuple(own[:count]), ended, attention=seen, text_start=first - slot.unspoken
+                )
                 collected.append(found)
         return collected
 

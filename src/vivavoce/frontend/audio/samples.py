@@ -30,9 +30,6 @@ KEPT_QUIET_S = 0.2
 """Silence that is left at each end of a reference: more of it is imitated, and words are lost."""
 LEAST_TRIMMED_S = 0.2
 """Less than this is not cut off: ordinary recordings stay as they are."""
-MAX_CLIPPED = 0.001
-"""Share of samples at the very peak from which a recording is clipped: an unclipped one has single ones."""
-
 _FRAMES_PER_S = 100
 _LOUDEST_FRAMES = 50
 """The middle one of these tells the level of the speech, whatever part of the recording it is, and despite clicks."""
@@ -160,12 +157,21 @@ def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
         raise InvalidAudio(f"{field}: has a peak of {peak:.3g}, beyond {MAX_REFERENCE_PEAK:g}; scale the samples to ±1")
 
 
-def improved(audio: Audio, *, trim: bool = True) -> tuple[Audio, list[str]]:
-    """A checked reference at a usual level, trim: without long silence at its ends; and faults that cannot be mended.
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """The levels of a recording in dB of full scale: of each hundredth of a second, of its speech, and of its noise.
 
-    Quiet is what lies well below the speech and near the noise; `KEPT_QUIET_S` of it are left. Speech below `QUIET_DB`
-    is amplified, and a recording beyond ±1 attenuated.
+    speaks: whether each hundredth is speech, or as loud as speech.
     """
+
+    frames: NDArray[np.float64]
+    speech: float
+    noise: float
+    speaks: NDArray[np.bool_]
+
+
+def levels_of(audio: Audio) -> Levels:
+    """Measure a checked recording."""
     samples, hop = audio.samples, audio.sample_rate // _FRAMES_PER_S
     frames = samples[: len(samples) // hop * hop].reshape(-1, hop).astype(np.float64)
     levels = 10 * np.log10(np.square(frames).mean(axis=1) + 1e-30)
@@ -173,16 +179,24 @@ def improved(audio: Audio, *, trim: bool = True) -> tuple[Audio, list[str]]:
     speech = max(float(np.median(np.sort(levels)[-_LOUDEST_FRAMES:])), 20 * np.log10(peak) - _LARGEST_CREST_DB)
     noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # digital silence is not the noise
     quiet = min(max(noise + _NOISE_DB, speech - _FAR_DB), speech - _NEAR_DB)
-    runs = np.flatnonzero(np.convolve(levels > quiet, np.ones(_RUN_FRAMES), "valid") > _RUN_FRAMES - 0.5)
-    if trim and len(runs):
+    runs = np.convolve(levels > quiet, np.ones(_RUN_FRAMES), "valid") > _RUN_FRAMES - 0.5
+    return Levels(levels, speech, noise, np.convolve(runs, np.ones(_RUN_FRAMES)) > 0.5)
+
+
+def improved(audio: Audio, *, trim: bool = True) -> Audio:
+    """A checked reference at a usual level; trim: without long silence at its ends.
+
+    Quiet is what lies well below the speech and near the noise; `KEPT_QUIET_S` of it are left. Speech below `QUIET_DB`
+    is amplified, and a recording beyond ±1 attenuated.
+    """
+    samples, hop, levels = audio.samples, audio.sample_rate // _FRAMES_PER_S, levels_of(audio)
+    peak, speaks = float(np.abs(samples).max()), np.flatnonzero(levels.speaks)
+    if trim and len(speaks):
         kept = int(KEPT_QUIET_S * _FRAMES_PER_S)
-        begin, end = (runs[0] - kept) * hop, (runs[-1] + _RUN_FRAMES + kept) * hop
+        begin, end = (speaks[0] - kept) * hop, (speaks[-1] + 1 + kept) * hop
         least = LEAST_TRIMMED_S * audio.sample_rate
         begin, end = begin if begin > least else 0, end if len(samples) - end > least else len(samples)
         if end - begin >= MIN_REFERENCE_S * audio.sample_rate:
             samples = samples[begin:end]
-    problems = []
-    if peak > 0.99 and np.count_nonzero(np.abs(samples) > 0.999 * peak) > MAX_CLIPPED * len(samples):
-        problems.append("is clipped, which is heard in what its voice speaks; record it at a lower level")
-    gain = min(max(1.0, 10 ** ((QUIET_DB - speech) / 20)), 1 / peak if peak > 1 else np.inf)
-    return Audio(samples * np.float32(gain) if gain != 1 else samples, audio.sample_rate), problems
+    gain = min(max(1.0, 10 ** ((QUIET_DB - levels.speech) / 20)), 1 / peak if peak > 1 else np.inf)
+    return Audio(samples * np.float32(gain) if gain != 1 else samples, audio.sample_rate)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.errors import InvalidRequest, InvalidText, check_kind
+from vivavoce.frontend.audio.audit import audit
 from vivavoce.frontend.audio.decode import decode_audio, read_source
 from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, audio_of, check_reference, improved
@@ -44,7 +45,7 @@ class VoiceExtractor:
 
     fingerprint: the model's, written into its voices; decode: reads recordings, see `decode_audio`; as_recorded: take
     them as they are, as the official code does, else see `improved`; advised_s: seconds of speech from which a warning
-    is logged, because the model then loses words.
+    is given, because the model then loses words.
     """
 
     config: ModelConfig
@@ -76,7 +77,7 @@ class VoiceExtractor:
                 f"transcript: {len(transcript)} characters are more than the limit of {MAX_TRANSCRIPT_CHARS} for what "
                 "a recording says; give the words that are spoken in it"
             )
-        audio, problems = self._improved(source, field)
+        audio, problems = self._improved(source, field, transcript)
         for problem in problems:
             log.warning("reference audio: %(problem)s", {"problem": problem})
         encoder_wave = _resampled(audio)
@@ -93,6 +94,7 @@ class VoiceExtractor:
             prompt_text=said,
             speech_tokens=self.speech_tokenizer(encoder_wave),
             mel=prompt_mel(mel_wave[None], self.config.mel)[0],
+            warnings=problems,
         )
         return voice.aligned(self.config.rates) if align else voice
 
@@ -107,17 +109,12 @@ class VoiceExtractor:
     def speech_tokens(self, source: AudioSource, *, field: str = "source audio") -> Tensor:
         """The speech tokens of a recording whose words are to be spoken by another voice: [n] int32."""
         audio = self._read(source, field)
-        return self.speech_tokenizer(_resampled(audio if self.as_recorded else improved(audio, trim=False)[0]))
+        return self.speech_tokenizer(_resampled(audio if self.as_recorded else improved(audio, trim=False)))
 
-    def _improved(self, source: AudioSource, field: str) -> tuple[Audio, list[str]]:
+    def _improved(self, source: AudioSource, field: str, transcript: str) -> tuple[Audio, tuple[str, ...]]:
         audio = self._read(source, field)
-        audio, problems = (audio, []) if self.as_recorded else improved(audio)
-        if audio.duration_s > self.advised_s:
-            problems.append(
-                f"has {audio.duration_s:.1f} s of speech; this model may speak wrong words after more than "
-                f"{self.advised_s:g} s; cut it to 3 to 10 s"
-            )
-        return audio, problems
+        problems = audit(audio, transcript, self.advised_s).warnings
+        return audio if self.as_recorded else improved(audio), problems
 
     def embedding(self, source: AudioSource, *, field: str = "audio") -> Tensor:
         """The speaker embedding of a recording: [192] float32, not normalised."""

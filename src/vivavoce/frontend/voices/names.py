@@ -50,7 +50,8 @@ class VoiceSummary:
     kind: "built_in" (the model's), "stored", or "alias" (another name of the voice `stands_for`); public: all callers
     see it, else only its owner; transcript: the words of its reference, "" if unknown; has_prompt: it has reference
     speech beside the speaker embedding; language, sex: of a built-in voice, "" if unknown; consent, consent_by,
-    consent_at: see `Consent`, "" without one; adapter: the LoRA adapter that speaks with it, "" without one.
+    consent_at: see `Consent`, "" without one; adapter: the LoRA adapter that speaks with it, "" without one; warnings:
+    what to record better, in the answer that adds it.
     """
 
     name: str
@@ -66,6 +67,7 @@ class VoiceSummary:
     consent_by: str = ""
     consent_at: str = ""
     adapter: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

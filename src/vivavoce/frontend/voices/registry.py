@@ -318,5 +318,7 @@ class VoiceRegistry:
 
 
 def _summary(voice: Voice, kind: Literal["built_in", "stored"], *, public: bool) -> VoiceSummary:
-    about = {key: getattr(voice, key) for key in ("description", "transcript", "has_prompt", "language", "sex")}
+    about = {
+        key: getattr(voice, key) for key in ("description", "transcript", "has_prompt", "language", "sex", "warnings")
+    }
     return VoiceSummary(voice.name, kind, public, **{**about, **optional_fields(voice)})

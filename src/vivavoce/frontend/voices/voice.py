@@ -103,6 +103,8 @@ class Voice:
     """The language and sex of a built-in voice, by the model's card; not stored."""
     adapter: str = ""
     """The LoRA adapter that speaks with this voice where a request names none."""
+    warnings: tuple[str, ...] = ()
+    """What to record better, one line each, of a voice that was extracted now; not stored."""
     others: tuple[Voice, ...] = ()
     """Features for other models, the latest last; only tensors, text ids and fingerprint of each are used."""
 
@@ -244,7 +246,7 @@ def read_summary(file: BinaryIO) -> VoiceSummary | None:
         has_prompt = header["speech_tokens"]["shape"] != [0]
     except (LookupError, TypeError):
         has_prompt = False
-    about = {key: metadata[key] for key in ("description", "transcript", *_OPTIONAL) if key in metadata}
+    about: dict[str, Any] = {key: metadata[key] for key in ("description", "transcript", *_OPTIONAL) if key in metadata}
     return VoiceSummary(metadata["name"], "stored", True, has_prompt=has_prompt, **about)
 
 

@@ -104,12 +104,12 @@ class EventBody(TimedBody):
         return b"".join(f"data: {compact_json(event)}\n\n".encode() for event in (*marks, *audio))
 
     def end(self, data: bytes) -> bytes:
-        if self._clock.reached is None:
+        if not self._clock.seconds:
             self._active.whole()
         return self.frame(data, self._clock.end()) + self.frame(b"", [self._done()])
 
     def failed(self, error: VivavoceError) -> bytes:
-        if self._clock.reached is None:
+        if not self._clock.seconds:
             raise error
         return self.frame(b"", [{"type": "error", "error": error_body(error)}, self._done()])
 

@@ -128,11 +128,12 @@ async function add() {
   fields.send.disabled = true;
   fields.send.textContent = t("Adding …");
   try {
-    await ask("v1/audio/voices", { method: "POST", body });
+    const { warnings = [] } = await (await ask("v1/audio/voices", { method: "POST", body })).json();
     byId("add", HTMLFormElement).reset();
     reference.clear();
     await load();
-    write(state, t("“{name}” is added.", { name }));
+    const notes = warnings.map((/** @type {string} */ problem) => t("The recording {problem}.", { problem }));
+    write(state, [t("“{name}” is added.", { name }), ...notes].join(" "));
   } catch (error) {
     tell(addTrouble, explain(error));
   } finally {

@@ -192,6 +192,7 @@ export const ZH = {
   "Everyone on this server loses it.": "此服务器的所有人都将无法再使用它。",
   "“{name}” is deleted.": "“{name}”已删除。",
   "“{name}” is added.": "“{name}”已添加。",
+  "The recording {problem}.": "录音的问题（英文）：{problem}。",
   "Give the voice a name.": "请给声音取个名字。",
 
   // The page of figures

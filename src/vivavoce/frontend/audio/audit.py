@@ -1,0 +1,159 @@
+"""How good a reference recording is, and what to record better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+from vivavoce.frontend.audio.samples import Audio, Levels, levels_of
+
+MAX_CLIPPED = 0.001
+"""Share of samples at the very peak from which a recording is clipped: an unclipped one has single ones."""
+LEAST_DB, LEAST_OVER_NOISE_DB = -45.0, 15.0
+"""A good recording's speech is louder than the first, and lies above its noise by more than the second."""
+LEAST_SPEECH_S, MOST_SPEECH_S, LONGEST_PAUSE_S = 2.0, 12.0, 1.5
+TELEPHONE_HZ, TELEPHONE_DB = 4_400, -33.0
+"""A recording whose energy above this frequency is less than that part of all had a narrow band."""
+TONAL_DB, TONAL_LINES = 12.0, 2
+"""Between the words, so many lines of the spectrum stand out by more than this in a hum or in music."""
+RATES = (2.0, 30.0), (1.0, 12.0)
+"""Characters in a second of speech, at least and at most; the second pair: of Chinese, Japanese and Korean."""
+_WIDE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
+_LETTER = regex.compile(r"[\p{L}\p{N}]")
+_WINDOW_S = 0.064
+Places = NDArray[np.int64]
+Values = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Measurements of a recording. level_db, noise_db: of the speech, and of what lies between it, in dB of full scale;
+    clipped: share of clipped samples; speech_s: seconds of speech without pauses; pause_s: the longest pause within;
+    cut_s: the best place to cut a long recording, in its longest pause before `MOST_SPEECH_S`; warnings: what to
+    record better, one line each.
+    """
+
+    duration_s: float
+    speech_s: float
+    pause_s: float
+    level_db: float
+    noise_db: float
+    clipped: float
+    cut_s: float | None
+    warnings: tuple[str, ...]
+
+
+def audit(audio: Audio, transcript: str = "", advised_s: float = MOST_SPEECH_S) -> Audit:
+    """Audit a checked recording; transcript: what it says, "" if unknown; advised_s: the longest advised speech."""
+    levels, size = levels_of(audio), np.abs(audio.samples)
+    speaks, peak = np.flatnonzero(levels.speaks), float(size.max())
+    clipped = float(np.mean(size > 0.999 * peak)) if peak > 0.99 else 0.0
+    gaps = np.diff(speaks) - 1
+    speech_s, pause_s = len(speaks) / 100, float(gaps.max(initial=0)) / 100
+    span_s = float(speaks[-1] - speaks[0] + 1) / 100 if len(speaks) else 0.0
+    cut_s = _cut(speaks, gaps) if span_s > advised_s else None
+    found = [
+        *_of_sound(audio, levels, clipped),
+        *_of_length(speech_s, span_s, pause_s, cut_s, advised_s),
+        *_of_transcript(transcript, speech_s),
+    ]
+    return Audit(
+        round(audio.duration_s, 3),
+        speech_s,
+        pause_s,
+        round(levels.speech, 1),
+        round(levels.noise, 1),
+        round(clipped, 5),
+        cut_s,
+        tuple(found),
+    )
+
+
+def _of_sound(audio: Audio, levels: Levels, clipped: float) -> list[str]:
+    found, over_noise = [], levels.speech - levels.noise
+    if clipped > MAX_CLIPPED:
+        found.append("is clipped, which is heard in what its voice speaks; record it at a lower level")
+    if levels.speech < LEAST_DB:
+        found.append(f"is very quiet ({levels.speech:.0f} dB); come closer to the microphone and record it again")
+    if over_noise < LEAST_OVER_NOISE_DB:
+        found.append(f"has noise only {over_noise:.0f} dB below the speech; record it in a quiet room")
+    elif _lines(audio, levels) >= TONAL_LINES:
+        found.append("has a hum or music behind the speech; record the voice alone")
+    if _is_narrow(audio, levels):
+        found.append(
+            "sounds like a telephone: hardly anything is heard above 4 kHz; record it with a better microphone"
+        )
+    return found
+
+
+def _of_length(speech_s: float, span_s: float, pause_s: float, cut_s: float | None, advised_s: float) -> list[str]:
+    found = []
+    if speech_s < LEAST_SPEECH_S:
+        found.append(f"has only {speech_s:.1f} s of speech; record 3 to 10 s")
+    if span_s > advised_s:
+        where = "" if cut_s is None else f", best at {cut_s:.1f} s, where it pauses"
+        found.append(
+            f"has {span_s:.1f} s of speech; this model may speak wrong words after more than {advised_s:g} s; "
+            f"cut it to 3 to 10 s{where}"
+        )
+    if pause_s > LONGEST_PAUSE_S:
+        found.append(f"pauses for {pause_s:.1f} s, which its voice may imitate; record it without the pause")
+    return found
+
+
+def _of_transcript(transcript: str, speech_s: float) -> list[str]:
+    letters = len(_LETTER.findall(transcript))
+    low, high = RATES[len(_WIDE.findall(transcript)) * 2 > letters]
+    if not letters or not speech_s or low <= letters / speech_s <= high:
+        return []
+    return [
+        f"has {speech_s:.1f} s of speech, and its transcript {letters} letters, too "
+        f"{'few' if letters < low * speech_s else 'many'} for that; write exactly the words that are heard"
+    ]
+
+
+def _cut(speaks: Places, gaps: Places) -> float | None:
+    """The middle of the longest pause behind 3 s and before `MOST_SPEECH_S` of a recording, in seconds."""
+    begin = (speaks - speaks[0]) / 100
+    near = np.flatnonzero((gaps >= 10) & (begin[:-1] > 3.0) & (begin[:-1] < MOST_SPEECH_S))
+    if not len(near):
+        return None
+    longest = near[gaps[near].argmax()]
+    return round(float(speaks[longest] + 1 + gaps[longest] / 2) / 100, 2)
+
+
+def _spectra(audio: Audio, chosen: NDArray[np.bool_]) -> tuple[Values, Values]:
+    """Power of each window that lies in frames that are all chosen, [windows, bins], and the bins' frequencies."""
+    size, hop = int(_WINDOW_S * audio.sample_rate), audio.sample_rate // 100
+    frames = size // hop + 1
+    whole = np.convolve(chosen, np.ones(frames), "valid") > frames - 0.5
+    starts = np.flatnonzero(whole)[:: frames // 2] * hop
+    windows = audio.samples[starts[:, None] + np.arange(size)] * np.hanning(size)
+    return np.abs(np.fft.rfft(windows, axis=1)) ** 2, np.fft.rfftfreq(size, 1 / audio.sample_rate)
+
+
+def _is_narrow(audio: Audio, levels: Levels) -> bool:
+    power, hertz = _spectra(audio, levels.speaks)
+    if not len(power):
+        return False
+    mean = power.mean(axis=0)
+    high = float(mean[hertz >= TELEPHONE_HZ].sum())
+    return high < 10 ** (TELEPHONE_DB / 10) * float(mean.sum())
+
+
+def _lines(audio: Audio, levels: Levels) -> int:
+    """Lines between 100 and 4,000 Hz that stand out of the sound between the words, if that is near the speech."""
+    if levels.speech - levels.noise > 40.0:
+        return 0
+    power, hertz = _spectra(audio, ~levels.speaks & (levels.frames > levels.speech - 60.0))
+    if len(power) < 3:
+        return 0
+    level = 10 * np.log10(power.mean(axis=0) + 1e-20)
+    level = level[(hertz >= 100) & (hertz <= 4_000)]
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(level, 30, mode="reflect"), 61)
+    is_peak = level == around[:, 28:33].max(axis=1)
+    return int(np.count_nonzero(is_peak & (level - np.median(around, axis=1) > TONAL_DB)))

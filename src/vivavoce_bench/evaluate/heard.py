@@ -1,0 +1,28 @@
+"""Compares what a recording says, as PocketSphinx hears it, with its transcript."""
+
+from __future__ import annotations
+
+from vivavoce.errors import InvalidRequest
+from vivavoce_bench.evaluate.error_rate import align, is_unspaced, words
+from vivavoce_bench.evaluate.recogniser import PocketSphinx, as_floats, prepare
+from vivavoce_bench.evaluate.speaking import Samples
+
+MOST_ERRORS = 0.75
+"""Word errors from which a transcript is taken for another one's: a right one has half of them at most."""
+
+
+def heard_otherwise(samples: Samples, sample_rate: int, transcript: str) -> tuple[str, str]:
+    """The words that are heard, and a warning if they are not the transcript's, else "".
+
+    samples: [n] float32. InvalidRequest: the transcript is not in English; MissingDependency: no PocketSphinx.
+    """
+    if is_unspaced(transcript):
+        raise InvalidRequest("listen: the recogniser knows English only; leave --listen out for this transcript")
+    heard = PocketSphinx().transcribe(as_floats(prepare(samples, sample_rate)))
+    said = words(transcript)
+    if not said:
+        return heard, ""
+    edits = align(said, words(heard))
+    if edits.errors <= MOST_ERRORS * edits.total:
+        return heard, ""
+    return heard, f"seems to say other words than its transcript (heard: {heard[:200]!r}); correct the transcript"
