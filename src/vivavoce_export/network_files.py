@@ -24,8 +24,7 @@ from vivavoce.checkpoint.config import Generation, LMConfig
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed, VivavoceError
 from vivavoce.models.build import Models
 from vivavoce.models.encoders import OnnxModel, open_onnx
-from vivavoce.models.flow.unet import TokenEncoder
-from vivavoce.models.flow.unet import VelocityContext
+from vivavoce.models.flow.unet import TokenEncoder, VelocityContext
 from vivavoce_runtimes.estimators import (
     OPTIONAL_ENDS,
     OUTPUT,
