@@ -53,6 +53,15 @@ def test_arguments_arrive_as_they_are() -> None:
     assert "vivavoce speak" in _run(*python_command(COMMAND_LINE, "speak", "--help")).stdout
 
 
+def test_a_users_own_limit_of_compiled_shapes_stays() -> None:
+    variable = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    command = [sys.executable, "-c", f"import os, vivavoce; print(os.environ['{variable}'])"]
+    for given, expected in (({}, "256"), ({variable: "32"}, "32")):
+        environment = {name: value for name, value in os.environ.items() if name != variable} | given
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        assert done.stdout.strip() == expected
+
+
 SPINS = "import os{}, vivavoce; print(os.environ.get('GOMP_SPINCOUNT'))"
 
 

@@ -27,9 +27,9 @@ from vivavoce.models.build import Models
 from vivavoce.models.generations import NETWORKS
 from vivavoce_bench.simulation import Machine
 
-ENTRY_LISTENERS = 350
-"""Listeners of 16-bit samples over HTTP that a server's entry process carries with 70 % of the core on which it was
-measured, a slow one (benchmarks/results/entry)."""
+ENTRY_LISTENERS = 500
+"""Listeners of 16-bit samples over HTTP that a server's entry process was measured to carry, with 65 % of a Xeon's core
+(benchmarks/results/entry)."""
 MEASURED_COSTS: Mapping[Generation, Priors] = {
     Generation.V1: {
         Stage.PREFILL: Coefficients(1.8e-2, 9e-4, 0.0, 5.8e-10),

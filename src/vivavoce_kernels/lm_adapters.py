@@ -95,7 +95,8 @@ def add_low_rank(
     place = tl.load(places + (m // tile) * step, m < rows, 0)
     last = tl.max(place, 0)
     first = tl.maximum(tl.min(tl.where(place > 0, place, last), 0) - 1, 0)
-    for begin in range(first * rank // _RANKS * _RANKS, last * rank, _RANKS):
+    # Few steps, and the product's own loop fills the shared memory: these are not pipelined.
+    for begin in tl.range(first * rank // _RANKS * _RANKS, last * rank, _RANKS, num_stages=1):
         owner, r = (begin + tl.arange(0, _RANKS)) // rank, (begin + tl.arange(0, _RANKS)) % rank
         mine = owner[:, None] + 1 == place[None, :]
         weights = up + owner.to(tl.int64)[None, :] * stride + n[:, None] * rank + r[None, :]

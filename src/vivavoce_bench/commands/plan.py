@@ -190,7 +190,7 @@ def plan(
         if (entry := found["server_listeners"]) > ENTRY_LISTENERS or found["servers"] > 1:
             print(
                 f"Servers: {found['servers']}, with some of the GPUs each. The entry process of each has {entry} "
-                f"listeners; 70 % of a slow core carry {ENTRY_LISTENERS}, as docs/operating.md says."
+                f"listeners; it was measured with up to {ENTRY_LISTENERS}, as docs/operating.md says."
             )
         return
     if as_json:
