@@ -37,7 +37,7 @@ def no_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_info_tells_what_a_model_holds(run: Run, babble: Path, no_networks: None) -> None:
-    result = run("info")
+    result = run("info", babble)
     assert (result.code, result.err) == (0, "")
     for part in ("babble", "v2", "24000 Hz", "layers of", "babble-a, babble-b", "llm.pt", "MB", fingerprint(babble)):
         assert part in result.text, part

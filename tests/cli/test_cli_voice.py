@@ -133,7 +133,7 @@ def test_list_names_the_packages_own_model(run: Run, recording: Path) -> None:
     added = run("voice add me --model mini", recording, "--text", "some words")
     assert added.code == 0
     assert "note: model mini is" in added.err
-    assert "note" not in run("voice add you --model mini", recording).err, "once on a machine"
+    assert "note: model" not in run("voice add you --model mini", recording).err, "once on a machine"
     assert [line.split()[-1] for line in run("voice list").text.splitlines()[1:3]] == ["mini", "mini"]
 
 

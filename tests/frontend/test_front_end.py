@@ -436,8 +436,8 @@ def test_a_recording_is_improved_unless_the_official_reading_is_wanted(front_end
     assert mels[0] < 3.5 * 50 < 5 * 50 - 2 <= mels[1]
     levels = [one.extract((speech * 0.003, rate)).mel.mean() for one in (extractor, official)]
     assert levels[0] > levels[1] + 1
-    assert not caplog.records
+    long = "has 3.0 s of speech; this model may speak wrong words after more than 2.5 s"
+    assert not any(long in record.getMessage() for record in caplog.records)
     warned = replace(extractor, advised_s=2.5)
     warned.extract((speech, rate))
-    (record,) = caplog.records
-    assert "has 3.0 s of speech; this model may speak wrong words after more than 2.5 s" in record.getMessage()
+    assert any(long in record.getMessage() for record in caplog.records)

@@ -78,8 +78,6 @@ class VoiceExtractor:
                 "a recording says; give the words that are spoken in it"
             )
         audio, problems = self._improved(source, field, transcript)
-        for problem in problems:
-            log.warning("reference audio: %(problem)s", {"problem": problem})
         encoder_wave = _resampled(audio)
         mel_wave = _resampled(audio, PROMPT_MEL_RATE)
         try:
@@ -87,6 +85,8 @@ class VoiceExtractor:
             said = self.text.encode(normalised) if normalised else ()
         except InvalidText as error:  # the transcript was refused, not the text to speak
             raise InvalidText(re.sub("^text:", "transcript:", str(error))) from None
+        for problem in problems:
+            log.warning("reference audio: %(problem)s", {"problem": problem})
         voice = Voice(
             embedding=self.speaker_encoder(encoder_wave),
             fingerprint=self.fingerprint,
