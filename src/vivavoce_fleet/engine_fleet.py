@@ -209,7 +209,7 @@ class EngineFleet:
 
     @property
     def added_adapters(self) -> tuple[tuple[str, str], ...]:
-        """As of `EngineClient`; all engines have the same."""
+        """The adapters that were added while the server ran; all engines have the same."""
         return self._first.added_adapters
 
     async def adapters(self) -> tuple[AdapterInfo, ...]:

@@ -193,7 +193,7 @@ class ModelRouter:
         await asyncio.gather(*self._leaving, *closing)
 
     async def backend_of(self, model: str) -> EngineFleet:
-        """As `SeveralModels`."""
+        """Wait until a model is loaded, and return its engines, see `SeveralModels`."""
         found = self._models.get(model) if model else self._default
         if found is None:
             raise ModelNotFound(f"model: {model[:80]!r} is not served here; use one of {', '.join(self._models)}")
@@ -210,7 +210,7 @@ class ModelRouter:
         return found.engines
 
     def _load(self, model: ServedModel) -> asyncio.Task[None]:
-        """Begin to load a model, unless that has begun. Raises the last failure, or EngineStopped: there is no room."""
+        """Begin to load a model, unless that has begun. Raises the last failure, or EngineStopped without room for it."""
         if model.loading is None:
             self._check_failure(model)
             self._make_room(model)

@@ -169,5 +169,5 @@ def expand(low: LowRankRows, out: Tensor, *, dependent: bool) -> None:
 
 
 def tile_rows(count: int) -> int:
-    """Columns of a program's tile for so many rows."""
+    """Columns of a program's tile for `count` rows."""
     return min(64, max(_LEAST.value, triton.next_power_of_2(count)))

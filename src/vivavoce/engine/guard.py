@@ -30,10 +30,11 @@ UNSPOKEN_SHARE, UNSPOKEN, SURE_TOKENS = 0.25, 0.5, 6
 """A word is not spoken if its attention is below this share of its usual speech tokens; text behind the end is not if
 its mean attention is below the second, in speech tokens. The last: speech tokens behind a word that make it sure."""
 PART_IDS, PART_SHARE = 4, 0.2
-"""So many text ids in a row, at the beginning of a word or across it, are left out below this share of their tokens."""
+"""A row of this many text ids, at the beginning of a word or across it, is left out if it gets less than this share of
+the speech tokens that are usual for it."""
 LEAK_TOKENS, LEAK_SHARE, LEAK_PACE = 16, 0.3, 0.6
-"""The voice speaks the prompt's text if so many speech tokens have more than this share of their attention there, while
-it goes on through its own text by less than this part of the usual pace.""" ""
+"""The voice speaks the prompt's text if this many speech tokens give it more than this share of their attention, and it
+goes on through its own text by less than this part of the usual pace meanwhile."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2

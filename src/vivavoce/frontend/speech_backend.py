@@ -133,15 +133,15 @@ class SeveralModels(Protocol):
     """A `SpeechBackend` that has one of its own for each of several models."""
 
     async def backend_of(self, model: str) -> SpeechBackend:
-        """That of a model by its name, "" for the default one, once it is loaded. It must be asked at once: it may be
-        unloaded later.
+        """Wait until a model is loaded, and return its backend. model: its name, "" for the default one. Use the backend
+        at once, because the model may be unloaded later.
 
         ModelNotFound: the name is unknown; EngineStopped: it is not loaded in time, or there is no room for it.
         """
 
 
 async def backend_of(backend: SpeechBackend, model: str) -> SpeechBackend:
-    """As of `SeveralModels`; a backend of one model is that model's."""
+    """The backend of a model, see `SeveralModels`. A backend that has one model only is returned itself."""
     return await backend.backend_of(model) if isinstance(backend, SeveralModels) else backend
 
 

@@ -354,7 +354,7 @@ class ProvenanceSection(_Section):
     notice: NoticeText | None = _unset(
         "This voice is made by a computer.", "--notice tone|SENTENCE: Is heard before each answer.  [default: off]"
     )
-    """What is heard before each answer: tone, or a sentence, which the default voice speaks; unset: nothing."""
+    """A notice before each answer: `tone`, or a sentence that the default voice speaks; unset: none."""
 
 
 class LoggingSection(_Section):

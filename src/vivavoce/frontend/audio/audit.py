@@ -19,7 +19,7 @@ LEAST_SPEECH_S, MOST_SPEECH_S, LONGEST_PAUSE_S = 2.0, 12.0, 1.5
 TELEPHONE_HZ, TELEPHONE_DB = 4_400, -33.0
 """A recording whose energy above this frequency is less than that part of all had a narrow band."""
 TONAL_DB, TONAL_LINES = 12.0, 2
-"""Between the words, so many lines of the spectrum stand out by more than this in a hum or in music."""
+"""A hum or music has at least this many lines of the spectrum that stand out by more than this between the words."""
 RATES = (2.0, 30.0), (1.0, 12.0)
 """Characters in a second of speech, at least and at most; the second pair: of Chinese, Japanese and Korean."""
 _WIDE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")

@@ -91,7 +91,7 @@ class TextFilter:
         self._moved = [(0, 0)]  # (place in the kept text, distance to the same character's place in the text)
         self._kept = 0
         self.taken = 0
-        """How many characters of the text have gone through the filter so far."""
+        """The number of characters that have gone through the filter so far."""
 
     def add(self, piece: str, is_last: bool = False) -> str:
         """Return the next kept text, as far as it is certain. InvalidText: the piece is too long, or not a text."""

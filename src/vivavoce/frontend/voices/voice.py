@@ -104,7 +104,7 @@ class Voice:
     adapter: str = ""
     """The LoRA adapter that speaks with this voice where a request names none."""
     warnings: tuple[str, ...] = ()
-    """What to record better, one line each, of a voice that was extracted now; not stored."""
+    """Faults of the recording, one line each. Only a voice that was just extracted has them; they are not stored."""
     others: tuple[Voice, ...] = ()
     """Features for other models, the latest last; only tensors, text ids and fingerprint of each are used."""
 

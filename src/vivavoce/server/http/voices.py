@@ -67,7 +67,7 @@ class VoiceEntry(BaseModel):
     consent_by: str = Field(description='The person who gave the consent, "" if unknown.')
     consent_at: str = Field(description='When the consent was stored (ISO 8601, UTC), "" without one.')
     adapter: str = Field(description='The adapter that speaks with it where a request names none, "" without one.')
-    warnings: list[str] = Field(description="What to record better, in the answer that stores it.")
+    warnings: list[str] = Field(description="Faults of the recording, in the answer that stores it.")
     created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
 
 
