@@ -25,8 +25,8 @@ if not ("torch" in sys.modules or {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLO
 # imported, which happens after this line in every process of ours; child processes inherit it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# oneDNN keeps the compiled form of up to 1,024 shapes of batches, 0.4 GB after the first minutes of a book. It reads this
-# limit at its first computation. A stream repeats far fewer shapes.
+# oneDNN keeps the compiled form of up to 1,024 shapes of batches, which is 0.4 GB after the first minutes of a book. It
+# reads this limit at its first computation. A stream repeats far fewer shapes.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 TYPE_CHECKING = False  # for type checkers: `python -m vivavoce` would look for `typing` in the current folder first

@@ -210,7 +210,7 @@ class ModelRouter:
         return found.engines
 
     def _load(self, model: ServedModel) -> asyncio.Task[None]:
-        """Begin to load a model, unless that has begun. Raises the last failure, or EngineStopped without room for it."""
+        """Begin to load a model, unless that has begun. Raises the last failure; EngineStopped without room."""
         if model.loading is None:
             self._check_failure(model)
             self._make_room(model)

@@ -133,8 +133,9 @@ class SeveralModels(Protocol):
     """A `SpeechBackend` that has one of its own for each of several models."""
 
     async def backend_of(self, model: str) -> SpeechBackend:
-        """Wait until a model is loaded, and return its backend. model: its name, "" for the default one. Use the backend
-        at once, because the model may be unloaded later.
+        """Wait until a model is loaded, and return its backend. Use it at once: the model may be unloaded later.
+
+        model: its name, "" for the default one.
 
         ModelNotFound: the name is unknown; EngineStopped: it is not loaded in time, or there is no room for it.
         """
