@@ -17,11 +17,11 @@ from torch.nn.functional import linear
 
 from vivavoce.checkpoint.adapter import PRODUCTS, AdapterWeights, target_sizes
 from vivavoce.checkpoint.config import LMConfig
+from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from vivavoce.models.layout import Product
     from vivavoce.models.lm.slot_lm import JoinedLayer
-from vivavoce.errors import InvalidRequest
 
 RANK_STEP = 16
 """Ranks in the kernels' memory are multiples of this, the least inner size of a tensor core's product."""
