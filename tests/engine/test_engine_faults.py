@@ -162,7 +162,7 @@ COMPANY = [stream(segment(20, seed=1)), stream(given(25, seed=2)), offline(segme
            stream(given(10, seed=5, voice=voice(9, prompt=8)))]  # fmt: skip
 LARGE = {
     "begin": lambda engine: (engine.stages.flow, "start", lambda n, work: len(work) > 1),
-    "step": lambda engine: (PaddedSolver, "step", lambda n, self, number: number == 4 and len(self.rows) > 1),
+    "step": lambda engine: (PaddedSolver, "step", lambda n, self, number: number == 2 and len(self.rows) > 1),
     "vocoder": lambda engine: (engine.stages.vocoder, "run", lambda n, pieces: len(pieces) > 1),
     "once": lambda engine: (PaddedSolver, "step", lambda n, self, number: n == 5),
 }
