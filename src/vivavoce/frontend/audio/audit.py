@@ -47,9 +47,13 @@ class Audit:
     warnings: tuple[str, ...]
 
 
-def audit(audio: Audio, transcript: str = "", advised_s: float = MOST_SPEECH_S) -> Audit:
-    """Audit a checked recording; transcript: what it says, "" if unknown; advised_s: the longest advised speech."""
-    levels, size = levels_of(audio), np.abs(audio.samples)
+def audit(
+    audio: Audio, transcript: str = "", advised_s: float = MOST_SPEECH_S, *, levels: Levels | None = None
+) -> Audit:
+    """Audit a checked recording; transcript: its words, "" if unknown; advised_s: the longest advised speech; levels:
+    its own, if they are measured already.
+    """
+    levels, size = levels or levels_of(audio), np.abs(audio.samples)
     speaks, peak = np.flatnonzero(levels.speaks), float(size.max())
     clipped = float(np.mean(size > 0.999 * peak)) if peak > 0.99 else 0.0
     gaps = np.diff(speaks) - 1

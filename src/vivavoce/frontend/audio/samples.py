@@ -183,13 +183,13 @@ def levels_of(audio: Audio) -> Levels:
     return Levels(levels, speech, noise, np.convolve(runs, np.ones(_RUN_FRAMES)) > 0.5)
 
 
-def improved(audio: Audio, *, trim: bool = True) -> Audio:
-    """A checked reference at a usual level; trim: without long silence at its ends.
+def improved(audio: Audio, *, trim: bool = True, levels: Levels | None = None) -> Audio:
+    """A checked reference at a usual level; trim: without long silence at its ends; levels: its own, if measured.
 
     Quiet is what lies well below the speech and near the noise; `KEPT_QUIET_S` of it are left. Speech below `QUIET_DB`
     is amplified, and a recording beyond ±1 attenuated.
     """
-    samples, hop, levels = audio.samples, audio.sample_rate // _FRAMES_PER_S, levels_of(audio)
+    samples, hop, levels = audio.samples, audio.sample_rate // _FRAMES_PER_S, levels or levels_of(audio)
     peak, speaks = float(np.abs(samples).max()), np.flatnonzero(levels.speaks)
     if trim and len(speaks):
         kept = int(KEPT_QUIET_S * _FRAMES_PER_S)

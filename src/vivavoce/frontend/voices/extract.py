@@ -21,7 +21,7 @@ from vivavoce.errors import InvalidRequest, InvalidText, check_kind
 from vivavoce.frontend.audio.audit import audit
 from vivavoce.frontend.audio.decode import decode_audio, read_source
 from vivavoce.frontend.audio.resample import resample_sinc
-from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, audio_of, check_reference, improved
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, audio_of, check_reference, improved, levels_of
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
@@ -113,8 +113,9 @@ class VoiceExtractor:
 
     def _improved(self, source: AudioSource, field: str, transcript: str) -> tuple[Audio, tuple[str, ...]]:
         audio = self._read(source, field)
-        problems = audit(audio, transcript, self.advised_s).warnings
-        return audio if self.as_recorded else improved(audio), problems
+        levels = levels_of(audio)
+        problems = audit(audio, transcript, self.advised_s, levels=levels).warnings
+        return audio if self.as_recorded else improved(audio, levels=levels), problems
 
     def embedding(self, source: AudioSource, *, field: str = "audio") -> Tensor:
         """The speaker embedding of a recording: [192] float32, not normalised."""
