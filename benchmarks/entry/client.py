@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
@@ -165,7 +165,7 @@ def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
-    print(json.dumps(asdict(asyncio.run(listen(load)))))
+    print(json.dumps(vars(asyncio.run(listen(load)))))
 
 
 if __name__ == "__main__":

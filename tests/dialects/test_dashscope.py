@@ -298,7 +298,9 @@ async def test_a_mistake_in_the_middle_fails_the_task(later: dict[str, Any], mes
 
 async def test_no_text_comes_after_the_end_but_a_cancel_may() -> None:
     async with connected(FakeBackend(gate=Gate(1)), PATH) as (client, _):
-        header = await failure_of(client, run_task(), finish_task(), continue_task(text="More."))
+        header = await failure_of(
+            client, run_task(), continue_task(text="A long sentence."), finish_task(), continue_task(text="More.")
+        )
         assert header["error_message"].startswith("header.action: continue-task comes after finish-task")
     async with connected(FakeBackend(gate=Gate(1)), PATH) as (client, served):
         await send(client, run_task(), continue_task(text="A long sentence."), finish_task())

@@ -50,12 +50,18 @@ async def test_one_message_suffices_and_its_text_is_read_as_a_whole() -> None:
     started, done = replies[0].started, replies[-1].done
     assert (started.request_id, started.sample_rate, started.response_format) == ("mine-1", 22_050, "pcm")
     assert heard(replies) == spoken(TEXT)
-    assert max(len(reply.audio.audio) for reply in replies) <= 4_410
     assert (done.finish_reason, done.segments_spoken, done.segments_given) == ("stop", 1, 1)
     assert done.audio_seconds == pytest.approx(len(TEXT) * 240 / 22_050, abs=1e-6)
     assert caller.speaker.orders == [SpeechRequest(TEXT)]
     entry = caller.dispatcher.request_log.get("mine-1", ANONYMOUS)
     assert (entry.protocol, entry.reason, entry.characters) == ("grpc", FinishReason.STOP, len(TEXT))
+
+
+async def test_no_message_holds_more_than_a_fifth_of_a_second() -> None:
+    async with calling(FakeBackend(rate=8_000)) as caller:
+        replies = await caller.answers(asked(start={"text": "Twenty letters long."}))
+    sizes = [len(reply.audio.audio) for reply in replies if reply.WhichOneof("message") == "audio"]
+    assert sizes == [3_200, 1_600] * 2
 
 
 async def test_a_whole_text_is_done_whether_its_client_has_closed_its_side_or_not() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -72,7 +73,10 @@ def serve(
     def read() -> ServerSettings:
         return resolve_settings(config, os.environ, flag_values(vars(given))).settings
 
-    asyncio.run(run_server(read, Reporter(quiet)))
+    run = asyncio.run
+    if sys.platform != "win32":
+        from uvloop import run
+    run(run_server(read, Reporter(quiet)))
 
 
 def flag_values(parameters: Mapping[str, object]) -> dict[str, object]:

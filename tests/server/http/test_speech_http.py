@@ -336,7 +336,7 @@ def test_a_slow_encoder_holds_up_no_other_stream(monkeypatch: pytest.MonkeyPatch
         return held if output.codec is AudioFormat.MP3 else usual(output, rate, tag)
 
     closed = threading.Event()
-    held = Mock(encode=encode, finish=lambda: b"", close=Mock(side_effect=closed.set))
+    held = Mock(encode=encode, finish=lambda: b"", is_instant=False, close=Mock(side_effect=closed.set))
     monkeypatch.setattr(OutputFormat, "open", opened)
     with ThreadPoolExecutor(1) as aside:
         slow = aside.submit(speech, server, response_format="mp3")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path, PurePath
 
 from vivavoce.errors import InvalidRequest
@@ -112,15 +112,14 @@ class OutputFormat:
         return encoder
 
 
-_INSTANT = (OutputFormat(AudioFormat.PCM), OutputFormat(AudioFormat.WAV))
-"""A second of them takes less than 0.1 ms, of mp3 4 ms: 250 listeners of mp3 would fill the event loop."""
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="encoder")
 """Encoding threads for all streams. FFmpeg releases Python's lock, so they run in parallel."""
 
 
-async def encode(output: OutputFormat, work: Callable[[], bytes]) -> bytes:
-    """Run one call of a stream's encoder, in a thread where it takes time."""
-    return work() if output in _INSTANT else await asyncio.get_running_loop().run_in_executor(_THREADS, work)
+async def encode(encoder: Encoder, samples: Samples | None) -> bytes:
+    """Encode samples [n], or finish for None, in a thread where that takes time: mp3 would fill the event loop."""
+    work = encoder.finish if samples is None else partial(encoder.encode, samples)
+    return work() if encoder.is_instant else await asyncio.get_running_loop().run_in_executor(_THREADS, work)
 
 
 _SUFFIXES = {f".{format.value}": format for format in AudioFormat} | {

@@ -110,11 +110,11 @@ def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:
     Raises:
         ValueError: a sample is NaN; no model may produce one.
     """
-    num_nan = int(np.isnan(samples).sum())
-    if num_nan:
-        raise ValueError(f"{num_nan} of {samples.size} samples are NaN")
-    scaled = np.rint(samples.astype(np.float64) * _SCALE)
-    return np.clip(scaled, -_LARGEST, _LARGEST).astype(np.int16)
+    unknown = np.isnan(samples)
+    if unknown.any():
+        raise ValueError(f"{unknown.sum()} of {samples.size} samples are NaN")
+    scaled = np.rint(samples * samples.dtype.type(_SCALE))  # exact, since the scale is a power of two
+    return np.minimum(np.maximum(scaled, -_LARGEST), _LARGEST).astype(np.int16)
 
 
 def check_finite(samples: Samples, label: str) -> None:

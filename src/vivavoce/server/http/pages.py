@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from importlib.resources import files
 from typing import Annotated
 
@@ -130,8 +129,8 @@ def router(state: AppState) -> APIRouter:
                     even = len(whole) & ~1
                     samples = np.frombuffer(whole[:even], "<i2").astype(np.float32) / np.float32(32_768)
                     rest = whole[even:]
-                    encoded.append(await encode(output, partial(encoder.encode, samples)))
-                encoded.append(await encode(output, encoder.finish))
+                    encoded.append(await encode(encoder, samples))
+                encoded.append(await encode(encoder, None))
         return Response(b"".join(encoded), headers={**_UNCACHED, "content-type": output.content_type(rate)})
 
     @routes.get("/web/wav")

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -218,10 +217,10 @@ class SpeechAnswer(Response):
                 if isinstance(event, SegmentText):
                     body.announce(event)
                     continue
-                data = await encode(self._output, partial(encoder.encode, event.samples))
+                data = await encode(encoder, event.samples)
                 if piece := body.piece(event, data):
                     await self._deliver(active, piece, send, is_last=False)
-            return body.end(await encode(self._output, encoder.finish))
+            return body.end(await encode(encoder, None))
         except ListenerStalled:
             raise
         except VivavoceError as error:
