@@ -81,8 +81,10 @@ SATELLITES = {
         "vivavoce_textnorm",
     },
     "vivavoce_hub": {"checkpoint", "cli", "errors", "files", "loopback"},
+    "vivavoce_inspect": {"checkpoint", "cli", "errors", "frontend", "models.generations", "version"},
     "vivavoce_grpc": {"server", "frontend", "engine.request", "errors", "logs", "protos"},
     "vivavoce_fleet": {
+        "cli",
         "server",
         "engine_process",
         "frontend",
@@ -127,6 +129,7 @@ CORE_TO_SATELLITE = {
     "vivavoce_books": {"cli.server"},
     "vivavoce_dialects": {"cli.server"},
     "vivavoce_hub": set(),
+    "vivavoce_inspect": {"cli.voice"},
     "vivavoce_grpc": {"cli.server", "server.dialect"},
     "vivavoce_fleet": {"cli.model", "cli.server", "frontend.loading", "frontend.voices.stores", "server.key_limits"},
     "vivavoce_triton": {"cli.server"},

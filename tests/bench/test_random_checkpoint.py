@@ -17,10 +17,10 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import detect_generation, fingerprint, speech_tokenizer_of
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import fold_weight_norm, read_tensors
-from vivavoce.cli.inspection import inspect_model
 from vivavoce.errors import CheckpointError
 from vivavoce.models.generations import NETWORKS
 from vivavoce_bench.random_checkpoint import TINY, make_babble_checkpoint, random_state
+from vivavoce_inspect.model import inspect_model
 
 DATA = Path(__file__).parents[1] / "data"
 QWEN2_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

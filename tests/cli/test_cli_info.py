@@ -15,8 +15,8 @@ import torch
 
 from tests.cli.cli_harness import Run
 from vivavoce.checkpoint.folder import fingerprint
-from vivavoce.cli.inspection import inspect_model, is_whole_onnx
 from vivavoce.frontend.model_choice import MINI
+from vivavoce_inspect.model import inspect_model, is_whole_onnx
 
 
 @pytest.fixture

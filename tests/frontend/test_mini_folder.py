@@ -10,9 +10,9 @@ import torch
 from vivavoce.checkpoint.folder import SPEAKERS, TextStream, read_card
 from vivavoce.checkpoint.spk2info import read_spk2info, write_spk2info
 from vivavoce.checkpoint.weights import read_tensors
-from vivavoce.cli.inspection import inspect_model
 from vivavoce.frontend.model_choice import MINI, model_folder
 from vivavoce.frontend.voices.voice import built_in_voices
+from vivavoce_inspect.model import inspect_model
 from vivavoce_training.assemble import NOTICE, VOICES
 from vivavoce_training.weights import MINI as TEMPLATE
 

@@ -46,14 +46,16 @@ _SOURCES = {
     "voice": _Listed(
         "vivavoce.cli.voice", "app", "Keep voices by name: add, check, list, show, remove, import, export."
     ),
-    "adapter": _Listed("vivavoce.cli.adapter", "app", "LoRA adapters of a running server: list, add, remove."),
+    "adapter": _Listed(
+        "vivavoce_fleet.adapter_command", "app", "LoRA adapters of a running server: list, add, remove."
+    ),
     "convert": _Listed(
         *("vivavoce.cli.speak", "convert", "Repeat a recording's words in another voice.", "CONVERT_EXAMPLES")
     ),
     "normalize": _Listed("vivavoce.cli.normalize", "normalize", "Show a text as it will be read, all in words."),
     "download": _Listed("vivavoce_hub.command", "download", "Download a published model."),
-    "info": _Listed("vivavoce.cli.info", "info", "Show the contents of a model and its problems."),
-    "doctor": _Listed("vivavoce.cli.doctor", "doctor", "Check this machine, the installation and a model."),
+    "info": _Listed("vivavoce_inspect.info", "info", "Show the contents of a model and its problems."),
+    "doctor": _Listed("vivavoce_inspect.doctor", "doctor", "Check this machine, the installation and a model."),
     "plan": _Listed("vivavoce_bench.commands.plan", "plan", "Plan the memory of a GPU, or the GPUs of a service."),
     "serve": _Listed("vivavoce.cli.serve", "serve", "Serve speech over HTTP, WebSockets and gRPC."),
     "config": _Listed("vivavoce.cli.config", "app", "Settings of a server: check, show, schema, example."),

@@ -15,9 +15,9 @@ from vivavoce.cli.output import check_writable, explaining
 from vivavoce.errors import InvalidRequest, VivavoceError, VoiceExists, VoiceNotFound
 
 if TYPE_CHECKING:
-    from vivavoce.cli.inspection import ModelNames
     from vivavoce.frontend.voices.stores import VoiceStore
     from vivavoce.frontend.voices.voice import Voice
+    from vivavoce_inspect.model import ModelNames
 
 app = group(
     "Store voices by name: add, check, list, show, remove, import, export.",
@@ -143,7 +143,7 @@ def list_(model: str | None = _MATCH, voices: flags.VoicesOption = None, as_json
     For each: its name, the seconds of speech in its recording, the transcript, the model that it was extracted for, and
     what is known of it.
     """
-    from vivavoce.cli.inspection import ModelNames
+    from vivavoce_inspect.model import ModelNames
 
     store, reporter, found = _store(voices), Reporter(), []
     folders = _folders(model)
@@ -174,8 +174,8 @@ def show(
     as_json: flags.JsonOption = False,
 ) -> None:
     """Show all fields of a stored voice, or of one that is built into a local model."""
-    from vivavoce.cli.inspection import ModelNames
     from vivavoce.frontend.voices.names import unknown_voice
+    from vivavoce_inspect.model import ModelNames
 
     folders, store = _folders(model), _store(voices)
     try:
@@ -295,8 +295,8 @@ def _refuse_taken(names: list[str], store: VoiceStore, replace: bool) -> None:
 
 
 def _folders(model: str | None) -> list[Path]:
-    from vivavoce.cli.inspection import local_models
     from vivavoce.frontend.model_choice import model_folder
+    from vivavoce_inspect.model import local_models
 
     return [model_folder(model)] if model else local_models()
 

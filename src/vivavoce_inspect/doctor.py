@@ -151,8 +151,8 @@ def _devices() -> Iterator[Finding]:
 
 
 def _model(model: str | None) -> Finding:
-    from vivavoce.cli.inspection import inspect_model
     from vivavoce.frontend.model_choice import model_folder
+    from vivavoce_inspect.model import inspect_model
 
     try:
         report = inspect_model(model_folder(model))

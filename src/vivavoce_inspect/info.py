@@ -12,7 +12,7 @@ from vivavoce.errors import CheckpointError
 
 if TYPE_CHECKING:
     from vivavoce.checkpoint.config import ModelConfig
-    from vivavoce.cli.inspection import ModelReport
+    from vivavoce_inspect.model import ModelReport
 
 EXAMPLES = ("vivavoce info CosyVoice2-0.5B", "vivavoce info ./pretrained_models/CosyVoice2-0.5B --json")
 _UNKNOWN = "unknown"
@@ -27,8 +27,8 @@ def info(
     All missing or wrong files are listed at once, and no network is loaded.
     """
     with Reporter().working("reading …"):
-        from vivavoce.cli.inspection import inspect_model
         from vivavoce.frontend.model_choice import model_folder
+        from vivavoce_inspect.model import inspect_model
 
         report = inspect_model(model_folder(model))
     if as_json:

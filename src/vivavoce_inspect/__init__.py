@@ -1,0 +1,1 @@
+"""Commands that look without speaking: the contents of a model folder, and the state of a machine."""
