@@ -5,7 +5,7 @@
 The language model speaks sentences while its attention to the text is read. Then faults are put into what it has made:
 speech tokens, with their attention, are left out, repeated, looped or cut off. For a leak the model reads its
 reference's own speech tokens as if it had just spoken them. Sentences without a fault tell false alarms; each is
-listed, because the model may really have left its text.
+listed, because the model may really have left its text. `runaways` are sentences that only their limit of length ended.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ class Spoken(NamedTuple):
     planned: PlannedSegment
     tokens: list[int]
     rows: list[Row]
+    most: int
+    """The language model is ended at this many tokens."""
+
+    @property
+    def is_runaway(self) -> bool:
+        return len(self.tokens) > self.most
 
 
 def speak(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[Spoken]:
@@ -62,7 +68,9 @@ def speak(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[Spoken]:
     for number in range(count):
         line, voice = lines[number % len(lines)], engine.voice(voices[number % len(voices)])
         options = SpeakOptions(seed=seed + number, guard=True)
-        waiting.append(Spoken(line, next(iter(engine.front_end.plan(line, voice, options))), [], []))
+        planned = next(iter(engine.front_end.plan(line, voice, options)))
+        run = plain_run(models.config.lm, planned.request, official=False, room=None)
+        waiting.append(Spoken(line, planned, [], [], run.forced_at))
     with torch.inference_mode():
         stage = LMStage(models, slots=SLOTS, capacity=CAPACITY)
         stage.watch(heads)
@@ -154,7 +162,9 @@ def measure(engine: vivavoce.Vivavoce, count: int, seed: int) -> dict[str, Any]:
         finding = look(*leaked(engine, one), text, unspoken)
         noticed["leak"] += finding is not None and finding.fault is Fault.LEAK
     share = {fault: round(found / max(1, tried), 4) for fault, found in noticed.items()}
-    return {"sentences": len(spoken), "alarms": alarms, "faults_of_each": tried, "noticed": share}
+    runaways = sum(one.is_runaway for one in spoken)
+    counts = {"sentences": len(spoken), "runaways": runaways, "faults_of_each": tried}
+    return {**counts, "noticed": share, "alarms": alarms}
 
 
 def main() -> None:

@@ -401,3 +401,16 @@ def test_batch_requests_are_never_late():
     one = batch(sounding_since=NOW - 10.0, dry_at=NOW - 5.0)
     assert one.hand_out(1.0, NOW) == 0.0
     assert one.timings.underruns == 0
+
+
+def test_a_chunk_that_the_guard_is_not_sure_of_waits_while_its_listener_has_audio():
+    def guarded(ahead_s, produced=40, phase=Phase.DECODING):
+        stream = sounding(ahead_s, produced=produced, chunks=2, phase=phase)
+        first_of(stream).first_run = object()
+        return stream
+
+    assert started(guarded(5.0)) == []
+    for ready in (guarded(0.5), guarded(5.0, produced=120), guarded(5.0, phase=Phase.DECODED)):
+        assert started(ready) == [ready]
+    plain = sounding(5.0, produced=40, chunks=2)
+    assert started(plain) == [plain]

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from vivavoce.engine.request import SegmentRequest, TokenRequest
 
 
+SURE_AFTER = 56
+"""Speech tokens behind a fault with which the guard has noticed it (`engine/guard.py`); a loop needs most of them."""
+
+
 class Phase(Enum):
     """The progress of a sequence's language-model work."""
 
@@ -56,6 +60,12 @@ class ChunkPlan(NamedTuple):
     def goes_with(self, other: ChunkPlan) -> bool:
         """Whether one batch of the flow can compute both."""
         return self.attention is other.attention and self.sequence.flow_steps is other.sequence.flow_steps
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the guard may still find a fault in it, and can go back behind it as long as it is not made."""
+        its = self.sequence
+        return its.first_run is not None and its.phase is not Phase.DECODED and its.produced < self.seen + SURE_AFTER
 
 
 @dataclass(eq=False)

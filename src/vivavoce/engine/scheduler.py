@@ -31,6 +31,9 @@ _ROW_FRAMES = 100
 _GUARD_BATCHES = 3
 """A stream is about to run dry when its listener's buffer lasts no longer than this many batches: the running one, its
 own, and one for other work of the device."""
+_UNSURE_GUARDS = 2
+"""A chunk that the guard is not sure of waits for more tokens as long as its listener's buffer is longer than this many
+times the one of a stream about to run dry."""
 _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
 """With at least `_SHARED_SLOTS` decoding sequences, a new one may wait for others, to decode its first tokens together
 with theirs: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
@@ -376,8 +379,12 @@ class Scheduler:
                 continue
             for sequence in request.sequences[request.current :][: None if request.policy is None else 1]:
                 chunk = sequence.next_chunk(now)
-                if chunk is not None:
-                    ready.append((self._urgency_of(chunk, now), chunk))
+                if chunk is None:
+                    continue
+                urgency = self._urgency_of(chunk, now)
+                if urgency.rank == AHEAD and urgency.slack_s > _UNSURE_GUARDS * self._guard_s and chunk.unsure:
+                    continue  # its listener has audio, and the guard may still find a fault in it
+                ready.append((urgency, chunk))
         return ready
 
     def _urgency_of(self, chunk: ChunkPlan, now: float) -> Urgency:

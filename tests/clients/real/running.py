@@ -114,6 +114,11 @@ def lacking(client: RealClient) -> str:
     """Why it cannot be run on this machine; "": it can."""
     if client.program and shutil.which(client.program) is None:
         return f"{client.program} is not installed"
+    if _wants_newer_python(client):
+        # A version manager's stand-in for a Python that is not chosen ends at once.
+        place = shutil.which(client.python)
+        if place is None or subprocess.run([place, "--version"], capture_output=True, check=False).returncode:
+            return f"{client.python} is not installed"
     try:
         if client.source:
             source_of(client)
@@ -125,6 +130,10 @@ def lacking(client: RealClient) -> str:
         said = (str(error.stderr).strip().splitlines() or [str(error)])[-1]
         return f"{client.source} cannot be fetched ({said}); {_given(client)} can name a folder that holds it"
     return ""
+
+
+def _wants_newer_python(client: RealClient) -> bool:
+    return tuple(map(int, client.python.removeprefix("python").split("."))) > sys.version_info
 
 
 def source_of(client: RealClient) -> Path:
@@ -213,8 +222,8 @@ def command_of(client: RealClient) -> list[str]:
         shutil.rmtree(environment, ignore_errors=True)
         environment.mkdir(parents=True)
         if is_python:
-            newer = tuple(map(int, client.python.removeprefix("python").split("."))) > sys.version_info
-            _quietly(client.python if newer else sys.executable, "-m", "venv", "--without-pip", environment)
+            python_program = client.python if _wants_newer_python(client) else sys.executable
+            _quietly(python_program, "-m", "venv", "--without-pip", environment)
             if client.pip:
                 pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q")
                 _quietly(*pip, *client.pip[client.bare :])

@@ -37,8 +37,7 @@ SPEECH_PATH = "/v1/audio/speech"
 PCM_RATE = 24_000
 """OpenAI's clients play samples without a header at this rate, with every model."""
 _AUDIO = {"schema": {"type": "string", "format": "binary"}}
-_EVENT = {"schema": {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}}
-"""The schema of one server-sent event; its data are JSON with a `type`."""
+_EVENT = {"schema": {"type": "string", "description": "Server-sent events, whose data are JSON with a `type`."}}
 _SPEECH = {
     "description": "Audio, sent while it is made. If it cannot be completed, the connection breaks off.",
     "content": {
@@ -63,7 +62,7 @@ class ModelEntry(BaseModel):
     generation: str = Field(description="v1, v2 or v3: CosyVoice 1, 2 or 3; empty if it is unknown.")
     languages: list[str] = Field(description="Codes of the languages that it speaks.")
     modes: list[Mode] = Field(description="Uses of a voice.")
-    streaming: Literal[True] = Field(True, description="Its audio is sent while it is made.")
+    streaming: bool = Field(True, description="Its audio is sent while it is made.")
     loaded: bool = Field(description="It is in memory; if not, a request that names it waits until it is.")
     default: bool = Field(description="The model of requests that name none.")
 

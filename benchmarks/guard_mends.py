@@ -1,0 +1,146 @@
+"""How often the guard mends faults that are forced into decoding, offline and in streams.
+
+    python -m benchmarks.guard_mends [--model NAME] [--count NUMBER] [--seed NUMBER] [--json FILE]
+
+Each sentence is spoken once as the model chooses. Then a fault is put into its speech tokens, and they are forced on
+the model: its attention, which the guard sees, is that of a model which has left its text. Only the first attempt is
+forced; what the guard draws again is the model's own choice. `noticed` is the share of faulty speeches in which the
+guard finds something. `mended` is the share of these whose last attempt goes through the whole text without a finding,
+and in which nothing of the fault was turned into sound before. A stream has less time for that than offline work.
+`runaways` counts speech that only its limit of length ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import vivavoce
+from benchmarks.guard import FAULTS, SENTENCES, Row, broken
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.handle import RequestResult
+from vivavoce.engine.lm_stage.slots import SamplingState, repetition_aware
+from vivavoce.engine.request import EngineRequest, SegmentRequest
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.frontend.speech import SpeakOptions
+from vivavoce.frontend.text_heads import know_heads
+from vivavoce_bench.hardware import machine
+from vivavoce_bench.measure import json_text, make_folder, save_json
+
+AT_ONCE = 16
+SHORTEST_IDS = 12
+WAYS = {"offline": None, "stream": ChunkPolicy.low_latency()}
+
+
+class Forced:
+    """A `Chooser`: the forced tokens of a seed one after the other, all others by repetition-aware sampling."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, Sequence[int]] = {}
+
+    def __call__(self, scores: Tensor, state: SamplingState) -> Tensor:
+        chosen = repetition_aware(scores, state)
+        if not self.tokens:
+            return chosen
+        for place, (seed, count) in enumerate(zip(state.seeds.tolist(), state.counts.tolist(), strict=True)):
+            forced = self.tokens.get(seed, ())
+            if count < len(forced):
+                chosen[place] = forced[count]
+        return chosen
+
+
+def spoken(engine: Engine, requests: Sequence[EngineRequest]) -> Iterator[RequestResult]:
+    """The results in order: as many at once as run at their listeners' pace."""
+    at_once = 1 if engine.models.device.type == "cpu" and requests[0].policy else AT_ONCE
+    for first in range(0, len(requests), at_once):
+        handles = [engine.submit(one) for one in requests[first : first + at_once]]
+        yield from (handle.result() for handle in handles)
+
+
+def planned(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[SegmentRequest]:
+    lines = [line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line.strip()]
+    voices, found, number = engine.voices(), list[SegmentRequest](), 0
+    while len(found) < count:
+        line, voice = lines[number % len(lines)], engine.voice(voices[number % len(voices)])
+        request = next(iter(engine.front_end.plan(line, voice, SpeakOptions(seed=seed + number, guard=True)))).request
+        number += 1
+        if len(request.text) >= SHORTEST_IDS:
+            found.append(request)
+    return found
+
+
+def measure(loaded: vivavoce.Vivavoce, count: int, seed: int) -> dict[str, Any]:
+    know_heads(loaded.engine, loaded.front_end)
+    heads, dice, forced = loaded.engine.text_heads, random.Random(seed), Forced()
+    models = loaded.engine.models
+    silent, stop = models.config.lm.vocabulary.silent, models.config.lm.vocabulary.eos
+    if heads is None:
+        raise SystemExit("this model has no heads that follow the text")
+    requests = planned(loaded, count, seed)
+    alarms, ways, runaways = Counter[str](), dict[str, Any](), 0
+    with Engine(models, EngineSettings(slots=AT_ONCE), chooser=forced) as engine:
+        engine.watch(heads)
+        clean = list(spoken(engine, [EngineRequest((one,)) for one in requests]))
+        for one in clean:
+            alarms.update(fault for fault, _ in one.faults)
+            runaways += any(one.cut)
+        good = [(request, one.tokens[0]) for request, one in zip(requests, clean, strict=True) if not one.faults]
+        for way, policy in WAYS.items():
+            found: dict[str, Any] = {}
+            for fault in (*FAULTS, *(["silence"] if silent else [])):
+                asked = []
+                for request, tokens in good:
+                    seed += 1
+                    forced.tokens[seed] = [*with_fault(fault, tokens, silent, dice), stop]
+                    asked.append(EngineRequest((replace(request, seed=seed),), policy))
+                results = list(spoken(engine, asked))
+                noticed = [one for one in results if one.faults]
+                mended = sum(all(done for _, done in one.faults) for one in noticed)
+                runaways += sum(any(one.cut) for one in results)
+                found[fault] = {"noticed": share(len(noticed), len(results)), "mended": share(mended, len(noticed))}
+            ways[way] = found
+    alarming = {"sentences": len(requests), "false_alarms": dict(alarms)}
+    return {**alarming, "faults_of_each": len(good), **ways, "runaways": runaways}
+
+
+def with_fault(fault: str, tokens: Sequence[int], silent: Sequence[int], dice: random.Random) -> list[int]:
+    if fault == "silence":
+        at = dice.randrange(len(tokens) // 4, len(tokens) // 2)
+        return [*tokens[:at], *(dice.choice(silent) for _ in range(80))]
+    rows: list[Row] = [None] * len(tokens)
+    return broken(fault, list(tokens), rows, dice)[0]
+
+
+def share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    began = time.perf_counter()
+    with vivavoce.load(asked.model) as engine, torch.inference_mode():
+        found = {"model": engine.card.name, **machine(engine.device), **measure(engine, asked.count, asked.seed)}
+    found["seconds"] = round(time.perf_counter() - began, 1)
+    print(json_text(found))
+    if asked.json:
+        make_folder(asked.json.parent, field="json")
+        save_json(found, asked.json)
+
+
+if __name__ == "__main__":
+    main()
