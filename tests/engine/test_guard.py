@@ -76,14 +76,15 @@ def test_a_part_of_two_words_that_is_left_out_is_noticed():
     assert look([at for at in CLEAN if at not in (7, 8)], text=words) is None
 
 
-def leaking(share: float, since: int, tokens: int = 20, path=CLEAN) -> TextCursor:
-    """Speech that gives so much of its attention to the five text ids of the prompt, for `tokens` tokens."""
+def leaking(share: float, since: int, tokens: int = 20, path=CLEAN, moves: bool = True) -> TextCursor:
+    """Speech that gives so much of its attention to the five text ids of the prompt, one after the other."""
     cursor = TextCursor()
     path = [*path[:since], *[path[since]] * tokens, *path[since:]]
     rows = np.full((len(path), 5 + IDS), 0.002, np.float32)
     rows[range(len(path)), [5 + at for at in path]] = 0.8
     rows[since : since + tokens, 5:] *= 1 - share
-    rows[since : since + tokens, :5] = share / 5
+    looked_at = [(at - since) // 4 % 5 if moves else 2 for at in range(since, since + tokens)]
+    rows[range(since, since + tokens), looked_at] = share
     cursor.add(len(path), rows, -5)
     return cursor
 
@@ -99,6 +100,7 @@ def test_a_prompt_that_is_spoken_is_noticed(since):
     assert abs(found.at - since) <= 16
     assert fault(leaking(0.1, since)) is None
     assert fault(leaking(0.7, since, tokens=6)) is None
+    assert fault(leaking(0.7, since, moves=False)) is None  # attention rests on one id, as in a silence
     assert fault(leaking(0.7, since), GuardedText(3, (0,), EACH)).fault is Fault.LEAK  # a short text, too
 
 
@@ -114,6 +116,11 @@ def test_attention_to_the_prompt_alone_is_no_leak():
 
 def test_a_pause_alone_is_no_fault():
     assert look(CLEAN[:40] + [10] * 20 + CLEAN[44:60]) is None
+
+
+def test_attention_that_rests_behind_the_end_is_no_repeat():
+    assert look([*CLEAN, *[0] * 16], ended=True) is None
+    assert look([*CLEAN, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2], ended=True) is Fault.REPEATS
 
 
 def test_short_texts_are_judged_by_their_length_only():

@@ -32,9 +32,12 @@ its mean attention is below the second, in speech tokens. The last: speech token
 PART_IDS, PART_SHARE = 4, 0.2
 """A row of this many text ids, at the beginning of a word or across it, is left out if it gets less than this share of
 the speech tokens that are usual for it."""
-LEAK_TOKENS, LEAK_SHARE, LEAK_PACE = 16, 0.3, 0.6
+STRAY_IDS = 2
+"""Text ids that a voice passes which speaks again. Attention that rests on one id, as in a silence, is no repeat."""
+LEAK_TOKENS, LEAK_SHARE, LEAK_PACE, LEAK_IDS = 16, 0.2, 0.6, 4
 """The voice speaks the prompt's text if this many speech tokens give it more than this share of their attention, and it
-goes on through its own text by less than this part of the usual pace meanwhile."""
+goes on through its own text by less than this part of the usual pace meanwhile, and passes so many ids of the
+prompt's."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2
@@ -100,21 +103,25 @@ def _fault_in_text(
 def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | None:
     """The speech token from which the voice speaks the prompt's text, a transcript or an instruction.
 
-    has_left: the voice has left its own text in another way, so half of the attention suffices.
+    has_left: the voice has left its own text in another way, so less of the attention suffices.
     """
     if len(path) < LEAK_TOKENS:
         return None
     astray = np.convolve(cursor.astray[: len(path)], np.ones(LEAK_TOKENS) / LEAK_TOKENS, "valid")
     passed = path[LEAK_TOKENS - 1 :] - path[: 1 - LEAK_TOKENS]
     slow = passed < LEAK_PACE * LEAK_TOKENS / pace
-    found = np.flatnonzero(astray > LEAK_SHARE / 2 if has_left else (astray > LEAK_SHARE) & slow)
-    return int(found[0]) if len(found) else None
+    for start in np.flatnonzero(astray > LEAK_SHARE * 0.75 if has_left else (astray > LEAK_SHARE) & slow):
+        window = slice(start, start + LEAK_TOKENS)
+        looked_at = zip(cursor.prompt_ids[window], cursor.astray[window], strict=True)
+        if len({one for one, share in looked_at if share > LEAK_SHARE}) >= LEAK_IDS:
+            return int(start)
+    return None
 
 
 def _repeat(cursor: TextCursor) -> int | None:
     """The speech token from which the voice speaks text again that it has spoken: sure attention stays behind."""
     top = back = held = 0
-    last = -1
+    last, again = -1, set[int]()
     for place, at in enumerate(cursor.looked_at):
         if at < 0:
             continue
@@ -122,8 +129,13 @@ def _repeat(cursor: TextCursor) -> int | None:
         last = at
         if held >= 2 and top < at <= top + FARTHEST_IDS:
             top = at
-        back = back + 1 if at < top else 0
-        if back >= STRAY_TOKENS:
+        if at >= top:
+            back = 0
+            again.clear()
+            continue
+        back += 1
+        again.add(at)
+        if back >= STRAY_TOKENS and len(again) >= STRAY_IDS:
             return place + 1 - back
     return None
 

@@ -27,6 +27,8 @@ class TextCursor:
         """For each speech token the first text token, and the attention to it and those behind it; empty: unknown."""
         self.astray: list[float] = []
         """For each speech token the share of its attention that the prompt's text has, where that was read, else 0."""
+        self.prompt_ids: list[int] = []
+        """For each speech token the prompt's text token with most of the attention, −1: none was read."""
         self.looked_at: list[int] = []
         """For each speech token the text token with most of the attention, −1: none has `_SURE` of it."""
         self._attended = np.zeros(0, np.float32)
@@ -48,8 +50,9 @@ class TextCursor:
 
     def _take(self, first: int, row: Floats) -> None:
         self._rows.append((first, row))
-        own, first = row[max(0, -first) :], max(0, first)
-        self.astray.append(float(row.sum() - own.sum()) if len(own) < len(row) else 0.0)
+        prompt, own, first = row[: max(0, -first)], row[max(0, -first) :], max(0, first)
+        self.astray.append(float(prompt.sum()))
+        self.prompt_ids.append(int(prompt.argmax()) if len(prompt) else -1)
         row = own / np.float32(max(1e-6, own.sum())) if len(own) < len(row) else own
         most = int(row.argmax()) if len(row) else 0
         self.looked_at.append(first + most if len(row) and row[most] >= _SURE else -1)

@@ -38,6 +38,8 @@ _SENTENCES = {
 }
 _VERSION = 2
 """Raised when heads are found in another way, so that kept ones are not used."""
+_SHIPPED = Path(__file__).parents[1] / "data" / "text-heads"
+"""Files of models whose heads come with the program: the mini model's."""
 _finding = threading.Lock()
 
 
@@ -52,8 +54,9 @@ def know_heads(engine: EngineInterface, front_end: FrontEnd) -> bool:
         identity = engine.language_model_id
         if not identity:
             return False
-        path = _file_of(identity)
-        known = _read(path)
+        name = f"{identity}-{_VERSION}.json"
+        path = _file_of(name)
+        known = _read(_SHIPPED / name) or _read(path)
         if known is None:
             try:
                 heads = engine.find_heads(calibration_texts(front_end))
@@ -79,9 +82,9 @@ def calibration_texts(front_end: FrontEnd) -> list[tuple[tuple[int, ...], tuple[
     return found
 
 
-def _file_of(identity: str) -> Path | None:
+def _file_of(name: str) -> Path | None:
     with suppress(VivavoceError):  # a user without a home
-        return user_folder("cache") / "text-heads" / f"{identity}-{_VERSION}.json"
+        return user_folder("cache") / "text-heads" / name
     return None
 
 
