@@ -63,7 +63,7 @@ class ReadingManner(TypedDict, total=False):
 
 
 class Manner(ReadingManner, total=False):
-    """How a text is spoken: the keywords that `Vivavoce.speak` explains, and all methods that speak as it does take."""
+    """Keywords that say how a text is spoken; `Vivavoce.speak` explains them, and all methods that speak take them."""
 
     transcript: str
     mode: Mode | str | None

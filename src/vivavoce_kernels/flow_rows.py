@@ -1,4 +1,4 @@
-"""Row operations of the flow: LayerNorm with a shift or with flow time's modulation, SiLU, the solver's step."""
+"""The flow's operations on rows of a tensor: LayerNorm, shifted or scaled by the time step; SiLU; the solver's step."""
 
 from __future__ import annotations
 

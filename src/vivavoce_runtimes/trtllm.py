@@ -53,7 +53,7 @@ class LLMTokens:
         taken = 0
         try:
             async for output in self._result:
-                one = output.outputs[0]  # has all ids so far
+                one = output.outputs[0]  # it holds all ids so far, not the new ones alone
                 ids = [int(each) for each in one.token_ids]
                 place = next((place for place, each in enumerate(ids) if each in self._ends), len(ids))
                 if place < len(ids):

@@ -202,7 +202,7 @@ def _closed_up(pieces: list[Piece]) -> list[Piece]:
 
 
 def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
-    """Without the space that would follow another where something silent stood between them, and at the ends."""
+    """Leave out spaces at both ends, and a space that only silent pieces part from the one before."""
     blank, silent = True, True
     for piece in pieces:
         if blank and silent and piece.spoken[:1] == " ":

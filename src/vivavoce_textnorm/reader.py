@@ -217,7 +217,7 @@ def _read_plain(text: str, language: str | None, settings: Settings) -> Iterator
 
 
 def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
-    """Stretches of a text with the language of each: sentences, and runs of three Latin words and more in Chinese."""
+    """Parts of a text with the language of each: a sentence, or three or more words in Latin letters in Chinese."""
     before = language
     for sentence in _SENTENCE.finditer(text):
         start, end = sentence.span()

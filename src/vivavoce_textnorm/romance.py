@@ -108,7 +108,7 @@ class European(Verbalizer):
         return self.place(value, _FEMININE if queen else "") if ordinal else self.numeral(value)
 
     def phone(self, written: str) -> str:
-        """A phone number: groups of digits, digit by digit or in pairs (three first where they are odd)."""
+        """A phone number: each group digit by digit or in pairs. The first three digits of an odd group go together."""
         pairs = "phone_pairs" in self.locale.words
         parts = (_PAIRS if pairs else compiled(r"\d+")).findall(written)
         said = (

@@ -13,7 +13,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.errors import InvalidRequest, check_kind
 
 LOOKAHEAD = 3
-"""Speech tokens after a chunk that CosyVoice2's flow was trained to see."""
+"""CosyVoice2's flow was trained to see this many speech tokens behind the end of a chunk."""
 OVERLAP = 20
 """The last speech tokens of a CosyVoice 1 chunk, with which the next chunk begins."""
 LEAST_HOP, GREATEST_HOP = 4, 1000

@@ -101,7 +101,7 @@ class DeviceQueue:
         self._usual_s = 0.0
         """Seconds of the newest finished piece."""
         self._oldest_at = 0.0
-        """When the device began the oldest piece, as estimated, on the host's clock."""
+        """The estimated time on the host's clock at which the device began the oldest unfinished piece of work."""
         self._last: QueueEvent | None = None
         """End of the newest piece of work; None if untimed work was enqueued after it."""
 

@@ -111,7 +111,7 @@ class LMRunner:
             self.stage.wait()
 
     def collect(self) -> list[SequenceState]:
-        """Give the ids that have arrived to their sequences; returns the sequences with more tokens or at their end."""
+        """Add arrived ids to their sequences; returns the sequences that have more tokens now, or have ended."""
         changed = []
         try:
             arrived = self.stage.collect(wait=False)

@@ -37,7 +37,7 @@ CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
 """Memory beside torch's allocations: CUDA's context and the code of kernels and libraries; LATER_BYTES of it are taken
 after the division of memory."""
 FEWEST_FRAMES = 2_048
-"""The least mel frames of the largest recorded batch: a smaller limit would cost time."""
+"""A batch of the flow may have this many mel frames at least, however little memory there is: smaller ones are slow."""
 FEWEST_BYTES, ROOT_BYTES = 15 << 27, 72 << 20
 """With kernels: bytes of recordings and batches up to FEWEST_FRAMES, and their growth with the square root of the
 frames; fitted to engines of CosyVoice 2 and 3 on an H200 (benchmarks/results/gpu)."""

@@ -259,7 +259,7 @@ class EngineClient:
         unsent = 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
         if not isinstance(question, messages.Ping) and (self.stuck or unsent > MOST_UNSENT_BYTES):
             trouble = "does not answer" if self.stuck else "takes no requests"
-            raise EngineStopped(f"engine: its process {trouble} just now; ask again in some seconds")
+            raise EngineStopped(f"engine: the engine's process {trouble} just now; ask again in some seconds")
         answer = self._questions[question.number] = asyncio.get_running_loop().create_future()
         self._note_work()
         try:

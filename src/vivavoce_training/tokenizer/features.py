@@ -1,4 +1,4 @@
-"""Part of the corpus on the device for the tokenizer's training: features, labels, and random views of them."""
+"""A part of the corpus in the device's memory; the tokenizer learns from random crops of its features and labels."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ FLOOR = math.log(1e-5)  # the lowest value of the mel, see `prompt_mel`
 
 
 def augment(crop: Crop) -> Crop:
-    """A level for some crops, wave and mel alike; then blur and noise for some, in the mel alone."""
+    """Make some crops quieter, in wave and mel alike; then blur the mel of some, and add noise to that of some."""
     mel = crop.mel
     gain = _some(mel, GAIN_SHARE) * LOWEST_GAIN
     mel = (mel + gain).clamp(min=FLOOR)

@@ -121,7 +121,7 @@ def _of_transcript(transcript: str, speech_s: float) -> list[str]:
 
 
 def _cut(speaks: Places, gaps: Places) -> float | None:
-    """The middle of the longest pause behind 3 s and before `MOST_SPEECH_S` of a recording, in seconds."""
+    """The middle, in seconds, of the longest pause between 3 s and `MOST_SPEECH_S` of the speech; None: it has none."""
     begin = (speaks - speaks[0]) / 100
     near = np.flatnonzero((gaps >= 10) & (begin[:-1] > 3.0) & (begin[:-1] < MOST_SPEECH_S))
     if not len(near):

@@ -95,7 +95,7 @@ class Encoder:
     """Factor of all samples; see `amplified`."""
 
     def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
-        """tag: what the file says of itself, in a format that has a place for it."""
+        """tag: metadata for the file, in a format that can hold them."""
         self._sample_rate, self._num_samples = sample_rate, 0
         self._header = b""
         """Header bytes still to be sent."""
@@ -300,8 +300,8 @@ class _FrameEncoder(_CodecEncoder):
 
 class Mp3Encoder(_FrameEncoder):
     codec, sample_format, default_bitrate = "libmp3lame", "s16p", 64_000
-    # Without the reservoir, a frame needs none but itself. Level 7 halves the cost of the default: at 64 kbit/s, mono
-    # speech needs no noise shaping.
+    # Without the bit reservoir each frame can be decoded alone. The quality level 7 takes half the time of the default;
+    # mono speech at 64 kbit/s needs no noise shaping.
     options = (("reservoir", "0"), ("compression_level", "7"))
 
 
@@ -372,9 +372,9 @@ class OggOpusEncoder(_CodecEncoder):
         self._header = self._page(_STARTS_FILE, [head]) + self._page(0, [b"OpusTags" + vorbis_comments(tag)])
 
     def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
-        """The position of the last page cuts off what exceeds the samples that were given.
+        """Pages of packets. The last page tells the number of samples, so that decoders drop the padding behind them.
 
-        A stream without any packet stays empty: decoders refuse headers alone.
+        Without a packet nothing is written, since decoders refuse a file of headers alone.
         """
         if not packets and (self._header or not last):
             return b""

@@ -159,9 +159,9 @@ def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """The levels of a recording in dB of full scale: of each hundredth of a second, of its speech, and of its noise.
+    """The levels of a recording in dB of full scale.
 
-    speaks: whether each hundredth is speech, or as loud as speech.
+    frames: of each 10 ms; speech, noise: of the whole recording; speaks: whether each 10 ms are as loud as speech.
     """
 
     frames: NDArray[np.float64]

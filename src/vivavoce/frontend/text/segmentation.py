@@ -215,7 +215,7 @@ class _Aligned:
     def _align(self, words: str, start: int, start_said: int) -> None:
         self._tokens, self._keys = _tokens(self._text, start, self._end)
         self._said, self._said_keys = _tokens(words, start_said, self._said_end)
-        # Characters start … end − 1 of both where they match.
+        # Where written and spoken text match: start and end in the one, start and end in the other.
         self._pairs = [(start, start, start_said, start_said)]
         self._pairs += [self._tokens[at] + self._said[beside] for at, beside in matches(self._keys, self._said_keys)]
         self._pairs.append((len(self._text), len(self._text), self._said_end, self._said_end))

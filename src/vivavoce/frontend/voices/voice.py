@@ -66,7 +66,7 @@ _LENGTH_BYTES = 8
 
 _STRINGS = ("name", "transcript", "fingerprint", "description", "licence")
 _CONSENT = {"consent": "statement", "consent_by": "who", "consent_at": "at"}
-"""Strings that only a voice with a consent has, and their names in `Consent`."""
+"""Strings in the file of a voice with a consent, and the fields of `Consent` that they are."""
 _OPTIONAL = (*_CONSENT, "adapter")
 _TENSORS = ("embedding", "speech_tokens", "mel", "prompt_text")
 _AGAIN = "extract it again from its recording"

@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class PackedBlock(NamedTuple):
-    """`entry` activates the input of the first convolution, `inner` the inputs of those of the other pairs."""
+    """Pairs of convolutions: `entry` activates the input of the first pair, `inner` the inputs of the other pairs."""
 
     entry: Activated
     inner: tuple[Activated, ...]

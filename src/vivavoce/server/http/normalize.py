@@ -40,7 +40,9 @@ class ReadingChange(BaseModel):
     end: int
     written: str
     spoken: str
-    rule: str = Field(description="The natural rule; official: the official rules changed the whole text.")
+    rule: str = Field(
+        description="The name of the rule that made the change. `official`: the official rules changed all."
+    )
 
 
 class ReadingAnswer(BaseModel):

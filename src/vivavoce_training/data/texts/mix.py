@@ -133,7 +133,7 @@ FRAMES = tuple(
 
 
 class Coverage:
-    """Draws sentences; every word of a kind is spoken once before any is spoken again."""
+    """Draws sentences. Every word of a kind, such as a verb, is used once before any is used again."""
 
     def __init__(self, lemmas: Mapping[str, Sequence[str]], r: random.Random) -> None:
         self._decks = {kind: _Deck(kinds, r) for kind, kinds in lemmas.items()}
