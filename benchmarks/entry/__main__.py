@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -153,12 +154,13 @@ def line(load: dict[str, Any]) -> str:
 
 
 def _busy_s(process: int) -> tuple[float, float]:
-    """Seconds of CPU so far: of the process, and of its first thread, which has the event loop."""
-    ticks = []
-    for path in (f"/proc/{process}/stat", f"/proc/{process}/task/{process}/stat"):
-        fields = Path(path).read_text().rpartition(")")[2].split()
-        ticks.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
-    return ticks[0], ticks[1]
+    """Seconds of CPU so far: of all threads of the process, and of the first one, which has the event loop."""
+    seconds = {}
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            fields = (thread / "stat").read_text().rpartition(")")[2].split()
+            seconds[int(thread.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(seconds.values()), seconds[process]
 
 
 def _free_port() -> int:

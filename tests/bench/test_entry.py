@@ -63,7 +63,7 @@ def test_each_protocol_carries_a_few_listeners(tmp_path: Path, monkeypatch: pyte
     for load in found["loads"]:
         assert not load["failures"]
         assert load["pieces"] > 0
-        assert 0 < load["loop_share"] < load["cpu_share"] + 0.02  # the system counts both in steps of 10 ms
+        assert 0 < load["loop_share"] <= load["cpu_share"]
         assert load["late_ms_p50"] > 0
     assert sum(load["whole_speeches"] for load in found["loads"]) > 0
     assert found["command"].startswith("python -m benchmarks.entry --listeners 20")
