@@ -11,8 +11,9 @@ listed, because the model may really have left its text. `runaways` are sentence
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +32,9 @@ from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.text_heads import know_heads
 from vivavoce.models.lm.interleave import Row as LMRow
 from vivavoce.models.lm.interleave import RowKind
-from vivavoce.models.lm.text_attention import text_attention
+from vivavoce.models.lm.text_attention import TextHeads, text_attention
 from vivavoce_bench.hardware import machine
-from vivavoce_bench.measure import json_text, make_folder, save_json
+from vivavoce_bench.measure import tell
 
 SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
 SLOTS, CAPACITY = 16, 2048
@@ -56,19 +57,27 @@ class Spoken(NamedTuple):
         return len(self.tokens) > self.most
 
 
+def heads_of(engine: vivavoce.Vivavoce) -> TextHeads:
+    know_heads(engine.engine, engine.front_end)
+    if engine.engine.text_heads is None:
+        raise SystemExit("this model has no heads that follow the text")
+    return engine.engine.text_heads
+
+
+def guarded(engine: vivavoce.Vivavoce, seed: int) -> Iterator[tuple[str, PlannedSegment]]:
+    """Guarded sentences without end, each in the next voice and with the next seed."""
+    lines = [line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line.strip()]
+    voices = engine.voices()
+    for number in itertools.count():
+        line, voice = lines[number % len(lines)], engine.voice(voices[number % len(voices)])
+        yield line, next(iter(engine.front_end.plan(line, voice, SpeakOptions(seed=seed + number, guard=True))))
+
+
 def speak(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[Spoken]:
     """Speech tokens of sentences and the attention of each; no audio is made."""
-    know_heads(engine.engine, engine.front_end)
-    models, heads = engine.engine.models, engine.engine.text_heads
-    if heads is None:
-        raise SystemExit("this model has no heads that follow the text")
-    lines = [line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line.strip()]
-    voices, live, done = engine.voices(), dict[int, Spoken](), list[Spoken]()
-    waiting = []
-    for number in range(count):
-        line, voice = lines[number % len(lines)], engine.voice(voices[number % len(voices)])
-        options = SpeakOptions(seed=seed + number, guard=True)
-        planned = next(iter(engine.front_end.plan(line, voice, options)))
+    models, heads = engine.engine.models, heads_of(engine)
+    live, done, waiting = dict[int, Spoken](), list[Spoken](), list[Spoken]()
+    for line, planned in itertools.islice(guarded(engine, seed), count):
         run = plain_run(models.config.lm, planned.request, official=False, room=None)
         waiting.append(Spoken(line, planned, [], [], run.forced_at))
     with torch.inference_mode():
@@ -144,8 +153,7 @@ def leaked(engine: vivavoce.Vivavoce, one: Spoken) -> tuple[list[int], list[Row]
 
 def measure(engine: vivavoce.Vivavoce, count: int, seed: int) -> dict[str, Any]:
     spoken, dice = speak(engine, count, seed), random.Random(seed)
-    heads = engine.engine.text_heads
-    pace = heads.pace if heads else 4.0
+    pace = heads_of(engine).pace
     alarms, noticed, tried = [], dict.fromkeys((*FAULTS, "leak"), 0), 0
     for one in spoken:
         request, tokens = one.planned.request, one.tokens[:-1]
@@ -176,10 +184,7 @@ def main() -> None:
     asked = parser.parse_args()
     with vivavoce.load(asked.model) as engine:
         found = {"model": engine.card.name, **machine(engine.device), **measure(engine, asked.count, asked.seed)}
-    print(json_text(found))
-    if asked.json:
-        make_folder(asked.json.parent, field="json")
-        save_json(found, asked.json)
+    tell(found, asked.json)
 
 
 if __name__ == "__main__":

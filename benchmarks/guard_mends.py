@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,15 @@ import torch
 from torch import Tensor
 
 import vivavoce
-from benchmarks.guard import FAULTS, SENTENCES, Row, broken
+from benchmarks.guard import FAULTS, Row, broken, guarded, heads_of
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import RequestResult
 from vivavoce.engine.lm_stage.slots import SamplingState, repetition_aware
-from vivavoce.engine.request import EngineRequest, SegmentRequest
+from vivavoce.engine.request import EngineRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.text_heads import know_heads
 from vivavoce_bench.hardware import machine
-from vivavoce_bench.measure import json_text, make_folder, save_json
+from vivavoce_bench.measure import tell
 
 AT_ONCE = 16
 SHORTEST_IDS = 12
@@ -67,26 +66,12 @@ def spoken(engine: Engine, requests: Sequence[EngineRequest]) -> Iterator[Reques
         yield from (handle.result() for handle in handles)
 
 
-def planned(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[SegmentRequest]:
-    lines = [line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line.strip()]
-    voices, found, number = engine.voices(), list[SegmentRequest](), 0
-    while len(found) < count:
-        line, voice = lines[number % len(lines)], engine.voice(voices[number % len(voices)])
-        request = next(iter(engine.front_end.plan(line, voice, SpeakOptions(seed=seed + number, guard=True)))).request
-        number += 1
-        if len(request.text) >= SHORTEST_IDS:
-            found.append(request)
-    return found
-
-
 def measure(loaded: vivavoce.Vivavoce, count: int, seed: int) -> dict[str, Any]:
-    know_heads(loaded.engine, loaded.front_end)
-    heads, dice, forced = loaded.engine.text_heads, random.Random(seed), Forced()
+    heads, dice, forced = heads_of(loaded), random.Random(seed), Forced()
     models = loaded.engine.models
     silent, stop = models.config.lm.vocabulary.silent, models.config.lm.vocabulary.eos
-    if heads is None:
-        raise SystemExit("this model has no heads that follow the text")
-    requests = planned(loaded, count, seed)
+    long = (one.request for _, one in guarded(loaded, seed) if len(one.request.text) >= SHORTEST_IDS)
+    requests = list(islice(long, count))
     alarms, ways, runaways = Counter[str](), dict[str, Any](), 0
     with Engine(models, EngineSettings(slots=AT_ONCE), chooser=forced) as engine:
         engine.watch(heads)
@@ -136,10 +121,7 @@ def main() -> None:
     with vivavoce.load(asked.model) as engine, torch.inference_mode():
         found = {"model": engine.card.name, **machine(engine.device), **measure(engine, asked.count, asked.seed)}
     found["seconds"] = round(time.perf_counter() - began, 1)
-    print(json_text(found))
-    if asked.json:
-        make_folder(asked.json.parent, field="json")
-        save_json(found, asked.json)
+    tell(found, asked.json)
 
 
 if __name__ == "__main__":

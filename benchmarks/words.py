@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import vivavoce
 from vivavoce_bench.hardware import machine
-from vivavoce_bench.measure import json_text, make_folder, save_json
+from vivavoce_bench.measure import tell
 
 SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
 Samples = NDArray[np.float32]
@@ -103,10 +103,7 @@ def main() -> None:
         found |= measure(engine, voices, asked.limit, asked.stream)
         heads = engine.engine.text_heads
         found |= {"heads": heads.heads if heads else (), "lag": heads.lag if heads else None}
-    print(json_text(found))
-    if asked.json:
-        make_folder(asked.json.parent, field="json")
-        save_json(found, asked.json)
+    tell(found, asked.json)
 
 
 if __name__ == "__main__":

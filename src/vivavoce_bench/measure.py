@@ -195,6 +195,14 @@ def save_json(keys: Any, path: Path, *, field: str = "json") -> None:
     write_text(path, json_text(keys) + "\n", field=field)
 
 
+def tell(keys: Any, path: Path | None) -> None:
+    """Print figures as JSON, and write them to `path`, whose folder is made; None: print only."""
+    print(json_text(keys))
+    if path is not None:
+        make_folder(path.parent, field="json")
+        save_json(keys, path)
+
+
 def make_folder(folder: Path, *, field: str) -> None:
     """Make a folder, which may exist; `InvalidRequest` about `field` if it cannot be made."""
     try:
