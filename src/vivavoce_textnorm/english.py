@@ -145,7 +145,7 @@ class English(European):
         return self.join(said, "oh" * cents.startswith("0"), self.numeral(int(cents)) if cents else "")
 
     def _street(self, found: Match) -> str:
-        """Read "St." as street after a name, otherwise as saint; "Dr." as drive after a name that no name follows."""
+        """Read "St." as street after a name, otherwise as saint; "Dr." as drive after a name, unless a name follows."""
         named, before = found["name"] is not None, found["before"] is not None
         if found["short"] == "St":
             said = "Street" if before else "Saint"

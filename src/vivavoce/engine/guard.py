@@ -33,11 +33,13 @@ PART_IDS, PART_SHARE = 4, 0.2
 """A row of this many text ids, at the beginning of a word or across it, is left out if it gets less than this share of
 the speech tokens that are usual for it."""
 STRAY_IDS = 2
-"""Text ids that a voice passes which speaks again. Attention that rests on one id, as in a silence, is no repeat."""
+"""A voice that speaks text again passes this many text ids at least; in a silence attention rests on one id."""
 LEAK_TOKENS, LEAK_SHARE, LEAK_PACE, LEAK_IDS = 16, 0.2, 0.6, 4
-"""The voice speaks the prompt's text if this many speech tokens give it more than this share of their attention, and it
-goes on through its own text by less than this part of the usual pace meanwhile, and passes so many ids of the
-prompt's."""
+"""The voice speaks the prompt's text if this many speech tokens give it more than this share of their attention,
+meanwhile it goes on through its own text by less than this part of the usual pace, and it passes this many ids of the
+prompt's text."""
+LEFT_SHARE = 0.75
+"""The part of `LEAK_SHARE` that suffices where the voice has left its own text in another way, too."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2
@@ -110,7 +112,7 @@ def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | 
     astray = np.convolve(cursor.astray[: len(path)], np.ones(LEAK_TOKENS) / LEAK_TOKENS, "valid")
     passed = path[LEAK_TOKENS - 1 :] - path[: 1 - LEAK_TOKENS]
     slow = passed < LEAK_PACE * LEAK_TOKENS / pace
-    for start in np.flatnonzero(astray > LEAK_SHARE * 0.75 if has_left else (astray > LEAK_SHARE) & slow):
+    for start in np.flatnonzero(astray > LEAK_SHARE * LEFT_SHARE if has_left else (astray > LEAK_SHARE) & slow):
         window = slice(start, start + LEAK_TOKENS)
         looked_at = zip(cursor.prompt_ids[window], cursor.astray[window], strict=True)
         if len({one for one, share in looked_at if share > LEAK_SHARE}) >= LEAK_IDS:

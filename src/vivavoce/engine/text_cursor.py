@@ -53,7 +53,7 @@ class TextCursor:
         prompt, own, first = row[: max(0, -first)], row[max(0, -first) :], max(0, first)
         self.astray.append(float(prompt.sum()))
         self.prompt_ids.append(int(prompt.argmax()) if len(prompt) else -1)
-        row = own / np.float32(max(1e-6, own.sum())) if len(own) < len(row) else own
+        row = own / np.float32(max(1e-6, own.sum())) if len(prompt) else own
         most = int(row.argmax()) if len(row) else 0
         self.looked_at.append(first + most if len(row) and row[most] >= _SURE else -1)
         if first + len(row) > len(self._attended):

@@ -14,16 +14,8 @@ with call("run, 10 requests for each route and check"):
         "--checks",
         "status_code_conformance",
     )
+    bounds = ("--max-examples", "10", "--phases", "examples,coverage,fuzzing", "--request-timeout", "120", "--no-color")
     # Otherwise it asks for speech within a second, and reports the answer that then breaks off.
-    bounds = ("--header", "x-request-timeout: 120")
-    bounds += (
-        "--max-examples",
-        "10",
-        "--phases",
-        "examples,coverage,fuzzing",
-        "--request-timeout",
-        "120",
-        "--no-color",
-    )
-    done = subprocess.run([*command, *bounds], capture_output=True, text=True, check=False)
+    patience = ("--header", "x-request-timeout: 120")
+    done = subprocess.run([*command, *bounds, *patience], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-1500:]
