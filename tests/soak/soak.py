@@ -73,6 +73,8 @@ VOICES = (MUTE, MUTE, some_voice(1, prompt=3), some_voice(2, prompt=6))
 IDS_OF_V1 = 4096
 VOICES_OF_V1 = (MUTE, some_voice(1, prompt=3, ids=IDS_OF_V1), some_voice(2, prompt=6, ids=IDS_OF_V1))
 MOST_TOKENS = 7
+SURE_TO_FAIL = (("start", 3), ("start", 13))
+"""Calls that fail in any case, each of one request: how many calls there are depends on the batches."""
 
 
 @dataclass(frozen=True)
@@ -257,8 +259,8 @@ def _faults(engine: Engine, one_of: int) -> Iterator[list[Fault]]:
     with ExitStack() as undo:
         for number, (owner, name, rarer) in enumerate(owners):
 
-            def when(*_: Any, odds: int = one_of * rarer) -> bool:
-                return odds > 0 and chance.randrange(odds) == 0
+            def when(call: int, *_: Any, name: str = name, odds: int = one_of * rarer) -> bool:
+                return odds > 0 and ((name, call) in SURE_TO_FAIL or chance.randrange(odds) == 0)
 
             def method(*arguments: Any, place: int = number) -> Any:
                 return faults[place](*arguments)
