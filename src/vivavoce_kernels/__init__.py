@@ -1,7 +1,7 @@
-"""Our own kernels for CUDA devices: Triton programs and the functions that launch them.
+"""CUDA kernels of this project, written in Triton, and the functions that launch them.
 
-The modules need the package `triton`, which comes with torch's CUDA builds; code that may run without it first asks
-`usable`, and imports them in the function that uses them.
+Importing the kernel modules needs the package `triton`, which comes with torch's CUDA builds. Code that must also run
+without `triton` calls `usable` first, and imports the kernel modules inside the function that uses them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def usable(device: torch.device) -> bool:
-    """Whether kernels can be launched on the device: on CUDA, or on any device in Triton's interpreter, for tests."""
+    """Whether kernels can run on the device: on CUDA devices, and in tests on any device by Triton's interpreter."""
     if find_spec("triton") is None:
         return False
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,4 +1,4 @@
-"""Parts of several networks' kernels: launches, random numbers by position, online softmax, row formulas."""
+"""Code that the kernels of several networks share: launches, random numbers, online softmax, norms and activations."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def launched(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
 @contextmanager
 def compiled_ahead() -> Iterator[bool]:
-    """Within this context launches only compile, on all cores, and write no outputs; its end waits for the compiler.
-    Yields False, and launches run, where Triton cannot compile ahead, as in its interpreter.
+    """Within this context, launches only compile their kernels, on all cores, and write no outputs; its end waits for
+    the compilation. Yields False, and launches run as usual, where Triton cannot compile ahead (interpreter).
     """
     mode = getattr(triton, "AsyncCompileMode", None)
     if mode is None or os.environ.get("TRITON_INTERPRET") == "1":
@@ -84,13 +84,13 @@ def normal(seed, counter, offset: tl.constexpr):
     return radius * tl.cos(_unit(bits, 8) * _TWO_PI)
 
 
-HIDDEN = tl.constexpr(-1e30)  # score of a key that a query does not see, and m_i before the first tile
+HIDDEN = tl.constexpr(-1e30)  # score of a key that the query must not attend to; also the initial running maximum m_i
 
 
 @triton.jit
 def online_softmax(score, value, scale, end, position, m_i, l_i, acc, MASKED: tl.constexpr):
-    """Add one tile of keys to the online softmax (arXiv:1805.02867); MASKED: queries see the keys before their ends. A
-    tile that a query does not see leaves the query's bits unchanged: its weights are 0 and its alpha is 1.
+    """Add one tile of keys to the online softmax (arXiv:1805.02867). MASKED: a query attends only to keys before its
+    `end`. If a tile has no keys for a query, the query's state stays bitwise the same: weights are 0 and alpha is 1.
     """
     if MASKED:
         score = tl.where(position[None, :] < end[:, None], score, HIDDEN)
@@ -115,9 +115,7 @@ NORM_EPS = tl.constexpr(1e-5)
 
 
 def tile_of(size: int, most: int) -> int:
-    """The largest power of two that divides `size`, at most `most`; such tiles need no mask. ValueError: it is below
-    16.
-    """
+    """The largest power of two ≤ `most` that divides `size`; its tiles need no mask. ValueError if it is < 16."""
     tile = min(size & -size, most)
     if tile < 16:
         raise ValueError(f"{size} channels, the flow's kernels need a multiple of 16; run without kernels")
@@ -126,8 +124,7 @@ def tile_of(size: int, most: int) -> int:
 
 @triton.jit
 def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr, EPS: tl.constexpr = NORM_EPS):
-    """Layer norm of each row. x: [rows, block]; `inside` [block] is true for the SIZE real channels, x is 0 in the
-    others.
+    """Layer norm of each row of x [rows, block]. `inside` [block] is True for the SIZE real channels; in others x is 0.
     """
     x -= (tl.sum(x, 1) / SIZE)[:, None]
     if x.shape[1] != SIZE:
@@ -138,7 +135,7 @@ def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr, EPS: tl.constex
 
 @triton.jit
 def mish(x):
-    """x · tanh(log(1 + eˣ)) with one exponential; for x > 20 the result is x in float32."""
+    """Mish, x · tanh(log(1 + eˣ)), with a single exponential; for x > 20, mish(x) equals x in float32."""
     e = tl.exp2(tl.minimum(x, 20.0) * 1.4426950408889634)
     n = e * (e + 2)
     return x * n / (n + 2)

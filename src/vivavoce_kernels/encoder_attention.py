@@ -1,11 +1,11 @@
-"""Relative attention of packed rows. A row's past keys are in pages, its new keys among the products.
+"""Relative attention over packed rows. The keys of earlier chunks are in pages; the new keys are in `products`.
 
-Scores add content and distance, (q + u)·k + (q + v)·p(i − j). A tile of queries and keys has few distances: one more
-product gives the scores of all of them, from which each pair of query and key picks its own.
+A score is (q + u)·k + (q + v)·p(i − j): a content term plus a distance term. A tile has few different distances, so one
+extra matrix product gives its distance terms, and each pair of query and key picks its own.
 
-A query sees the keys before its own end. Key tiles lie at multiples of `KEY_TILE`, counted from the row's start, and
-the same formula adds every tile, masked or not: a query's result depends only on its own keys, whether they were
-computed with it or before it, and not on the rest of the batch.
+A query attends to the keys before its own end. Key tiles start at multiples of `KEY_TILE` positions from the row's
+start, and every tile is added by the same formula, masked or not. So a query's result depends only on its own keys: it
+does not depend on the rest of the batch, or on which keys were computed earlier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton
 from vivavoce_kernels.common import HIDDEN, channels, launched, online_softmax
 from vivavoce_kernels.layouts import KEY_TILE
 
-SPARE = 128  # rows of zeros before and behind a table of distances, so that no tile reads past its ends
+SPARE = 128  # zero rows before and after a table of distances, so that no tile reads outside the table
 _LOG2_E = 1.4426950408889634
 
 
@@ -32,7 +32,7 @@ class RelativeTile:
     stages: int
 
     def __post_init__(self) -> None:
-        # With more queries a tile would read beyond the `SPARE` zero rows at the end of the table of distances.
+        # A tile with more queries would read past the `SPARE` zero rows at the end of the table of distances.
         if not 16 <= self.queries <= SPARE - KEY_TILE:
             raise ValueError(f"a tile of {self.queries} queries; it takes 16 to {SPARE - KEY_TILE}")
 
@@ -40,9 +40,9 @@ class RelativeTile:
 class RelativeWeights(NamedTuple):
     """Weights of relative attention (Transformer-XL).
 
-    distances: [heads, 2 · (reach + `SPARE`), head], contiguous; row reach + `SPARE` − 1 − d of each head is the key for
-    the distance d = query − key, −reach ≤ d ≤ reach; content_bias, position_bias: [heads · head], Transformer-XL's u
-    and v.
+    distances: [heads, 2 · (reach + `SPARE`), head], contiguous; in each head, row reach + `SPARE` − 1 − d is the key
+    for the distance d = query − key, −reach ≤ d ≤ reach. content_bias, position_bias: [heads · head], the paper's u and
+    v.
     """
 
     distances: Tensor
@@ -51,10 +51,10 @@ class RelativeWeights(NamedTuple):
 
 
 class RelativePlaces(NamedTuple):
-    """All int32. tiles: [tiles, 3], each of one row: row, first packed position, positions (0: idle); ends:
-    [positions], the end of the keys that each sees in its row, 0: padding; first, past: [rows] in tokens, the packed
-    index of the row's first new token, and the number of tokens before it; pages: [rows, width], of each row in order;
-    width 0: none.
+    """Places of the packed positions; all int32. tiles: [tiles, 3], each tile's row, first packed position and number
+    of positions (0: an unused tile). ends: [positions], the end of the keys that the position attends to (0: padding).
+    first, past: [rows], in tokens: packed index of the row's first new token, and number of earlier tokens. pages:
+    [rows, width], each row's pages in order (width 0: no pages).
     """
 
     tiles: Tensor
@@ -76,11 +76,12 @@ def _sources(
     products, keys, fresh, table, site, place, past,
     PAGED: tl.constexpr, PAGE: tl.constexpr, SITES: tl.constexpr, INNER: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Pointers to a tile's keys, [BLOCK_N]; their values lie `INNER` behind them."""
+    """Pointers to the keys of a tile, [BLOCK_N]. The value of a key lies `INNER` elements after the key."""
     line = tl.arange(0, BLOCK_N)
     source = products + ((fresh + place + line) * (3 * INNER) + INNER)
     if PAGED:
-        # Few scalars instead of one for each key, so that threads compute their pointers without exchanging them.
+        # Load one page number per page, not one per key: each thread then computes its pointers without exchanging
+        # data.
         base = tl.zeros([BLOCK_N], tl.int64)
         for part in tl.static_range(BLOCK_N // PAGE):
             begin = place + part * PAGE
@@ -114,14 +115,15 @@ def _attend(
     end = tl.where(real, end, last)
     seen_by_all = tl.min(end, 0) // BLOCK_N * BLOCK_N
     row_past = tl.load(past + row) * RATE
-    # The packed index of a key is its position in the row plus this.
+    # Packed index of a new key = its position in the row + `fresh`.
     fresh = tl.load(first + row) * RATE - row_past
     at, there = start + line, real[:, None] & inside[None, :]
     mine = products + at[:, None] * (3 * inner) + head * HEAD + channel[None, :]
     given = tl.load(mine, there, 0.0)
     query = (given.to(tl.float32) + content[None, :]).to(given.dtype)
     asker = (given.to(tl.float32) + distance[None, :]).to(given.dtype)
-    # The row of distances begins with those of the tile's last query; each earlier query starts one place later.
+    # The table's part for this tile starts with the distances of the last query; each earlier query starts one row
+    # later.
     furthest = distances + (head * reach + middle - BLOCK_M - (start - fresh)) * HEAD
     wide = tl.arange(0, WIDTH)[None, :] * HEAD + channel[:, None]
     pick = (BLOCK_M - 1 - line)[:, None] + key_line[None, :]
@@ -142,7 +144,7 @@ def _attend(
         source = _sources(
             products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, BLOCK_N
         )
-        # Memory past the row's end is not loaded, because it may hold NaN, and 0 · NaN is NaN.
+        # Do not load memory past the row's end: it may hold NaN, and a weight of 0 times NaN is NaN.
         seen = place + key_line < last
         key = tl.load(source[None, :] + channel[:, None], inside[:, None] & seen[None, :], 0.0)
         value = tl.load(source[:, None] + inner + channel[None, :], seen[:, None] & inside[None, :], 0.0)
@@ -152,12 +154,12 @@ def _attend(
         )
     tl.store(
         out + at[:, None] * inner + head * HEAD + channel[None, :],
-        # Padding sees no key: its output is 0.
+        # A padding position attends to no key: its l_i is 0, and its output is 0.
         (acc / tl.maximum(l_i, 1e-30)[:, None]).to(out.dtype.element_ty),
         there,
     )
     if PAGED:
-        # All programs read new keys from `products`, not from the pages, so they need not wait for one another.
+        # All programs read the new keys from `products`, never from the pages, so this store needs no synchronisation.
         spot = at - fresh
         page = tl.load(table + spot // PAGE, kept, 0).to(tl.int64)
         target = keys_here + ((page * SITES + site) * PAGE + spot % PAGE)[:, None] * (2 * inner) + channel[None, :]
@@ -176,17 +178,17 @@ def attend_relatively(
     *,
     rate: int = 1,
 ) -> Tensor:
-    """Attend, and store the rows' new keys and values in their pages. products: [positions, 3 · inner], queries, keys
-    and values, contiguous; keys: the encoder's pages at this rate, [pages, 1, sites, 1, page, 2 · inner], where a page
-    has a power of two of positions, at most `KEY_TILE`; None: rows have no past, and store nothing; site: index of the
-    attention in the pages; rate: positions of a token  →  [positions, inner], zeros in padding; positions in no tile
-    are not written.
+    """Compute attention, and store new keys and values in the rows' pages. products: [positions, 3 · inner],
+    contiguous: queries, keys and values. keys: the encoder's pages at this rate, [pages, 1, sites, 1, page, 2 · inner],
+    where `page` is a power of two ≤ `KEY_TILE`; None: rows have no past, and nothing is stored. site: index of this
+    attention layer in the pages. rate: positions per token  →  [positions, inner], 0 in padding, not written outside
+    tiles.
     """
     count, inner = len(products), products.shape[1] // 3
     heads, rows, head = weights.distances.shape
     out = torch.empty(count, inner, dtype=products.dtype, device=products.device)
     page, sites = (KEY_TILE, 1) if keys is None else (keys.shape[4], keys.shape[2])
-    # A key's page is looked up two stages before the key, so that as many tiles are loading as without pages.
+    # The page number is loaded two pipeline stages before the key, so two more stages keep as many tiles in flight.
     stages = cut.stages + (0 if keys is None else 2)
     launched(_attend, (len(places.tiles), heads))(
         products, products if keys is None else keys, *weights, out, *places,

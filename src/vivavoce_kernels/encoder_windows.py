@@ -1,7 +1,7 @@
-"""Windows of packed rows: all inputs of a convolution at each position side by side, so that a product computes it.
+"""Windows of packed rows: the inputs of a convolution at each position, side by side, for one matrix product.
 
-The inputs before a row's first new token are the tails that its last chunk left in the pool. Rows without a past name a
-page whose tails are zeros.
+Inputs before a row's first new token are the tails that the row's last chunk left in the pool. A row without a past
+refers to a page whose tails are zeros.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _LEAK = tl.constexpr(0.01)
 
 
 class EncoderTails(NamedTuple):
-    """pool: [pages, …, tail, channels] contiguous; slots: [rows] int32, pages beside which the rows' tails lie; after:
-    [rows, tail, channels], for the new tails; its rows may have a larger stride.
+    """pool: [pages, …, tail, channels], contiguous. slots: [rows] int32, the page whose tails belong to the row. after:
+    [rows, tail, channels], receives the new tails; the stride of its rows may be larger.
     """
 
     pool: Tensor
@@ -68,7 +68,7 @@ def _look_back(
             value = value.to(tl.float32)
             value = tl.where(value >= 0, value, value * _LEAK).to(windows.dtype.element_ty)
         if TAIL > 0:
-            # The tails of earlier tokens have `RATE` frames each, all equal, so only the last one is read.
+            # The `RATE` frames that the pool keeps for an earlier token are all equal, so only the last one is read.
             before = TAPS - 1 - tap - place
             line = slot * TAIL + TAIL - 1 - (before - 1) * RATE
             known = (real & (before > 0))[:, None] & inside
@@ -81,9 +81,9 @@ def _look_back(
 
 
 def windows_ahead(ids: Tensor, table: Tensor, shift: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """ids: [tokens, taps] int32, for each token its own id and the next ones, negative for zeros; table: [ids,
-    channels]; shift: [channels] float32, added to each token's own embedding; tokens: of one program  →  [tokens, taps
-    · channels] and [tokens, channels].
+    """ids: [tokens, taps] int32, each token's own id and the ids after it; a negative id gives zeros. table: [ids,
+    channels]. shift: [channels] float32, added to each token's own embedding. tokens: tokens per program  →  windows
+    [tokens, taps · channels], and shifted own embeddings [tokens, channels].
     """
     (count, taps), size = ids.shape, table.shape[1]
     windows, x = table.new_empty(count, taps * size), table.new_empty(count, size)
@@ -104,10 +104,10 @@ def windows_behind(
     rate: int = 1,
     leaky: bool = False,
 ) -> Tensor:
-    """Windows of `taps` tokens that end with the token itself. x: [tokens, channels], contiguous; tails: None: rows
-    have no past, and leave no tails; tokens: of one program; rate: frames of each token in the tails, all equal, which
-    reach as far back as windows do; leaky: apply the leaky ReLU to x; tails have it applied already  →  [tokens, taps ·
-    channels], zeros in padding.
+    """Windows of `taps` tokens that end with the token itself. x: [tokens, channels], contiguous. tails: None means
+    that rows have no past and leave no tails. tokens: tokens per program. rate: frames of each token in the tails, all
+    equal; the tails reach as far back as the windows. leaky: apply the leaky ReLU to x, as was already done for the
+    tails  →  [tokens, taps · channels], zeros in padding.
     """
     count, size = x.shape
     windows = x.new_empty(count, taps * size)

@@ -1,8 +1,8 @@
-"""Attention of packed rows to keys in pages, or among the batch's own products; new keys are stored in their pages.
+"""Attention over packed rows. Keys come from pages, or from the batch itself. New keys are stored in pages.
 
-A query sees the keys before its own end. Key tiles lie at multiples of the page's size, counted from the row's start,
-and the same formula adds every tile, masked or not: a query's result depends only on its own keys, whether they were
-computed with it or before it, and not on the rest of the batch.
+A query attends to the keys before its own end. Key tiles start at multiples of the page size from the row's start, and
+every tile is added by the same formula, masked or not. So a query's result depends only on its own keys: it does not
+depend on the rest of the batch, or on which keys were computed earlier.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FRAMES = 4
 
 @triton.jit
 def _turn(source, target, rotation, at, there, HEAD: tl.constexpr):
-    """Rotate pairs (2i, 2i + 1) of a head by the angles of their positions; source, target: [rows] pointers."""
+    """Rotate a head's pairs (2i, 2i + 1) by the angles of their positions. source, target: pointers, one per row."""
     pair = tl.arange(0, HEAD // 2)[None, :]
     even = tl.load(source[:, None] + 2 * pair, there[:, None], 0.0).to(tl.float32)
     odd = tl.load(source[:, None] + 2 * pair + 1, there[:, None], 0.0).to(tl.float32)
@@ -61,8 +61,9 @@ def _keep(
 def keep_in_pages(
     products: Tensor, keys: Tensor | None, tables: PackedTables, step: Tensor, site: int, rotation: Tensor | None = None
 ) -> None:
-    """products, keys, step, site: as in `attend`. rotation: [positions, head], cosines and sines of each position's
-    angles, which rotate the first head's queries (in place) and keys (in place if there are no pages).
+    """Rotate queries and keys, and store the new keys and values in pages. products, keys, step, site: as in `attend`.
+    rotation: [positions, head], cosines and sines of each position's angles. They rotate the first head's queries in
+    place, and its keys on their way to the pages, or in place without pages.
     """
     inner, frames = products.shape[1] // 3, len(tables.row)
     sites, slabs = (1, 1) if keys is None else (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner))
@@ -136,7 +137,7 @@ def _attend(
             source = base + tl.load(table + place // BLOCK_N).to(tl.int64) * (PAGE_SLABS * BLOCK_N * stride)
         else:
             source = base + place * stride
-        # Memory past the row's end is not loaded, because it may hold NaN, and 0 · NaN is NaN.
+        # Do not load memory past the row's end: it may hold NaN, and a weight of 0 times NaN is NaN.
         seen = place + key_line < last
         key = tl.load(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None] & seen[None, :], 0.0)
         value = tl.load(
@@ -145,7 +146,7 @@ def _attend(
         m_i, l_i, acc = _absorb(query, key, value, scale, end, place + key_line, m_i, l_i, acc, True)
     tl.store(
         out + at[:, None] * inner + head * HEAD + channel[None, :],
-        # Padding sees no key: its output is 0.
+        # A padding position attends to no key: its l_i is 0, and its output is 0.
         (acc / tl.maximum(l_i, 1e-30)[:, None]).to(out.dtype.element_ty),
         real[:, None] & inside[None, :],
     )
@@ -160,17 +161,17 @@ def attend(
     num_heads: int,
     cut: AttentionTile,
 ) -> Tensor:
-    """Attend in both copies of guidance. products: [2 · frames, 3 · inner], queries, keys and values of the packed
-    frames, contiguous; keys: the estimator's pages, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which hold the new
-    keys already, in the tables' pages at pass step: [1] int32; None: each row's keys are its rows of `products`, from
-    the tables' first on; a tile has at most `cut.queries` frames; site: index of the attention in the network →  [2 ·
-    frames, inner]; frames in no tile are not written.
+    """Attention for both copies of classifier-free guidance. products: [2 · frames, 3 · inner], contiguous: queries,
+    keys and values of the packed frames. keys: the estimator's pages, [pages, steps, sites, 2, KEY_TILE, 2 · inner],
+    with the new keys already stored; None: a row's keys are its rows of `products`. step: [1] int32, the solver step
+    whose pages are read. site: index of this attention layer. A tile has at most `cut.queries` frames  →  [2 · frames,
+    inner], not written outside tiles.
     """
     frames, inner = len(tables.ends), products.shape[1] // 3
     head = inner // num_heads
     out = torch.empty(len(products), inner, dtype=products.dtype, device=products.device)
     sites, slabs = (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner)) if keys is not None else (1, 1)
-    # A key's page is looked up two stages before the key, so that as many tiles are loading as without pages.
+    # The page number is loaded two pipeline stages before the key, so two more stages keep as many tiles in flight.
     stages = cut.stages + (0 if keys is None else 2)
     _attend[(len(tables.tiles), num_heads * 2)](
         products, products if keys is None else keys, out, tables.tiles, tables.ends, tables.first, tables.pages, step,

@@ -1,8 +1,8 @@
-"""Products of the flow with the operations around them: linear layers, and causal convolutions of width 3.
+"""The flow's matrix products with the operations around them: linear layers, and causal convolutions of width 3.
 
-A linear layer adds its sums in the same order for any number of rows, so a row's result does not depend on the other
-rows, unlike with the library's products. The frames before a row's first new one in a convolution are the tails that
-the row's last chunk left, and zeros without a past.
+A linear layer sums in the same order for any number of rows, unlike the library, so a row's result does not depend on
+the other rows. For a convolution, the inputs before a row's first new frame are the tails that the row's last chunk
+left, or zeros if the row has no past.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import triton
 from vivavoce_kernels.common import gelu, gelu_by_tanh, layer_norm_rows, mish, tile_of
 from vivavoce_kernels.layouts import RowPlaces
 
-TAIL = 2  # frames before a convolution's first one
+TAIL = 2  # frames that a convolution reads before its first output frame
 
 
 @dataclass(frozen=True)
 class ConvTile:
-    """Frames of one program, input channels of one step; warps and pipeline stages of its loop."""
+    """frames: per program; channels: input channels per step; warps; stages: of the loop's pipeline."""
 
     frames: int
     channels: int
@@ -33,14 +33,15 @@ class ConvTile:
 
 
 class ConvTails(NamedTuple):
-    """[2, rows, TAIL, channels of all convolutions]: inputs before the rows' first new frames, and at their ends."""
+    """[2, rows, TAIL, channels of all convolutions]: the inputs before the rows' first new frames, and the last inputs.
+    """
 
     before: Tensor
     after: Tensor
 
 
 class ConvWeights(NamedTuple):
-    """weight: [out, 3, in] contiguous; bias: [out]; first: its first channel among all tails."""
+    """weight: [out, 3, in] contiguous; bias: [out]; first: its first channel among the tails' channels."""
 
     weight: Tensor
     bias: Tensor
@@ -58,7 +59,7 @@ def _conv(
     channel, part = tl.arange(0, BLOCK), tl.arange(0, STEP)
     inside = channel < OUT
     there = frame < frames
-    # Products with constants tell the compiler the divisors, so that it loads many values at once.
+    # Written as products with constants, so that the compiler knows the divisors and uses wide loads.
     first, skip_size = first_16 * 16, skip_parts * SKIP_STEP
     size: tl.constexpr = PARTS * STEP
     at = copy * frames + frame
@@ -97,7 +98,7 @@ def _conv(
             sum = tl.dot(value, taps, sum, input_precision="ieee")
     tl.store(out + at[:, None] * OUT + channel[None, :], sum.to(out.dtype.element_ty), there[:, None] & inside[None, :])
     if TAILS > 0:
-        # The tails are stored here and not at the first reading of x, where they would take registers from the sums.
+        # x is loaded again here: storing the tails in the loop above would take registers from the sums.
         kept = place - tl.load(length + owner, real, 0) + 2
         leaves = (real & (kept >= 0))[:, None]
         for start in range(0, size, STEP):
@@ -117,11 +118,11 @@ def causal_conv(
     time: tuple[Tensor, Tensor, int] | None = None,
     skip: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Convolution, LayerNorm (norm: weight and bias), Mish, then additions; all but the convolution are optional. x: [2
-    · frames, in], contiguous; tails: None: rows have no past, and leave no tails; otherwise the last inputs of each row
-    are stored in `tails.after`; time: biases of all steps and levels [steps, levels, out], the step [1] int32, and the
-    level; skip: [2 · frames, skipped] contiguous, the weight [out, skipped] and bias [out] of a convolution of width 1
-    →  [2 · frames, out]; finite in padding, whatever x is there.
+    """Convolution, then optionally LayerNorm (`norm`: weight and bias) with Mish, and additions. x: [2 · frames, in],
+    contiguous. tails: None: rows have no past and leave no tails; else `tails.after` receives the rows' last inputs.
+    time: the additive biases of all steps and levels [steps, levels, out], the step [1] int32, and the level. skip: an
+    input [2 · frames, skipped], contiguous, and the weight [out, skipped] and bias [out] of a convolution of width 1
+    whose result is added  →  [2 · frames, out]; finite in padding, whatever x holds there.
     """
     count, size, channels = len(places[0]), x.shape[1], len(conv.bias)
     out = torch.empty(2 * count, channels, dtype=x.dtype, device=x.device)
@@ -140,7 +141,7 @@ def causal_conv(
 
 @dataclass(frozen=True)
 class ProductTile:
-    """Rows and columns of one program, inputs of one step; warps and pipeline stages of its loop."""
+    """rows, columns: per program; inputs: per step; warps; stages: of the loop's pipeline."""
 
     rows: int
     columns: int
@@ -184,10 +185,10 @@ def product(
     gelu: Literal["none", "tanh"] | None = None,
     into: Tensor | None = None,
 ) -> Tensor:
-    """Compute gelu(x · weightᵀ + bias), and add it to `into` in place if that is given.
+    """Compute gelu(x · weightᵀ + bias). With `into`, add the result to `into` in place.
 
-    x: [rows, in]; weight: [out, in]; bias: [out]; into: [rows, out]; all contiguous. cut: None: use the library. Its
-    GELU on CUDA is always the tanh form, which 16 bits cannot distinguish from the exact one.
+    x: [rows, in]; weight: [out, in]; bias: [out]; into: [rows, out]; all contiguous. cut: the tile, or None to use the
+    library, whose GELU on CUDA is always the tanh form; in 16 bits its results cannot be told from the exact form's.
     """
     if cut is None:
         if into is not None:

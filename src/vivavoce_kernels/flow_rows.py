@@ -1,4 +1,4 @@
-"""The flow's operations on rows of a tensor: LayerNorm, shifted or scaled by the time step; SiLU; the solver's step."""
+"""Operations of the flow on rows: LayerNorm, modulation by the time step, SiLU, and the ODE solver's step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VALUES = 4096
 
 
 class ShiftedNorm(NamedTuple):
-    """LayerNorm of x + shift; all [channels]."""
+    """Parameters of LayerNorm(x + shift); the tensors are [channels]."""
 
     shift: Tensor
     weight: Tensor
@@ -51,7 +51,7 @@ def _silu(x, count, VALUES: tl.constexpr):
 
 
 def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
-    """x: [rows, channels] float32 or 16 bit, contiguous; computed in float32; rows: of one program  →  as x."""
+    """LayerNorm in float32. x: [rows, channels], float32 or 16 bit, contiguous; rows: rows per program  →  like x."""
     out = torch.empty_like(x)
     count, size = x.shape
     launched(_norm, (triton.cdiv(count, rows),))(
@@ -62,8 +62,8 @@ def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
 
 
 class Modulations(NamedTuple):
-    """float32. norms: [steps, norms, 2, channels], factor and summand after each LayerNorm, which has no weights;
-    gates: [steps, residuals, 2, channels], for stream += gate · x + summand; step: [1] int32, the number of the step.
+    """float32. norms: [steps, norms, 2, channels], factor and summand after each LayerNorm without weights; gates:
+    [steps, residuals, 2, channels], for stream += gate · x + summand; step: [1] int32, number of the current step.
     """
 
     norms: Tensor
@@ -97,8 +97,8 @@ def _modulated(
 def modulated(
     x: Tensor, added: tuple[Tensor, int] | None, modulations: Modulations, norm: int, eps: float, rows: int
 ) -> Tensor:
-    """x += gate · added + summand, with the gate's number in `added`, then LayerNorm number `norm`. x, added: [rows,
-    channels] float32 or 16 bit, contiguous; rows: of one program  →  like x.
+    """x += gate · added + summand in place, then LayerNorm number `norm` of x. added: a tensor and its gate's number. x
+    and the tensor: [rows, channels], float32 or 16 bit, contiguous; rows: per program  →  like x.
     """
     out, (count, size) = torch.empty_like(x), x.shape
     more, gate = added or (x, 0)
@@ -112,7 +112,7 @@ def modulated(
 
 
 def silu_(x: Tensor) -> Tensor:
-    """x · sigmoid(x) in place; x: contiguous, fewer than 2³¹ values  →  x."""
+    """x · sigmoid(x) in place; x: contiguous, with fewer than 2³¹ values  →  x."""
     count = x.numel()
     launched(_silu, (triton.cdiv(count, _VALUES),))(x, count, _VALUES, num_warps=4)
     return x
@@ -140,11 +140,12 @@ def _advance(
 
 
 def advance(x: Tensor, velocity: Tensor, features: Tensor, spans: Tensor, step: Tensor, guidance: float) -> None:
-    """With v = (1 + guidance) · v(conditions) − guidance · v(nothing): x + reach · v in `features`, then x += move · v.
+    """Write x + reach · v to `features`, then x += move · v; v = (1 + guidance) · v(conditions) − guidance ·
+    v(nothing).
 
-    x: [frames, bins] float32; velocity: [2 · frames, bins], with conditions and then without; features: [2 · frames,
-    in], whose first bins are set; spans: [evaluations, 2] float32, reach and move; step: [1 or more] int32, whose first
-    is the number of the evaluation.
+    x: [frames, bins] float32; velocity: [2 · frames, bins], first with conditions, then without; features: [2 · frames,
+    in], of which the first `bins` columns are written; spans: [evaluations, 2] float32, `reach` and `move`; step: [1 or
+    more] int32, whose first element is the number of the evaluation.
     """
     size = x.numel()
     _advance[(triton.cdiv(size, _SIZE),)](

@@ -1,4 +1,4 @@
-"""Layouts of memory and tables that kernels share with their callers; this module does not need `triton`."""
+"""Memory layouts and tables that kernels share with their callers. This module does not need the package `triton`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class NoiseStream(IntEnum):
-    """Independent sequences of random numbers that one seed has."""
+    """Numbers of the independent random sequences that one seed gives."""
 
     NUCLEUS = 1
     FALLBACK = 2
@@ -18,22 +18,23 @@ class NoiseStream(IntEnum):
 
 
 KEY_TILE = 64
-"""Number of keys in a tile of the flow's attention kernels, counted from the row's start; pages for these kernels hold
-as many positions."""
+"""Number of keys in a tile of the flow's attention kernels, counted from the row's start; also positions per page."""
 
 RowPlaces = tuple[Tensor, Tensor, Tensor]
-"""Places of packed positions, int32: [positions] the row, [positions] the index among the row's new positions (below
-zero: padding), [rows] the number of new positions."""
+"""Places of packed positions, int32: each position's row [positions], its index among the row's new positions (negative
+for padding) [positions], and each row's number of new positions [rows].
+"""
 
 
 class PackedTables(NamedTuple):
     """Positions of packed frames; all int32.
 
-    row, local, position, ends: [frames], for each packed frame its row, its index among the row's new frames (−1:
-    padding), its position in the whole row, and the end of the keys that it sees.
-    first, length: [rows], packed index of each row's first new frame, and the number of its new frames.
-    tiles: [tiles, 3], pieces of rows for one program of attention: row, first packed frame, frames (0: idle).
-    pages: [rows, width], pages of each row in order; width 0 if rows have no pages.
+    row, local, position, ends: [frames]: each frame's row, its index among the row's new frames (−1: padding), its
+    position in the whole row, and the end of the keys that it attends to.
+    first, length: [rows]: packed index of each row's first new frame, and the number of its new frames.
+    tiles: [tiles, 3]: the part of a row that one program of attention computes: row, first packed frame, frames (0:
+    unused).
+    pages: [rows, width]: the pages of each row in order; width 0 if rows have no pages.
     """
 
     row: Tensor
@@ -46,15 +47,15 @@ class PackedTables(NamedTuple):
     pages: Tensor
 
 
-IDLE = -1  # in a launch's result where no id was sampled
+IDLE = -1  # the sampler's result for a slot that is not running
 
 
 class Field(IntEnum):
-    RUNNING = 0  # 1 from prefill to the run's control id
-    POSITION = 1  # position of the row that this launch feeds (a prefill's last row)
-    COUNT = 2  # ids sampled in the slot
-    RUN_COUNT = 3  # ids sampled in the run
-    LAST = 4  # the id to be fed next
+    RUNNING = 0  # 1 from prefill until the run ends with a control id, else 0
+    POSITION = 1  # sequence position of the row that this launch computes (in a prefill: of its last row)
+    COUNT = 2  # number of ids sampled in the slot so far
+    RUN_COUNT = 3  # number of ids sampled in the current run
+    LAST = 4  # the id that the next decode step reads
     FORCED_AT = 5
     FORCED = 6
     MIN_TOKENS = 7
@@ -62,37 +63,37 @@ class Field(IntEnum):
     TOP_K = 9
     WINDOW = 10
     MAX_REPEATS = 11
-    TOP_P = 12  # the bits of a float64
-    ADAPTER = 13  # 1 + the place of the run's adapter, 0 without one
+    TOP_P = 12  # the bits of a float64, stored as int64
+    ADAPTER = 13  # 1 + the index of the run's adapter, or 0 without an adapter
 
 
 class PackedRow(NamedTuple):
-    """One row of the table that tells the vocoder's kernels about the rows of a packed batch: [rows, WIDTH] int64.
+    """One row of the table [rows, WIDTH] int64 that describes a packed batch to the vocoder's kernels.
 
-    Frames are counted from a row's first one unless noted otherwise. Unused rows of the table are zeros: no frames.
+    Frames are counted from the row's first frame unless noted otherwise. Unused table rows are zeros, without frames.
     """
 
-    start: int  # index of its first frame among the packed frames
+    start: int  # index of the row's first frame among the packed frames
     frames: int
-    known: int = 0  # frames whose source exists already
-    origin: int = 0  # the frame at which the sum of phases begins
-    carried: int = 0  # 1: phases continue the carried phase; 0: they start at zero
-    seed: int = 0  # seed of the noise
-    counter: int = 0  # position of the first frame in the whole stream, the counter of the noise
-    kept_phase: int = 0  # the frame at whose end the phase is kept
-    context: int = 0  # frames that are copied from the pool
-    fresh: int = 0  # index of its new frames among the batch's new frames
+    known: int = 0  # number of first frames whose source signal was computed before
+    origin: int = 0  # the frame at which the cumulative sum of phases starts
+    carried: int = 0  # 1: phases continue the phase of the piece before; 0: they start at zero
+    seed: int = 0  # seed of the source's noise
+    counter: int = 0  # position of the first frame in the whole stream; the noise generator counts from it
+    kept_phase: int = 0  # the frame at whose end the phase is saved for the next piece
+    context: int = 0  # number of first frames that are copied from the pool
+    fresh: int = 0  # index of the row's first new frame among the new frames of the batch
     before: int = 0  # the pool's row that is read
-    after: int = -1  # the pool's row that is written, or −1
+    after: int = -1  # the pool's row that is written, or −1 to write none
     tail: int = 0  # the first frame that the next piece computes again
-    tail_known: int = 0  # number of frames from `tail` on whose source is kept
-    held: int = 0  # the first frame held back for a fade
-    fade: int = 0  # frames of the fade
-    rule: int = 0  # index of the pair of windows for the fade
-    faded: int = 0  # 1: fade in over the held frames of the piece before
-    first: int = 0  # the first frame given out
-    end: int = 0  # the frame after the last one given out
-    out: int = 0  # index of its first frame among all frames given out
+    tail_known: int = 0  # number of frames from `tail` on whose source signal is saved
+    held: int = 0  # the first frame that is held back for the next piece's crossfade
+    fade: int = 0  # length of the crossfade in frames
+    rule: int = 0  # index of the crossfade's pair of windows
+    faded: int = 0  # 1: crossfade from the frames that the piece before held back
+    first: int = 0  # the first frame that is output
+    end: int = 0  # the frame after the last one that is output
+    out: int = 0  # index of the row's first output frame among all output frames
 
 
 WIDTH = len(PackedRow._fields)

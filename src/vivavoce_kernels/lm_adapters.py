@@ -1,9 +1,9 @@
-"""LoRA adapters beside products of few rows: each row's output grows by B·A·x of the adapter that the row has.
+"""LoRA adapters for products of few rows: the kernels add B·A·x to each row's output, for the row's own adapter.
 
-`A·x` is a kernel of its own, whose few outputs go to memory. `B·(A·x)` is a part of the product's kernel, or a kernel
-behind the library's product. Rows of several adapters share a tile: the ranks of all adapters stand side by side as one
-inner dimension, in which a row is 0 outside its own adapter's ranks. Sums with such zeros are exact, so a row's bits do
-not depend on the adapters of other rows.
+A separate kernel computes `A·x` and writes its few outputs to memory. `B·(A·x)` is added in the product's own kernel,
+or by another kernel after the library's product. Rows with different adapters share a tile: the ranks of all adapters
+form one inner dimension, where a row is 0 outside its own adapter's ranks. Adding such zeros is exact, so a row's
+result is bitwise independent of other rows' adapters.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import triton
 from vivavoce_kernels.common import launched
 from vivavoce_kernels.lm_rows import launch_options, wait_for_inputs
 
-_LEAST = tl.constexpr(16)  # the least size of a tensor core's product
-_RANKS = tl.constexpr(64)  # inner size of one step of the second product, for all adapters together
+_LEAST = tl.constexpr(16)  # smallest dimension of a tensor core's product
+_RANKS = tl.constexpr(64)  # inner size of one step of the product with B, over the ranks of all adapters
 _LONG, _SPLITS = 2048, 4
-"""From `_LONG` inputs on, `_SPLITS` programs share them; their sums are added up in a fixed order."""
+"""From `_LONG` inputs on, `_SPLITS` programs divide the inner sum of A·x; their sums are added in a fixed order."""
 
 
 @dataclass(frozen=True)
 class RowAdapters:
-    """The adapters of a pass's rows. places: [tiles] int64, of any stride: 1 + the place of the tile's adapter, 0 for
-    none; tile: rows of each; count: places in memory; stride: numbers from one place to the next.
+    """The adapters of the rows of a forward pass. Adapters lie at numbered places in memory. places: [tiles] int64, of
+    any stride: 1 + the place of the tile's adapter, or 0 for no adapter. tile: rows per tile. count: number of places.
+    stride: elements from one place to the next.
     """
 
     places: Tensor
@@ -38,8 +39,8 @@ class RowAdapters:
 
 @dataclass(frozen=True)
 class LowRankRows:
-    """A·x of the rows that have an adapter, [splits, rows, parts · rank] float32, others unset; up: [outputs, rank], B
-    of the first place; ends: the outputs behind each of up to three parts.
+    """sums: A·x, [splits, rows, parts · rank] float32, undefined for rows without an adapter. up: [outputs, rank], the
+    matrix B at the first place. ends: where each of the product's up to three parts ends, in outputs.
     """
 
     sums: Tensor
@@ -48,7 +49,7 @@ class LowRankRows:
     rows: RowAdapters
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
-        """Of the kernels that add B·(A·x)."""
+        """Arguments for the kernels that add B·(A·x)."""
         return self.sums, self.up, self.rows.places, self.rows.places.stride(0), self.rows.stride
 
     def sizes(self) -> dict[str, int]:
@@ -91,11 +92,11 @@ def add_low_rank(
     total, low, up, places, m, n, inside_n, part, rows, step, stride,
     rank: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, splits: tl.constexpr,
 ):  # fmt: skip
-    """total: [outputs n, rows m]; part: to which the outputs belong."""
+    """Return total [outputs n, rows m] + B·(A·x). part: index of the part that these outputs belong to."""
     place = tl.load(places + (m // tile) * step, m < rows, 0)
     last = tl.max(place, 0)
     first = tl.maximum(tl.min(tl.where(place > 0, place, last), 0) - 1, 0)
-    # Few steps, and the product's own loop fills the shared memory: these are not pipelined.
+    # No pipelining: the loop has few steps, and the product's own loop already fills the shared memory.
     for begin in tl.range(first * rank // _RANKS * _RANKS, last * rank, _RANKS, num_stages=1):
         owner, r = (begin + tl.arange(0, _RANKS)) // rank, (begin + tl.arange(0, _RANKS)) % rank
         mine = owner[:, None] + 1 == place[None, :]
@@ -133,8 +134,8 @@ def _expand_kernel(
 def shrink(
     x: Tensor, down: Tensor, up: Tensor, ends: tuple[int, ...], rows: RowAdapters, *, dependent: bool
 ) -> LowRankRows:
-    """A·x of each row's adapter. x: [rows, inputs]; down: [parts · rank, inputs], of the first place; dependent: see
-    `lm_rows.dependent_launches`. The places must be complete before the launch in front of this one.
+    """Compute A·x by each row's adapter. x: [rows, inputs]; down: [parts · rank, inputs], A at the first place;
+    dependent: see `lm_rows.dependent_launches`. `rows.places` must be complete before the launch in front of this one.
     """
     count, inputs = x.shape
     width, splits = len(down), _SPLITS if inputs >= _LONG else 1
@@ -151,9 +152,7 @@ def shrink(
 
 
 def expand(low: LowRankRows, out: Tensor, *, dependent: bool) -> None:
-    """Add B·(A·x) to `out`, in place. out: [rows, outputs] of any float dtype. ValueError: the parts' sizes fit no
-    block of outputs.
-    """
+    """Add B·(A·x) to `out` [rows, outputs] in place. ValueError: a part does not end at a multiple of 16 outputs."""
     count, outputs = out.shape
     block, block_rows = min(128, *(end & -end for end in low.ends)), tile_rows(count)
     if block < _LEAST.value:
@@ -169,5 +168,5 @@ def expand(low: LowRankRows, out: Tensor, *, dependent: bool) -> None:
 
 
 def tile_rows(count: int) -> int:
-    """Columns of a program's tile for `count` rows."""
+    """Number of rows in a program's tile when there are `count` rows."""
     return min(64, max(_LEAST.value, triton.next_power_of_2(count)))

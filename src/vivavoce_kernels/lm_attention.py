@@ -1,14 +1,14 @@
-"""Attention over slots: in a decode step, one new row per slot; in a prefill, packed rows of several sequences.
+"""Attention of the language model, for decode steps (one new row per slot) and prefills (packed rows of sequences).
 
-Decode: one program computes one slot and one key-value head, with all query heads that share it. It rotates query and
-key, stores key and value in the slot's memory, and uses them from registers, so that storing and reading do not race.
-Each warp has an online softmax of its own (arXiv:1805.02867: running maximum m_i, sum l_i and output acc, which alpha
-rescales) over its share of the keys, so that warps wait for one another only at the end. For few slots the keys are
-split over several programs, and a second kernel merges their results: FlashDecoding's split-K (arXiv:2311.01282).
+Decode: one program computes one slot and one key-value head, with all query heads that share this head. It rotates the
+query and the key, and stores the key and value in the slot's memory. It takes the new key and value from registers, so
+it never reads memory that it has just written. Each warp has its own online softmax (arXiv:1805.02867: running maximum
+m_i, sum l_i and output acc, which alpha rescales) over its share of the keys, so warps synchronise only at the end. For
+few slots, several programs divide the keys, and a second kernel merges the results: split-K (arXiv:2311.01282).
 
-Prefill: every sequence begins at a multiple of `ROW_TILE` rows. A program computes one tile of rows, all of one
-sequence, and one key-value head; its products have a row for each query head of that group and each row of the tile.
-Keys are read in blocks at fixed absolute positions, so a row's result does not depend on the other sequences.
+Prefill: every sequence begins at a multiple of `ROW_TILE` rows. A program computes one tile of rows of one sequence,
+and one key-value head. Its matrix products have one row for each pair of a packed row and a query head. Keys are read
+in blocks at fixed positions, so a row's result does not depend on the other sequences.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vivavoce_kernels.lm_rows import launch_options, wait_for_inputs
 
 
 class Rotations(NamedTuple):
-    """cos, sin: [positions, head_dim / 2] float32."""
+    """Rotary embedding tables. cos, sin: [positions, head_dim / 2] float32."""
 
     cos: Tensor
     sin: Tensor
@@ -34,9 +34,9 @@ class Rotations(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitK:
-    """Sizes of FlashDecoding (arXiv:2311.01282).
+    """Sizes of FlashDecoding's split-K (arXiv:2311.01282).
 
-    keys: keys per round, at least 16 for each warp; splits: number of programs, among which the rounds are divided.
+    keys: keys that a program reads per round, at least 16 for each warp; splits: programs that divide the rounds.
     """
 
     keys: int
@@ -46,8 +46,8 @@ class SplitK:
 
 
 class PartialAttention(NamedTuple):
-    """acc: [n · heads · splits, head_dim] float32, not yet divided by l; stats: [n · heads · splits, 2] float32, m (the
-    largest score) and l (the sum of weights) of each split. With splits 0, acc is the result itself.
+    """acc: [n · heads · splits, head_dim] float32, not yet divided by l. stats: [n · heads · splits, 2] float32, each
+    split's m (largest score) and l (sum of weights). If `splits` is 0, acc is the final result.
     """
 
     acc: Tensor
@@ -108,7 +108,7 @@ def _decode_attention_kernel(
         if split == 0:
             tl.store(keys + base + position * head_dim + d, key)
             tl.store(values + base + position * head_dim + d, value)
-            # The first warp takes the new key.
+            # The first warp adds the new key to its softmax.
             own = (warp == 0)[:, None]
             newest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
             m_i = tl.where(own, newest[None, :], m_i)
@@ -135,7 +135,7 @@ def _decode_attention_kernel(
     acc_all = tl.sum(acc * alpha_all[:, :, None], 0)
     where = out + result[:, None] * head_dim + d[None, :]
     if split_k == 1:
-        # A slot that does not run has l = 0, and its row becomes 0.
+        # A slot that is not running has l = 0, and gets a row of zeros.
         tl.store(where, (acc_all / tl.maximum(l_all, 1e-30)[:, None]).to(out.dtype.element_ty), in_group)
     else:
         tl.store(stats + result * 2, m_all, g < group)
@@ -171,11 +171,11 @@ def decode_attention(
     qkv: Tensor, memory: Tensor, positions: Tensor, running: Tensor, rotations: Rotations, heads: int,
     split_k: SplitK, *, dependent: bool,
 ) -> Tensor:  # fmt: skip
-    """Rotate, store and attend for the first n slots of one layer  →  [n, heads · head_dim], qkv's dtype. qkv: [n,
-    (heads + 2 · kv_heads) · head_dim], not yet rotated; memory: the layer's keys and values, [2, slots, kv_heads,
-    capacity, head_dim]; head_dim is a power of 2; positions: [n] int64, of the new key; running: [n] int64 of the same
-    stride, 0: nothing is read or stored, and the row is 0; rotations: by position; split_k: changes only the rounding;
-    dependent: see `lm_rows.dependent_launches`.
+    """Rotate and store the new keys, and compute the attention of the first n slots in one layer  →  [n, heads ·
+    head_dim] in qkv's dtype. qkv: [n, (heads + 2 · kv_heads) · head_dim], not yet rotated. memory: the layer's keys and
+    values, [2, slots, kv_heads, capacity, head_dim], where head_dim is a power of 2. positions: [n] int64, the new
+    key's position. running: [n] int64 with the same stride; for 0 nothing is read or stored, and the output is 0.
+    rotations: indexed by position. split_k: changes only rounding. dependent: see `lm_rows.dependent_launches`.
     """
     partial = partial_attention(qkv, memory, positions, running, rotations, heads, split_k, dependent=dependent)
     if partial.splits == 0:
@@ -199,8 +199,7 @@ def partial_attention(
         acc = torch.empty(slots * heads * splits, head_dim, dtype=torch.float32, device=qkv.device)
         stats = torch.empty(slots * heads * splits, 2, dtype=torch.float32, device=qkv.device)
     else:
-        # The kernel takes a pointer for `stats` but does not read it: any float32 tensor on the device will do, and
-        # this one needs no allocation.
+        # The kernel needs a pointer for `stats` but does not read it, so any float32 tensor on the device will do.
         acc, stats = torch.empty(slots, heads * head_dim, dtype=qkv.dtype, device=qkv.device), rotations.cos
     launched(_decode_attention_kernel, (slots, kv_heads, splits))(
         qkv, *memory, positions, running, *rotations, acc, stats,
@@ -212,7 +211,7 @@ def partial_attention(
     return PartialAttention(acc, stats, splits if splits > 1 else 0)
 
 
-ROW_TILE = 16  # rows of one program
+ROW_TILE = 16  # rows of one program in a prefill
 _KEYS, _WARPS, _STAGES = 64, 4, 3
 
 
@@ -251,7 +250,7 @@ def _prefill_attention_kernel(
     dtype: tl.constexpr = keys.dtype.element_ty
     d, within = tl.arange(0, head_dim), tl.arange(0, block_n)
     partner = (d + half) % head_dim
-    # Row after row, and within a row one query head after another.
+    # Index of the products' rows: packed row by packed row, and within each packed row one query head after another.
     m = tl.arange(0, row_tile * block_m)
     row, g = first + m // block_m, m % block_m
     in_group = (g < group)[:, None]
@@ -271,7 +270,7 @@ def _prefill_attention_kernel(
     l_i = tl.zeros([row_tile * block_m], tl.float32)
     acc = tl.zeros([row_tile * block_m, head_dim], tl.float32)
     for start in range(0, last + 1, block_n):
-        # Keys past the tile's last row are not loaded: they may be NaN from another sequence, and 0 · NaN is NaN.
+        # Do not load keys after the tile's last row: another sequence may have left NaN there, and 0 · NaN is NaN.
         known = start + within <= last
         tile = at + start * head_dim
         k = tl.load(keys + tile, known[:, None], 0.0)
@@ -291,9 +290,9 @@ def _prefill_attention_kernel(
 def prefill_attention(
     qkv: Tensor, memory: Tensor, slots: Tensor, positions: Tensor, rotations: Rotations, heads: int, *, dependent: bool
 ) -> Tensor:
-    """Like `decode_attention`, for packed rows. qkv: its rows are a multiple of `ROW_TILE`; slots: [rows] int64, the
-    slot that stores each row; a tile attends to its first row's slot; positions: [rows] int64, 0 for rows of padding,
-    which every slot has  →  [rows, heads · head_dim], qkv's dtype.
+    """`decode_attention` for the packed rows of a prefill. qkv: a multiple of `ROW_TILE` rows. slots: [rows] int64,
+    where each row is stored; all rows of a tile attend to the slot of its first row. positions: [rows] int64; padding
+    has 0, a position that every slot has  →  [rows, heads · head_dim] in qkv's dtype.
     """
     rows = len(qkv)
     _, _, kv_heads, capacity, head_dim = memory.shape

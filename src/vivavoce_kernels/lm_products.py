@@ -1,14 +1,12 @@
-"""Matrix products of few rows, whose time is the time of reading the weights.
+"""Matrix products of few rows. Reading the weights takes most of their time.
 
-The weights are the left operand, so that a small batch pads columns of a tile and not rows. The inner dimension may be
-split over programs; each part's sums go to a float32 plane of their own, and the next normalisation adds the planes in
-a fixed order, whichever program ends first. From some number of rows on a library is faster; a table of tiles has the
-choice for each product.
+The weights are the left operand, so a small batch pads columns of a tile and not rows. Several programs may divide the
+inner dimension: each writes its sums to its own float32 plane, and the next normalisation adds the planes in a fixed
+order, whichever program ends first. For many rows a library is faster; `TILES` decides for each product.
 
-A single row takes products without tensor cores, in one kernel with the operations around them: there the time of a
-step depends on how soon weights arrive and on the number of kernels. Each program requests its rows of the weights
-before it waits for its input. Norms, the residual sum, SwiGLU and the merge of a partial attention are part of these
-kernels, so that a layer has five.
+A single row uses other kernels, without tensor cores, that include the operations around the product: norms, the
+residual sum, SwiGLU, and the merge of a partial attention. A layer then has five kernels. Fewer kernels and early
+weights make a single row fast, so each program requests its rows of the weights before it waits for its input.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from vivavoce_kernels.lm_rows import launch_options, swiglu, wait_for_inputs
 
 @dataclass(frozen=True)
 class Tile:
-    """Outputs and inputs of one step of a program, parts of the inner dimension, the compiler's warps and stages."""
+    """outputs, inputs: of one step of a program; splits: of the inner dimension; warps, stages: for the compiler."""
 
     outputs: int
     inputs: int
@@ -41,19 +39,19 @@ class Tile:
 
 @dataclass(frozen=True)
 class Shape:
-    """The key for a product's tile; outputs are counted after SwiGLU if it is gated."""
+    """The sizes of a product, by which tables find its tile. A gated product's outputs are counted after SwiGLU."""
 
     outputs: int
     inputs: int
     gated: bool = False
 
 
-Tiles = Mapping[Shape, Mapping[int, Tile]]  # by class of rows; the library computes products without an entry
+Tiles = Mapping[Shape, Mapping[int, Tile]]  # by sizes and by row class; a product without an entry uses the library
 
-ROW_CLASSES = (16, 32, 64, 128)  # columns of a tile; more rows than the last one take several programs side by side
+ROW_CLASSES = (16, 32, 64, 128)  # row counts of a tile; larger batches need several programs
 
 _HIDDEN, _INNER, _QKV = 896, 4864, 1152
-_IDS = (6564, 6761)  # outputs of CosyVoice2's head and of CosyVoice3's
+_IDS = (6564, 6761)  # outputs of the speech heads of CosyVoice2 and CosyVoice3
 _ID_TILES = {
     16: Tile(32, 128, 1, 4, 4),
     32: Tile(64, 64, 1, 4, 5),
@@ -67,7 +65,7 @@ TILES: Tiles = {
     Shape(_HIDDEN, _INNER): {16: Tile(32, 64, 4, 4, 6), 32: Tile(64, 64, 4, 4, 6), 64: Tile(64, 64, 4, 4, 6)},
     **{Shape(ids, _HIDDEN): _ID_TILES for ids in _IDS},
 }
-"""CosyVoice2's sizes, as measured on one H200 in bfloat16; CosyVoice3 differs only in the head."""
+"""Tiles for the sizes of CosyVoice2, measured on one H200 in bfloat16. CosyVoice3 differs only in its head."""
 
 
 def row_class(rows: int) -> int:
@@ -125,12 +123,12 @@ def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool, gated: bool = False,
     wide: bool = False, low: LowRankRows | None = None,
 ) -> Tensor:  # fmt: skip
-    """Compute x · weightᵀ + bias, with SwiGLU if gated, by the table's tile, or by the library if there is none.
+    """Compute x · weightᵀ + bias, then SwiGLU if `gated`. The library computes it if `tiles` has no tile for it.
 
-    x: [rows, inputs]; weight: [outputs, inputs], or [2 · outputs, inputs] with the gates first; low: of the rows'
-    adapters, added before SwiGLU  →  [planes, rows, outputs], whose sum over the planes is the product. The planes are
-    float32 if there are several, or if our kernel runs with `wide`; otherwise they have x's dtype. ValueError: the
-    table's tile does not fit the sizes.
+    x: [rows, inputs]. weight: [outputs, inputs], or [2 · outputs, inputs] if gated, gates first. low: A·x of the rows'
+    adapters; B·(A·x) is added before SwiGLU  →  [planes, rows, outputs], whose sum over the planes is the product.
+    Planes are float32 if there are several or if our kernel runs with `wide`, else x's dtype. ValueError: the tile does
+    not fit.
     """
     outputs, inputs = len(weight) // 2 if gated else len(weight), weight.shape[1]
     tile = tiles.get(Shape(outputs, inputs, gated), {}).get(row_class(len(x)))
@@ -174,7 +172,7 @@ def multiply(
 
 @dataclass(frozen=True)
 class Strip:
-    """Outputs of one program, and the compiler's warps."""
+    """outputs: of one program; warps: for the compiler."""
 
     outputs: int
     warps: int
@@ -188,12 +186,12 @@ STRIPS: Strips = {
     Shape(_INNER, _HIDDEN, gated=True): Strip(1, 4),
     Shape(_HIDDEN, _INNER): Strip(4, 8),
     **{Shape(ids, _HIDDEN): Strip(4, 4) for ids in _IDS},
-}  # CosyVoice2's and CosyVoice3's sizes, measured like `TILES`
+}  # for the sizes of CosyVoice2 and CosyVoice3, measured like `TILES`
 
 
 @triton.jit
 def _merged(acc, stats, k, inside, head_dim: tl.constexpr, split_k: tl.constexpr):
-    """Channels k of all heads, from the splits of a `PartialAttention`."""
+    """Merge the splits of a `PartialAttention`  →  the channels k of its output, where k counts through all heads."""
     first = (k // head_dim) * split_k
     m_all = tl.load(stats + first * 2, inside, 0.0)
     for split in tl.static_range(1, split_k):
@@ -249,9 +247,9 @@ def vector_product(
     scaling: Tensor | None = None, eps: float = 0.0, gated: bool = False,
     added: bool = False,
 ) -> None:  # fmt: skip
-    """Multiply one row by the weights into `out`, [1, outputs]; added: add to `out`, which is then float32. x: [1,
-    inputs], or a partial attention with as many channels; weight: as in `product`; scaling: [inputs], the weight of an
-    RMSNorm with this eps, applied to x first; dependent: see `lm_rows.dependent_launches`.
+    """Write the product of one row and the weights to `out` [1, outputs]; added: add it to `out`, which is then
+    float32. x: [1, inputs], or a partial attention with `inputs` channels; weight: as in `product`; scaling: [inputs],
+    weight of an RMSNorm with this eps, applied to x first; dependent: see `lm_rows.dependent_launches`.
     """
     inputs = weight.shape[1]
     outputs = len(weight) // 2 if gated else len(weight)

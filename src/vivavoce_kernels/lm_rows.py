@@ -1,4 +1,4 @@
-"""Row operations of the language model: dependent launches, embeddings, the residual stream with RMSNorm, SwiGLU."""
+"""Row operations of the language model: dependent launches, embeddings, RMSNorm with the residual sum, SwiGLU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vivavoce_kernels.common import launched
 
 
 def dependent_launches(device: torch.device) -> bool:
-    """Whether the device supports programmatic dependent launches (compute capability 9.0)."""
+    """Whether the device supports programmatic dependent launches (compute capability 9.0 or higher)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -22,12 +22,12 @@ def launch_options(dependent: bool) -> dict[str, bool]:
 
 @triton.jit
 def wait_for_inputs():
-    """Wait for the kernel before this one; then let the next one start."""
+    """Wait until the preceding kernel has finished, then allow the following kernel to start."""
     gdc_wait()
     gdc_launch_dependents()
 
 
-Tables = tuple[Tensor, Tensor, Tensor]  # controls, text and speech: [ids, hidden] each, with the same dtype
+Tables = tuple[Tensor, Tensor, Tensor]  # embeddings of control, text and speech ids: [ids, hidden], all of one dtype
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -76,8 +76,9 @@ def _add_norm_kernel(
 
 
 def embed_norm(ids: Tensor, kinds: Tensor | None, tables: Tables, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """ids: [rows] int64, of any stride; kinds: [rows] int64 (0 control, 1 text, 2 speech), None: all speech; weight:
-    [hidden]  →  the residual stream, [rows, hidden] float32, and normalised, [rows, hidden] in the tables' dtype.
+    """Look up embeddings and normalise them. ids: [rows] int64, of any stride. kinds: [rows] int64 (0 control, 1 text,
+    2 speech), or None if all are speech. weight: [hidden], of the RMSNorm  →  the residual stream, [rows, hidden]
+    float32, and the normalised rows, [rows, hidden] in the tables' dtype.
     """
     size = tables[0].shape[1]
     stream = torch.empty(len(ids), size, dtype=torch.float32, device=ids.device)
@@ -92,9 +93,9 @@ def embed_norm(ids: Tensor, kinds: Tensor | None, tables: Tables, weight: Tensor
 def add_norm(
     stream: Tensor, added: Tensor, weight: Tensor, eps: float, *, dependent: bool, picked: Tensor | None = None
 ) -> Tensor:
-    """Add planes to the stream, in place and one after the other. stream: [rows, hidden] float32; added: [planes, rows,
-    hidden] of any float dtype; weight: [hidden]; picked: [n] int64, normalise only these rows and leave the stream
-    unchanged, because it ends here  →  [rows or n, hidden], weight's dtype.
+    """Add the planes to the residual stream in place, one after the other, then apply RMSNorm. stream: [rows, hidden]
+    float32; added: [planes, rows, hidden] of any float dtype; weight: [hidden]; picked: [n] int64, normalise only these
+    rows after the last layer and leave the stream unchanged  →  [rows or n, hidden] in weight's dtype.
     """
     rows, size = stream.shape
     out = torch.empty(rows if picked is None else len(picked), size, dtype=weight.dtype, device=stream.device)
@@ -106,7 +107,7 @@ def add_norm(
     return out
 
 
-_COLUMNS = 1024  # columns of one program: 8 values for each thread, 16 bytes at 16 bit
+_COLUMNS = 1024  # columns per program: 8 values per thread, which are 16 bytes at 16 bits
 
 
 @triton.jit
@@ -122,7 +123,7 @@ def _swiglu_kernel(joined, out, size: tl.constexpr, block: tl.constexpr, depende
 
 
 def swiglu(joined: Tensor, *, dependent: bool) -> Tensor:
-    """joined: [rows, 2 · inner], gates first  →  [rows, inner], the same dtype."""
+    """SwiGLU. joined: [rows, 2 · inner], gates first  →  [rows, inner], the same dtype."""
     rows, size = len(joined), joined.shape[1] // 2
     out = torch.empty(rows, size, dtype=joined.dtype, device=joined.device)
     block = min(_COLUMNS, triton.next_power_of_2(size))

@@ -1,8 +1,7 @@
-"""Repetition-aware sampling and the update of the slots' state, in one kernel.
+"""Repetition-aware sampling, and the update of the slots' state, in one kernel.
 
-The rules and the state are those of the plain path (`models/randomness.py`, `engine/lm_stage/slots.py`). A program has
-a slot's row of scores in registers, and takes out the best one until the nucleus is full: this takes few rounds, and
-needs no sorting.
+The rules and the state are those of the code without kernels (`models/randomness.py`, `engine/lm_stage/slots.py`). A
+program holds a slot's scores in registers and removes the best one until the nucleus is complete, in few rounds.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from vivavoce_kernels.common import launched, stream_offset, uniform
 from vivavoce_kernels.layouts import IDLE, Field, NoiseStream
 from vivavoce_kernels.lm_rows import launch_options, wait_for_inputs
 
-MOST_CANDIDATES = 128  # upper limit of a slot's top_k
+MOST_CANDIDATES = 128  # upper limit of a request's top_k
 
-WARPS = 8  # warps of a program, which holds a row of scores in its registers
+WARPS = 8  # warps per program; their registers hold a slot's scores
 
 _NUCLEUS = tl.constexpr(stream_offset(NoiseStream.NUCLEUS))
 _FALLBACK = tl.constexpr(stream_offset(NoiseStream.FALLBACK))
@@ -45,8 +44,8 @@ def _masked_scores(scores, i, numbers, forbidden, early, ids: tl.constexpr, cont
 def _drawn_from_all(
     scores, numbers, forbidden, early, but, peak, mark, ids: tl.constexpr, controls: tl.constexpr, all_ids: tl.constexpr
 ):  # fmt: skip
-    """Sums are float64, so that the order of adding thousands of weights cannot change the draw; mark: a uniform
-    number.
+    """Sample from all ids except `but`. mark: a uniform random number. Sums are float64, so that the order in which
+    thousands of weights are added cannot change the sampled id.
     """
     total = tl.full([], 0.0, tl.float64)
     drawn, last = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
@@ -88,7 +87,7 @@ def _advance_kernel(
         bound, most_wanted = tl.load(top_p + place), tl.load(own + _TOP_K)
         barred, barred_early = forbidden + place * controls, early + place * controls
 
-        # The nucleus: the best remaining id, while the sum before it, added one by one, is below top_p.
+        # Nucleus: take the most probable remaining id while the sum of the probabilities taken so far is below top_p.
         i = tl.arange(0, all_ids)
         z = _masked_scores(scores + row * ids, i, own, barred, barred_early, ids, controls)
         peak = tl.max(z, 0)
@@ -109,11 +108,11 @@ def _advance_kernel(
             wanted = (before < bound) & (size < most_wanted)
         target = uniform(seed, count, _NUCLEUS) * before
         index = tl.sum(((rank < size) & (upto <= target)).to(tl.int32), 0)
-        # Rounding may put the target on the total; then the last id with any weight is drawn.
+        # Rounding can make the target equal to the total. Then the last id with a probability above 0 is sampled.
         index = tl.minimum(index, weighty - 1)
         chosen = tl.sum(tl.where(rank == index, candidates, 0), 0)
 
-        # Repeats in the slot's own past, the newest id last.
+        # Count the chosen id among the slot's latest ids. The newest id is in the last column.
         column = tl.arange(0, ages)
         past = tl.load(history + place * window + column, column < window, _IDLE)
         reach = tl.minimum(tl.load(own + _WINDOW), count)
@@ -129,7 +128,7 @@ def _advance_kernel(
         is_speech = taken < ids - controls
         newer = tl.load(history + place * window + column + 1, column + 1 < window, 0)
         newer = tl.where(column + 1 == window, taken, newer)
-        # The writes below overwrite values that other threads of the program read above.
+        # Barrier: the stores below overwrite values that other threads of this program load above.
         tl.debug_barrier()
         tl.store(history + place * window + column, newer, column < window)
         tl.store(own + _POSITION, position + 1)
@@ -144,12 +143,12 @@ def advance_slots(
     scores: Tensor, places: Tensor, numbers: Tensor, top_p: Tensor, forbidden: Tensor, early: Tensor,
     history: Tensor, result: Tensor, *, dependent: bool,
 ) -> None:  # fmt: skip
-    """Sample an id for each running slot of `places`, and update the slots' state in place. scores: [n, ids], logits or
-    log-probabilities of any float dtype; places: [n] int64, the slot of each row, running slots at most once; numbers:
-    [slots, fields] int64 (`Field`); top_k of running slots is at most `MOST_CANDIDATES`; top_p: [slots] float32;
-    forbidden, early: [slots, control ids] bool: ids that may not be sampled, and ids that may not until the run has
-    `Field.MIN_TOKENS` ids; control ids are the last of all ids; history: [slots, window] int64, newest last; result:
-    [n] int64, written: the id, or `IDLE`.
+    """Sample an id for each running slot in `places`, and update the slots' state in place. scores: [n, ids], logits or
+    log-probabilities of any float dtype. places: [n] int64, the slot of each row; a running slot occurs at most once.
+    numbers: [slots, fields] int64 (`Field`); top_k of a running slot is at most `MOST_CANDIDATES`. top_p: [slots]
+    float32. forbidden, early: [slots, control ids] bool, the ids that are never sampled, and those that are not sampled
+    before the run has `Field.MIN_TOKENS` ids; control ids are the last ids. history: [slots, window] int64, newest id
+    last. result: [n] int64, receives the sampled id or `IDLE`.
     """
     count, ids = scores.shape
     window = history.shape[1]

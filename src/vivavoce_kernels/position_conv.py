@@ -1,6 +1,6 @@
-"""Causal grouped convolutions over packed rows: wide in time, narrow in channels.
+"""Causal grouped convolutions over packed rows, with many taps and few channels per group.
 
-The frames before a row's first new one are the tails that the row's last chunk left, and zeros without a past.
+The inputs before a row's first new frame are the tails that the row's last chunk left, or zeros without a past.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from vivavoce_kernels.common import mish
 from vivavoce_kernels.flow_products import ConvTails, ConvTile, ConvWeights
 from vivavoce_kernels.layouts import RowPlaces
 
-_LEAST = 16  # channels of the smallest matrix product
+_LEAST = 16  # smallest number of channels in a matrix product
 _CHANNELS = 128
 
 
 def grouped_weights(conv: nn.Conv1d, first: int) -> ConvWeights:
-    """Join groups that are too narrow for a product, with zeros between them  →  weight: [blocks, taps, in, out]
+    """Join groups that are too narrow for a matrix product, with zeros between them  →  weight: [blocks, taps, in, out]
     contiguous; first: as in `ConvWeights`. ValueError: the size of a group is not a power of two.
     """
     (channels, size, taps), groups = conv.weight.shape, conv.groups
@@ -80,7 +80,7 @@ def _keep_tails(
         (known & (place >= 0))[:, None] & inside, 0.0,
     )  # fmt: skip
     tails = (copy * rows + row) * TAIL
-    # A row with few frames keeps a part of its old tails.
+    # A row with fewer new frames than the tail is long keeps a part of its old tail.
     value += tl.load(
         before + (tails + new + line)[:, None] * TAILS + (first_channel + channel)[None, :],
         (known & (place < 0))[:, None] & inside, 0.0,
@@ -98,9 +98,9 @@ def position_conv(
     cut: ConvTile,
     skip: Tensor | None = None,
 ) -> Tensor:
-    """Mish of a causal grouped convolution, plus `skip`. x, skip: [2 · frames, channels] contiguous; first: [rows]
-    int32, packed index of each row's first new frame; tails: of taps − 1 frames, as in `causal_conv`; conv: from
-    `grouped_weights`; cut: its input channels are ignored  →  like x.
+    """Mish of a causal grouped convolution, plus `skip`. x, skip: [2 · frames, channels], contiguous. first: [rows]
+    int32, packed index of each row's first new frame. tails: as in `causal_conv`, but of taps − 1 frames. conv: from
+    `grouped_weights`. cut: its number of input channels is ignored  →  like x.
     """
     (blocks, taps, block, _), (row, local, length) = conv.weight.shape, places
     out, frames, size = torch.empty_like(x), len(row), x.shape[1]

@@ -1,8 +1,8 @@
-"""Convolutions over packed signals, with channels side by side, and the operations after a convolution in a vocoder.
+"""Convolutions over packed signals (channels last), fused with the operations after a convolution in a vocoder.
 
-One implicit matrix product: a row per position, a sum over taps and channels. The epilogue adds bias and residuals,
-clears positions between the rows, and stores the sum, the activated input of the next convolution, or both: a value is
-activated once, not once per tap.
+A convolution is one implicit matrix product, with a row per position and a sum over taps and channels. The epilogue
+adds bias and residuals, and clears positions between the rows. It stores the sum, or the activated input of the next
+convolution, or both. So each value is activated once, not once per tap.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from triton.language.extra import libdevice
 import triton
 from vivavoce_kernels.common import launched
 
-PRECISION = "ieee"  # pitches are summed to phases, so an error of a thousandth can be heard
+PRECISION = "ieee"  # no TF32: pitches are summed to phases, so an error of a thousandth is audible
 
 
 class Activation(IntEnum):
-    SNAKE = 0  # x + sin²(αx) / α with an α per channel
+    SNAKE = 0  # x + sin²(αx) / α, with one α per channel
     LEAKY = 1
     ELU = 2
 
 
 @dataclass(frozen=True)
 class SnakeTile:
-    """Rows, columns (32 or more) and depth of a program's tile, warps, loads in flight."""
+    """rows, columns (32 or more), depth: of a program's tile; warps; stages: of the pipelined loads."""
 
     rows: int
     columns: int
@@ -40,11 +40,11 @@ class SnakeTile:
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """An output position m reads positions m · stride + tap · dilation − offset of the input. weight: [taps · channels
-    in, columns], in the products' dtype; bias: [columns] float32; rate: output positions per frame. Columns are the
-    channels of one position, or of `fan` positions one after another (a transposed convolution). open_end: the output
-    of a row has one additional position, the first in the frame after the row's last. mirrored: a row's first position
-    gets the value of its third one.
+    """Output position m reads input positions m · stride + tap · dilation − offset. weight: [taps · channels in,
+    columns], in the products' dtype. bias: [columns] float32. rate: output positions per frame. Columns are the
+    channels of one position, or of `fan` consecutive positions (transposed convolution). open_end: each row has one
+    more output position, the first in the frame after the row. mirrored: a row's first position gets the value of its
+    third.
     """
 
     weight: Tensor
@@ -62,7 +62,9 @@ class Convolution:
 
 @dataclass(frozen=True, eq=False)
 class Activated:
-    """alpha: [count, columns] float32, of SNAKE, for count stored values; inverse: 1 / α; slope: of LEAKY."""
+    """alpha: [count, columns] float32, for SNAKE, with one row for each of `count` outputs; inverse: 1 / α; slope: for
+    LEAKY.
+    """
 
     kind: Activation
     count: int = 1
@@ -76,7 +78,7 @@ NOTHING = Activated(Activation.SNAKE, 0)
 
 @triton.jit
 def _snake(x, alpha, inverse, FAST: tl.constexpr):
-    # The hardware's sine is within 1e-5 for such arguments: nothing that 16 bit could show, too coarse for float32.
+    # The hardware's sine has an error of up to 1e-5 here: invisible in 16 bits, but too much for float32.
     wave = libdevice.fast_sinf(alpha * x) if FAST else tl.sin(alpha * x)
     return x + wave * wave * inverse
 
@@ -95,7 +97,7 @@ def _finish(
         kept = inside[:, None] | (reached[:, None] & (n < OUT // FAN)[None, :])
     here = m[:, None] * OUT + n[None, :]
     total = accumulator + tl.load(bias + n, mask=column, other=0.0)[None, :]
-    # Summands are not loaded where the output is cleared, because they may hold NaN there.
+    # Where the output is cleared, the summands are not loaded, because they may hold NaN there.
     if ADDS > 0:
         total += tl.load(added + here, mask=stored & kept, other=0.0).to(tl.float32)
     if ADDS > 1:
@@ -135,13 +137,13 @@ def _convolve(
 ):  # fmt: skip
     columns: tl.constexpr = (OUT + BN - 1) // BN
     blocks: tl.constexpr = (IN + BK - 1) // BK
-    # Neighbouring programs read the same positions, so the second one finds them in the cache.
+    # Neighbouring programs read the same positions, so the second program finds them in the cache.
     m = tl.program_id(0) // columns * BM + tl.arange(0, BM)
     n = tl.program_id(0) % columns * BN + tl.arange(0, BN)
     tag = tl.load(tags + m // RATE, mask=m < positions, other=0)
     inside = (tag == 1) | (tag == 3)
     reached = inside | (tag == 2) & (m % RATE == 0) if OPEN_END else inside
-    # A tile with padding only skips the sum.
+    # A tile of padding alone skips the sum.
     steps = tl.max(reached.to(tl.int32), axis=0) * taps * blocks
     exact: tl.constexpr = tl.float64 if weight.dtype.element_ty == tl.float64 else tl.float32
     accumulator = tl.zeros((BM, BN), exact)
@@ -165,7 +167,7 @@ def _convolve(
             right = tl.load(weights + (tap * IN + channel) * OUT, mask=known, other=0.0)
         left = left.to(weight.dtype.element_ty)
         accumulator = tl.dot(left, right, accumulator, input_precision=PRECISION, out_dtype=exact)
-    # In two halves: all columns at once would take the registers of a second program on the same multiprocessor.
+    # Finish in two halves: all columns at once would use the registers of a second program on the multiprocessor.
     low, high = tl.split(tl.permute(tl.reshape(accumulator, (BM, 2, BN // 2)), (0, 2, 1)))
     n = tl.program_id(0) % columns * BN + tl.arange(0, BN // 2)
     for half in tl.static_range(2):
@@ -187,11 +189,11 @@ def convolve(
     raw: torch.dtype | None = None,
     activated: Activated | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(convolution + bias + added) · scale, zero outside of the rows. x: [positions in, channels in], converted to the
-    weights' dtype; tags: [frames] int32: 0 padding, 1 inside a row, 2 the frame after a row's end, 3 a row's first
-    frame; added: at most two of [positions · fan, columns / fan]  →  the sum [positions · fan, columns / fan] in the
-    dtype `raw`, and its values `activated` for the next convolution, [count, positions · fan, columns / fan] in the
-    weights' dtype; empty if not requested.
+    """(convolution + bias + added) · scale, with zeros outside the rows. x: [positions in, channels in], converted to
+    the weights' dtype. tags: [frames] int32: 0 padding, 1 inside a row, 2 the frame after a row, 3 a row's first frame.
+    added: up to two tensors [positions · fan, columns / fan]  →  the sum [positions · fan, columns / fan] in the dtype
+    `raw`, and the activated sum, [count, positions · fan, columns / fan] in the weights' dtype, as the input of the
+    next convolution. A result that is not requested is empty.
     """
     positions, columns, wanted = len(tags) * conv.rate, conv.weight.shape[1], activated or NOTHING
     assert max(positions * columns, x.numel()) < 2**31, "offsets are 32 bit"
@@ -215,19 +217,19 @@ def convolve(
 
 
 _MULTIPROCESSORS = 132
-_ENOUGH = 0.75  # with fewer programs than this for each multiprocessor smaller tiles are faster
+_ENOUGH = 0.75  # with fewer programs per multiprocessor than this, smaller tiles are faster
 _CUTS = ((128, 128, 8, 3), (64, 128, 4, 4), (128, 64, 4, 3), (64, 64, 4, 4))
-"""Rows, columns, warps and stages of 16-bit tiles, as measured on one H200: the first that makes enough programs."""
+"""Rows, columns, warps and stages of 16-bit tiles, measured on one H200; the first with enough programs is used."""
 
 
 def tile_for(conv: Convolution, frames: int, device: torch.device) -> SnakeTile:
     positions, columns = frames * conv.rate, conv.weight.shape[1]
     if device.type == "cpu":
-        # Triton's interpreter takes the time of a program for each tile, whatever its size.
+        # In Triton's interpreter the time depends on the number of programs, not on their size, so tiles are large.
         rows = min(4096, max(16, triton.next_power_of_2(positions)))
         return SnakeTile(rows, min(256, max(32, triton.next_power_of_2(columns))), _depth(conv.channels, 128), 4, 2)
     if conv.weight.element_size() > 2:
-        # float32 has no tensor cores: a long sum takes long, so few positions are cut into the smallest tiles.
+        # float32 cannot use tensor cores, so a long sum is slow. Few positions therefore get the smallest tiles.
         few = positions * columns < _MULTIPROCESSORS * 32 * 64
         side = 32 if few else 64
         narrow = min(side, max(32, triton.next_power_of_2(columns)))
@@ -241,5 +243,5 @@ def tile_for(conv: Convolution, frames: int, device: torch.device) -> SnakeTile:
 
 
 def _depth(channels: int, most: int) -> int:
-    """The largest power of two that divides the channels, within limits."""
+    """The largest of 128, 64 and 32 that is ≤ `most` and divides the channels, else 16."""
     return next((depth for depth in (128, 64, 32) if depth <= most and channels % depth == 0), 16)

@@ -1,8 +1,8 @@
-"""The harmonic source of packed rows and the short-time Fourier transforms around the generator, in float32.
+"""The harmonic source of packed rows, and the short-time Fourier transforms around the generator, in float32.
 
-Two kernels compute `HarmonicSource` with the same rounding: phases are sums of hundreds of thousands of radians, so the
-order of float32 operations can be heard; the kernels keep it, and products are not fused with sums. The noise is that
-of `models.randomness`. The transforms are `stft` and `istft` of `models.vocoder.hift`.
+Two kernels compute `HarmonicSource` with the same rounding. Phases are sums of hundreds of thousands of radians, so a
+different order of float32 operations is audible: the kernels keep the order, without fused multiply-add. The noise is
+as in `models.randomness`; the transforms are `stft` and `istft` of `models.vocoder.hift`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ROW_WIDTH = tl.constexpr(WIDTH)
     START, FRAMES, KNOWN, ORIGIN, CARRIED, SEED, COUNTER, KEPT_PHASE, CONTEXT, FRESH, BEFORE, AFTER, TAIL, TAIL_KNOWN,
     HELD, FADE, RULE, FADED, FIRST, END, OUT,
 ) = (tl.constexpr(column) for column in range(WIDTH))  # fmt: skip
-"""Columns of `PackedRow`."""
+"""Column numbers of the table of `PackedRow`s."""
 
 _SOURCE = tl.constexpr(stream_offset(NoiseStream.SOURCE))
 _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 class SourceShape(NamedTuple):
-    """harmonics: number with the fundamental; samples: per frame; stepped: whether it is a `SteppedSource`."""
+    """harmonics: number, with the fundamental; samples: per frame; stepped: whether it is a `SteppedSource`."""
 
     harmonics: int
     samples: int
@@ -61,7 +61,7 @@ def _cycles(
         there = frame < frames
         f0 = tl.abs(tl.load(pitch + (start + frame) * PITCH_WIDTH, mask=there, other=0.0))[:, None]
         turn = tl.div_rn(f0 * multiple, sample_rate)
-        # In float64 the order of a sum does not matter: after rounding to float32 the result is the same.
+        # The order of a float64 sum does not matter: rounded to float32, the result is the same.
         turn = (turn - tl.floor(turn)).to(tl.float64)
         total = begun + (summed + tl.cumsum(turn, axis=0)).to(tl.float32)
         summed += tl.sum(turn, axis=0)[None, :]
@@ -72,7 +72,7 @@ def _cycles(
 
 @triton.jit
 def _phase(cycles, carried, index, runs_on, first, lane, row, LANES: tl.constexpr, SAMPLES: tl.constexpr):
-    # With a carried phase the index of the frames' cycles starts at 1.
+    # If the phase is carried over, index 0 is the carried phase and the frames' cycles start at index 1.
     own = cycles + (first + index - runs_on)[:, None] * LANES + lane[None, :]
     own_there = ((index >= runs_on)[:, None]) & (lane >= 0)[None, :]
     taken = tl.load(own, mask=own_there, other=0.0)
@@ -102,7 +102,7 @@ def _excite(
             if STEPPED:
                 wave = tl.sin(tl.load(cycles + place * LANES + lane) * _TWO_PI * SAMPLES)[None, :]
             else:
-                # The two frames between whose centres the value is interpolated.
+                # Linear interpolation between the centres of two frames, `left` and `right`.
                 drawn = (frame - origin.to(tl.int32) + runs_on) * SAMPLES + sample
                 at = tl.maximum(scale * (drawn.to(tl.float32) + 0.5) - 0.5, 0.0)
                 left = tl.floor(at).to(tl.int32)
@@ -124,7 +124,7 @@ def _excite(
                     signal += strength * tl.sum(drawn * tl.load(merge + lane)[None, :], axis=1)
                 else:
                     signal += strength * (normal(seed, counter, _SOURCE) * norm)
-            # tanh in a form whose exponential cannot overflow.
+            # tanh by an exponential that cannot overflow.
             shrunk = tl.exp(-2.0 * tl.abs(signal))
             bent = (1.0 - shrunk) / (1.0 + shrunk)
             tl.store(source + place * SAMPLES + sample, tl.where(signal < 0, -bent, bent), mask=own)
@@ -133,7 +133,7 @@ def _excite(
 
 
 def lanes(harmonics: int) -> int:
-    """Columns per frame for the phases of this many harmonics."""
+    """Number of columns per frame in the tables of phases: the harmonics, rounded up to a power of two."""
     return triton.next_power_of_2(harmonics)
 
 
@@ -151,16 +151,16 @@ def make_source(
     *,
     noise: bool,
 ) -> Tensor:
-    """pitch: [frames, any] float32, the signed pitch in the first column; tags, row_of: [frames] int32, as in
-    `snake_conv.convolve`, and the row of each frame inside; rows: [rows, ROW_WIDTH] int64, see `layouts.PackedRow`;
-    carried: [rows, lanes] float32 cycles, for rows that continue; merge: [lanes] float32, zero past the harmonics;
-    bias, norm: of the layer that merges them; source: [frames · samples] float32, written in place where it is not
-    known yet, zero outside of the rows  →  [rows, lanes] float32: the phase at each row's `kept_phase`, in cycles;
-    undefined for rows without frames.
+    """Write the source signal. pitch: [frames, any] float32, signed pitch in the first column. tags, row_of: [frames]
+    int32, as in `snake_conv.convolve`, and the row of each frame. rows: [rows, ROW_WIDTH] int64, see
+    `layouts.PackedRow`. carried: [rows, lanes] float32, phases in cycles of rows that continue. merge: [lanes] float32,
+    weights of the layer that merges the harmonics, then zeros; bias, norm: of this layer. source: [frames · samples]
+    float32, written in place except for known frames; zero outside the rows  →  [rows, lanes] float32: the phase at
+    each row's `kept_phase`, in cycles; undefined for rows without frames.
     """
     frames, width = len(tags), lanes(shape.harmonics)
     cycles, ends = pitch.new_empty(frames, width), torch.zeros_like(carried)
-    # No fused products and no approximate quotients, because the sums' rounding is part of the result.
+    # No fused multiply-add and no approximate division: the rounding of the sums is part of the result.
     launched(_cycles, (len(rows),))(
         pitch, rows, carried, cycles, ends, float(shape.sample_rate),
         PITCH_WIDTH=pitch.shape[1], HARMONICS=shape.harmonics, LANES=width, BLOCK=32, enable_fp_fusion=False,
@@ -177,22 +177,22 @@ def make_source(
 
 
 def spectrum_lanes(n_fft: int) -> int:
-    """Columns for one half of a spectrum: real or imaginary parts, magnitudes or phases."""
+    """Number of columns for one half of a spectrum (real or imaginary parts, magnitudes or phases)."""
     return triton.next_power_of_2(n_fft // 2 + 1)
 
 
 def forward_table(n_fft: int) -> Tensor:
-    """[n_fft, 2 · spectrum_lanes] float32: windowed sample → real parts, then imaginary ones (periodic Hann window)."""
+    """[n_fft, 2 · spectrum_lanes] float32: maps samples to real, then imaginary parts; includes the Hann window."""
     return _table(n_fft, torch.ones(n_fft // 2 + 1))
 
 
 def inverse_table(n_fft: int) -> Tensor:
-    """[n_fft, 2 · spectrum_lanes] float32: real and imaginary parts → windowed sample."""
+    """[n_fft, 2 · spectrum_lanes] float32: maps real and imaginary parts to windowed samples."""
     half = n_fft // 2
     share = torch.full((half + 1,), 2.0 / n_fft, dtype=torch.float64)
     share[0] = share[half] = 1.0 / n_fft
     table = _table(n_fft, share)
-    # A real signal has no imaginary part there.
+    # The spectrum of a real signal has no imaginary part at frequency 0 and at half the sample rate.
     table[:, [spectrum_lanes(n_fft), spectrum_lanes(n_fft) + half]] = 0
     return table
 
@@ -255,7 +255,7 @@ def _wave(
         at = polar + q[:, None] * (2 * LANES) + lane[None, :]
         magnitude = tl.load(at, mask=reached[:, None], other=0.0)
         phase = tl.sin(tl.load(at + LANES, mask=reached[:, None], other=0.0))
-        # Keep NaN, here and below: clamping would turn it into a valid-looking loud sample.
+        # Keep NaN, here and below: clamping it would give a loud sample that looks valid.
         magnitude = tl.exp(tl.minimum(magnitude, largest, propagate_nan=tl.PropagateNan.ALL))
         magnitude = tl.where(reached[:, None], magnitude, 0.0)
         real, imaginary = magnitude * tl.cos(phase), magnitude * tl.sin(phase)
@@ -274,11 +274,11 @@ def _wave(
 def spectrum(
     source: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, table: Tensor, rate: int, hop: int, dtype: torch.dtype
 ) -> Tensor:
-    """Short-time Fourier transform of the packed source; each row is mirrored at its own ends.
+    """Short-time Fourier transform of the packed source; each row is padded by reflection at its own ends.
 
-    source: [frames · rate · hop] float32; tags, row_of, rows: as in `make_source`; table: `forward_table`; rate:
-    spectra per frame  →  [frames · rate, 2 · spectrum_lanes]. A row's last spectrum is in the frame after the row;
-    frames outside of the rows are zero.
+    source: [frames · rate · hop] float32; tags, row_of, rows: as in `make_source`; table: from `forward_table`; rate:
+    spectra per frame  →  [frames · rate, 2 · spectrum_lanes], zero outside the rows. A row's last spectrum is in the
+    frame after it.
     """
     positions, width = len(tags) * rate, table.shape[1]
     out = source.new_empty(positions, width, dtype=dtype)
@@ -293,9 +293,9 @@ def spectrum(
 def wave(
     polar: Tensor, tags: Tensor, table: Tensor, envelope: Tensor, rate: int, hop: int, limit: float, largest: float
 ) -> Tensor:
-    """Overlap-add of each row's spectra. polar: [frames · rate, 2 · spectrum_lanes] float32, logarithms of magnitudes,
-    then values whose sine is the phase; table: `inverse_table`; envelope: [n_fft] float32, the squared window; limit:
-    of samples; largest: of magnitudes  →  [frames · rate · hop] float32, zero outside of the rows.
+    """Overlap-add of each row's spectra. polar: [frames · rate, 2 · spectrum_lanes] float32, log magnitudes, then
+    values whose sine is the phase. table: `inverse_table`. envelope: [n_fft] float32, the squared window. limit:
+    largest absolute sample. largest: largest magnitude  →  [frames · rate · hop] float32, zero outside the rows.
     """
     positions = len(tags) * rate
     out = polar.new_empty(positions * hop)
@@ -308,5 +308,5 @@ def wave(
 
 
 def _block(x: Tensor) -> int:
-    """Positions of a program; in Triton's interpreter the time is per program, whatever its size."""
+    """Positions per program. In Triton's interpreter the time depends on the number of programs, not on their size."""
     return 128 if x.is_cuda else 4096

@@ -1,4 +1,4 @@
-"""Copies between a pool of streams' tails and the vocoder's packed frames: one launch in, one launch out."""
+"""Copies between the pool of the streams' tails and the vocoder's packed frames, in one launch for each direction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from vivavoce_kernels.vocoder_source import (
 
 
 class Pool(NamedTuple):
-    """All float32; mel: [rows, frames, bins]; source, held: [rows, frames, samples per frame]; phase: [rows, lanes]."""
+    """All float32. mel: [rows, frames, bins]; source: [rows, frames, samples per frame]; held: the samples held back,
+    of the same form; phase: [rows, lanes].
+    """
 
     mel: Tensor
     source: Tensor
@@ -125,9 +127,9 @@ def _sizes(mel: Tensor, pool: Pool) -> dict[str, int]:
 def lay_in(
     fresh: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, pool: Pool, mel: Tensor, source: Tensor, carried: Tensor
 ) -> None:
-    """fresh: [any, bins], the new frames of all rows, in any dtype; tags, row_of, rows: as in `make_source`; mel:
-    [frames, bins] float32, written, zero outside of the rows; source: [frames · samples] float32, written where it is
-    known; carried: [rows, lanes] float32, for rows that continue.
+    """Copy the pool's tails and the new frames into the batch. fresh: [any, bins], all rows' new frames, in any dtype.
+    tags, row_of, rows: as in `make_source`. mel: [frames, bins] float32, written, zero outside the rows. source:
+    [frames · samples] float32, written in known frames. carried: [rows, lanes] float32, written for continued rows.
     """
     launched(_lay_in, (len(tags),))(
         fresh, tags, row_of, rows, pool.mel, pool.source, pool.phase, mel, source, carried, **_sizes(mel, pool)
@@ -146,10 +148,10 @@ def lay_out(
     pool: Pool,
     out: Tensor,
 ) -> None:
-    """Fade each row with the samples held before it, and store the stream's new tails. wave, source: [frames · samples]
-    float32; mel: [frames, bins] float32; phases: [rows, lanes] float32; windows: [rules, 2, held frames · samples]
-    float32, rising and falling; pool: written at the rows' `after`, which no other row may read or write; out: [frames
-    given out · samples] float32, written.
+    """Crossfade each row with the samples held back before, output its frames, and store its new tails. wave, source:
+    [frames · samples] float32. mel: [frames, bins] float32. phases: [rows, lanes] float32. windows: [rules, 2, held
+    frames · samples] float32, rising and falling. pool: written at the rows' `after`; no other row may read or write
+    there. out: [output frames · samples] float32, written.
     """
     launched(_lay_out, (len(tags),))(
         wave, mel, source, phases, tags, row_of, rows, windows, *pool, out,
