@@ -1,1 +1,1 @@
-"""Checkpoints in the formats of other runtimes."""
+"""Export of checkpoints to the formats of other runtimes."""

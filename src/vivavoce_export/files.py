@@ -1,7 +1,7 @@
-"""Targets of an export, and safetensors files of any size.
+"""Checks of an export's target folder, and safetensors files that do not need to fit into memory.
 
-The safetensors library's own writer needs all tensors of a file in memory at once. The format: the length of a JSON
-header as 8 bytes, the header, then the tensors' bytes, little endian
+The writer of the safetensors library needs all tensors of a file in memory at once. The file format is the length of a
+JSON header in 8 bytes, the header, then the tensors' bytes, little endian
 (https://github.com/huggingface/safetensors#format).
 """
 
@@ -27,15 +27,15 @@ BLOCK_VALUES = 4 << 20
 
 
 def check_target(target: Path, source: Path, *, force: bool, mark: str, field: str = "out") -> None:
-    """Refuse an unsafe target folder: it has to be absent or empty, and outside of `source`.
+    """Refuse an unsafe target folder. It must be absent or empty, and outside of `source`.
 
-    force: it may also hold an earlier export, which is a folder with the file `mark`. field: for the error.
+    force: it may also be an earlier export, a folder with the file `mark`; field: the option that errors name.
     """
     resolved, origin, here = target.resolve(), source.resolve(), Path.cwd()
     if resolved == origin or resolved in origin.parents or origin in resolved.parents:
         raise InvalidRequest(f"{field}: {target} and the model's folder lie within each other; choose another place")
     if resolved == here or resolved in here.parents:
-        raise InvalidRequest(f"{field}: the current folder lies in {target}, which a new one replaces; name another")
+        raise InvalidRequest(f"{field}: the current folder lies in {target}, which would be replaced; name another")
     if not os.path.lexists(target):
         return
     if not target.is_dir():
@@ -45,9 +45,7 @@ def check_target(target: Path, source: Path, *, force: bool, mark: str, field: s
     if not force:
         raise InvalidRequest(f"{field}: {target} is not empty; add --force to replace it, or choose another place")
     if not (target / mark).is_file():
-        raise InvalidRequest(
-            f"{field}: {target} holds no {mark}, so it is not an earlier export and stays; choose another place"
-        )
+        raise InvalidRequest(f"{field}: {target} holds no {mark}, so it is not an earlier export; choose another place")
 
 
 def check_dtype(name: str) -> None:
@@ -57,7 +55,7 @@ def check_dtype(name: str) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Set the file name of an OSError that the block raises without one."""
+    """If the block raises an OSError without a file name, set its file name to `path`."""
     try:
         yield
     except OSError as error:
@@ -67,12 +65,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def blank(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor without values, which specifies a tensor in a `TensorFile`."""
+    """A tensor with a shape and dtype but no values, as the specification of a tensor in a `TensorFile`."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 class TensorFile:
-    """A safetensors file that several threads fill; unwritten parts are zero. An OSError names the file."""
+    """A safetensors file that several threads write to. Unwritten parts are zero. An OSError names the file."""
 
     def __init__(self, path: Path, specs: Mapping[str, Tensor]) -> None:
         self._path, self._specs = path, specs
@@ -83,11 +81,11 @@ class TensorFile:
             os.pwrite(self._descriptor, header, 0)
 
     def write(self, name: str, tensor: Tensor, row: int = 0) -> None:
-        """Write a tensor, or some rows of it from `row` on; ValueError if they do not fit the spec."""
+        """Write a tensor, or some of its rows starting at `row`. ValueError: they do not fit the specification."""
         spec = self._specs[name]
         within = tensor.dim() > 0 and tensor.shape[1:] == spec.shape[1:] and row + len(tensor) <= len(spec)
         if tensor.dtype != spec.dtype or not (within or tensor.shape == spec.shape):
-            raise ValueError(f"{name}: {list(tensor.shape)} {tensor.dtype} at row {row} is not within {spec}")
+            raise ValueError(f"{name}: {list(tensor.shape)} {tensor.dtype} at row {row} does not fit into {spec}")
         offset = self._start[name] + row * math.prod(spec.shape[1:]) * spec.itemsize
         data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
         with naming(self._path):
@@ -104,20 +102,20 @@ class TensorFile:
 
 
 def matches(path: Path, specs: Mapping[str, Tensor]) -> bool:
-    """True if a file has the header and the length of a file of these specs; no tensor is read."""
+    """True if the file has the header and the length that these specs give. No tensor is read."""
     header, _, num_bytes = _layout(specs)
     with path.open("rb") as file:
         return file.read(len(header)) == header and path.stat().st_size == num_bytes
 
 
 def row_blocks(num_rows: int, width: int) -> list[slice]:
-    """The rows of a table of `width` columns, in blocks of a bounded size."""
+    """Split the rows of a table with `width` columns into blocks of at most about `BLOCK_VALUES` values."""
     step = max(1, BLOCK_VALUES // max(1, width))
     return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
 
 
 def cast(tensor: Tensor, dtype: torch.dtype, name: str, way_out: str = "choose bfloat16 or float32") -> Tensor:
-    """The tensor as `dtype`; CheckpointError, with `name` and `way_out`, for values that it cannot hold."""
+    """Convert the tensor to `dtype`. CheckpointError with `name` and `way_out` for values that `dtype` cannot hold."""
     narrow = tensor.to(dtype)
     if tensor.is_meta or bool(narrow.isfinite().all()):
         return narrow
@@ -128,12 +126,12 @@ def cast(tensor: Tensor, dtype: torch.dtype, name: str, way_out: str = "choose b
 
 
 def _layout(specs: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int], int]:
-    """(header, first byte of each tensor in the file, size of the file in bytes)."""
-    # Transformers refuses a file that does not name its library.
+    """(file header, each tensor's first byte in the file, size of the file in bytes)."""
+    # Transformers refuses a file whose metadata does not say which framework saved it.
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start: dict[str, int] = {}
     end = 0
-    # Wide dtypes first, as the format's own library orders them: every tensor is aligned to its dtype.
+    # Order by falling element size, as the safetensors library does, so that every tensor is aligned to its dtype.
     for name, spec in sorted(specs.items(), key=lambda item: (-item[1].itemsize, item[0])):
         start[name], end = end, end + spec.nbytes
         entries[name] = {"dtype": _NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [start[name], end]}

@@ -1,9 +1,9 @@
-"""The merged language model as a Hugging Face Qwen2 folder: written (`export_hf`), and read back (`read_merged`).
+"""The merged language model as a Hugging Face Qwen2 folder, which `export_hf` writes and `read_merged` reads.
 
-Other exports start from a `Source`: such a folder, or the official one merged at reading. Folders may have the layout
-in which CosyVoice2's language model is published for Triton (Hugging Face `yuekai/cosyvoice2_llm`): there the head's
-bias is `lm_head.bias` among the weights, or is missing. The official deployment of CosyVoice3 makes folders without a
-bias, because its head has none.
+Other exports start from a `Source`: such a folder, or an official folder whose model is merged while it is read. A
+folder may also have the layout in which CosyVoice2's language model is published for Triton (Hugging Face
+`yuekai/cosyvoice2_llm`): there the head's bias is `lm_head.bias` among the weights, or is missing. The official
+deployment of CosyVoice3 makes folders without a bias, because CosyVoice3's head has none.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SPOKEN = (SPEECH_START, END)
 _ROPE_GROUPS = ("rope_parameters", "rope_scaling")
 _DEFAULT_ROPE_THETA = 10_000.0
 _RELEASE = {"mix_ratio": [5, 15], "sampling": {"top_p": 0.8, "top_k": 25, "win_size": 10, "tau_r": 0.1}}
-"""The content of `speech_lm.json` for the releases of CosyVoice2 and 3, for folders without it."""
+"""Content of `speech_lm.json` for CosyVoice2 and 3, as released; used for folders that lack this file."""
 _FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -64,17 +64,17 @@ CHAT_TEMPLATE = (
     "{%- elif message['role'] == 'assistant' %}{{- message['content'] }}"
     "{%- endif %}{%- endfor %}"
 )
-"""The user's message is the text; the assistant's is speech tokens, `<|s_12|><|s_7|>…`."""
+"""Chat template: the user's message is the text, and the assistant's message is speech tokens, `<|s_12|><|s_7|>…`."""
 _PAD = "<|endoftext|>"
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A merged model.
+    """A merged model that can be read.
 
-    reader: its tensors by Hugging Face's names, the head under its own name even if it is tied; dtype: the stored one;
-    files: the files that it was read from; bias: [vocab] float32, added to the head's outputs; vocabulary: None for a
-    model whose ids may not be CosyVoice's.
+    reader: reads its tensors by Hugging Face's names; the head has its own name even if tied. dtype: of the stored
+    weights. files: from which the model is read. bias: [vocab] float32, added to the head's outputs. vocabulary: None
+    for a model whose ids may not be CosyVoice's.
     """
 
     sizes: QwenSizes
@@ -90,22 +90,22 @@ class Source:
 
 
 def open_official(folder: Path, text_size: int, variant: str | None = None) -> Source:
-    """An official CosyVoice2 or 3 folder; arguments and errors as in `open_merged_lm`."""
+    """Open an official folder of CosyVoice2 or 3; arguments and errors as in `open_merged_lm`."""
     lm = open_merged_lm(folder, text_size, variant)
     dtype, files = lm.read(FINAL_NORM).dtype, (find_part(folder, "llm", variant),)
     return Source(lm.sizes, lm, dtype, files, lm.read(HEAD_BIAS), lm.vocabulary)
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Whether config.json is in the folder itself; the official layout has it in a subfolder."""
+    """Whether config.json is directly in the folder; the official layout has it in a subfolder."""
     return (folder / CONFIG).is_file()
 
 
 def open_hugging_face(folder: Path) -> Source:
-    """A Qwen2 folder in Hugging Face's layout, such as `vivavoce export hf` writes.
+    """Open a Qwen2 folder in Hugging Face's layout, such as `vivavoce export hf` writes.
 
-    CheckpointError: files are missing, corrupt or do not fit config.json. UnsupportedModel: not a Qwen2, a quantised
-    one, or one with a feature that CosyVoice's language models lack.
+    CheckpointError: files are missing, corrupt or do not fit config.json. UnsupportedModel: the model is not a Qwen2,
+    is quantised, or has a feature that CosyVoice's language models lack.
     """
     config = read_json(folder / CONFIG, REMEDY)
     check_features(config)
@@ -130,7 +130,7 @@ def open_hugging_face(folder: Path) -> Source:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The single file, or the shards in the index, or the shards by their names."""
+    """The single weights file, or the shards that the index names, or without an index the shards found by name."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / _INDEX).is_file():
@@ -167,7 +167,7 @@ def check_features(config: Mapping[str, Any]) -> None:
         ("model_type", config.get("model_type"), "qwen2"),
         ("hidden_act", config.get("hidden_act", "silu"), "silu"),
         ("use_sliding_window", bool(config.get("use_sliding_window")), False),
-        # Each group is checked, because one that says "default" must not hide another with another value.
+        # Check each group: a group that says "default" must not hide another group with another value.
         *((f"{name}.rope_type", _rope_kind(name, config), "default") for name in _ROPE_GROUPS),
     ):
         if found != known:
@@ -202,7 +202,7 @@ def _rope_kind(name: str, config: Mapping[str, Any]) -> object:
 
 
 def rope_theta(config: Mapping[str, Any]) -> float:
-    """The rotary base, by transformers 5's name or by the old one; CheckpointError if they contradict each other."""
+    """The base of the rotary embedding, by transformers 5's name or by the old one. CheckpointError if they differ."""
     group = config.get(_ROPE_GROUPS[0]) or {}
     new, old = (
         None if values.get("rope_theta") is None else Section(path, values).number("rope_theta")
@@ -210,14 +210,14 @@ def rope_theta(config: Mapping[str, Any]) -> float:
     )
     if new is not None and old is not None and new != old:
         raise CheckpointError(
-            f"{CONFIG}: rope_theta is {old:g} and {_ROPE_GROUPS[0]}.rope_theta is {new:g}, which must be one; {REMEDY}"
+            f"{CONFIG}: rope_theta is {old:g} and {_ROPE_GROUPS[0]}.rope_theta is {new:g}, they must agree; {REMEDY}"
         )
     found = old if new is None else new
     return _DEFAULT_ROPE_THETA if found is None else found
 
 
 def read_vocabulary(folder: Path) -> MergedVocabulary:
-    """The first speech id and the number of speech tokens of a merged folder, from the tokenizer's files."""
+    """The first speech id and the number of speech tokens in a merged folder, from its tokenizer files."""
     vocabulary = _find_vocabulary(folder)
     if vocabulary is None:
         raise CheckpointError(f"{folder.name}: no tokenizer file has {', '.join(_SPOKEN)}; {REMEDY}")
@@ -225,7 +225,7 @@ def read_vocabulary(folder: Path) -> MergedVocabulary:
 
 
 def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
-    """None for a folder whose tokenizer, if it has one, has no speech tokens."""
+    """The vocabulary, or None for a folder without a tokenizer or whose tokenizer has no speech tokens."""
     ids = added_ids(folder)
     if not ids.keys() & {*_SPOKEN}:
         return None
@@ -246,7 +246,7 @@ def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
 
 
 def added_ids(folder: Path) -> dict[str, int]:
-    """Ids by token, from every place in which tokenizers keep added tokens; the last place wins."""
+    """Added tokens and their ids, from all files in which tokenizers keep added tokens; the last file wins."""
     ids: dict[str, int] = {}
     for name in (TOKENIZER_CONFIG, _ADDED_TOKENS, TOKENIZER):
         if not (folder / name).is_file():
@@ -268,7 +268,7 @@ def added_ids(folder: Path) -> dict[str, int]:
 
 
 def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
-    """The text vocabulary has the tokenizer's size, without padding."""
+    """Configuration of the language model; its text vocabulary has the tokenizer's size, without padding."""
     data = read_json(folder / CONFIG, REMEDY)
     speech = read_json(folder / SPEECH, REMEDY) if (folder / SPEECH).is_file() else _RELEASE
     known = {"text_vocab_size": vocabulary.text_size, "rope_theta": rope_theta(data)}
@@ -276,17 +276,17 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
 
 
 def read_bias(folder: Path, rows: int | None = None, stored: Tensor | None = None) -> Tensor | None:
-    """The head's bias, [rows] of a float dtype: `embedding_bias.npy`, else `stored`, from the weights.
+    """The head's bias, [rows] of a float dtype: from `embedding_bias.npy`, or without it `stored`, from the weights.
 
-    The file comes first: it is float32, and the one that runtimes add to the logits.
+    The file takes precedence: it is float32, and runtimes add it to the logits.
     """
     path = folder / EMBEDDING_BIAS
     bias = stored
     if path.is_file():
         try:
-            mapped = np.lib.format.open_memmap(path, mode="r")  # refuses a header with more values than the file has
+            mapped = np.lib.format.open_memmap(path, mode="r")  # fails if the header promises more values than exist
             bias = torch.from_numpy(np.array(mapped))
-        except Exception:  # numpy parses the header as Python source, which can fail in many ways
+        except Exception:  # numpy parses the header as Python source, which can fail with many types of error
             raise CheckpointError(f"{path.name}: cannot be read; {REMEDY}") from None
     if bias is not None and (bias.dim() != 1 or not bias.is_floating_point()):
         dtype = str(bias.dtype).removeprefix("torch.")
@@ -300,9 +300,9 @@ def read_bias(folder: Path, rows: int | None = None, stored: Tensor | None = Non
 
 
 def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
-    """Add the speech and control ids after the text's, in place; CheckpointError if they cannot get their ids.
+    """Add speech and control ids after the text ids, in place. CheckpointError: a token cannot get its expected id.
 
-    Speech tokens are not special tokens: decoding keeps them, and drops the ones that end speech or frame the text.
+    Speech tokens are not special tokens, so decoding keeps them; it drops the tokens that end speech or frame text.
     """
     added = vocabulary.added_tokens()
     tokenizer.add_tokens(
@@ -321,14 +321,14 @@ def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
 
 
 def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
-    """The content of `tokenizer_config.json`; tokenizer: the merged one; max_length: the model's positions."""
+    """Content of `tokenizer_config.json` for the merged tokenizer; max_length: number of positions of the model."""
     return {
-        # Read the tokenizer's file as it is, without the library's special treatment of Qwen2.
+        # Generic class: transformers reads the tokenizer file as it is, without its special rules for Qwen2.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
         "bos_token": None,
         "eos_token": END,
-        # Qwen2's token for padding, if it exists.
+        # The padding token of Qwen2, if the tokenizer has it.
         "pad_token": END if tokenizer.token_to_id(_PAD) is None else _PAD,
         "unk_token": None,
         "clean_up_tokenization_spaces": False,
@@ -354,12 +354,12 @@ def export_hf(
     variant: str | None = None,
     force: bool = False,
 ) -> HFExport:
-    """Write the merged language model of an official folder; the target appears complete or not at all.
+    """Write the merged language model of an official folder. The target folder appears complete or not at all.
 
     tokenizer_json: the source's text tokenizer with the model's special tokens, as a `tokenizer.json`; dtype: one of
     `DTYPES`, or auto for the source's; force: replace an earlier export. Memory holds a few million values at a time.
-    InvalidRequest: the target or the dtype cannot be used; CheckpointError: the source cannot be read, or its values do
-    not fit the dtype.
+    InvalidRequest: the target or the dtype cannot be used. CheckpointError: the source cannot be read, or the dtype
+    cannot hold its values.
     """
     check_dtype(dtype)
     check_target(target, source, force=force, mark=SPEECH)
@@ -384,7 +384,7 @@ def export_hf(
 
 
 def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
-    """The folder's settings by file name; `config.json` has the rotary base and the dtype by old and new names."""
+    """The folder's settings by file name. `config.json` has the rotary base and the dtype by old and new names."""
     config, vocabulary, stored = lm.config, lm.vocabulary, str(dtype).removeprefix("torch.")
     of_tokenizer, ends = tokenizer_config(tokenizer, config.max_positions), list(lm.vocabulary.eos_ids)
     return {
@@ -424,18 +424,18 @@ def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, 
             "eos_token_id": ends,
             "pad_token_id": tokenizer.token_to_id(of_tokenizer["pad_token"]),
         },
-        # CosyVoice's own settings, with the names of its yaml.
+        # CosyVoice's own settings, with the names that its yaml file uses.
         SPEECH: {"mix_ratio": [config.mix_text, config.mix_speech], "sampling": vars(config.sampling)},
     }
 
 
 def read_merged(folder: Path) -> tuple[LMConfig, dict[str, Tensor]]:
-    """Configuration and weights of `SpeechLM` from a merged folder: by our names, on the CPU in the file's dtype.
+    """Configuration and weights of `SpeechLM` from a merged folder: by our names, on the CPU, in the file's dtype.
 
-    The text embedding has the rows that the tokenizer uses, without the official file's padding. Missing sampling
-    settings are those of the release; a missing bias of the head is zeros, as plain Qwen2 runtimes compute.
-    CheckpointError: files are missing, corrupt or do not fit one another; UnsupportedModel: not a Qwen2, or one with a
-    feature that `SpeechLM` lacks.
+    The text embedding has only the rows that the tokenizer uses, without the official file's padding. Missing sampling
+    settings get the values of the release; a missing bias of the head becomes zeros, as in plain Qwen2 runtimes.
+    CheckpointError: files are missing, corrupt or do not fit each other. UnsupportedModel: another model than Qwen2, or
+    one with a feature that `SpeechLM` lacks.
     """
     vocabulary = read_vocabulary(folder)
     source, config = open_hugging_face(folder), read_lm_config(folder, vocabulary)
@@ -453,7 +453,7 @@ def read_merged(folder: Path) -> tuple[LMConfig, dict[str, Tensor]]:
 
 
 def speech_lm(config: LMConfig, state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> SpeechLM:
-    """The network with these weights, copied as `dtype`, on the CPU and ready to run."""
+    """Build the network with these weights, converted to `dtype`, on the CPU and ready to run."""
     with torch.device("meta"):
         lm = SpeechLM(config)
     load_into(lm, state, NameTable(()), WEIGHTS, dtype)

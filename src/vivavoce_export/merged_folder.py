@@ -1,4 +1,4 @@
-"""The language model in the form that other runtimes load, made once and kept among the downloaded models."""
+"""The merged language model for other runtimes. It is made once and cached beside the downloaded models."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vivavoce_export.hf_folder import export_hf
 
 
 def merged_folder(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Path:
-    """The folder of an official folder's language model in this dtype; errors as `export_hf`.
+    """The merged folder of an official folder's language model, made if it is missing; errors as `export_hf`.
 
-    The folder's name is a key of a cache: the path, size and change time of the weights' file, and the dtype.
+    Its name is a cache key of the dtype, and of the path, size and change time of the weights file.
     """
     weights = find_part(folder, "llm", variant).resolve()
     status, name = weights.stat(), str(dtype).removeprefix("torch.")

@@ -1,16 +1,16 @@
 """One Qwen2 model of text and speech: its tensors by Hugging Face's names, each read on demand.
 
-CosyVoice2's language model looks up text, speech and control ids in three tables and has a head for speech alone;
-CosyVoice3's control ids are among its speech ids. Runtimes with one table of ids and one head get them merged
-(`MergedVocabulary`):
+CosyVoice2's language model looks up text, speech and control ids in three tables, and has a head for speech alone. In
+CosyVoice3 the control ids are among the speech ids. Other runtimes know only one table of ids and one head, so they get
+merged tables (`MergedVocabulary`):
 
 - embeddings: the text rows that the tokenizer uses, the speech embedding, CosyVoice2's two control embeddings, then
-  zeros;
+zeros;
 - head: the speech head's rows at the speech ids, zeros everywhere else;
-- head's bias: the speech head's (zeros for CosyVoice3, which has none), and −∞ at every other id, so that no text id is
-  ever sampled.
+- head's bias: the speech head's bias (zeros for CosyVoice3, which has none), and −∞ at every other id, so that text
+ids are never sampled.
 
-Plain Qwen2 has no bias of the head: each export says where it puts the bias.
+The head of a plain Qwen2 has no bias. Each export documents where it stores the bias.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ HEAD_BIAS = "lm_head.bias"
 ALL_ROWS = slice(None)
 
 _OFFICIAL = "llm.model."
-"""Prefix of the backbone's official names, before Hugging Face's name."""
+"""Prefix of the backbone's tensors in official files; the rest of the name is Hugging Face's."""
 _READ_BEFORE_REOPENING = 64 << 20
 
 
 @dataclass(frozen=True)
 class QwenSizes(Qwen2Config):
-    """Sizes of a Hugging Face Qwen2 model; tied: its head is the embedding."""
+    """Sizes of a Hugging Face Qwen2 model. tied: the head and the embedding are the same tensor."""
 
     vocab_size: Annotated[int, FileKey("vocab_size")]
     tied: bool = False
@@ -64,7 +64,7 @@ class QwenSizes(Qwen2Config):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """All tensors of the model except the head's bias, which Qwen2 lacks."""
+        """Shapes of all tensors of the model, except the head's bias, which Qwen2 lacks."""
         table = (self.vocab_size, self.hidden_size)
         layers = {
             f"model.layers.{index}.{name}": shape
@@ -79,20 +79,20 @@ class QwenSizes(Qwen2Config):
 
 
 class TensorReader(Protocol):
-    """Tensors by name, read one at a time; safe to use from several threads."""
+    """Reads tensors by name, one at a time; safe to use from several threads."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """A tensor, or some rows of it, on the CPU in its stored dtype; the caller may change it."""
+        """Read a tensor, or some rows of it, to the CPU in its stored dtype. The caller may change the result."""
 
 
 class MappedWeights:
-    """The tensors of weight files, mapped into memory and copied on demand.
+    """The tensors of weight files, which are mapped into memory and copied on demand.
 
-    Pages that were read count as this process's memory, so the mapping is reopened from time to time, and files of any
-    size are read within a bound. same: names that stand for the tensor of another name.
+    Pages that were read count as memory of this process. The mapping is therefore reopened from time to time, so that
+    files of any size are read in bounded memory. same: maps a name to another name that has the same tensor.
     """
 
     def __init__(self, *paths: Path, same: Mapping[str, str] | None = None) -> None:
@@ -102,8 +102,8 @@ class MappedWeights:
         self.dtypes = {name: tensor.dtype for name, tensor in self._mapped.items()}
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """A copy of a tensor or of some rows of it; CheckpointError if no file has it."""
-        mapped = self._mapped  # a thread that opens a new mapping does not close this one for other readers
+        """A copy of a tensor, or of some rows of it. CheckpointError: no file has the tensor."""
+        mapped = self._mapped  # keeps this mapping open here while another thread replaces it
         if name not in mapped:
             files = ", ".join(path.name for path in self._paths)
             raise CheckpointError(f"model: {name} is in none of {files}; make or download it again")
@@ -119,7 +119,7 @@ class MappedWeights:
 
 
 def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str], ...]:
-    """Origins of merged rows: (merged name, first row, row after the last, official name)."""
+    """Which official rows become which merged rows: (merged name, first row, row after the last, official name)."""
     speech = vocabulary.head.start, vocabulary.head.stop
     shared = (
         (EMBEDDING, 0, vocabulary.text_size, _OFFICIAL + EMBEDDING),
@@ -133,9 +133,9 @@ def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str]
 
 
 def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iterator[tuple[str, int, Tensor]]:
-    """Yield a merged model's tensors under their official names, as (name, first row, rows); tables come in blocks.
+    """Yield a merged model's tensors under official names, as (name, first row, rows). Tables are yielded in blocks.
 
-    Skipped are rows of the text embedding beyond the tokenizer's ids, and biases that one of the two models lacks.
+    Rows of the text embedding after the tokenizer's ids are skipped, and so are biases that one model lacks.
     """
     width = reader.shapes[EMBEDDING][1]
     for name, first, end, official in merged_rows(vocabulary):
@@ -147,7 +147,7 @@ def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iter
 
 
 def no_bias(vocabulary: MergedVocabulary, rows: int) -> Tensor:
-    """The merged bias of a head without one: [rows] float32, zero at the head's rows, and −∞ at all other ids."""
+    """The merged bias if the official head has none: [rows] float32, 0 at the head's ids and −∞ at all other ids."""
     bias = torch.full((rows,), -torch.inf)
     bias[vocabulary.head.start : vocabulary.head.stop] = 0
     return bias
@@ -155,9 +155,9 @@ def no_bias(vocabulary: MergedVocabulary, rows: int) -> Tensor:
 
 @dataclass(frozen=True)
 class MergedLM:
-    """A CosyVoice2 or 3 language model as a reader of the merged one's tensors.
+    """Reads a CosyVoice2 or 3 language model as the tensors of its merged model.
 
-    official: the content of llm.pt, by its names. All tensors are in the file's dtype, the head's bias in float32.
+    official: the tensors of llm.pt by its names. Merged tensors have the file's dtype; the head's bias is float32.
     """
 
     config: LMConfig
@@ -174,7 +174,7 @@ class MergedLM:
         return self.sizes.shapes | {HEAD_BIAS: (self.vocabulary.padded_size,)}
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """One merged tensor, or some rows of it (a slice without a step), on the CPU."""
+        """Read a merged tensor, or some rows of it (a slice without a step), to the CPU."""
         if name not in (EMBEDDING, HEAD, HEAD_BIAS):
             return self.official.read(_OFFICIAL + name, rows)
         parts = [part[1:] for part in merged_rows(self.vocabulary) if part[0] == name]
@@ -192,7 +192,7 @@ class MergedLM:
 
 
 def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> MergedLM:
-    """The merged language model of an official CosyVoice2 or 3 folder; text_size: entries of its text tokenizer.
+    """Open the language model of an official CosyVoice2 or 3 folder; text_size: entries of its text tokenizer.
 
     CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer. UnsupportedModel:
     another generation.
@@ -205,7 +205,7 @@ def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> 
     official = MappedWeights(path)
     outlines = {name: torch.empty(shape, device="meta") for name, shape in official.shapes.items()}
     with torch.device("meta"):
-        load_into(SpeechLM(config), outlines, LM_NAMES, path.name, torch.float32)  # names and shapes; no value is read
+        load_into(SpeechLM(config), outlines, LM_NAMES, path.name, torch.float32)  # compares names and shapes only
     if text_size > config.text_vocab_size:
         raise CheckpointError(
             f"model: the text tokenizer has {text_size} entries, but {path.name} has embeddings of "

@@ -1,4 +1,4 @@
-"""Networks as files: ONNX, TorchScript, packages of AOTInductor. Each is compared with PyTorch before it is kept."""
+"""Networks as files: ONNX, TorchScript, AOTInductor packages. Each file is compared with PyTorch before it is kept."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from vivavoce_runtimes.files import ENCODER, ESTIMATOR, LM, PRECISIONS, VOCODER,
 
 ROWS, LENGTH = Dim("rows", min=2, max=512), Dim("length", min=2, max=15_000)
 EXAMPLE = (2, 37)
-"""Rows and length that exporters cannot mistake for fixed sizes."""
+"""Rows and length of example inputs; unusual numbers, so that exporters do not take them for fixed sizes."""
 CHUNK = 7
-"""Frames of an attention chunk in test inputs."""
+"""Number of frames in an attention chunk of test inputs."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One network of a model.
+    """One network of a model that can be exported.
 
-    dynamic: name of each input, in order → its dimensions of variable size; outputs: their names; draw: makes random
-    inputs for a number of rows and a length; shapes: the rows and lengths for which the export is tested; official:
-    sizes of an encoder that official tools call, see `ScriptedEncoder`.
+    dynamic: each input's name, in order → its dimensions of variable size; outputs: their names; draw: makes random
+    inputs for a number of rows and a length; shapes: the rows and lengths with which the exported file is tested;
+    official: sizes for encoders that official tools call, see `ScriptedEncoder`.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Part:
     shapes: tuple[tuple[int, int], ...] = ((1, 4), (1, 61), (2, 37), (3, 111))
 
     def inputs(self, rows: int, length: int) -> tuple[Tensor, ...]:
-        """The same random inputs each time, on the device; floats in `dtype`, except `t`."""
+        """Random inputs on the device, equal in each call. Floats have `dtype`, except the input `t`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rows * 15_000 + length)
             drawn = dict(zip(self.dynamic, self.draw(rows, length), strict=True))
@@ -82,12 +82,12 @@ class _Around(nn.Module):
 
 
 class Estimator(_Around):
-    """The flow's velocity estimator with the inputs and the output of the official exports."""
+    """The flow's velocity estimator, with the inputs and the output of the official exports."""
 
     def forward(
         self, x: Tensor, mask: Tensor, mu: Tensor, t: Tensor, spks: Tensor, cond: Tensor, attention_ends: Tensor
     ) -> Tensor:
-        """Inputs have the shapes of `EstimatorInputs` → [rows, bins, frames], 0 where `mask` is."""
+        """Inputs have the shapes of `EstimatorInputs` → velocity [rows, bins, frames], 0 where `mask` is 0."""
         speaker = spks[:, :, None].expand_as(mu)
         features = torch.cat((x, mu, speaker, cond), dim=1).transpose(1, 2)
         frame = torch.arange(x.shape[2], device=x.device, dtype=torch.int32)
@@ -115,7 +115,7 @@ def _estimator(models: Models) -> Part:
 
 
 class EncoderCore(nn.Module):
-    """CosyVoice2's encoder up to its last norm; the official flow projects its output to mu."""
+    """CosyVoice2's token encoder up to its last norm. The official flow itself projects its output to mu."""
 
     def __init__(self, network: TokenEncoder) -> None:
         super().__init__()
@@ -124,8 +124,8 @@ class EncoderCore(nn.Module):
 
     def forward(self, xs: Tensor, heard: Tensor, attention_ends: Tensor, lookahead_ends: Tensor) -> Tensor:
         """xs: [rows, tokens + lookahead, size] embedded tokens; heard: [rows] int64, their number; attention_ends:
-        [rows, tokens] int32, tokens that each one sees; lookahead_ends: [rows, tokens] int64, see `TokenEncoder.encode`
-        → [rows, frames, size]"""
+        [rows, tokens] int32, end of the tokens that each attends to; lookahead_ends: [rows, tokens] int64, see
+        `TokenEncoder.encode` → [rows, frames, size]"""
         widened = (attention_ends * self.up).repeat_interleave(self.up, dim=1)
         of_tokens, of_frames = (
             torch.arange(ends.shape[1], device=xs.device, dtype=torch.int32) < ends[..., None]
@@ -136,7 +136,7 @@ class EncoderCore(nn.Module):
 
 
 class ScriptedEncoder(nn.Module):
-    """`EncoderCore` as the official tools call it, for TorchScript; `encode` is the core itself."""
+    """`EncoderCore` for TorchScript, with the interface that official tools call; `encode` is the core itself."""
 
     def __init__(self, core: nn.Module, lookahead: int, chunk: int, up: int) -> None:
         super().__init__()
@@ -151,8 +151,8 @@ class ScriptedEncoder(nn.Module):
         num_decoding_left_chunks: int = -1,
         streaming: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """xs: [rows, tokens, size]; context: [rows, lookahead, size], the following tokens, or empty; streaming: attend
-        chunk by chunk → [rows, frames, size], and [rows, 1, frames], True at a row's own frames"""
+        """xs: [rows, tokens, size]; context: [rows, lookahead, size], the tokens after xs, or empty; streaming: attend
+        chunk by chunk → [rows, frames, size], and a mask [rows, 1, frames], True at a row's own frames"""
         size, heard = xs.size(1), xs_lens
         if context.size(1) > 0:
             xs, heard = torch.cat((xs, context), dim=1), xs_lens + context.size(1)
@@ -202,8 +202,8 @@ def _vocoder(models: Models) -> Part:
 
 class DecodeStep(_Around):
     def forward(self, ids: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """ids: [rows] int64 speech tokens; keys, values: [layers, rows, heads, positions, size] → logits [rows, ids]
-        float32, and keys and values with one position more"""
+        """One decode step. ids: [rows] int64 speech tokens; keys, values: [layers, rows, heads, positions, size] →
+        logits [rows, ids] float32, and keys and values with one more position"""
         past = list(zip(keys.unbind(0), values.unbind(0), strict=True))
         hidden = self.network(self.network.speech_embedding(ids)[:, None], past)
         new_keys, new_values = (torch.stack(one) for one in zip(*past, strict=True))
@@ -233,7 +233,7 @@ PARTS: Mapping[str, Callable[[Models], Part]] = {
 
 
 def part_of(models: Models, name: str) -> Part:
-    """InvalidRequest: this generation lacks the part."""
+    """The part of this name. InvalidRequest: models of this generation lack it."""
     if models.config.generation is Generation.V1:
         raise InvalidRequest("model: CosyVoice 1's networks are not exported; use CosyVoice2 or 3")
     return PARTS[name](models)
@@ -241,18 +241,18 @@ def part_of(models: Models, name: str) -> Part:
 
 OPSET = 20
 ONNX_BYTES = 2_000_000_000
-"""Limit of a file without external data: protobuf's limit, less room for the graph."""
+"""Limit of an ONNX file's size without external data: protobuf's limit, minus some space for the graph."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2}
-"""Largest error relative to the largest value."""
+"""Largest allowed error of a file, as a fraction of the largest output value, by dtype."""
 
 Run = Callable[..., Any]
 
 
 def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
-    """Write a part's file into the model's folder, and record its hash if it holds code.
+    """Write a part's file into the model's folder. If the file contains code, record its hash.
 
-    kind: onnx, jit, aoti, or tensorrt, made from the ONNX file there. Returns the path and the largest error against
-    PyTorch. CheckpointError: the error is too large; StageFailed: torch cannot export it. No file is left then.
+    kind: onnx, jit, aoti, or tensorrt, built from the ONNX file there. Returns the path and the largest error against
+    PyTorch. CheckpointError: the error is too large. StageFailed: torch cannot export the part. Neither leaves a file.
     """
     if kind == "tensorrt":
         return _export_engine(part, folder)
@@ -261,12 +261,12 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{target.name}.") as workshop:
         path = Path(workshop) / target.name
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's exporters warn about themselves
+            warnings.simplefilter("ignore")  # torch's exporters emit warnings about their own code
             try:
                 _WRITERS[kind](part, path)
             except (VivavoceError, OSError):
                 raise
-            except Exception as error:  # torch's exporters raise many types
+            except Exception as error:  # torch's exporters raise many types of error
                 reason = " ".join(str(error).split())[:200]
                 raise StageFailed(
                     f"export: torch {torch.__version__} cannot write {target.name} ({reason}); try another --dtype or "
@@ -291,7 +291,7 @@ def _export_engine(part: Part, folder: Path) -> tuple[Path, float]:
 
 
 def check_parts(kind: str, parts: str) -> list[str]:
-    """Split the parts at commas; InvalidRequest: one is unknown, or cannot be exported as this kind."""
+    """Split the parts at commas. InvalidRequest: a part is unknown, or cannot be exported as this kind."""
     names = [name.strip() for name in parts.split(",")]
     known = {"onnx": tuple(PARTS), "jit": ("estimator", "encoder")}.get(kind, ("estimator",))
     if wrong := next((name for name in names if name not in known), None):
@@ -300,7 +300,7 @@ def check_parts(kind: str, parts: str) -> list[str]:
 
 
 def check_run(part: Part, run: Run, name: str) -> float:
-    """The largest error against PyTorch of the exported file, on random shapes; CheckpointError: it is too large."""
+    """The exported file's largest error against PyTorch, on random inputs. CheckpointError: the error is too large."""
     worst, tolerance = 0.0, TOLERANCE[part.dtype]
     for rows, length in part.shapes:
         given = part.inputs(rows, length)
@@ -308,7 +308,7 @@ def check_run(part: Part, run: Run, name: str) -> float:
             wanted, found = _tensors(part.network(*given)), _tensors(run(*given))
         for one, other in zip(wanted, found, strict=True):
             error = float((one.float() - other.float()).abs().max() / one.float().abs().max())
-            if not error <= tolerance:  # NaN fails, too
+            if not error <= tolerance:  # an error of NaN must fail, too
                 raise CheckpointError(
                     f"{name}: differs from PyTorch by {error:.2g} of the largest value at {rows} × {length}, allowed "
                     f"is {tolerance:g}; nothing was written: try another --dtype, or other versions of its packages"
@@ -352,7 +352,7 @@ def _write_onnx(part: Part, path: Path) -> None:
         import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError:
         raise MissingDependency("export: needs the package onnxscript; pip install 'vivavoce[onnx]'") from None
-    # It logs about missing packages that are not needed.
+    # onnxscript logs about missing packages that are not needed.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     program = torch.onnx.export(
         part.network.eval(),
@@ -372,7 +372,7 @@ def _write_onnx(part: Part, path: Path) -> None:
 
 
 def _write_script(part: Part, path: Path) -> None:
-    with torch.enable_grad():  # without gradients some layers read memory in its current layout
+    with torch.enable_grad():  # without gradients, some layers depend on the memory layout
         script = torch.jit.trace(part.network.eval(), part.inputs(*EXAMPLE), check_trace=False)
     if part.official:
         script = torch.jit.script(ScriptedEncoder(script, *part.official).eval())
@@ -388,11 +388,11 @@ def _write_package(part: Part, path: Path) -> None:
         part.network.eval(),
         part.inputs(*EXAMPLE),
         dynamic_shapes=dict(part.dynamic),
-        # On CUDA some guards over lengths are always true, but torch cannot prove it.
+        # On CUDA, torch cannot prove some guards over lengths, although they are always true.
         prefer_deferred_runtime_asserts_over_guards=True,
     )
     aoti_compile_and_package(program, package_path=str(path))
-    # In another process: a file that torch 2.11 made for CUDA crashed the process that loaded it.
+    # Load the file in another process first: a file that torch 2.11 made for CUDA crashed the process that loaded it.
     loading = "import sys, torch._inductor as inductor; inductor.aoti_load_package(sys.argv[1])"
     loaded = subprocess.run([sys.executable, "-c", loading, str(path)], capture_output=True, text=True, check=False)
     if loaded.returncode:

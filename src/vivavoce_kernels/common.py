@@ -124,8 +124,7 @@ def tile_of(size: int, most: int) -> int:
 
 @triton.jit
 def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr, EPS: tl.constexpr = NORM_EPS):
-    """Layer norm of each row of x [rows, block]. `inside` [block] is True for the SIZE real channels; in others x is 0.
-    """
+    """Layer norm of each row of x [rows, block]. `inside` [block] is True for SIZE channels; elsewhere x is 0."""
     x -= (tl.sum(x, 1) / SIZE)[:, None]
     if x.shape[1] != SIZE:
         x = tl.where(inside[None, :], x, 0.0)

@@ -34,7 +34,7 @@ class RelativeTile:
     def __post_init__(self) -> None:
         # A tile with more queries would read past the `SPARE` zero rows at the end of the table of distances.
         if not 16 <= self.queries <= SPARE - KEY_TILE:
-            raise ValueError(f"a tile of {self.queries} queries; it takes 16 to {SPARE - KEY_TILE}")
+            raise ValueError(f"a tile has {self.queries} queries; it must have 16 to {SPARE - KEY_TILE}")
 
 
 class RelativeWeights(NamedTuple):

@@ -33,8 +33,7 @@ class ConvTile:
 
 
 class ConvTails(NamedTuple):
-    """[2, rows, TAIL, channels of all convolutions]: the inputs before the rows' first new frames, and the last inputs.
-    """
+    """[2, rows, TAIL, channels of all convolutions]: inputs before the rows' first new frames, and last inputs."""
 
     before: Tensor
     after: Tensor

@@ -157,7 +157,7 @@ def expand(low: LowRankRows, out: Tensor, *, dependent: bool) -> None:
     block, block_rows = min(128, *(end & -end for end in low.ends)), tile_rows(count)
     if block < _LEAST.value:
         raise ValueError(
-            f"adapters: parts that end at {low.ends} outputs are not of multiples of 16; run without kernels"
+            f"adapters: parts that end at {low.ends} outputs do not end at multiples of 16; run without kernels"
         )
     first_end, second_end = (*low.ends, outputs, outputs)[:2]
     launched(_expand_kernel, (outputs // block, triton.cdiv(count, block_rows)))(

@@ -152,9 +152,11 @@ def multiply(
             f"tile: {tile.splits} splits in steps of {tile.inputs} do not divide {inputs} inputs; choose divisors"
         )
     if (gated or bias is not None) and tile.splits > 1:
-        raise ValueError(f"tile: {tile.splits} parts cannot be added up after a bias or SwiGLU; choose 1")
+        raise ValueError(f"tile: {tile.splits} splits cannot be added up after a bias or SwiGLU; choose 1")
     if low is not None and any(end % tile.outputs for end in low.ends):
-        raise ValueError(f"tile: {tile.outputs} outputs do not divide parts that end at {low.ends}; choose a divisor")
+        raise ValueError(
+            f"tile: {tile.outputs} outputs per program do not divide the parts that end at {low.ends}; choose a divisor"
+        )
     first_end, second_end = (outputs, outputs) if low is None or gated else (*low.ends, outputs, outputs)[:2]
     block_rows = row_class(rows)
     dtype = torch.float32 if wide or tile.splits > 1 else x.dtype

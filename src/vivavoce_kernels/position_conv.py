@@ -25,7 +25,7 @@ def grouped_weights(conv: nn.Conv1d, first: int) -> ConvWeights:
     (channels, size, taps), groups = conv.weight.shape, conv.groups
     if size & (size - 1) or channels % _LEAST:
         raise ValueError(
-            f"{size} channels in each of {groups} groups, the flow's kernels need a power of two; run without kernels"
+            f"{size} channels in each of {groups} groups; the flow's kernels need a power of two; run without kernels"
         )
     assert conv.bias is not None
     together = max(1, _LEAST // size)

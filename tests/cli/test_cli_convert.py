@@ -84,7 +84,7 @@ def test_the_documents_spelling(run: Run, babble: Path) -> None:
     )
     assert result.err.splitlines() == [
         "converting: 5 layers and blocks",
-        "note: the speech head's bias is in embedding_bias.npy: requests hand it over as embedding_bias",
+        "note: the speech head's bias is in embedding_bias.npy: send it with each request as embedding_bias",
     ]
     assert json.loads(Path("made/config.json").read_text())["mapping"]["world_size"] == 4
     assert len(list(Path("made").glob("rank*.safetensors"))) == 4
@@ -101,7 +101,7 @@ def test_a_second_call_finds_it_done_and_may_compare_it(run: Run, request: pytes
     assert table["time"] == "was there already"
     assert 0.01 < float(table["logits' relative error"]) < 0.5
     assert table["same best id"].endswith(" of 260 positions")
-    assert "note: the model brings no voice with a recording's text and tokens" in second.err
+    assert "note: the model has no voice with a transcript and tokens" in second.err
 
 
 def test_the_demo_model_is_calibrated_with_its_own_voices(run: Run) -> None:

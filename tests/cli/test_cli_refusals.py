@@ -45,7 +45,7 @@ EARLY = [
     ("export trtllm --out made --weight-only-precision int8", "weight-only-precision: belongs to --use-weight-only"),
     (
         "export trtllm --out made --smoothquant 0.5",
-        "the model brings no voice with a recording's text and tokens; give --calibration",
+        "the model has no voice with a transcript and tokens; give --calibration",
     ),
     ("export trtllm --out made --calibration no.json --int8-kv-cache", "no.json is not readable JSON"),
     ("export trtllm --out made --model nowhere", "nowhere"),

@@ -296,7 +296,7 @@ def test_values_that_a_dtype_cannot_hold_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"up_proj\.weight has values that float16 .* calibration computes in it"):
         convert(source_of(Loud(), tmp_path), tmp_path / "smooth", smooth, calibration=calibration)
     ranges = measure(source_of(CountingReader(), tmp_path), calibration.prompts, lambda: None)
-    with pytest.raises(CheckpointError, match="SmoothQuant computes in it, so leave that out"):
+    with pytest.raises(CheckpointError, match="SmoothQuant computes in it; leave --smoothquant out"):
         convert(source_of(Loud(), tmp_path), tmp_path / "smooth", smooth, calibration=Calibration(recorded=ranges))
 
 

@@ -115,5 +115,5 @@ def test_our_products_grow_by_each_rows_adapter(dtype, ends, with_bias, how, spl
 def test_parts_of_odd_sizes_are_refused():
     down, up, memory = some_pairs(48, (24, 48), torch.float32)
     low = shrink(draw(1, 48), *pairs_of(memory, down, up), (24, 48), row_adapters([1], 1, memory), dependent=False)
-    with pytest.raises(ValueError, match=r"parts that end at \(24, 48\) outputs are not of multiples of 16"):
+    with pytest.raises(ValueError, match=r"parts that end at \(24, 48\) outputs do not end at multiples of 16"):
         expand(low, draw(1, 48), dependent=False)

@@ -121,7 +121,7 @@ def test_tiles_that_do_not_fit_are_refused():
     x, weight = some(2, 96), some(40, 96)
     with pytest.raises(ValueError, match="2 splits in steps of 64 do not divide 96 inputs"):
         multiply(x, weight, None, Tile(16, 64, 2, 4, 2), dependent=False, gated=False, wide=False)
-    with pytest.raises(ValueError, match="3 parts cannot be added up"):
+    with pytest.raises(ValueError, match="3 splits cannot be added up"):
         multiply(x, weight, weight[0], Tile(16, 32, 3, 4, 2), dependent=False, gated=False, wide=False)
 
 

@@ -1,4 +1,4 @@
-"""`vivavoce export`: a model's networks in the format of another runtime."""
+"""`vivavoce export`: write a model's networks in the format of another runtime."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NETWORK_EXAMPLES = (
 @dataclass(frozen=True)
 class ExportFlags:
     model: flags.ModelOption = None
-    parts: str = flag("Some of estimator, encoder, vocoder and lm; see docs.", "A,B", default="estimator")
-    dtype: str = flag("fp32 or fp16.", "NAME", default="fp32")
+    parts: str = flag("Networks to export: estimator, encoder, vocoder, lm.", "A,B", default="estimator")
+    dtype: str = flag("Precision: fp32 or fp16.", "NAME", default="fp32")
     device: flags.DeviceOption = "auto"
-    out: Path | None = flag("An existing folder, in place of the model's.", "FOLDER", "--out", "--into", "-o")
+    out: Path | None = flag("Existing folder for the files. [default: the model's]", "FOLDER", "--out", "--into", "-o")
     quiet: flags.QuietOption = False
 
 
@@ -34,15 +34,15 @@ def exporter(kind: str, what: str) -> Callable[[ExportFlags], None]:
     def export(wanted: ExportFlags) -> None:
         _export(kind, wanted)
 
-    export.__doc__ = f"{what}\n\nEach file is compared with PyTorch first, and is not kept if it differs."
+    export.__doc__ = f"{what}\n\nEach file's outputs are compared with PyTorch's. A file that differs is deleted."
     return export
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "onnx": exporter("onnx", "Write networks as ONNX, for ONNX Runtime and TensorRT; needs vivavoce[onnx]."),
-    "jit": exporter("jit", "Write networks as TorchScript, for the device that they will run on."),
-    "aoti": exporter("aoti", "Compile networks for a device by AOTInductor; needs a C++ compiler."),
-    "tensorrt": exporter("tensorrt", "Build the estimator's engine of TensorRT 10 for this GPU, from its ONNX file."),
+    "jit": exporter("jit", "Write networks as TorchScript, for the device that will run them."),
+    "aoti": exporter("aoti", "Compile networks for a device with AOTInductor; needs a C++ compiler."),
+    "tensorrt": exporter("tensorrt", "Build a TensorRT 10 engine of the estimator for this GPU, from its ONNX file."),
 }
 
 
@@ -56,7 +56,7 @@ def _export(kind: str, wanted: ExportFlags) -> None:
 
         names = check_parts(kind, wanted.parts)
         if out is not None and not out.is_dir():
-            raise InvalidRequest(f"out: {out} is not a folder; make it, or leave it out")
+            raise InvalidRequest(f"out: {out} is not a folder; create it, or leave --out out")
         if wanted.dtype not in PRECISIONS:
             raise InvalidRequest(f"dtype: {wanted.dtype!r} is unknown; use {' or '.join(PRECISIONS)}")
         device = choose_device("cuda" if kind == "tensorrt" else wanted.device)
@@ -66,20 +66,20 @@ def _export(kind: str, wanted: ExportFlags) -> None:
         with reporter.working(f"exporting the {name} …"):
             path, error = export_part(part_of(models, name), kind, out or folder)
         size = size_text(path.stat().st_size)
-        reporter.report(f"{path}: {size}, differs from PyTorch by {error:.1g} of the largest value at most")
+        reporter.report(f"{path}: {size}, largest difference from PyTorch {error:.1g} of the largest value")
 
 
 def hf(
-    out: Path = flag("The folder to make.", "FOLDER", "-o", default=REQUIRED),
+    out: Path = flag("Folder to create.", "FOLDER", "-o", default=REQUIRED),
     model: flags.ModelOption = None,
-    dtype: str = flag("auto (the model's own), float32, float16 or bfloat16.", "NAME", default="auto"),
+    dtype: str = flag("auto (the model's dtype), float32, float16 or bfloat16.", "NAME", default="auto"),
     variant: flags.VariantOption = None,
     force: bool = flag("Replace an earlier export.", default=False),
     quiet: flags.QuietOption = False,
 ) -> None:
-    """Write the language model for transformers, vLLM and the like.
+    """Write the language model for transformers, vLLM and other runtimes that load Hugging Face models.
 
-    Text and speech become one vocabulary of one Hugging Face Qwen2 model.
+    The result is one Qwen2 model, whose vocabulary contains text and speech tokens.
     """
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
@@ -96,7 +96,7 @@ def hf(
         f"{out}: {export.vocabulary.padded_size:,} ids ({export.vocabulary.text_size:,} of text), "
         f"{str(export.dtype).removeprefix('torch.')}, {size_text(export.num_bytes)}"
     )
-    reporter.note("the speech head's bias is in embedding_bias.npy: what serves the folder must add it to the logits")
+    reporter.note("the speech head's bias is in embedding_bias.npy: the server of the model must add it to the logits")
 
 
 EXAMPLES = (

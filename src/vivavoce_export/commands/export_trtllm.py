@@ -1,4 +1,4 @@
-"""`vivavoce export trtllm`: the language model as a TensorRT-LLM checkpoint."""
+"""`vivavoce export trtllm`: write the language model as a TensorRT-LLM checkpoint."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ class TrtllmFlags:
         envvar=MODEL_VARIABLE,
     )
     variant: VariantOption = None
-    dtype: str = flag("float16, bfloat16, float32, or auto: the model's, 16 bit.", "NAME", default="auto")
-    tp_size: int = flag("GPUs that share every layer.", "N", default=1)
-    pp_size: int = flag("GPUs that share the layers out.", "N", default=1)
-    cp_size: int = flag("Must be 1.", "N", default=1)
-    use_weight_only: bool = flag("Quantise the matrices; activations stay as they are.", default=False)
-    weight_only_precision: str | None = flag("int8 or int4.  [default: int8]", "NAME")
+    dtype: str = flag("float16, bfloat16, float32, or auto (the model's 16-bit dtype).", "NAME", default="auto")
+    tp_size: int = flag("Tensor parallelism: GPUs that split every layer.", "N", default=1)
+    pp_size: int = flag("Pipeline parallelism: GPUs that divide the layers.", "N", default=1)
+    cp_size: int = flag("Context parallelism is not supported: must be 1.", "N", default=1)
+    use_weight_only: bool = flag("Quantise the weight matrices, not the activations.", default=False)
+    weight_only_precision: str | None = flag("Precision of the weights: int8 or int4.  [default: int8]", "NAME")
     prequantize: str | None = flag(
-        "Quantise now, for sm80 (compute capability 7.5 to 8.9) or sm90 (TensorRT-LLM 0.17 only).  "
-        "[default: trtllm-build does]",
+        "Quantise now: for sm80 (compute capability 7.5 to 8.9) or sm90 (TensorRT-LLM 0.17 only).  "
+        "[default: trtllm-build quantises]",
         "GPUS",
     )
-    int8_kv_cache: bool = flag("Keys and values in int8; calibrates.", default=False)
+    int8_kv_cache: bool = flag("Cache keys and values in int8; runs a calibration.", default=False)
     use_parallel_embedding: bool = flag("Split the embedding among the --tp-size GPUs.", default=False)
-    smoothquant: float | None = flag("int8 weights and inputs; 0.5 is usual; calibrates.", "ALPHA")
-    per_token: bool = flag("SmoothQuant: inputs are scaled row by row at run time.", default=False)
-    per_channel: bool = flag("SmoothQuant: weights are scaled output by output.", default=False)
-    out: Path = flag("The checkpoint folder to make.", "FOLDER", "--out", "-o", "--output-dir", default=REQUIRED)
+    smoothquant: float | None = flag("SmoothQuant: int8 weights and inputs; often 0.5; calibrates.", "ALPHA")
+    per_token: bool = flag("SmoothQuant: scale each token's inputs at run time.", default=False)
+    per_channel: bool = flag("SmoothQuant: scale each output channel of the weights.", default=False)
+    out: Path = flag("Checkpoint folder to create.", "FOLDER", "--out", "-o", "--output-dir", default=REQUIRED)
     calibration: Path | None = flag(
-        "Prompts of speech, a spk2info.pt or JSON [{text_ids, speech_ids}, …], or ranges recorded before "
+        "Speech prompts: a spk2info.pt or JSON [{text_ids, speech_ids}, …]; or recorded ranges "
         "(safetensors).  [default: the model's own voices]",
         "FILE",
     )
-    workers: int = flag("Threads, each with one layer.", "N", default=1)
-    check: bool = flag("Compare the checkpoint's logits with the model's on the prompts.", default=False)
+    workers: int = flag("Threads; each converts one layer at a time.", "N", default=1)
+    check: bool = flag("Compare the logits of the checkpoint and the model.", default=False)
     write_back: Path | None = flag(
         "Also make a model folder that speaks with the checkpoint's weights, for `speak` and `eval`.", "FOLDER"
     )
     force: bool = flag("Replace an earlier conversion.", default=False)
 
     def chosen(self) -> ConvertOptions:
-        """Raises InvalidRequest for options that contradict one another."""
+        """Raises InvalidRequest if options contradict each other."""
         from vivavoce_export.trtllm.options import ConvertOptions
 
         if self.weight_only_precision is not None and not self.use_weight_only:
@@ -98,17 +98,17 @@ class TrtllmFlags:
         given = None if self.model is None else Path(self.model)
         if given is not None and is_hugging_face(given):
             if self.variant:
-                raise InvalidRequest(f"variant: {given} is a merged model, which has none; leave it out")
+                raise InvalidRequest(f"variant: {given} is a merged model, which has no variants; leave it out")
             return open_hugging_face(given), given
         folder = model_folder(self.model)
         return open_official(folder, len(TextTokenizer.from_folder(folder / BACKBONE)), self.variant), folder
 
 
 def trtllm(flags: TrtllmFlags, quiet: QuietOption = False) -> None:
-    """Write the language model as a TensorRT-LLM checkpoint, from which trtllm-build makes an engine.
+    """Write the language model as a TensorRT-LLM checkpoint, from which trtllm-build builds an engine.
 
-    For TensorRT-LLM up to 1.2; later releases take the folder that `export hf` writes. TensorRT-LLM itself is
-    not needed here.
+    The checkpoint is for TensorRT-LLM up to 1.2; later releases load the folder that `export hf` writes. This
+    command does not need TensorRT-LLM.
     """
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
@@ -152,14 +152,14 @@ def trtllm(flags: TrtllmFlags, quiet: QuietOption = False) -> None:
         ("peak memory", size_text(peak)),
     ]
     print_table([*rows, *checked])
-    out = flags.out if flags.out.name not in ("", "..") else flags.out.resolve()  # "." has no name to add to
+    out = flags.out if flags.out.name not in ("", "..") else flags.out.resolve()  # "." has no name to append to
     engine = str(out.with_name(f"{out.name}-engine"))
     dtype = str(conversion.dtype).removeprefix("torch.")
     print(f"\nnext: {shlex.join(build_command(str(flags.out), engine, dtype))}")
     if source.bias is None:
-        reporter.note("the model has no bias of its head: nothing forbids text ids, so an engine may choose them")
+        reporter.note("the model's head has no bias: nothing prevents an engine from choosing text ids")
     else:
-        reporter.note("the speech head's bias is in embedding_bias.npy: requests hand it over as embedding_bias")
+        reporter.note("the speech head's bias is in embedding_bias.npy: send it with each request as embedding_bias")
 
 
 def _check_write_back(target: Path, flags: TrtllmFlags, folder: Path) -> None:
@@ -180,7 +180,7 @@ def _check_write_back(target: Path, flags: TrtllmFlags, folder: Path) -> None:
 def _calibration(
     flags: TrtllmFlags, chosen: ConvertOptions, source: Source, folder: Path
 ) -> tuple[Calibration, tuple[Prompt, ...]]:
-    """(calibration, prompts of `--check`); without a file, the prompts of the model's own voices."""
+    """The calibration, and the prompts for `--check`. Without a file, both use the model's own voices."""
     from vivavoce.checkpoint.folder import SPEAKERS
     from vivavoce_export.trtllm.calibration import Calibration, read_calibration, voices_prompts
 
@@ -204,7 +204,7 @@ def _check(
     from vivavoce_export.trtllm.reread import Reread, compare_logits
 
     if not prompts:
-        reporter.note("the model brings no voice with a recording's text and tokens: logits are compared on random ids")
+        reporter.note("the model has no voice with a transcript and tokens: comparing logits on random ids")
         prompts = random_prompts(source)
     layers = itertools.count(1)
     checked = compare_logits(

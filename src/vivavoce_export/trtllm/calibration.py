@@ -1,4 +1,4 @@
-"""Calibration: prompts of speech, the model run on them layer by layer, and the ranges of its activations."""
+"""Calibration: run the model on speech prompts, layer by layer, and record the ranges of its activations."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from vivavoce_export.trtllm.layers import LINEARS
 from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 Change = Callable[[Tensor], Tensor]
-"""The rounding to an engine's whole numbers: the same shape, other values."""
+"""Rounds a tensor to the int8 values that an engine would use, and keeps the shape."""
 LayerEffects = tuple[Mapping[str, Change], Change | None]
-"""An engine's rounding in a layer beside the weights: of inputs [..., inputs], by a matrix's Hugging Face name within
-the layer; and of keys and values [..., head_dim]."""
+"""How an engine rounds activations in a layer: the changes of inputs [..., inputs], by the matrix's Hugging Face name
+within the layer, and the change of keys and values [..., head_dim]."""
 _TEXT, _SPEECH, _IDS = "text_ids", "speech_ids", "ids"
 _RANDOM_PROMPTS, _RANDOM_LENGTH = 4, 64
-_WITHOUT_ROUNDING = "calibration computes in it, so give recorded ranges, or leave out what calibrates"
+_WITHOUT_ROUNDING = "calibration computes in it; give recorded ranges, or leave out the options that calibrate"
 _RECORDED_IDS = "calibration_ids"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """ids: of the merged model; spoken_from: the first position whose logits choose speech."""
+    """ids: of the merged model; spoken_from: the first position whose logits predict a speech token."""
 
     ids: tuple[int, ...]
     spoken_from: int = 0
 
 
 def _check_ids(field: str, ids: Sequence[int], limit: int) -> None:
-    """Refuse ids beyond the limit, which would have another meaning in the merged vocabulary."""
+    """Refuse ids that are not below `limit`, because in the merged vocabulary they have another meaning."""
     strange = [one for one in (min(ids, default=0), max(ids, default=0)) if not 0 <= one < limit]
     if strange:
         raise InvalidRequest(
@@ -53,7 +53,7 @@ def _check_ids(field: str, ids: Sequence[int], limit: int) -> None:
 
 
 def _speech_prompt(vocabulary: MergedVocabulary, text: Sequence[int], speech: Sequence[int], origin: str) -> Prompt:
-    """The model's input for an utterance: `<|sos|>`, text ids, `<|task_id|>`, speech tokens 0 … V − 1."""
+    """The model's input for one utterance: `<|sos|>`, text ids, `<|task_id|>`, then speech tokens."""
     _check_ids(f"{_TEXT} of {origin}", text, vocabulary.text_size)
     _check_ids(f"{_SPEECH} of {origin}", speech, vocabulary.num_speech_tokens)
     ids = (vocabulary.sos, *text, vocabulary.task, *(vocabulary.speech(token) for token in speech))
@@ -61,7 +61,7 @@ def _speech_prompt(vocabulary: MergedVocabulary, text: Sequence[int], speech: Se
 
 
 def voices_prompts(path: Path, vocabulary: MergedVocabulary) -> tuple[Prompt, ...]:
-    """A prompt for each speaker of a spk2info.pt who was saved with a recording's text and tokens."""
+    """One prompt for each speaker in a spk2info.pt that contains the text and speech tokens of a recording."""
     saved = ((name, entry.prompt) for name, entry in read_spk2info(path).items())
     return tuple(
         _speech_prompt(
@@ -73,10 +73,10 @@ def voices_prompts(path: Path, vocabulary: MergedVocabulary) -> tuple[Prompt, ..
 
 
 def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
-    """Recorded prompts: a spk2info.pt, or a JSON list of objects.
+    """Read prompts from a file: a spk2info.pt, or a JSON list of objects.
 
-    Each is {"text_ids": […], "speech_ids": […]} with text ids and speech tokens, or {"ids": […]} with ids of the merged
-    model. CheckpointError: the file is missing; InvalidRequest: without prompts, or with unknown ids.
+    An object is {"text_ids": […], "speech_ids": […]} with text ids and speech tokens, or {"ids": […]} with ids of the
+    merged model. CheckpointError: the file is missing. InvalidRequest: it has no prompts, or has unknown ids.
     """
     if path.suffix == ".pt":
         prompts = voices_prompts(path, _known_vocabulary(path, source))
@@ -94,7 +94,7 @@ def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
 
 
 def random_prompts(source: Source) -> tuple[Prompt, ...]:
-    """Random ids, the same ones every time: they show whether two models are equal, not the quality of one."""
+    """Prompts of random ids, equal in each call. They can show that two models are equal, not that one is good."""
     generator, vocabulary = torch.Generator().manual_seed(0), source.vocabulary
 
     def draw(below: int) -> list[int]:
@@ -141,10 +141,10 @@ def hidden_states(
     observe: Callable[[str, Tensor], None] | None = None,
     layer_done: Callable[[], None] = lambda: None,
 ) -> list[Tensor]:
-    """The head's inputs: [time, hidden] float32 for each prompt, each run on its own, layer by layer.
+    """The inputs of the head, [time, hidden] float32 for each prompt. Each prompt runs separately, layer by layer.
 
-    rounded_to: dtype to which weights are rounded, products are float32; effects: of each layer's engine; observe: is
-    given all inputs and outputs of matrices, [1, time, …], by the names of `measure`.
+    rounded_to: dtype to which weights are rounded; products are float32. effects: gives a layer's engine rounding.
+    observe: called with all inputs and outputs [1, time, …] of matrices, by the names in `measure`.
     """
 
     def wide(tensor: Tensor, name: str) -> Tensor:
@@ -161,7 +161,7 @@ def hidden_states(
         prefix = f"model.layers.{index}."
         with torch.device("meta"):
             layer = Layer(sizes).requires_grad_(False)
-        for name in sizes.layer_shapes:  # each tensor is freed before the next one is read
+        for name in sizes.layer_shapes:  # load tensors one by one, to free each before the next is read
             state = {_own_name(name): wide(reader.read(prefix + name), prefix + name)}
             layer.load_state_dict(state, strict=False, assign=True)
         changes, cached = effects(index)
@@ -202,7 +202,7 @@ def _own_name(name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Prompts to measure on, or ranges that were recorded before (`measure`)."""
+    """Prompts to measure ranges on, or the ranges that `measure` recorded earlier."""
 
     prompts: tuple[Prompt, ...] = ()
     recorded: Mapping[str, Tensor] | None = None
@@ -211,23 +211,23 @@ class Calibration:
         mark = hashlib.sha256(json.dumps([prompt.ids for prompt in self.prompts]).encode())
         for name, tensor in sorted((self.recorded or {}).items()):
             mark.update(name.encode())
-            # numpy lacks bfloat16
+            # Hash the raw bytes, because numpy has no bfloat16.
             mark.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return mark.hexdigest()
 
     def check_fits(self, sizes: QwenSizes) -> None:
-        """Refuse a calibration without prompts and ranges, or with ranges of another model."""
+        """Refuse a calibration that has neither prompts nor ranges, or has ranges of another model."""
         if self.recorded is not None:
-            _check_ranges(self.recorded, sizes, "what was recorded")
+            _check_ranges(self.recorded, sizes, "the recorded file")
         elif not self.prompts:
             raise InvalidRequest(
-                "calibration: the model brings no voice with a recording's text and tokens; give --calibration FILE"
+                "calibration: the model has no voice with a transcript and tokens; give --calibration FILE"
             )
 
 
 def read_calibration(path: Path, source: Source) -> Calibration:
-    """A file of prompts (`read_prompts`), or of recorded ranges (safetensors), with their prompts if it has
-    `calibration_ids` [prompts, time]. InvalidRequest, CheckpointError: it does not fit this model."""
+    """Read prompts (`read_prompts`) or, from a safetensors file, recorded ranges, with their prompts if the file has
+    `calibration_ids` [prompts, time]. InvalidRequest, CheckpointError: the file does not fit this model."""
     if path.suffix != ".safetensors":
         return Calibration(read_prompts(path, source))
     tensors = {name: tensor.clone() for name, tensor in read_tensors(path).items()}
@@ -248,8 +248,8 @@ def read_calibration(path: Path, source: Source) -> Calibration:
 def measure(source: Source, prompts: tuple[Prompt, ...], layer_done: Callable[[], None]) -> dict[str, Tensor]:
     """Run the model with float16 weights on the prompts; `layer_done` is called after each layer.
 
-    Returns the largest sizes, float32, of every matrix's inputs `model.layers.N.NAME.x` and outputs `….y` by channel.
-    CheckpointError: float16 cannot hold a weight, or a result is not finite.
+    Returns the largest absolute value per channel, float32, of each matrix's inputs (`model.layers.N.NAME.x`) and
+    outputs (`….y`). CheckpointError: float16 cannot hold a weight, or a result is not finite.
     """
     ranges: dict[str, Tensor] = {}
 

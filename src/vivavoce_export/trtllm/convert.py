@@ -1,4 +1,4 @@
-"""A merged Qwen2 model → a TensorRT-LLM checkpoint."""
+"""Convert a merged Qwen2 model to a TensorRT-LLM checkpoint."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from vivavoce_runtimes.merged_vocabulary import EMBEDDING_BIAS
 RECORD = "conversion.json"
 """File with the options of the conversion. The next conversion and the comparison of logits read it."""
 RANGES = "calibration.safetensors"
-"""The measured ranges; another conversion can take the file as its calibration."""
+"""File with the measured ranges. Another conversion can use this file as its calibration."""
 TABLES = {
     EMBEDDING: "transformer.vocab_embedding.weight",
     FINAL_NORM: "transformer.ln_f.weight",
     HEAD: "lm_head.weight",
 }
-"""The tensors outside of layers, by Hugging Face's names and by TensorRT-LLM's."""
+"""The tensors outside the layers: Hugging Face's names → TensorRT-LLM's names."""
 _FORMAT = 1
 Progress = Callable[[str, int, int], None]
-"""Called with the activity, "calibrating" or "converting", and the done and total numbers of layers and blocks."""
+"""Called with the activity ("calibrating" or "converting"), and the finished and total numbers of layers and blocks."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A complete checkpoint. num_bytes: size of all ranks; was_there: an earlier conversion already wrote it."""
+    """A complete checkpoint. num_bytes: size of all ranks; was_there: whether an earlier conversion wrote it."""
 
     folder: Path
     dtype: torch.dtype
@@ -62,12 +62,12 @@ def convert(
     force: bool = False,
     progress: Progress = lambda *_: None,
 ) -> Conversion:
-    """Write the checkpoint: `config.json`, a file for each rank, the head's bias if the source has one.
+    """Write the checkpoint: `config.json`, a file for each rank, and the head's bias if the source has one.
 
     Each of the `workers` (threads) holds one layer in memory; the written bytes do not depend on their number. The
-    folder appears complete or not at all; one from an identical call stays, if it is undamaged and `force` is off.
-    InvalidRequest: an option does not fit the model, the target holds something else, or the calibration is missing;
-    CheckpointError: the source or the calibration is damaged, or the dtype cannot hold its values.
+    folder appears complete or not at all. An undamaged checkpoint of an identical call is kept, unless `force` is set.
+    InvalidRequest: an option does not fit the model, the target is something else, or the calibration is missing.
+    CheckpointError: source or calibration is damaged, or the dtype cannot hold its values.
     """
     if workers < 1:
         raise InvalidRequest(f"workers: {workers} is below 1; give the number of threads")
@@ -117,7 +117,7 @@ def _record(source: Source, plan: RankPlan, calibration: Calibration) -> str:
 
 
 def _holds(folder: Path, plan: RankPlan, texts: Mapping[str, str], bias: Tensor | None) -> bool:
-    """True if all files are there and undamaged, as far as that shows without reading a rank's tensors."""
+    """True if all files are there and undamaged, as far as this shows without reading the tensors of a rank."""
     try:
         found = read_bias(folder)
         same_texts = all((folder / name).read_text(encoding="utf-8") == text for name, text in texts.items())
@@ -141,8 +141,8 @@ def _write_ranks(
         free = shutil.disk_usage(folder).free
         if num_bytes > free:
             raise InvalidRequest(
-                f"out: {num_bytes / 1e9:.3g} GB do not fit, {free / 1e9:.3g} GB are free in {folder.parent}; make room "
-                "or choose another place"
+                f"out: {num_bytes / 1e9:.3g} GB are needed, but only {free / 1e9:.3g} GB are free in "
+                f"{folder.parent}; make room or choose another place"
             )
         blocks = [(table, block) for table in (EMBEDDING, HEAD) for block in plan.sizes.table_blocks]
         blocks.append((FINAL_NORM, slice(0, plan.sizes.hidden_size)))
@@ -162,7 +162,7 @@ def _write_ranks(
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One conversion's tensors. dtype: of everything that is not quantised."""
+    """The tensors of one conversion and their ranks. dtype: of all tensors that are not quantised."""
 
     sizes: QwenSizes
     options: ConvertOptions
@@ -177,20 +177,20 @@ class RankPlan:
         return range(first, first + self.options.tp)
 
     def ranks_of_table(self, name: str) -> range:
-        """Ranks that hold one of `TABLES`: the embedding is in the first stage, the others are in the last one."""
+        """Ranks that hold this table of `TABLES`: the embedding is in the first stage, the others are in the last."""
         return self.ranks_of_layer(0 if name == EMBEDDING else self.sizes.num_layers - 1)
 
     def layer_prefix(self, layer: int) -> str:
-        """Prefix of a layer's tensors: each stage counts its own layers from 0."""
+        """Prefix of a layer's tensor names. Each pipeline stage counts its own layers from 0."""
         return f"transformer.layers.{layer % self.layers_per_stage}."
 
     def rows_per_gpu(self, name: str) -> int | None:
-        """Rows per GPU of a table that is divided among the GPUs that share a layer; zeros fill the last one up."""
+        """Rows per GPU of a table that is split over tensor-parallel GPUs, else None. Zeros fill up the last GPU."""
         shared = name == HEAD or (name == EMBEDDING and self.options.parallel_embedding)
         return -(-self.sizes.vocab_size // self.options.tp) if shared else None
 
     def specs(self, rank: int) -> dict[str, Tensor]:
-        """All tensors of a rank's file by name, without values: a layer's by converting one without values."""
+        """Names, shapes and dtypes of all tensors in a rank's file, from converting a layer without values."""
         weights = {name: blank(shape, torch.float32) for name, shape in self.sizes.layer_shapes.items()}
         ranges = {}
         for name in LINEARS:

@@ -1,15 +1,15 @@
-"""One layer of a Qwen2 model → the tensors of a TensorRT-LLM checkpoint, cut for the GPUs that share the layer.
+"""Convert one layer of a Qwen2 model to the tensors of a TensorRT-LLM checkpoint, split for tensor-parallel GPUs.
 
-A matrix is stored [outputs, inputs]. `ROWS` cuts along the outputs, `COLUMNS` along the inputs, `QKV` each of the
-query, key and value parts along its own heads; a bias or a list of scales is cut as its matrix's rows are.
+A matrix is stored as [outputs, inputs]. `ROWS` splits it along the outputs, and `COLUMNS` along the inputs. `QKV`
+splits each of the query, key and value parts along its heads. Biases and scales are split like the matrix's rows.
 
-Weight-only int8 and int4: one scale for each output, in the byte order of TensorRT-LLM's kernels, which belongs to a
-generation of GPUs; the steps are those of TensorRT-LLM 0.17's `preprocess_weights_for_mixed_gemm`.
+Weight-only int8 and int4: each output has one scale. The byte order is that of TensorRT-LLM's kernels and depends on
+the GPU generation. The steps follow `preprocess_weights_for_mixed_gemm` of TensorRT-LLM 0.17.
 
-SmoothQuant (arXiv:2211.10438): each input channel is divided by s and its column of weights multiplied by it. Where a
-norm stands in front, its weight is divided; the attention's output and the MLP's inner channels (`COLUMNS`) are divided
-while the engine runs (the `smoother`). Roundings have TensorRT-LLM's order: weights and their scales are float16, s is
-float64.
+SmoothQuant (arXiv:2211.10438): each input channel is divided by s, and its column of weights is multiplied by s. If a
+norm precedes the matrix, the norm's weight is divided. The inputs of `COLUMNS` matrices (the attention's output and the
+MLP's inner channels) are divided while the engine runs, by the tensor `smoother`. Values are rounded in TensorRT-LLM's
+order: weights and their scales are float16, and s is float64.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INT8_LIMIT = 127
 _TILE = 64
 _OCTET = 8
 _PERMUTED_BITS = 128
-"""Rows are permuted in groups of this many bits: 16 rows of int8, 32 of int4."""
+"""Rows are permuted in groups of this many bits, which are 16 rows of int8 or 32 rows of int4."""
 _LEAST = 1e-5
 _LEAST_HALF = 2.0**-24
 
@@ -43,7 +43,7 @@ class ShardCut(Enum):
 
 @dataclass(frozen=True)
 class LayerMatrix:
-    """parts: Hugging Face's names of its parts; input_scale: the name of its inputs' scale."""
+    """parts: Hugging Face's names of the joined matrices; input_scale: the name of the scale of its inputs."""
 
     cut: ShardCut
     parts: tuple[str, ...]
@@ -60,17 +60,17 @@ MATRICES = {
     "mlp.gate": LayerMatrix(ShardCut.ROWS, ("mlp.up_proj",), _AFTER_NORMS[1]),
     "mlp.proj": LayerMatrix(ShardCut.COLUMNS, ("mlp.down_proj",), "mlp.quantization_scaling_factor"),
 }
-"""A layer's matrices by TensorRT-LLM's names; `fc` is the gate's projection, `gate` the one that it gates."""
+"""A layer's matrices by TensorRT-LLM's names. `fc` is Hugging Face's gate projection; `gate` is the up projection."""
 LINEARS = tuple(part for matrix in MATRICES.values() for part in matrix.parts)
 NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
 QKV_BIAS, CACHE_SCALE = "attention.qkv.bias", "attention.kv_cache_scaling_factor"
-_WITHOUT_SMOOTHQUANT = "SmoothQuant computes in it, so leave that out"
+_WITHOUT_SMOOTHQUANT = "SmoothQuant computes in it; leave --smoothquant out"
 
 
 def shards(tensor: Tensor, cut: ShardCut, tp: int, sizes: QwenSizes) -> list[Tensor]:
-    """One piece for each of `tp` GPUs of a tensor [outputs, inputs] or [outputs].
+    """Split a tensor [outputs, inputs] or [outputs] into one piece for each of `tp` GPUs.
 
-    For `QKV` the three parts lie one after another. With more GPUs than key-value heads each head goes to several.
+    `QKV` tensors are query, key and value joined. With more GPUs than key-value heads, several GPUs get the same head.
     """
     if cut is not ShardCut.QKV:
         return list(tensor.chunk(tp, dim=1 if cut is ShardCut.COLUMNS else 0))
@@ -99,17 +99,17 @@ def convert_layer(
     sizes: QwenSizes,
     dtype: torch.dtype,
 ) -> list[dict[str, Tensor]]:
-    """The layer's tensors by TensorRT-LLM's names within it, once for each of `options.tp` GPUs.
+    """The layer's tensors by TensorRT-LLM's names within the layer: one dictionary for each of `options.tp` GPUs.
 
-    layer: tensors of any float dtype by Hugging Face's names within it; ranges: of activations (`measure`), where
-    `options.needs_calibration`; dtype: of everything that is not quantised. CheckpointError: it cannot hold a value.
+    layer: tensors of any float dtype by Hugging Face's names within the layer; ranges: of activations (`measure`), if
+    `options.needs_calibration`; dtype: of tensors that are not quantised. CheckpointError: it cannot hold a value.
     """
     tp, alpha = options.tp, options.smoothquant
     tensors_by_rank: list[dict[str, Tensor]] = [{} for _ in range(tp)]
 
     def put(name: str, pieces: Sequence[Tensor]) -> None:
         for tensors, piece in zip(tensors_by_rank, pieces, strict=True):
-            tensors.setdefault(name, piece)  # `mlp.gate` has the inputs of `mlp.fc`, and has no input scale of its own
+            tensors.setdefault(name, piece)  # the input scale of `mlp.gate` is that of `mlp.fc`; it is stored once
 
     smoothing: dict[str, Tensor] = {}
     if alpha is not None:
@@ -141,7 +141,7 @@ def convert_layer(
 
 
 def _smoothing(layer: Mapping[str, Tensor], ranges: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
-    """SmoothQuant's s by the name of the matrices' input scale, [inputs] float64."""
+    """SmoothQuant's s, [inputs] float64, for each name of an input scale."""
     parts: dict[str, list[str]] = {}
     for matrix in MATRICES.values():
         parts.setdefault(matrix.input_scale, []).extend(matrix.parts)
@@ -158,7 +158,7 @@ def _largest_output(name: str, ranges: Mapping[str, Tensor]) -> Tensor:
 def _int8(
     name: str, weight: Tensor, smooth: Tensor, ranges: Mapping[str, Tensor], options: ConvertOptions, sizes: QwenSizes
 ) -> dict[str, Sequence[Tensor]]:
-    """The tensors for each GPU of an int8 product by a smoothed matrix, [outputs, inputs] float16; smooth: [inputs]."""
+    """The tensors of an int8 product for each GPU. weight: smoothed, [outputs, inputs] float16; smooth: s, [inputs]."""
     matrix, tp = MATRICES[name], options.tp
     if not weight.is_meta and not bool(weight.isfinite().all()):
         raise CheckpointError(
@@ -184,30 +184,30 @@ def _int8(
 def quantise(weight: Tensor, bits: int, layout: str) -> tuple[Tensor, Tensor]:
     """weight: [outputs, inputs] in the checkpoint's dtype, both multiples of 64; layout: "sm80" or "sm90".
 
-    Returns int8 in that GPU's byte order, [inputs, outputs] or (int4, two in a byte) [inputs, outputs / 2], and the
-    scales [outputs] in the weight's dtype.
+    Returns int8 in that GPU generation's byte order, [inputs, outputs] or, for int4 (two values in a byte), [inputs,
+    outputs / 2], and the scales [outputs] in the weight's dtype.
     """
     values, scale = whole_numbers(weight, bits)
     return _store(values, bits, layout), scale.to(weight.dtype)
 
 
 def dequantise(stored: Tensor, scale: Tensor, bits: int, layout: str) -> Tensor:
-    """Returns [outputs, inputs] float32."""
+    """Undo `quantise`  →  [outputs, inputs] float32."""
     return (_values(stored, bits, layout).float() * scale.float()).t()
 
 
 def round_trip(weight: Tensor, bits: int) -> Tensor:
-    """The matrix after quantisation in trtllm-build: [outputs, inputs] → the same, float32."""
+    """The matrix after trtllm-build has quantised it: [outputs, inputs] → [outputs, inputs] float32."""
     values, scale = whole_numbers(weight, bits)
     return (values.float() * scale.to(weight.dtype).float()).t()
 
 
 def whole_numbers(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """weight: [outputs, inputs]  →  whole numbers [inputs, outputs] int8, scales [outputs] float32."""
+    """Quantise weight [outputs, inputs]  →  whole numbers [inputs, outputs] int8, scales [outputs] float32."""
     wide = weight.float().t()
     limit = 2 ** (bits - 1)
     scale = wide.abs().amax(dim=0) / limit
-    # The scale of an output whose weights are all zero is 0: its zeros stay zeros.
+    # An output whose weights are all zero has the scale 0. Divide by 1 instead, so that its zeros stay zeros.
     exact = wide / torch.where(scale > 0, scale, 1.0)
     whole = exact.trunc()
     away_from_zero = torch.where((exact - whole).abs() >= 0.5, whole + exact.sign(), whole)
@@ -215,7 +215,7 @@ def whole_numbers(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _store(values: Tensor, bits: int, layout: str) -> Tensor:
-    """Whole numbers [inputs, outputs] → bytes in the order of the layout."""
+    """Convert whole numbers [inputs, outputs] to bytes in the order of the layout."""
     num_in, num_out = values.shape
     if layout == "sm90":
         return _to_bytes(values.t().reshape(-1), bits).view(num_in, -1)
@@ -254,16 +254,16 @@ def _from_bytes(stored: Tensor, bits: int, *, signed: bool) -> Tensor:
 
 
 def strength(weights: Sequence[Tensor], inputs: Tensor, alpha: float) -> Tensor:
-    """SmoothQuant's s of matrices that read the same inputs: [inputs] float64; inputs: the largest, [inputs]."""
+    """SmoothQuant's s of matrices with the same inputs, [inputs] float64; inputs: largest absolute values, [inputs]."""
     wide = torch.stack([weight.abs().amax(dim=0) for weight in weights]).amax(dim=0).double().clamp(min=_LEAST)
     return (inputs.double().clamp(min=_LEAST).pow(alpha) / wide.pow(1 - alpha)).clamp(min=_LEAST)
 
 
 def to_int8(matrix: Tensor, parts: Sequence[int], *, per_channel: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The nearest whole numbers, half to even, of −127 … 127.
+    """Round the scaled matrix to whole numbers from −127 to 127, half to even.
 
-    matrix: [outputs, inputs] float16; parts: outputs that share a scale, unless there is one per channel. Returns int8,
-    127 over the largest weight and its reciprocal, both [outputs] or [1] float32.
+    matrix: [outputs, inputs] float16; parts: numbers of outputs that share a scale, if not `per_channel`. Returns the
+    int8 matrix, the scale 127 / largest weight, and its reciprocal, both [outputs] or [1] float32.
     """
     weight, rows = matrix.float(), matrix.abs().amax(dim=1)
     if per_channel:
@@ -279,12 +279,12 @@ def to_int8(matrix: Tensor, parts: Sequence[int], *, per_channel: bool) -> tuple
 
 
 def static_scales(inputs: Tensor, output: Tensor, to_int: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three scales of a product whose inputs' scale is fixed; inputs: the largest ones; output: the largest one.
+    """Three scales of a product with a fixed input scale. inputs: largest input by channel; output: the largest output.
 
-    Returns the factor from the sum of whole numbers to the outputs' int8 range, [1] or [outputs]; the outputs' scale,
-    one number; the factor for inputs, one number. All float32.
+    Returns float32: the factor from the sum of whole numbers to the outputs' int8 range, [1] or [outputs]; the scale of
+    the outputs, one number; the factor for the inputs, one number.
     """
-    # torch divides a number by a tensor by reciprocal and product: two roundings, the same as in the reference.
+    # torch divides a number by a tensor as reciprocal, then product. Its two roundings are those of TensorRT-LLM.
     of_inputs = inputs.max().reciprocal() * INT8_LIMIT
     of_output = output.reciprocal() * INT8_LIMIT
     accumulated = of_output / (of_inputs * to_int[0] if len(to_int) == 1 else of_inputs * to_int)
@@ -292,9 +292,9 @@ def static_scales(inputs: Tensor, output: Tensor, to_int: Tensor) -> tuple[Tenso
 
 
 def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
-    """largest: float16  →  127 / largest and its reciprocal, float32."""
+    """largest: float16, the largest weights  →  127 / largest, and its reciprocal, both float32."""
     half = largest.reciprocal() * INT8_LIMIT
-    # Below 0.002 the scale is beyond float16.
+    # For weights below 0.002 the scale exceeds float16, so it is computed in float32.
     wide = INT8_LIMIT / largest.float().clamp(min=_LEAST_HALF)
     fits = half.isfinite()
     return torch.where(fits, half.float(), wide), torch.where(fits, half.reciprocal().float(), wide.reciprocal())

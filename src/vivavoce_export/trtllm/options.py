@@ -1,4 +1,4 @@
-"""The options of a conversion, and the checkpoint's `config.json` made from them and a model's sizes."""
+"""The options of a conversion, and the checkpoint's `config.json`, made from them and from the model's sizes."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from vivavoce_export.merged_lm import QwenSizes
 
 BITS = {"int8": 8, "int4": 4}
 GPU_LAYOUTS = ("sm80", "sm90")
-"""sm80: for GPUs of compute capability 7.5 to 8.9; sm90: for Hopper, a layout that only TensorRT-LLM 0.17 reads."""
+"""sm80: for GPUs of compute capability 7.5 to 8.9. sm90: for Hopper, a layout that only TensorRT-LLM 0.17 reads."""
 WEIGHT_ONLY_MULTIPLE = 64
-"""TensorRT-LLM's kernels for int8 and int4 weights take matrices of whole tiles only."""
+"""TensorRT-LLM's kernels for int8 and int4 weights need matrix sizes that are multiples of this."""
 
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Raises `InvalidRequest` if a value is out of its range or two contradict each other."""
+    """Raises `InvalidRequest` if a value is out of its range or two values contradict each other."""
 
     dtype: str = AUTO
-    """float16, bfloat16, float32, or auto: the source's own, float16 in place of float32."""
+    """float16, bfloat16, float32, or auto: the source's dtype, but float16 if that is float32."""
     tp: int = 1
     pp: int = 1
     cp: int = 1
     weight_only: str | None = None
-    """int8 or int4: the large matrices are quantised; when the engine is built, unless `prequantize` is set."""
+    """int8 or int4: quantise the large matrices. trtllm-build does it, unless `prequantize` is set."""
     prequantize: str | None = None
-    """One of `GPU_LAYOUTS`: the matrices are quantised here, with their bytes in that generation's order."""
+    """One of `GPU_LAYOUTS`: this conversion quantises the matrices, with the byte order of that GPU generation."""
     int8_kv_cache: bool = False
     parallel_embedding: bool = False
-    """The embedding is split over the GPUs that share a layer, along the vocabulary."""
+    """Split the embedding along the vocabulary, over the tensor-parallel GPUs."""
     smoothquant: float | None = None
-    """The share of the inputs' range that moves into the weights (arXiv:2211.10438, its alpha): int8 products."""
+    """SmoothQuant's alpha (arXiv:2211.10438): the share of the inputs' range that moves into the weights."""
     per_token: bool = False
-    """Inputs are scaled row by row while the engine runs; otherwise by what calibration has seen."""
+    """Scale each row of the inputs by its own range while the engine runs; otherwise by the calibrated range."""
     per_channel: bool = False
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class ConvertOptions:
                 raise InvalidRequest(f"{name}: {value} is below 1; give the number of GPUs")
         if self.cp > 1:
             raise InvalidRequest(
-                f"cp-size: {self.cp} cannot be: this model's attention has no form that is split along the text; "
+                f"cp-size: {self.cp} is not supported: this model's attention cannot be split along the text; "
                 "leave it at 1, use --tp-size or --pp-size"
             )
         if self.weight_only is not None and self.weight_only not in BITS:
@@ -74,7 +74,7 @@ class ConvertOptions:
         return self.smoothquant is not None or self.int8_kv_cache
 
     def check_fits(self, sizes: QwenSizes) -> None:
-        """Refuse a split that does not fit this model; the error has the reason and the possible splits."""
+        """Refuse a split that does not fit this model. The error has the reason and the possible splits."""
         if reason := _why_not_split(self.tp, sizes):
             fitting = [str(tp) for tp in range(1, sizes.num_heads + 1) if _why_not_split(tp, sizes) is None]
             raise InvalidRequest(f"tp-size: {self.tp} {reason}; use {' or '.join(fitting)}")
@@ -142,7 +142,7 @@ SIZES = {
 
 
 def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dtype) -> dict[str, Any]:
-    """The loader takes `mapping` and `quantization` as keyword arguments, and fails on an unknown key."""
+    """The checkpoint's `config.json`. TensorRT-LLM fails on unknown keys in `mapping` and `quantization`."""
     return {
         "architecture": "Qwen2ForCausalLM",
         "dtype": str(dtype).removeprefix("torch."),
@@ -183,7 +183,7 @@ def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dt
 
 
 def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[QwenSizes, ConvertOptions]:
-    """The sizes and options that a `config.json` was made from; record: options that it does not hold."""
+    """Sizes and options from which a `config.json` was made; record: the options that this file does not contain."""
     try:
         mapping, quantization = config["mapping"], config["quantization"]
         algorithm = quantization["quant_algo"] or ""
@@ -201,11 +201,11 @@ def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any])
         )
         return QwenSizes(**{ours: config[theirs] for ours, theirs in SIZES.items()}), options
     except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"config.json: {error} is missing or no such value; convert the model again") from None
+        raise CheckpointError(f"config.json: {error} is missing or wrong; convert the model again") from None
 
 
 def build_command(checkpoint: str, engine: str, dtype: str) -> tuple[str, ...]:
-    """The program and arguments that turn a checkpoint into an engine, where TensorRT-LLM is installed."""
+    """The program and arguments that build an engine from a checkpoint, on a machine with TensorRT-LLM."""
     limits = ("--max_batch_size", "16", "--max_num_tokens", "32768")
     return "trtllm-build", "--checkpoint_dir", checkpoint, "--output_dir", engine, *limits, "--gemm_plugin", dtype
 

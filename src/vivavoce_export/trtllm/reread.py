@@ -1,9 +1,9 @@
-"""A TensorRT-LLM checkpoint → the Qwen2 model that its engine would compute: its tensors by Hugging Face's names, its
-logits beside the source's, and a folder that speaks with it.
+"""Read a TensorRT-LLM checkpoint as the Qwen2 model that its engine computes: give its tensors by Hugging Face's names,
+compare its logits with the source's, and write a model folder that can speak.
 
-Shards are joined. A quantised matrix is the engine's product of whole numbers and scales. SmoothQuant's division of
-inputs stays where a norm does it, and is undone in the other weights. `Reread.effects` gives an engine's rounding
-beside the weights: inputs of int8 products, and the int8 cache.
+The shards are joined. A quantised matrix is read as the product of whole numbers and scales that the engine computes.
+SmoothQuant's division of the inputs stays in norms, and is undone in the other weights. `Reread.effects` gives the
+engine's rounding of activations: the inputs of int8 products, and the int8 cache of keys and values.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from vivavoce_export.trtllm.options import BITS, read_checkpoint_config
 from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 WRITTEN_BACK = "written_back.json"
-"""Marks a folder made by `write_back`; models from elsewhere may have the same weight files."""
+"""Marks a folder that `write_back` made, because models from elsewhere may have files of the same names."""
 _WEIGHTS = "llm.safetensors"
 _LM_FILES = "llm*"
 _REMEDY = "convert the model again"
 
 
 class Reread:
-    """A checkpoint as a reader of the merged model's tensors; one tensor is put together at a time."""
+    """Reads a checkpoint as the tensors of the merged model; it builds one tensor at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a folder made by `convert`; CheckpointError: files are missing or corrupt."""
+        """Open a folder that `convert` made. CheckpointError: files are missing or corrupt."""
         config = read_json(folder / CONFIG, _REMEDY)
         record = read_json(folder / RECORD, _REMEDY) if (folder / RECORD).is_file() else {}
         self.sizes, options = read_checkpoint_config(config, record)
@@ -77,7 +77,7 @@ class Reread:
         return self.sizes.shapes | ({} if self._bias is None else {HEAD_BIAS: (self.sizes.vocab_size,)})
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """One tensor, or some rows of it: float32 if it was quantised, else the stored dtype."""
+        """One tensor, or some rows of it, in float32 if the tensor was quantised, else in the stored dtype."""
         if name == HEAD_BIAS and self._bias is not None:
             return self._bias[rows].clone()
         if name in (EMBEDDING, FINAL_NORM, HEAD):
@@ -86,7 +86,7 @@ class Reread:
         return self._layer_tensor(int(index), inner)[rows]
 
     def effects(self, layer: int) -> LayerEffects:
-        """The engine's rounding in a layer beside the weights."""
+        """How the engine rounds the activations of a layer."""
         options = self.plan.options
         changes: dict[str, Change] = {}
         for name, matrix in MATRICES.items() if options.smoothquant is not None else ():
@@ -120,7 +120,7 @@ class Reread:
         return whole.split(self.sizes.qkv_rows)[parts.index(module)] if len(parts) > 1 else whole
 
     def _matrix(self, layer: int, name: str) -> Tensor:
-        """[outputs, inputs] as the engine uses it, for inputs that no smoother has divided."""
+        """The matrix [outputs, inputs] that the engine applies to inputs, for inputs before a smoother divides them."""
         options, weights = self.plan.options, self._all(layer, f"{name}.weight")
         if options.weight_only is not None:
             bits = BITS[options.weight_only]
@@ -139,7 +139,7 @@ class Reread:
     def _smoothed(self, layer: int, name: str, weights: Sequence[Tensor]) -> list[Tensor]:
         scales, matrix = self._all(layer, f"{name}.per_channel_scale"), MATRICES[name]
         if not self.plan.options.per_token:
-            # The scale of the sums is relative to the outputs' scale and includes the inputs'.
+            # The stored factor maps sums to int8 outputs. Remove the scales of the outputs and of the inputs from it.
             of_output, of_input = self._all(layer, f"{name}.act_scale")[0], self._all(layer, matrix.input_scale)[0]
             scales = [scale * of_output * of_input for scale in scales]
         wide = [weight.float() * scale.reshape(-1, 1) for weight, scale in zip(weights, scales, strict=True)]
@@ -156,7 +156,7 @@ class Reread:
             return lambda given: _int8(given / smoother, to_int) * smoother
 
         def by_row(given: Tensor) -> Tensor:
-            # Each GPU scales only its own share of the inputs.
+            # Each GPU scales its own part of the inputs by the range of that part.
             parts = (given / smoother).chunk(options.tp if by_columns else 1, dim=-1)
             return torch.cat([_int8(part, _row_scale(part)) for part in parts], dim=-1) * smoother
 
@@ -177,10 +177,10 @@ def _row_scale(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LogitsCheck:
-    """Differences over all positions that choose speech and all ids that can be chosen.
+    """Differences of logits, over all positions that predict speech and all ids that can be chosen.
 
-    relative_error: the difference's size over that of the model's logits (Euclidean); top1_agreement: share of the
-    positions at which both prefer the same id.
+    relative_error: Euclidean norm of the difference, divided by that of the source's logits; top1_agreement: share of
+    the positions at which both models prefer the same id.
     """
 
     relative_error: float
@@ -193,10 +193,9 @@ class LogitsCheck:
 def compare_logits(
     source: Source, checkpoint: Reread, prompts: Sequence[Prompt], layer_done: Callable[[], None] = lambda: None
 ) -> LogitsCheck:
-    """Run both models, one layer and one block of the head at a time; `layer_done` is called for each layer of each.
+    """Run both models, one layer and one block of the head at a time; `layer_done` is called after each layer.
 
-    The source runs in float32. The checkpoint runs with its engine's weights and rounding; its float products are
-    float32 as well.
+    The source runs in float32. The checkpoint runs with its engine's weights and rounding; other products are float32.
     """
     models = (
         hidden_states(source.sizes, source.reader, prompts, layer_done=layer_done),
@@ -223,7 +222,7 @@ def compare_logits(
         largest = max(largest, error.abs().max().item())
         values, indices = torch.stack((wanted, found)).max(dim=-1)
         best.append((values, torch.arange(block.start, block.stop)[choosable][indices]))
-    values, ids = (torch.stack(column) for column in zip(*best, strict=True))  # [blocks, 2, positions]
+    values, ids = (torch.stack(column) for column in zip(*best, strict=True))  # both [blocks, 2, positions]
     first, second = ids.gather(0, values.argmax(dim=0, keepdim=True))[0]
     agreement = (first == second).double().mean().item()
     return LogitsCheck((squares / total) ** 0.5 if total else 0.0, largest, agreement, len(exact))
@@ -232,10 +231,10 @@ def compare_logits(
 def write_back(
     reader: TensorReader, official: Path, target: Path, vocabulary: MergedVocabulary, *, force: bool = False
 ) -> None:
-    """Write a model folder in the official layout that speaks with the merged model, a bounded part at a time.
+    """Write a model folder in the official layout that speaks with the merged model. Memory use is bounded.
 
-    official: the folder that it came from, whose other parts are copied; vocabulary: of the merged model; force:
-    replace an earlier result. InvalidRequest: the target holds something else.
+    official: the model's official folder, whose other parts are copied; vocabulary: of the merged model; force: replace
+    an earlier result. InvalidRequest: the target is something else.
     """
     check_target(target, official, force=force, mark=WRITTEN_BACK, field="write-back")
     with torch.device("meta"):
