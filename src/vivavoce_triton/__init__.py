@@ -1,1 +1,1 @@
-"""Make and serve a model repository for NVIDIA's Triton Inference Server, and ask such a server."""
+"""Make and serve a model repository for NVIDIA's Triton Inference Server, and send requests to such a server."""

@@ -26,20 +26,20 @@ from vivavoce_triton.client.utterance import LoadMode
 from vivavoce_triton.server import refuse_foreign
 
 REFERENCE_MODELS = ("audio_tokenizer", "speaker_embedding")
-"""Models that read recordings; a repository with only stored voices does not have them."""
+"""Models that encode recordings. A repository that serves only stored voices does not have them."""
 LANGUAGE_MODEL = "tensorrt_llm"
 BUILDER = "trtllm-build"
 TENSOR_TYPES = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32")
 CHUNK_STRATEGIES = ("exponential", "time_based", "equal", "low_latency", "official")
 MARK = ".vivavoce-repository.json"
-"""Marks a rendered repository; Triton ignores it."""
+"""File that marks a rendered repository. Triton ignores it."""
 CONFIG, CODE = "config.pbtxt", "1/model.py"
 STEP_AUDIO = ("flow.yaml", "token2wav/flow.yaml")
-"""A folder of Step-Audio 2 has one of them; the original deployment takes the flow of `token2wav_dit` from it."""
+"""A folder of Step-Audio 2 has one of these files. The original `token2wav_dit` loads its flow from such a folder."""
 
 
 class Code(NamedTuple):
-    """The parts of a model: the folder of its template, and its class with that class's module."""
+    """The code of a model: the folder of its template, and the module and name of its class."""
 
     template: str
     module: str
@@ -62,8 +62,8 @@ COSYVOICE3_CODES = {
     "audio_tokenizer": Code("audio_tokenizer", "reference_models", "PlainAudioTokenizer"),
     "token2wav": Code("token2mel", "other_layouts", "Token2Mel"),
 }
-"""Models that have the same name in the layout for CosyVoice3, and other tensors or ids."""
-_CODE = '''"""What Triton's Python backend runs: the model {model}, which is in the package."""
+"""Models whose layout for CosyVoice3 has the same model name, but other tensors or ids."""
+_CODE = '''"""Triton's Python backend runs this file: the model {model}, whose code is in the package."""
 
 import triton_python_backend_utils as pb_utils
 
@@ -108,7 +108,7 @@ def _address(value: str) -> str:
 
 
 def _switch(value: str) -> str:
-    # The official instructions write True; Triton and the models read true.
+    # The official instructions write True and False; Triton and the models read true and false.
     word = {"1": "true", "0": "false"}.get(value.strip(), value.strip().lower())
     if word not in ("true", "false"):
         raise ValueError("true or false")
@@ -125,7 +125,7 @@ _LEFT_TO_THE_ENGINE = (
     "multi_block_mode normalize_log_probs participant_ids request_stats_max_iterations sink_token_length "
     "speculative_decoding_fast_logits stats_check_period_ms xgrammar_tokenizer_info_path"
 )
-"""Variables that are left empty, so that TensorRT-LLM's backend uses its defaults."""
+"""Variables that are left empty, so that TensorRT-LLM's backend uses its own defaults."""
 
 _from_zero = partial(_count, least=0)
 VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]]] = MappingProxyType(
@@ -168,13 +168,13 @@ VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]
         **dict.fromkeys(_LEFT_TO_THE_ENGINE.split(), ("", _text)),
     }
 )
-"""Variable → default (None: required), and the allowed words or a function that converts or refuses a value."""
+"""Variable → its default (None: required), and the allowed words or a function that converts or refuses a value."""
 
 
 def fill_template(text: str, values: Mapping[str, str], *, name: str = "template") -> str:
-    """Replace every `${variable}` by its value or default; `$$` stands for a dollar sign. Unused values are ignored.
+    """Replace every `${variable}` by its value or default, and `$$` by a dollar sign. Unused values are ignored.
 
-    `InvalidRequest`: an unknown variable, a missing or forbidden value, a lone dollar sign.
+    `InvalidRequest`: an unknown variable, a missing or forbidden value, or a dollar sign that begins no variable.
     """
     defaults = {variable: default for variable, (default, _) in VARIABLES.items() if default is not None}
     try:
@@ -189,7 +189,7 @@ def fill_template(text: str, values: Mapping[str, str], *, name: str = "template
 
 
 def check_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Convert values for the files; `InvalidRequest`: an unknown variable, or a forbidden value."""
+    """Convert values to the form that the files need. `InvalidRequest`: an unknown variable, or a forbidden value."""
     _refuse_unknown(values, "values")
     checked = {}
     for name, value in values.items():
@@ -206,9 +206,9 @@ def check_values(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_values(arguments: Iterable[str]) -> dict[str, str]:
-    """Parse `key=value`, where the value may hold any characters, or `key:value,key:value`.
+    """Parse arguments `key=value`, whose value may hold any characters, or `key:value,key:value`.
 
-    `InvalidRequest`: malformed, or one key with two different values.
+    `InvalidRequest`: an argument is malformed, or one key has two different values.
     """
     values: dict[str, str] = {}
     for argument in arguments:
@@ -217,7 +217,7 @@ def parse_values(arguments: Iterable[str]) -> dict[str, str]:
             key, colon, value = piece.partition(":")
             if not colon or not key.strip():
                 raise InvalidRequest(
-                    f"values: {piece!r} is not key:value; write key=value, one an argument, if a value holds ':' or ','"
+                    f"values: {piece!r} is not key:value; if it holds ':' or ',', write key=value as one argument"
                 )
             pieces.append([key.strip(), value])
         for key, value in pieces:
@@ -235,19 +235,19 @@ def _refuse_unknown(names: Iterable[str], where: str) -> None:
 
 class ModelSet(str, Enum):
     STAGED = "staged"
-    """cosyvoice2 and the four models that it calls."""
+    """`cosyvoice2` and the four models that it sends requests to."""
     FAST = "fast"
-    """vivavoce: the whole engine in one model."""
+    """`vivavoce`: the whole engine in one model."""
     BOTH = "both"
-    """`staged` and `fast`; on a GPU, `cosyvoice2` and `vivavoce` then share the memory."""
+    """`staged` and `fast` together; on a GPU, `cosyvoice2` and `vivavoce` then share its memory."""
     COSYVOICE3 = "cosyvoice3"
-    """The layout for CosyVoice3: `cosyvoice3`, whose `token2wav` makes mels, and a `vocoder`."""
+    """The layout for CosyVoice3: the model `cosyvoice3`, a `token2wav` that outputs mels, and a `vocoder`."""
     DIT = "dit"
-    """The layout of CosyVoice2 whose `token2wav_dit` reads the recording itself."""
+    """The layout of CosyVoice2 with `token2wav_dit`, which reads the recording itself."""
 
     @property
     def speaking(self) -> str:
-        """The model that clients ask."""
+        """The name of the model that clients send requests to."""
         return {"fast": "vivavoce", "cosyvoice3": "cosyvoice3", "dit": "cosyvoice2_dit"}.get(self.value, "cosyvoice2")
 
 
@@ -257,13 +257,13 @@ _STAGES = {
     ModelSet.COSYVOICE3: ("token2wav", "vocoder"),
     ModelSet.DIT: ("token2wav_dit",),
 }
-"""Models beside the one that speaks, the language model and those that read recordings."""
+"""The other models of each set, without the language model and the models that encode recordings."""
 _MADE_FOR = {ModelSet.COSYVOICE3: Generation.V3, ModelSet.DIT: Generation.V2}
 
 
 def check_fits(models: ModelSet, folder: Path) -> None:
-    """`InvalidRequest`: the models are of another generation's layout. `UnsupportedModel`: the folder's model is none
-    of CosyVoice's. Other errors as of `detect_generation`.
+    """`InvalidRequest`: these models are the layout of another generation than the folder's model. `UnsupportedModel`:
+    the folder has no CosyVoice model. Other errors as of `detect_generation`.
     """
     try:
         found, wanted = detect_generation(folder), _MADE_FOR.get(models)
@@ -282,18 +282,18 @@ def check_fits(models: ModelSet, folder: Path) -> None:
 
 
 class LanguageModelRuntime(str, Enum):
-    """The runtime of `tensorrt_llm`."""
+    """The runtime behind the model `tensorrt_llm`."""
 
     ENGINE = "engine"
     """Triton's TensorRT-LLM backend with a built engine."""
     LLMAPI = "llmapi"
-    """TensorRT-LLM's LLM API on a merged Hugging Face folder."""
+    """TensorRT-LLM's LLM API with a merged Hugging Face folder."""
     VIVAVOCE = "vivavoce"
-    """This package's own language model, on any machine."""
+    """The language model of this package, on any machine."""
 
 
 def choose_runtime(wish: LanguageModelRuntime | None) -> LanguageModelRuntime:
-    """Return the wished runtime, by default the best that is installed; `MissingDependency`: it is not installed."""
+    """Return the wished runtime, or for None the best installed one. `MissingDependency`: it is not installed."""
     builder, api = shutil.which(BUILDER) is not None, has_package("tensorrt_llm")
     if wish is LanguageModelRuntime.ENGINE and not builder:
         raise MissingDependency(
@@ -323,7 +323,7 @@ _FOLDERS = ("model_dir", "llm_tokenizer_dir", "engine_dir", "tokenizer_dir", "vo
 
 @dataclass(frozen=True)
 class RepositoryPlan:
-    """values: template variables that do not follow from other fields. Relative folders become absolute.
+    """values: template variables that do not follow from the other fields. Relative folders become absolute.
 
     `InvalidRequest`: `values` has a variable that follows from other fields, or lacks the language model's folder.
     """
@@ -376,21 +376,21 @@ class RepositoryPlan:
 
 
 def render_repository(plan: RepositoryPlan, folder: Path) -> bool:
-    """Write the repository; return False if it was up to date. `InvalidRequest`: missing value, or foreign folder."""
+    """Write the repository; False: it was up to date. `InvalidRequest`: a missing value, or another kind of folder."""
     files = rendered_files(plan)
     if _read(folder) == files:
         return False
     refuse_foreign(folder, "repository", MARK)
     with fresh_folder(folder) as new:
         for name in plan.names:
-            (new / name / "1").mkdir(parents=True)  # Triton needs a version's folder, even an empty one
+            (new / name / "1").mkdir(parents=True)  # Triton needs the folder of a version, even if it is empty
         for path, content in files.items():
             (new / path).write_bytes(content)
     return True
 
 
 def rendered_files(plan: RepositoryPlan) -> dict[str, bytes]:
-    """Content by relative path; `InvalidRequest`: a template lacks a value."""
+    """The repository's files: relative path → content. `InvalidRequest`: a template lacks a value."""
     files = {MARK: (json.dumps(plan.facts, indent=2, ensure_ascii=False) + "\n").encode()}
     package = resources.files("vivavoce_triton") / "repository"
     for model in plan.names:

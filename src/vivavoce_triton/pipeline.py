@@ -1,6 +1,6 @@
 """`vivavoce triton`: deploy and measure a model in seven stages.
 
-Each stage saves a note of its inputs and results; a stage that was done with the same inputs is skipped.
+Each stage saves a note of its inputs and results. A stage that was done before with the same inputs is skipped.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from vivavoce_triton.server import TritonServer, TritonServerSettings, ask, ensu
 
 Say = Callable[[str], None]
 Run = Callable[[Sequence[str]], None]
-"""Runs a command and waits for its end; raises `VivavoceError` if it fails."""
+"""Runs a command and waits until it ends; raises `VivavoceError` if it fails."""
 Results = dict[str, Any]
 DEFAULT_TEXT = "The harbour was quiet this morning, and the ships lay still."
 MAX_SPEAKERS_BYTES = 256 << 20
-"""Largest file of speakers; this size holds thousands of them."""
+"""Largest size of a file of speakers; this much holds thousands of speakers."""
 _SERVED = {
     LanguageModelRuntime.ENGINE: "the built engine serves the language model, by Triton's TensorRT-LLM backend",
     LanguageModelRuntime.LLMAPI: "TensorRT-LLM's LLM API serves the language model, from the merged folder",
@@ -62,12 +62,12 @@ _SERVED = {
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """One run; `InvalidRequest`: a value is out of its limits, or unknown.
+    """Settings of one run. `InvalidRequest`: a value is unknown or out of its limits.
 
     first, last: stages 0 to 6; work: folder of all results; model: a name or a folder; hub: hf or modelscope; spk2info:
-    file or URL of stored speakers; language_model: runtime, None: the best that is installed; engine_dtype: of the
+    file or URL of stored speakers; language_model: its runtime, None: the best that is installed; engine_dtype: of the
     engine; values: template variables; environment: folder for the wheel's server, None: the default. The clients
-    request text, or the lines of manifest, in the voice of reference (None: the server's default voice); num_tasks:
+    request text, or the lines of manifest, in the voice of reference (None: the server's default voice). num_tasks:
     concurrent users; batch_sizes: None: the usual sizes that the texts fill; device: for stages 1 and 6.
     """
 
@@ -116,13 +116,13 @@ class PipelineSettings:
 
     @property
     def utterance(self) -> list[object]:
-        """Arguments of `vivavoce client` for one text."""
+        """Arguments of `vivavoce client` that request one text."""
         recording: list[object] = ["--reference-audio", self.reference, "--reference-text", self.reference_text]
         return [*(recording if self.reference is not None else []), "--target-text", self.text]
 
 
 def run_command(command: Sequence[str]) -> None:
-    """Run a command with our own streams; `InvalidRequest`: its exit code was 2; `StageFailed`: it failed."""
+    """Run a command with our own streams. `InvalidRequest`: its exit code was 2. `StageFailed`: it failed."""
     code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
     name = " ".join(["vivavoce", *command[5:7]]) if command[1] == "-c" else command[0]
     if code == 2:
@@ -132,9 +132,9 @@ def run_command(command: Sequence[str]) -> None:
 
 
 def run_pipeline(settings: PipelineSettings, say: Say, run: Run = run_command) -> None:
-    """Run the chosen stages, and stop a server that they started.
+    """Run the chosen stages, then stop the server if they started it.
 
-    say: called with a line per step. `VivavoceError`: a stage failed, or needs an earlier stage.
+    say: called with a line for each step. `VivavoceError`: a stage failed, or needs an earlier stage.
     """
     pipeline = Pipeline(settings, say, run)
     try:
@@ -158,7 +158,7 @@ def _run_stage(pipeline: Pipeline, number: int) -> None:
 
 
 def _inputs(pipeline: Pipeline, stage: Stage) -> Results:
-    """Everything that the result depends on; files by path, size and time."""
+    """Everything that a stage's result depends on; files are given by path, size and time of change."""
     found: Results = {name: getattr(pipeline.settings, name) for name in stage.settings.split()}
     installed = [BUILDER] * (shutil.which(BUILDER) is not None) + ["tensorrt_llm"] * has_package("tensorrt_llm")
     found |= {"stages": [pipeline.results_of(number) for number in stage.needs], "installed": installed}
@@ -174,7 +174,7 @@ def _is_done(path: Path, inputs: Results) -> bool:
     note = _read_note(path)
     if note is None or note["inputs"] != inputs:
         return False
-    # Results that are absolute paths are files.
+    # A result that is an absolute path is a file.
     named = [value for value in note["made"].values() if isinstance(value, str) and value.startswith("/")]
     return all(Path(value).exists() for value in named)
 
@@ -198,7 +198,7 @@ class Pipeline:
         self.server: TritonServer | None = None
 
     def vivavoce(self, *arguments: object, python: Path | None = None) -> None:
-        """Run a command of this program in a new process, whose memory is freed at its end."""
+        """Run a `vivavoce` command in a new process, so that its memory is freed when it ends."""
         words = [str(argument) for argument in arguments]
         self.say("+ " + shlex.join(["vivavoce", *words]))
         self.run(python_command("vivavoce.__main__", *words, python=python or sys.executable))
@@ -212,7 +212,7 @@ class Pipeline:
         return self.root / "stages" / f"{stage}-{STAGES[stage].name}.json"
 
     def results_of(self, stage: int) -> Results:
-        """`InvalidRequest`: the stage was not done in this folder."""
+        """The results that a stage saved. `InvalidRequest`: the stage was not done in this folder."""
         note = _read_note(self.note_path(stage))
         if note is None:
             raise InvalidRequest(
@@ -250,7 +250,7 @@ class Pipeline:
             server.stop()
 
     def reach_server(self) -> tuple[str, str]:
-        """host:port of HTTP and gRPC: of our server, or of a server at the chosen ports, or of a server started now."""
+        """Addresses host:port of HTTP and gRPC: of our server, or of one at the chosen ports, or of one started now."""
         settings = self.settings.server
         if self.server is None and settings.http_port:
             host = settings.reached_at
@@ -274,7 +274,7 @@ def _download(pipeline: Pipeline) -> Results:
         try:
             name = known_model(settings.model).name
         except ModelNotFound:
-            folder = model_folder(settings.model)  # the model in the package, or an error that lists known models
+            folder = model_folder(settings.model)  # the model in the package, or an error that lists the known models
         else:
             folder = download(name, source=cast(Literal["hf", "modelscope"], settings.hub), progress=show)
     folder = folder.resolve()
@@ -283,7 +283,7 @@ def _download(pipeline: Pipeline) -> Results:
         folder = _with_speakers(folder, settings.spk2info, pipeline.root / "model", pipeline.say)
     voices = sorted(read_spk2info(folder / SPEAKERS)) if (folder / SPEAKERS).is_file() else []
     pipeline.say(f"the model is in {folder}; stored speakers: {', '.join(voices[:5]) or 'none'}")
-    # Compare sizes and times: reading all bytes takes minutes.
+    # Compare sizes and times of files, because reading all bytes takes minutes.
     facts = sorted(
         (path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns)
         for path in folder.rglob("*")
@@ -307,13 +307,13 @@ def _convert(pipeline: Pipeline) -> Results:
     checkpoint, engine = pipeline.root / "trtllm_checkpoint", pipeline.root / "trtllm_engine"
     pipeline.vivavoce("export", "hf", "--model", model_dir, "--out", pipeline.merged, "--force", "--quiet")
     made: Results = {"language_model": chosen.value, "merged_dir": str(pipeline.merged), "engine_dir": None}
-    # Another machine can build the engine from the checkpoint with this command.
+    # With this command, the engine can be built from the checkpoint on another machine.
     if wish in (None, LanguageModelRuntime.ENGINE):
         made["build"] = shlex.join(build_command(str(checkpoint), str(engine), dtype))
         folders = ["--model-dir", model_dir, "--output-dir", checkpoint]
         pipeline.vivavoce("export", "trtllm", *folders, "--dtype", dtype, "--force", "--quiet")
         pipeline.say("the engine's line: " + made["build"])
-    if built:  # build elsewhere, so that the folder is complete or missing
+    if built:  # the engine is built elsewhere first, so that its folder is complete or missing
         new = engine.with_name(engine.name + ".new")
         shutil.rmtree(new, ignore_errors=True)
         pipeline.run(build_command(str(checkpoint), str(new), dtype))
@@ -349,7 +349,7 @@ def _create_repository(pipeline: Pipeline) -> Results:
 
 
 def _serve(pipeline: Pipeline) -> Results:
-    """Start the server; if this is the last stage, stay in the foreground until it ends."""
+    """Start the server. If this is the last stage, stay in the foreground until the server ends."""
     pipeline.results_of(2)
     is_last = pipeline.settings.last == 3
     server = pipeline.start_server(None if is_last else pipeline.server_log)
@@ -359,7 +359,7 @@ def _serve(pipeline: Pipeline) -> Results:
         pipeline.write_note(3, {}, made, 0.0)
         pipeline.say("Ctrl-C stops it")
         if code := server.wait():
-            raise StageFailed(f"server: it ended with {code}; see its words above")
+            raise StageFailed(f"server: it ended with {code}; see its output above")
     return made
 
 
@@ -392,7 +392,7 @@ def _measure_over_grpc(pipeline: Pipeline) -> Results:
 
 def _benchmark(pipeline: Pipeline) -> Results:
     settings, converted = pipeline.settings, pipeline.results_of(1)
-    pipeline.stop_server()  # it would slow the benchmark down
+    pipeline.stop_server()  # a running server would slow the benchmark down
     figures = pipeline.results_path(6, "offline.json")
     model_dir = pipeline.results_of(0)["model_dir"]
     arguments = ["--model", model_dir, "--device", settings.device, "--json", figures]
@@ -411,7 +411,7 @@ def _benchmark(pipeline: Pipeline) -> Results:
 
 
 class Stage(NamedTuple):
-    """needs: earlier stages; a stage without any always runs. settings: options that its result depends on."""
+    """needs: earlier stages; a stage without needs always runs. settings: options on which its result depends."""
 
     name: str
     title: str
@@ -433,12 +433,12 @@ STAGES = (
 
 
 def interpreter_with_grpc(environment: Path | None, say: Say) -> Path:
-    """An interpreter with Triton's gRPC client: the running one, or the server's."""
+    """A Python interpreter that has Triton's gRPC client: the running one, or that of the server's environment."""
     return Path(sys.executable) if has_package("tritonclient") else ensure_environment(environment, say).python
 
 
 def _with_speakers(folder: Path, source: str, target: Path, say: Say) -> Path:
-    """Make a folder of links to the model's files, with another file of speakers."""
+    """Make a folder of links to the model's files, but with another file of speakers."""
     with fresh_folder(target) as new:
         for item in folder.iterdir():
             if item.name != SPEAKERS:

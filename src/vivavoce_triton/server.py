@@ -1,8 +1,8 @@
 """Find or install tritonserver, and run it.
 
 The wheel's Python backend misreads the arrays of NumPy 2 without an error, so it gets an environment with NumPy 1. Only
-the server is installed there. All other packages are those of the running interpreter, which come later on the path, so
-that NumPy 1 is found first and nothing is installed twice.
+the server and NumPy 1 are installed there. All other packages are those of the running interpreter. They come later on
+the path, so that NumPy 1 is found first and nothing is installed twice.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from vivavoce.errors import DownloadError, InvalidRequest, MissingDependency, St
 from vivavoce.files import locked
 
 SERVER = "nvidia-pytriton==0.7.0"
-"""It contains server 2.51 for x86-64 Linux with glibc 2.35; its dependencies are not installed."""
+"""The wheel that contains server 2.51 for x86-64 Linux with glibc 2.35. The wheel's dependencies are not installed."""
 LIBRARIES = ("numpy>=1.26,<2", "tritonclient[grpc,http]>=2.50")
 STAMP = ".vivavoce-server.json"
-"""File in a finished environment; an environment without it is completed at the next use."""
+"""File that marks a finished environment. An environment without it is completed at the next use."""
 PROGRAM = "tritonserver"
 _LOCK = ".vivavoce-server.lock"
 _OURS = ("environment", STAMP, _LOCK)
 _PACKAGES_SEEN = "zz_vivavoce_running_interpreter.pth"
-"""Python reads .pth files in the order of their names; this one is the last."""
+"""Python reads .pth files in alphabetical order, so this file comes last."""
 SOURCE = Path(__file__).resolve().parents[1]
 _OLDEST, _NEWEST = (3, 10), (3, 12)
-"""Python versions for which NumPy 1.26 has wheels."""
+"""Oldest and newest Python versions for which NumPy 1.26 has wheels."""
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 SHARED_MEMORY = Path("/dev/shm")
 _SHARED_BYTES = 1 << 20
-"""Initial shared memory of each model instance."""
+"""Bytes of shared memory that each model instance has at first."""
 HEALTH_CHECK_EVERY_S = 0.1
 STOP_WITHIN_S = 30.0
 EXIT_TIMEOUT_S = 20
-"""Seconds that the server waits for running requests, less than `STOP_WITHIN_S`."""
+"""Seconds that the stopping server waits for running requests; less than `STOP_WITHIN_S`."""
 LOG_LINES = 5
 ERROR_WITHIN_LINES = 400
 
 _ERROR_LINE = re.compile(r"[EF]\d{4} |error: ")
 _FRAMES = re.compile(r"\\n\\nAt:\\n.*")
-"""Python's traceback in a log line."""
+"""Matches the Python traceback in a log line."""
 
 Progress = Callable[[str], None]
 
@@ -78,15 +78,15 @@ class ServerEnvironment:
 
 
 def default_folder() -> Path:
-    """The default folder, beside the downloaded models; each interpreter with its packages has another one."""
+    """The default folder, beside the downloaded models. Each interpreter with its packages has a folder of its own."""
     facts = json.dumps([sys.version_info[:2], sys.base_prefix, _packages_seen()])
     return models_home().parent / f"triton-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
 
 def ensure_environment(folder: Path | None = None, say: Progress = lambda line: None) -> ServerEnvironment:
-    """Make or complete the environment in `folder` (None: `default_folder`) if necessary.
+    """Make or complete the environment in `folder` (None: `default_folder`), if this is necessary.
 
-    `MissingDependency`: this Python is not supported; `DownloadError`: the packages could not be fetched;
+    `MissingDependency`: this Python is not supported. `DownloadError`: the packages could not be fetched.
     `InvalidRequest`: `folder` holds other files.
     """
     environment = ServerEnvironment(folder.absolute() if folder is not None else default_folder())
@@ -116,19 +116,19 @@ def _make(environment: ServerEnvironment, say: Progress) -> None:
         try:
             venv.EnvBuilder(with_pip=True, symlinks=True).create(environment.folder)
         except (subprocess.CalledProcessError, ModuleNotFoundError) as error:
-            shutil.rmtree(environment.folder / "bin", ignore_errors=True)  # the next try starts again
+            shutil.rmtree(environment.folder / "bin", ignore_errors=True)  # the next attempt starts from scratch
             raise MissingDependency(
                 f"python: {sys.base_prefix} cannot make environments ({error}); install its venv and ensurepip "
                 "modules (Debian: apt-get install python3-venv)"
             ) from None
-    # Hide the interpreter's packages, or pip considers its NumPy 2 installed.
+    # Hide the interpreter's packages, because pip would consider its NumPy 2 as installed.
     (environment.packages / _PACKAGES_SEEN).unlink(missing_ok=True)
     _install(environment, say, *LIBRARIES)
     _install(environment, say, "--no-deps", SERVER)
-    # addsitedir reads the .pth files of each folder, which is how editable installs are found.
+    # addsitedir also reads the .pth files of each folder. Editable installs are found through these files.
     lines = [f"import site; site.addsitedir({folder!r})" for folder in _packages_seen()]
     (environment.packages / _PACKAGES_SEEN).write_text("\n".join([*lines, str(SOURCE)]) + "\n")
-    # Check that NumPy 1 and this package are found.
+    # Check that Python finds NumPy 1 and this package.
     answer = _run(environment, "-c", "import numpy, torch, vivavoce; print(numpy.__version__)")
     if answer.returncode or not answer.stdout.startswith("1."):
         said = (answer.stderr.strip().splitlines() or [f"numpy {answer.stdout.strip()}"])[-1]
@@ -151,7 +151,7 @@ def _install(environment: ServerEnvironment, say: Progress, *arguments: str) -> 
 
 
 def _run(environment: ServerEnvironment, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # PYTHONPATH and the like would show packages that the server, which ignores them, does not see.
+    # Remove PYTHONPATH and similar variables: the server ignores them, and would not find packages that they show.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [str(environment.python), "-I", *arguments]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=inherited, check=False)
@@ -163,7 +163,7 @@ def _packages_seen() -> list[str]:
 
 
 def _facts() -> dict[str, object]:
-    """Facts in the stamp; an environment with other facts is replaced."""
+    """The facts that the stamp records. An environment with other facts is replaced."""
     return {
         "requirements": [SERVER, *LIBRARIES],
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -191,7 +191,7 @@ def _check_python() -> None:
 
 
 def refuse_foreign(folder: Path, field: str, *marks: str) -> None:
-    """`InvalidRequest` about `field`: the folder holds files, but none of the marks."""
+    """Raise `InvalidRequest` about `field` if the folder holds files, but none of the marks."""
     if not os.path.lexists(folder):
         return
     if not folder.is_dir():
@@ -202,8 +202,8 @@ def refuse_foreign(folder: Path, field: str, *marks: str) -> None:
 
 @dataclass(frozen=True)
 class ServerInstallation:
-    """backends: folder of backends, None: the server's; first_on_path: folder of the Python backend's `python3`,
-    None: PATH decides; libraries: folders for the loader.
+    """backends: folder of backends, None: the server's own; first_on_path: folder of the `python3` for the Python
+    backend, None: found on PATH; libraries: folders for the dynamic loader.
     """
 
     binary: Path
@@ -212,7 +212,7 @@ class ServerInstallation:
     libraries: tuple[Path, ...] = ()
 
     def variables(self) -> dict[str, str]:
-        """Environment variables to set beside the inherited ones."""
+        """Environment variables for the server, in addition to the inherited ones."""
         first = [self.first_on_path] if self.first_on_path else []
         return {
             name: os.pathsep.join(filter(None, [*map(str, folders), os.environ.get(name, "")]))
@@ -222,7 +222,7 @@ class ServerInstallation:
 
 
 def find_installation(folder: Path | None = None, say: Progress = lambda line: None) -> ServerInstallation:
-    """The server on PATH, or the wheel's if there is none; arguments and errors as in `ensure_environment`."""
+    """The server on PATH, or else the wheel's server; arguments and errors as in `ensure_environment`."""
     if on_path := shutil.which(PROGRAM):
         return ServerInstallation(Path(on_path).absolute())
     environment = ensure_environment(folder, say)
@@ -242,20 +242,20 @@ def find_installation(folder: Path | None = None, say: Progress = lambda line: N
 
 
 def _backends(root: Path, backend: Path, stub: Path) -> Path:
-    """Make a folder of links, because the stub must be beside the backend."""
+    """Make a folder of links to the backends, because the stub must be in the Python backend's folder."""
     target = root / "python"
     target.mkdir(parents=True, exist_ok=True)
     for item in [*backend.iterdir(), stub]:
         link = target / item.name
         if item.name != "__pycache__" and not link.exists():
-            link.unlink(missing_ok=True)  # a broken link: the environment was moved
-            with contextlib.suppress(FileExistsError):  # another process made it meanwhile
+            link.unlink(missing_ok=True)  # a broken link, because the environment was moved
+            with contextlib.suppress(FileExistsError):  # another process made the link meanwhile
                 link.symlink_to(item)
     return root
 
 
 def _python_library() -> Path:
-    """The folder of libpython, which the stub is linked with."""
+    """The folder of libpython, because the stub is linked with that library."""
     name = str(sysconfig.get_config_var("INSTSONAME") or "")
     folder = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     for found in (folder, folder / str(sysconfig.get_config_var("MULTIARCH") or "")):
@@ -269,9 +269,9 @@ def _python_library() -> Path:
 
 @dataclass(frozen=True)
 class TritonServerSettings:
-    """A port of 0 is replaced by a free one when the server starts.
+    """Addresses of the server. A port of 0 is replaced by a free port when the server starts.
 
-    ready_within_s: seconds for all models to load.
+    ready_within_s: time limit in seconds for loading all models.
     """
 
     host: str = "127.0.0.1"
@@ -287,9 +287,9 @@ class TritonServerSettings:
 
 
 class TritonServer:
-    """One server process; a context manager that starts and stops it. Not safe for several threads.
+    """One server process. As a context manager it starts and stops the server. Not safe for several threads.
 
-    log_file: overwritten with the server's output; None: the output goes to our streams.
+    log_file: overwritten with the server's output; None: the output goes to our own streams.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class TritonServer:
         self._installation, self._repository = installation, repository.resolve()
         self.log_file, self._settings = log_file, settings
         self._ports = {"http": settings.http_port, "grpc": settings.grpc_port, "metrics": settings.metrics_port}
-        # A unique prefix, to remove only the shared memory of this server after it was killed.
+        # A unique prefix, so that only this server's shared memory is removed after the server was killed.
         self._shared_memory = f"vivavoce_{uuid.uuid4().hex[:12]}_"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -329,10 +329,10 @@ class TritonServer:
     def start(self) -> None:
         """Start the server and wait until all models are ready.
 
-        `InvalidRequest`: a port is taken; `StageFailed`: the server ended, or was not ready in time.
+        `InvalidRequest`: a port is in use. `StageFailed`: the server ended, or was not ready in time.
         """
         with contextlib.ExitStack() as bound:
-            # Bind all ports, to find free ones and to detect another server on a port.
+            # Bind all ports, to find free ports and to detect another server that uses a port.
             for name, port in self._ports.items():
                 self._ports[name] = bound.enter_context(_bound(name, self._settings.host, port))
         with contextlib.ExitStack() as opened:
@@ -346,8 +346,8 @@ class TritonServer:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                cwd="/",  # a folder `triton` in the working folder would hide the library
-                start_new_session=True,  # `stop` kills the process group
+                cwd="/",  # in another working folder, a folder named `triton` would hide the library
+                start_new_session=True,  # so that `stop` can kill the whole process group
             )
         try:
             self._await_ready(self._process)
@@ -356,7 +356,7 @@ class TritonServer:
             raise
 
     def wait(self) -> int:
-        """Wait for the server to end; returns its exit code."""
+        """Wait for the server to end, and return its exit code."""
         assert self._process is not None, "start comes first"
         return self._process.wait()
 
@@ -370,7 +370,7 @@ class TritonServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_WITHIN_S)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # models' processes outlive a server that crashed
+            os.killpg(process.pid, signal.SIGKILL)  # the models' processes survive a crash of the server
         process.wait()
         for leftover in SHARED_MEMORY.glob(f"{self._shared_memory}*"):
             leftover.unlink(missing_ok=True)
@@ -399,7 +399,7 @@ class TritonServer:
 
     def _last_words(self) -> str:
         if self.log_file is None:
-            return "see its words above"
+            return "see its output above"
         log = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-ERROR_WITHIN_LINES:]
         lines = [line for line in log if _ERROR_LINE.match(line)] or [line for line in log if line.strip()]
         words = " | ".join(_FRAMES.sub("", line) for line in lines[-LOG_LINES:])
@@ -433,7 +433,7 @@ def _bound(name: str, host: str, port: int) -> Iterator[int]:
 
 
 def ask(url: str, data: bytes | None = None) -> tuple[int, bytes]:
-    """Send a request; return status and body. Status 0: there is no HTTP server."""
+    """Send an HTTP request; return its status and body. Status 0 means that no HTTP server responded."""
     target = urlsplit(url)
     connection = http.client.HTTPConnection(target.netloc, timeout=5.0)
     with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):

@@ -83,7 +83,7 @@ def test_steps_have_all_frames_of_their_tokens(token2mel):
     slow = ask(token2mel, "mel", target_speech_tokens=ids(TOKENS), speed=np.array([[0.5]], np.float32))
     assert slow.shape == (80, 4 * len(TOKENS))
     [answer] = token2mel.execute([BACKEND.request(target_speech_tokens=ids([6_561]))])
-    assert "target_speech_tokens: id 6561 is not a speech token's; they are 0 … 6560" in refused(answer)
+    assert "target_speech_tokens: id 6561 is not a speech token; they are 0 … 6560" in refused(answer)
 
 
 def test_what_the_vocoder_gave_once_stays_the_same(token2mel, vocoder):

@@ -129,7 +129,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path):
 def test_a_server_that_ends_at_once(tmp_path):
     with pytest.raises(StageFailed, match=r"ended with 1 while starting; its log .* says: nothing"):
         TritonServer(NOWHERE, tmp_path, tmp_path / "log", FREE).start()
-    with pytest.raises(StageFailed, match="ended with 1 while starting; see its words above"):
+    with pytest.raises(StageFailed, match="ended with 1 while starting; see its output above"):
         TritonServer(NOWHERE, tmp_path, None, FREE).start()
 
 

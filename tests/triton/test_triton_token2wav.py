@@ -247,7 +247,7 @@ def test_a_stream_that_fails_is_freed(models, monkeypatch):
     ("request_", "sentence"),
     [
         (asked(()), "target_speech_tokens: is empty"),
-        (asked((6561,)), f"target_speech_tokens: id {6561 + TEXT_SIZE} is not a speech token's; they are 300 … 6860"),
+        (asked((6561,)), f"target_speech_tokens: id {6561 + TEXT_SIZE} is not a speech token; they are 300 … 6860"),
         (asked((-1,)), "target_speech_tokens: id 299 is not a speech token's"),
         (asked(drawn(7471)), "target_speech_tokens: 7471; beside a prompt of 30 there is room for 7470"),
         (asked(TOKENS, speed=3.0), "speed: 3.0 is outside of 0.5 … 2.0"),

@@ -1,7 +1,7 @@
 """Request one utterance over Triton's HTTP interface.
 
-A model that gives one response is asked at `/v2/models/{model}/infer`. A streaming model is asked at
-`/v2/models/{model}/generate_stream`, which takes only JSON and is missing in some servers.
+If a model gives a single response, the request goes to `/v2/models/{model}/infer`. For a streaming model it goes to
+`/v2/models/{model}/generate_stream`, which accepts only JSON and is missing in some servers.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     import httpx
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-"""The HTTP header with the length of a body's JSON; binary tensors follow it."""
+"""The HTTP header with the length of the JSON part of a body; binary tensors follow this part."""
 _NOT_FOUND = 404
 _NO_SUCH_PLACE = (_NOT_FOUND, 405)
-"""Statuses of a server that does not have Triton's HTTP API, unless the body is a Triton error. 405: no POST there."""
+"""HTTP statuses of a server without Triton's HTTP API, unless the body is a Triton error. 405: POST is not allowed."""
 _LONGEST_WORDS = 200
 _DATA = "data:"
 
@@ -74,8 +74,8 @@ class SpokenAudio(NamedTuple):
 def speak_http(options: HttpOptions) -> SpokenAudio:
     """Request one utterance and wait for all of its audio.
 
-    `InvalidRequest`: the model lacks an input, or cannot stream over HTTP; `ModelNotFound`; `ServerUnreachable`;
-    `ServerRefused`: the server returned an error, or no audio.
+    Errors: `InvalidRequest`: the model lacks an input, or cannot stream over HTTP; `ModelNotFound`;
+    `ServerUnreachable`; `ServerRefused`: the server returned an error, or no audio.
     """
     from vivavoce_hub.download import open_client
 
@@ -99,7 +99,7 @@ def _served(client: httpx.Client, options: HttpOptions) -> ServedModel:
     _raise_for(response)
     try:
         return served_model(json.loads(response.content))
-    except (AttributeError, TypeError, ValueError):  # not JSON, or of another form
+    except (AttributeError, TypeError, ValueError):  # not JSON, or JSON of another structure
         raise refused(f"{options.url} answers, but not as a Triton server does; check the address") from None
 
 
@@ -133,7 +133,7 @@ def _infer_samples(body: bytes, headers: Mapping[str, str]) -> Samples:
         offset += int(other.get("parameters", {}).get("binary_data_size", 0))
     count = int(output["parameters"]["binary_data_size"])
     if offset + count > len(body):
-        raise ValueError(f"{count} bytes of audio are promised, {max(0, len(body) - offset)} are there")
+        raise ValueError(f"{count} bytes of audio were announced, {max(0, len(body) - offset)} arrived")
     return decoded(body[offset : offset + count], output["datatype"])
 
 
@@ -143,7 +143,7 @@ def _streamed(client: httpx.Client, options: HttpOptions, tensors: Sequence[Tens
             f"binary: the model {options.model!r} answers in chunks, which HTTP carries as JSON only; leave it out, "
             "or ask over gRPC: vivavoce client grpc"
         )
-    # Each input is a value or a list; the server derives the shape.
+    # Each input is a single value or a list; the server derives its shape.
     values = {one.name: one.values if isinstance(one.values, str) else one.plain() for one in tensors}
     chunks = [np.zeros(0, np.float32)]
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -181,7 +181,7 @@ def _unreadable(error: Exception) -> ServerRefused:
 
 
 def _error_words(body: bytes) -> str | None:
-    """Triton's error message, from JSON or a server-sent event; None: the body is not Triton's."""
+    """Triton's error message, from JSON or a server-sent event; None if the body is not a Triton error."""
     try:
         return str(json.loads(body.strip().removeprefix(_DATA.encode()))["error"])
     except (KeyError, TypeError, ValueError):
@@ -202,7 +202,7 @@ def _explained(options: HttpOptions) -> Iterator[None]:
         yield
     except httpx.TimeoutException:
         raise ServerUnreachable(
-            f"timeout: nothing came from {options.url} for {options.timeout_s:g} s; allow more, or see what keeps it "
+            f"timeout: no response from {options.url} for {options.timeout_s:g} s; allow more, or see what keeps it "
             "busy"
         ) from None
     except httpx.ConnectError as error:

@@ -21,16 +21,16 @@ from vivavoce_triton.client.utterance import LoadMode, LoadOptions, Utterance
 from vivavoce_triton.client.wire import Connection, ServedModel, Tensor, read_reference, request_tensors
 
 _KEPT_REFERENCES = 64
-"""Number of cached recordings; 64 recordings of 30 s take 123 MB."""
+"""Number of recordings to cache; 64 recordings of 30 s take 123 MB."""
 
 
 async def measure(
     options: LoadOptions, *, show: Callable[[Outcome], None] = lambda _: None, keep_samples: bool = False
 ) -> Report:
-    """Request every utterance, and read the server's statistics before and after.
+    """Send all requests of a load test, and read the server's statistics before and after.
 
-    A failed request is counted and does not stop others. Cancelling ends all requests on the server. show: called after
-    each measured request; keep_samples: keep the audio for `Report.scored` (96 kB per second at 24 kHz).
+    A failed request is counted and does not stop the others. Cancellation ends all requests on the server. show: called
+    after each measured request; keep_samples: keep the audio for `Report.scored` (96 kB per second at 24 kHz).
     `VivavoceError`: the server is unreachable, or lacks the model or an input.
     """
     if options.folder is not None:
@@ -100,14 +100,14 @@ class _Load:
         arrived: list[tuple[float, Samples]] = []
         try:
             tensors = await asyncio.to_thread(self._tensors, utterance, read)
-            start_s = clock()  # reading a recording is not timed
+            start_s = clock()  # the time to read a recording does not count
             name, stream = f"{utterance.name}-{index}", self.options.mode is LoadMode.STREAMING
             async with aclosing(self.connection.speak(self.model, tensors, name, stream=stream)) as chunks:
                 async for chunk in chunks:
                     arrived.append((clock(), chunk))
         except VivavoceError as error:
             problem = str(error)
-        except Exception as error:  # an error fails this request only
+        except Exception as error:  # an error ends only this request
             problem = f"{type(error).__name__}: {error}"
         end_s = clock()
         overlap = round(self.options.chunk_overlap_s * self.model.sample_rate)
@@ -138,10 +138,10 @@ class _Load:
 
 
 def join(chunks: Sequence[Samples], overlap: int) -> tuple[Samples, tuple[int, ...]]:
-    """Join chunks [n_i], each cross-faded linearly with the end of the audio before it.
+    """Join chunks [n_i]. Each chunk is cross-faded linearly with the end of the audio before it.
 
-    overlap: samples that a chunk repeats from the previous chunk, fewer if one of the two is shorter. Returns the audio
-    [n] and the number of samples that each chunk adds.
+    overlap: number of samples at the start of a chunk that repeat the previous chunk; fewer if one of them is shorter.
+    Returns the audio [n] and the number of samples that each chunk adds.
     """
     pieces: list[Samples] = []
     added: list[int] = []

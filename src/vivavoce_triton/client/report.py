@@ -1,4 +1,4 @@
-"""Report a load test as JSON and text: figures, Triton's statistics, and every request."""
+"""Report a load test as JSON and text: the figures, Triton's statistics, and every request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivavoce_bench.measure import make_folder, mean, percentiles, stream_figure
 from vivavoce_bench.report import NOTHING, number
 
 Score = Callable[[Sequence[Outcome]], Mapping[str, Any]]
-"""(successful requests, with their samples) → figures of their audio."""
+"""Takes the successful requests, with their samples, and returns figures about their audio."""
 PERCENTS = (50, 90, 95, 99)
 _ROWS = (
     ("first chunk (ms)", "first_chunk_ms", 2),
@@ -24,20 +24,20 @@ _ROWS = (
     ("RTF of a request", "request_rtf", 4),
 )
 _PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-"""Triton's counters per model and, except the first, per batch size."""
+"""Triton's duration counters. Triton counts them per model, and all except `queue` also per batch size."""
 _COUNTED = ("inference", "execution")
 _MS, _NS_PER_MS = 1000.0, 1e6
 
 
 Statistics = Mapping[tuple[str, str], Counter[str]]
-"""(model, version) → counts `inferences`, `executions`, `SIZE PART count` and `SIZE PART ns`.
+"""(model, version) → counts named `inferences`, `executions`, `SIZE PART count` and `SIZE PART ns`.
 
-PART is a name of Triton's, such as success, fail, queue and compute_infer; SIZE is a batch size or `all`.
+PART is one of Triton's names, such as success, fail, queue and compute_infer. SIZE is a batch size, or `all`.
 """
 
 
 def parse_statistics(answer: Mapping[str, Any]) -> Statistics:
-    """Parse Triton's statistics in JSON; numbers may be strings, and zeros may be missing."""
+    """Parse Triton's statistics, given as JSON. Numbers may be strings, and counts of zero may be missing."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for one in answer.get("model_stats", ()):
         counts = found[one["name"], one.get("version", "")] = Counter()
@@ -51,7 +51,7 @@ def parse_statistics(answer: Mapping[str, Any]) -> Statistics:
 
 
 def difference(after: Statistics, before: Statistics) -> Statistics:
-    """The increase of the counts, without models that did nothing."""
+    """The increase of each count from `before` to `after`, without models that computed nothing."""
     added = {key: one - before.get(key, Counter()) for key, one in sorted(after.items())}
     worked = ("executions", "all success count", "all fail count")
     return {key: one for key, one in added.items() if any(one[what] for what in worked)}
@@ -101,9 +101,9 @@ def _times(means: Mapping[str, float | None]) -> str:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The flat keys of docs/triton.md; None: not measured.
+    """The figures by their keys in docs/triton.md; None stands for a figure that was not measured.
 
-    Latencies and audio count successful requests only; the wall time spans all requests.
+    Latencies and audio durations count successful requests only. The wall time covers all requests.
     """
     ok = [outcome for outcome in outcomes if outcome.ok]
     shared = stream_figures(outcomes, ok)
@@ -135,7 +135,7 @@ def _in_ms(seconds: Iterable[float | None]) -> list[float]:
 class Report:
     """The outcomes of a load test.
 
-    statistics: the server's counts for the measured requests; quality: figures of the audio, None if not scored.
+    statistics: the server's counts for the measured requests; quality: figures of the audio, or None if not scored.
     """
 
     settings: Mapping[str, Any]
@@ -154,7 +154,7 @@ class Report:
         return replace(self, quality=quality, outcomes=[outcome.without_samples() for outcome in self.outcomes])
 
     def problems(self) -> list[str]:
-        """One sentence per kind of error with its number of requests, the most frequent first."""
+        """One sentence for each kind of error, with its number of failed requests; the most frequent kind is first."""
         counts = Counter(outcome.problem for outcome in self.outcomes if not outcome.ok)
         return [
             f"{count} of {len(self.outcomes)} requests failed: {problem}" for problem, count in counts.most_common()
@@ -171,7 +171,7 @@ class Report:
         return {"settings": dict(self.settings), "figures": self.keys(), "models": models, "problems": self.problems()}
 
     def text(self) -> str:
-        """The figures as lines and a table, with the real-time factor first as in the original deployment."""
+        """The figures as lines and a table. The real-time factor comes first, as in the original deployment."""
         keys = self.keys()
         underruns = f"{NOTHING} (no answer came in several chunks)"
         if keys["margin_ms_min"] is not None:

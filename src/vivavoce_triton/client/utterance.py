@@ -1,4 +1,4 @@
-"""Requests of clients, their lists in files and data sets, and the options of a load test."""
+"""Utterances that clients request, lists of utterances in files and data sets, and the options of a load test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce_bench.measure import read_records
 
 MAX_TIMEOUT_S = 86_400.0
-"""One day; libraries fail on larger timeouts."""
+"""Largest timeout: one day. Libraries fail with larger timeouts."""
 MAX_TASKS = 4096
 MAX_OVERLAP_S = 1.0
 NAME_FIELDS = ("name", "id", "utt")
@@ -28,10 +28,10 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True)
 class Utterance:
-    """One text, and a recording of the voice.
+    """One text to speak, and a recording of the voice.
 
-    name: prefix of its files' names, unique within a load; reference: a recording as a path or bytes, None: the
-    server's default voice; reference_text: the transcript of the recording.
+    name: prefix of its file names, unique within a load test; reference: the recording as a path or bytes, or None for
+    the server's default voice; reference_text: the transcript of the recording.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Manner:
-    """Inputs that the original deployment does not have, named like their tensors; None: not sent."""
+    """Optional inputs that the original deployment lacks, named like their tensors. None: the input is not sent."""
 
     voice: str | None = None
     instruct_text: str | None = None
@@ -54,17 +54,17 @@ class Manner:
         if self.seed is not None and not -_INT64 <= self.seed < _INT64:
             raise InvalidRequest(f"seed: {self.seed} does not fit in 64 bits; choose a smaller one")
         if self.speed is not None and not 0 < self.speed < math.inf:
-            raise InvalidRequest(f"speed: {self.speed} is not a number above 0; 1 is as the model speaks")
+            raise InvalidRequest(f"speed: {self.speed} is not a number above 0; 1 is the model's own speed")
 
 
 def check_reference_text(reference: Path | None, text: str) -> None:
-    """Raise `InvalidRequest` for a transcript without a recording, which would not be sent."""
+    """Raise `InvalidRequest` if a transcript is given without a recording, because it would not be sent."""
     if text and reference is None:
         raise InvalidRequest("reference_text: belongs to a recording; name it with --reference-audio, or leave it out")
 
 
 def check_utterances(utterances: Sequence[Utterance]) -> None:
-    """Raise `InvalidRequest` for an empty list, and for names that are repeated or cannot be file names."""
+    """Raise `InvalidRequest` if the list is empty, or names are repeated or cannot be file names."""
     if not utterances:
         raise InvalidRequest("utterances: the list is empty; give at least one text")
     seen: set[str] = set()
@@ -73,7 +73,7 @@ def check_utterances(utterances: Sequence[Utterance]) -> None:
         if not name or name in (".", "..") or any(separator in name for separator in "/\\\0"):
             raise InvalidRequest(f"name: {name!r} cannot be a file's name; leave slashes out")
         if name in seen:
-            raise InvalidRequest(f"name: {name!r} is there more than once; give each utterance its own")
+            raise InvalidRequest(f"name: {name!r} occurs more than once; give each utterance its own name")
         seen.add(name)
 
 
@@ -87,12 +87,12 @@ def first_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def read_manifest(path: Path, field: str = "manifest_path") -> list[Utterance]:
-    """Read utterances from a UTF-8 file; empty lines are skipped, and paths are relative to the file's folder.
+    """Read utterances from a UTF-8 file. Empty lines are skipped, and paths are relative to the file's folder.
 
-    A line that starts with `{` is JSON with a text (`target_text` or `text`) and optionally a name (`name`, `id` or
-    `utt`), a recording (`reference_audio`, `prompt_audio` or `audio_filepath`) and its text (`reference_text` or
-    `prompt_text`). Any other line is `name|reference text|reference recording|text`; a fifth field is ignored. `field`
-    names the file in an `InvalidRequest`.
+    A line that starts with `{` is JSON. It has a text (`target_text` or `text`) and optionally a name (`name`, `id` or
+    `utt`), a recording (`reference_audio`, `prompt_audio` or `audio_filepath`) and its transcript (`reference_text` or
+    `prompt_text`). Any other line is `name|reference text|reference recording|text`; a fifth field is ignored. An
+    `InvalidRequest` calls the file `field`.
     """
     return read_records(path, field, lambda line, number: _utterance(line, number, path.parent))
 
@@ -127,10 +127,10 @@ def _reference_text(fields: Mapping[str, Any]) -> str:
 
 
 def read_dataset(name: str, split: str | None, most: int | None = None) -> list[Utterance]:
-    """Read one split of a Hugging Face data set, given by name or folder; recordings stay encoded.
+    """Read one split of a Hugging Face data set, given by name or folder. Recordings stay encoded.
 
-    split: None: the only split; most: limit of rows. `InvalidRequest`: the data set cannot be loaded, lacks the split,
-    needs a split, or lacks a column of texts.
+    split: None: the only split; most: largest number of rows. `InvalidRequest`: the data set cannot be loaded, lacks
+    the split, has several splits to choose from, or lacks a text column.
     """
     try:
         datasets = import_module("datasets")
@@ -140,7 +140,7 @@ def read_dataset(name: str, split: str | None, most: int | None = None) -> list[
         ) from None
     try:
         rows: Any = datasets.load_dataset(name, split=split)
-    except Exception as error:  # the package and its back ends have no common base class of errors
+    except Exception as error:  # errors of the package and its back ends have no common base class
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise InvalidRequest(f"huggingface_dataset: {name!r} cannot be loaded ({why}); check its name") from error
     if split is None:
@@ -153,7 +153,7 @@ def read_dataset(name: str, split: str | None, most: int | None = None) -> list[
             f"huggingface_dataset: {name!r} has {', '.join(columns)}, and no {' or '.join(TEXT_FIELDS)}; name another"
         )
     for column in set(columns) & set(REFERENCE_FIELDS):
-        # Decoding by the package needs another library, and memory for all rows at once.
+        # Decoding by the package would need another library, and memory for all rows at once.
         rows = rows.cast_column(column, datasets.Audio(decode=False))
     found = []
     for number, row in enumerate(islice(rows, most), start=1):
@@ -172,12 +172,13 @@ class LoadMode(str, Enum):
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The server (host:port of its gRPC interface), the texts, and the number of concurrent users.
+    """Options of a load test. server: host:port of the gRPC interface; utterances: requested in order, then again from
+    the first; num_tasks: number of concurrent users, each with one request at a time.
 
-    utterances: requested in order, and again from the first; num_tasks: users, each with one request at a time;
-    requests: None: each utterance once, and at least one request per user; warmup: requests that are not measured;
-    use_spk2info_cache: send no recordings, because the server has the voice; chunk_overlap_s: start of each chunk that
-    repeats the previous chunk; timeout_s: limit for a complete response; folder: where the audio is saved, if given.
+    requests: number of measured requests; None: each utterance once, and at least one request per user; warmup: number
+    of requests that are not measured; use_spk2info_cache: send no recordings, because the server has the voice;
+    chunk_overlap_s: seconds at the start of each chunk that repeat the previous chunk; timeout_s: limit for a complete
+    response; folder: where the audio is saved, or None.
     """
 
     server: str
@@ -210,7 +211,7 @@ class LoadOptions:
         return max(len(self.utterances), self.num_tasks) if self.requests is None else self.requests
 
     def utterance(self, index: int) -> Utterance:
-        """The utterance of request `index` (from 0), with a unique name."""
+        """The utterance of the request with this index (from 0), with a unique name."""
         found = self.utterances[index % len(self.utterances)]
         if self.total <= len(self.utterances):
             return found

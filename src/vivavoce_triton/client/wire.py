@@ -1,7 +1,7 @@
 """Names and data types of the models' tensors, and a gRPC client.
 
-It uses the messages of `tritonclient`, but not its asynchronous client, which cannot request the empty final response
-that marks the end of a stream.
+The client uses the messages of `tritonclient`, but not its asynchronous client, which cannot request the empty final
+response that marks the end of a stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vivavoce_triton.client.report import Statistics, parse_statistics
 from vivavoce_triton.client.utterance import Manner, Utterance
 
 WAVEFORM = "waveform"
-"""Output tensor of the audio: floats in ±1, [n] or [1, n]."""
+"""Name of the output tensor with the audio: floats in ±1, [n] or [1, n]."""
 _NAMES = {
     "BYTES": "target_text reference_text voice instruct_text reading",
     "BOOL": "finalize stop streaming exclude_input_in_output",
@@ -64,15 +64,15 @@ def unreachable(address: str, why: str) -> ServerUnreachable:
 
 
 def refused(words: str) -> ServerRefused:
-    return ServerRefused(f"server: {words.strip() or 'it refused without a word; see its log'}")
+    return ServerRefused(f"server: {words.strip() or 'it refused without a message; see its log'}")
 
 
 def not_served(address: str, name: str, words: str) -> ModelNotFound:
-    return ModelNotFound(f"model: {address} does not serve {name!r} ({words}); name one that its log calls READY")
+    return ModelNotFound(f"model: {address} does not serve {name!r} ({words}); name a model that is READY in its log")
 
 
 def array(name: str, value: Any) -> NDArray[Any]:
-    """Convert numbers to the data type of a tensor; a single number becomes [1]."""
+    """Convert numbers to an array with the tensor's data type. A single number becomes [1]."""
     return np.ascontiguousarray(np.atleast_1d(value), dtype=DTYPES[DATATYPES[name]])
 
 
@@ -90,7 +90,7 @@ def finite(samples: Samples) -> Samples:
 
 
 def read_reference(source: Path | bytes) -> Samples:
-    """Read a file, or its content, as [n] float32, mono at 16 kHz; `InvalidAudio`: it cannot be decoded."""
+    """Read a recording's path or bytes: [n] float32, mono at 16 kHz. `InvalidAudio`: it cannot be decoded."""
     return at_reference_rate(decode_audio(source))
 
 
@@ -103,7 +103,7 @@ def at_reference_rate(audio: Audio) -> Samples:
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """One input. values: numbers [n], or one text; batched: its shape has a batch dimension."""
+    """One input tensor. values: numbers [n], or one text; batched: whether its shape has a batch dimension."""
 
     name: str
     values: NDArray[Any] | str
@@ -120,7 +120,7 @@ class Tensor:
         return (1, size) if self.batched else (size,)
 
     def raw(self) -> bytes:
-        """The numbers in little-endian order, or the text in UTF-8 after its length in 4 bytes."""
+        """The bytes of the tensor: numbers in little-endian order, or UTF-8 text after its length in 4 bytes."""
         if isinstance(self.values, str):
             encoded = self.values.encode("utf-8")
             return struct.pack("<I", len(encoded)) + encoded
@@ -132,7 +132,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model of a server. decoupled: it responds in chunks; batched: its tensors have a batch dimension."""
+    """A model on a server. decoupled: it responds in chunks; batched: its tensors have a batch dimension."""
 
     name: str
     decoupled: bool
@@ -147,7 +147,7 @@ def served_model(config: Mapping[str, Any]) -> ServedModel:
     outputs = [str(output.get("name")) for output in config.get("output", ())]
     if WAVEFORM not in outputs:
         raise ServerRefused(
-            f"model: {name!r} gives {', '.join(outputs) or 'nothing'} and no {WAVEFORM}; name one that speaks"
+            f"model: {name!r} has the outputs {', '.join(outputs) or 'nothing'}, no {WAVEFORM}; name one that speaks"
         )
     rate = config.get("parameters", {}).get("sample_rate", {}).get("string_value", "")
     return ServedModel(
@@ -162,9 +162,9 @@ def served_model(config: Mapping[str, Any]) -> ServedModel:
 def request_tensors(
     utterance: Utterance, manner: Manner, model: ServedModel, reference: Samples | None
 ) -> Sequence[Tensor]:
-    """The inputs of one request; `InvalidRequest`: the model lacks an input.
+    """The input tensors of one request. `InvalidRequest`: the model lacks an input.
 
-    reference: [n] float32 in ±1, mono at 16 kHz; None: no recording and no transcript is sent.
+    reference: [n] float32 in ±1, mono at 16 kHz, or None to send neither a recording nor a transcript.
     """
     values: dict[str, Any] = {"target_text": utterance.text}
     if reference is not None:
@@ -219,7 +219,7 @@ class Connection:
         await self._channel.close()
 
     async def model(self, name: str) -> ServedModel:
-        """Describe a model; `ModelNotFound`; `ServerUnreachable`; `ServerRefused`: an error, or no audio output."""
+        """A model's description. `ModelNotFound`; `ServerUnreachable`; `ServerRefused`: error, or no audio output."""
         answer = await self._call(self._stub.ModelConfig, self._messages.ModelConfigRequest(name=name), name)
         return served_model(self._to_dict(answer.config, preserving_proto_field_name=True))
 
@@ -230,9 +230,9 @@ class Connection:
     async def speak(
         self, model: ServedModel, tensors: Sequence[Tensor], request_id: str, *, stream: bool = True
     ) -> AsyncGenerator[Samples, None]:
-        """Yield the chunks [n], n ≥ 1, of one request when they arrive; without `stream`, one chunk with all audio.
+        """Yield the chunks [n], n ≥ 1, of one request as they arrive, or without `stream` one chunk with all audio.
 
-        Closing or cancelling the generator ends the request on the server. Errors as in `model`, also after chunks.
+        Closing or cancelling the generator ends the request on the server. Errors as in `model`, also later.
         """
         request = self._request(model, tensors, request_id)
         if not stream:
@@ -244,8 +244,8 @@ class Connection:
         call = self._stub.ModelStreamInfer(_once(request), timeout=self._timeout_s)
         ended, problem = False, ""
         try:
-            # Read to the end of the call: a server (2.51) whose call is cancelled after the final response keeps the
-            # request, and never unloads its model.
+            # Read to the end of the call: if a call is cancelled after its final response, the server (2.51) keeps the
+            # request and never unloads its model.
             async for message in call:
                 if message.error_message:
                     problem = problem or message.error_message
@@ -277,7 +277,7 @@ class Connection:
 
     def _waveform(self, response: Any, model: ServedModel) -> Samples:
         if not response.outputs:
-            return np.zeros(0, np.float32)  # the empty final response
+            return np.zeros(0, np.float32)  # the final response is empty
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
             if output.name == WAVEFORM and output.datatype.startswith("FP"):
                 try:

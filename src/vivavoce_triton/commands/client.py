@@ -1,4 +1,4 @@
-"""`vivavoce client`: request an utterance from a Triton server over HTTP, or load-test it over gRPC."""
+"""`vivavoce client`: request an utterance from a Triton server over HTTP, or load-test the server over gRPC."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _QUALITY = (*_RATES, "wer_closed", "cer_closed", "per")
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 app = group(
-    "Ask a Triton server for speech: http for one utterance, grpc for a load and its figures.",
+    "Request speech from a Triton server: http for one utterance, grpc for a load test.",
     'vivavoce client http --reference-audio me.wav --reference-text "What I say." --target-text "Hello."',
     "vivavoce client grpc --manifest-path meta.lst --num-tasks 4 --log-dir log",
 )
@@ -43,46 +43,46 @@ app = group(
 _RECORDING = "A recording of the voice: wav, flac, ogg or mp3.  [default: the server's own voice]"
 _ReferenceAudio = Annotated[Path | None, shared(_RECORDING, "FILE", "--reference-audio")]
 _ReferenceText = Annotated[str, shared("Transcript of the recording.", "TEXT", "--reference-text")]
-_MODEL = "cosyvoice2, vivavoce or another of that form."
+_MODEL = "The model: cosyvoice2, vivavoce or another with the same tensors."
 _ModelName = Annotated[str, shared(_MODEL, "NAME", "--model-name")]
-_Timeout = Annotated[float, shared("The longest wait for an answer.", "SECONDS", "--timeout")]
+_Timeout = Annotated[float, shared("Timeout of a response.", "SECONDS", "--timeout")]
 
 
 @dataclass(frozen=True)
 class HowToSpeak:
-    voice: str | None = flag("A voice that the server keeps by name.", "NAME", "-v")
+    voice: str | None = flag("Name of a voice that the server has stored.", "NAME", "-v")
     instruct_text: str | None = flag("Instructions for the manner of speaking.", "TEXT")
-    seed: int | None = flag("The same seed gives the same audio.  [default: the server's]", "NUMBER")
-    speed: float | None = flag("0.5 to 2.0; the pitch stays.", "NUMBER")
+    seed: int | None = flag("Random seed; equal seeds give equal audio.  [default: the server's]", "NUMBER")
+    speed: float | None = flag("Speed, 0.5 to 2.0; the pitch does not change.", "NUMBER")
     reading: str | None = flag("Rules for numbers and signs: natural, official or off.", "RULES")
 
 
 @dataclass(frozen=True)
 class LoadFlags:
-    """Options of a load test; exactly one of text, data set and file is given."""
+    """Options of a load test. Exactly one source of texts must be given: a text, a data set or a file."""
 
-    server_addr: str = flag("Where Triton runs.", "HOST", default="localhost")
-    server_port: int = flag("Port of its gRPC interface.", "NUMBER", default=8001, min=1, max=65535)
+    server_addr: str = flag("Host of the Triton server.", "HOST", default="localhost")
+    server_port: int = flag("Port of the server's gRPC interface.", "NUMBER", default=8001, min=1, max=65535)
     reference_audio: _ReferenceAudio = None
     reference_text: _ReferenceText = ""
-    target_text: str | None = flag("Text to say, again and again.", "TEXT")
-    huggingface_dataset: str | None = flag("Instead: say a data set; needs pip install datasets.", "NAME")
-    split_name: str | None = flag("Which part of it.  [default: the only one there is]", "NAME")
+    target_text: str | None = flag("Text of every request.", "TEXT")
+    huggingface_dataset: str | None = flag("Hugging Face data set of texts; needs pip install datasets.", "NAME")
+    split_name: str | None = flag("Split of the data set.  [default: its only split]", "NAME")
     manifest_path: Path | None = flag(
-        "Instead: lines of name|reference text|reference recording|text, or JSON.", "FILE"
+        "File of texts: lines name|reference text|reference recording|text, or JSON.", "FILE"
     )
     model_name: _ModelName = DEFAULT_MODEL
-    num_tasks: int = flag("Users at a time, who ask again when answered.", "NUMBER", default=1)
-    requests: int | None = flag("In all.  [default: each text once, one per task]", "NUMBER", "-n")
-    warmup: int | None = flag("Requests before those that count.  [default: one per task]", "NUMBER")
-    mode: LoadMode = flag("offline is for repositories whose models answer in one piece.", default=LoadMode.STREAMING)
+    num_tasks: int = flag("Concurrent users; each sends one request after another.", "NUMBER", default=1)
+    requests: int | None = flag("Requests in all.  [default: one per text and user]", "NUMBER", "-n")
+    warmup: int | None = flag("Requests before the measured ones.  [default: one per user]", "NUMBER")
+    mode: LoadMode = flag("streaming, or offline for models that send one whole response.", default=LoadMode.STREAMING)
     chunk_overlap_duration: float = flag(
         "Audio that the server repeats at the start of each chunk; it is cross-faded.", "SECONDS", default=0.0
     )
     use_spk2info_cache: str = flag("Send no recordings: the server has the voice.", "True|False", default="False")
 
     def utterances(self) -> list[Utterance]:
-        """`InvalidRequest`: none or several sources, or an unreadable one."""
+        """The utterances to request. `InvalidRequest`: not exactly one source is given, or it is unreadable."""
         given = {
             "--target-text": self.target_text,
             "--manifest-path": self.manifest_path,
@@ -134,10 +134,10 @@ class LoadFlags:
 
 @dataclass(frozen=True)
 class ReportFlags:
-    log_interval: int = flag("Say how far it is every so many requests.", "NUMBER", default=5, min=1)
-    log_dir: Path | None = flag("Keep the audio and the reports here.", "FOLDER")
-    compute_wer: bool = flag("Measure the word error rate too; needs vivavoce[eval].", default=False)
-    recogniser: str | None = flag("For that: code of your own.  [default: pocketsphinx (English)]", "MODULE:CALLABLE")
+    log_interval: int = flag("Report the progress after this many requests.", "NUMBER", default=5, min=1)
+    log_dir: Path | None = flag("Folder for the audio and the reports.", "FOLDER")
+    compute_wer: bool = flag("Also measure the word error rate; needs vivavoce[eval].", default=False)
+    recogniser: str | None = flag("Your own recogniser.  [default: pocketsphinx (English)]", "MODULE:CALLABLE")
 
 
 @command(
@@ -161,7 +161,7 @@ def http_(
 ) -> None:
     """Request one utterance over HTTP.
 
-    A model with one response is asked at /v2/models/NAME/infer, a streaming model at generate_stream.
+    The request goes to /v2/models/NAME/infer, or to generate_stream if the model streams.
     """
     reporter = Reporter(quiet)
     check_reference_text(reference_audio, reference_text)
@@ -180,7 +180,7 @@ def http_(
         write_wav(output_audio, audio.samples, audio.sample_rate)
     audio_s = len(audio.samples) / audio.sample_rate
     reporter.report(
-        f"{output_audio}: {audio_s:.2f} s of audio, RTF {spent_s / audio_s:.2f} (asked and answered in {spent_s:.2f} s)"
+        f"{output_audio}: {audio_s:.2f} s of audio, RTF {spent_s / audio_s:.2f} (request took {spent_s:.2f} s)"
     )
 
 
@@ -228,13 +228,13 @@ def grpc_(
 
 
 def _deliver(report: Report, score: Score | None, folder: Path | None, label: str, reporter: Reporter) -> bool:
-    """Print the figures and write the reports; True if a request or the recogniser failed."""
+    """Print the figures and write the reports. Returns True if a request or the recogniser failed."""
     unheard = None
     if score is not None:
         try:
             with reporter.working("listening …"):
                 report = report.scored(score)
-        except VivavoceError as error:  # the figures of the load test are still reported
+        except VivavoceError as error:  # report the figures of the load test all the same
             unheard = error
     print(report.text())
     if folder is not None:
@@ -248,7 +248,7 @@ def _deliver(report: Report, score: Score | None, folder: Path | None, label: st
 
 
 def _scoring(asked: LoadOptions, recogniser: str) -> Score:
-    """Make the function that scores the audio. The recogniser is tested before the load starts; same errors as eval."""
+    """Make the function that scores the audio. It tests the recogniser before the load starts; same errors as eval."""
     from vivavoce_bench.evaluate.assessment import Instruments, assess, ready
     from vivavoce_bench.evaluate.cases import Case, cases_of
     from vivavoce_bench.evaluate.speaking import Clip

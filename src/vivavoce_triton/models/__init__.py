@@ -1,1 +1,1 @@
-"""The models of the repository; a short `model.py` runs each in Triton's Python backend."""
+"""The models of the repository. A short `model.py` runs each model in Triton's Python backend."""

@@ -1,7 +1,7 @@
-"""Code shared by the models: tensors of Triton's Python backend, parameters, inner requests, an event loop.
+"""Code that the models share: tensors of Triton's Python backend, parameters, inner requests, and an event loop.
 
-`triton_python_backend_utils` exists inside the server only, so it is passed as `backend`. Every request holds one
-utterance: tensors are `[1, n]` if the model batches, else `[n]`.
+`triton_python_backend_utils` exists inside the server only, so it is passed as the argument `backend`. Every request
+holds one utterance: its tensors are `[1, n]` if the model batches, else `[n]`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ASK_EVERY_S = 0.25
-"""Seconds between checks for a client that left; each check is a message between processes."""
+"""Seconds between checks whether a client has disconnected. Each check is a message between processes."""
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False, "": False}
 _CODES = {
     "INVALID_ARGUMENT": "INVALID_ARG",
@@ -51,7 +51,7 @@ class InnerError(Exception):
 
 
 def python_model(kind: Any, backend: Any) -> type:
-    """Make the class that Triton's Python backend loads; kind: a class with `load`, `execute` and `close`."""
+    """Make the class that Triton's Python backend loads, from `kind`, a class with `load`, `execute` and `close`."""
 
     class TritonPythonModel:
         def initialize(self, args: Mapping[str, str]) -> None:
@@ -67,7 +67,7 @@ def python_model(kind: Any, backend: Any) -> type:
 
 
 class Parameters:
-    """The parameters of config.pbtxt; empty and missing parameters are ""."""
+    """The parameters of a config.pbtxt. Empty and missing parameters are ""."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -86,7 +86,7 @@ class Parameters:
         return _SWITCHES[word]
 
     def number(self, name: str, kind: Callable[[str], T], wanted: str) -> T | None:
-        """The number, or None if empty; `InvalidRequest`: not a number; wanted: hint for the message."""
+        """The parameter's number, or None if empty. `InvalidRequest`: not a number; wanted: advice for the message."""
         try:
             return kind(self[name]) if self[name] else None
         except ValueError:
@@ -97,7 +97,7 @@ class Parameters:
 
     @property
     def model_folder(self) -> Path:
-        """`ModelNotFound`: `model_dir` is not a folder."""
+        """The folder in `model_dir`. `ModelNotFound`: it is not a folder."""
         folder = self.path("model_dir")
         if folder is None or not folder.is_dir():
             name = self["model_dir"]
@@ -106,12 +106,12 @@ class Parameters:
 
     @property
     def device(self) -> torch.device:
-        """`InvalidRequest`: the device is unknown or missing."""
+        """The device to run on. `InvalidRequest`: the device is unknown, or this machine lacks it."""
         return choose_device(self["device"] or "auto")
 
 
 class Inputs:
-    """The input tensors of one request; missing tensors are None. `InvalidRequest` names a bad tensor."""
+    """The input tensors of one request. A missing tensor is None. `InvalidRequest` names the bad tensor."""
 
     def __init__(self, backend: Any, request: Any) -> None:
         self._backend, self.request = backend, request
@@ -122,11 +122,11 @@ class Inputs:
             return None
         values: NDArray[Any] = tensor.as_numpy()
         if values.ndim > 1 and values.shape[0] != 1:
-            raise InvalidRequest(f"{name}: a batch of {values.shape[0]} in one request; send one utterance a request")
+            raise InvalidRequest(f"{name}: a batch of {values.shape[0]} in one request; send one utterance per request")
         return values
 
     def floats(self, name: str) -> NDArray[np.float32] | None:
-        """Finite numbers [n] float32."""
+        """The tensor as finite numbers, [n] float32."""
         values = self.array(name)
         if values is None:
             return None
@@ -185,7 +185,7 @@ def answer(backend: Any, **tensors: NDArray[Any]) -> Any:
 
 
 def refusal(backend: Any, error: Exception) -> Any:
-    """Make an error response; unexpected errors are logged with their traceback."""
+    """Make an error response. Unexpected errors are logged with their traceback."""
     if isinstance(error, InnerError):
         return backend.InferenceResponse(output_tensors=[], error=backend.TritonError(str(error), error.code))
     if isinstance(error, VivavoceError):
@@ -193,13 +193,13 @@ def refusal(backend: Any, error: Exception) -> Any:
     else:
         log.error("request failed", exc_info=error)
         message, code = f"internal error: {type(error).__name__}: {error}", "INTERNAL"
-    # Older servers lack some codes.
+    # Older servers lack some of these error codes.
     number = getattr(backend.TritonError, code, backend.TritonError.INTERNAL)
     return backend.InferenceResponse(output_tensors=[], error=backend.TritonError(message, number))
 
 
 def answered(backend: Any, name: str, work: Callable[[], NDArray[Any]]) -> Any:
-    """Make a response from the result of `work` (without a batch dimension) or from its error."""
+    """Make a response from the result of `work` (an array without batch dimension), or from its error."""
     try:
         return answer(backend, **{name: work()[None]})
     except Exception as error:
@@ -209,7 +209,7 @@ def answered(backend: Any, name: str, work: Callable[[], NDArray[Any]]) -> Any:
 def end(backend: Any, sender: Any, error: Exception | None = None) -> None:
     """End a stream, with an error if one is given.
 
-    The traceback is dropped: its frames keep requests and senders alive, which keeps the model loaded.
+    The error's traceback is dropped, because its frames keep requests and senders alive, which keep the model loaded.
     """
     response = () if error is None else (refusal(backend, error),)
     try:
@@ -221,7 +221,7 @@ def end(backend: Any, sender: Any, error: Exception | None = None) -> None:
 
 
 def inner_request(backend: Any, model: str, outputs: Sequence[str], values: Mapping[str, Any], name: str = "") -> Any:
-    """Make a request to another model; values: without a batch dimension; name: the request id."""
+    """Make a request to another model of the server. values: tensors without batch dimension; name: the request id."""
     inputs = [backend.Tensor(tensor, array(tensor, value)[None]) for tensor, value in values.items()]
     return backend.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=inputs, request_id=name
@@ -243,7 +243,7 @@ def output(backend: Any, response: Any, name: str) -> NDArray[Any] | None:
 
 
 def ask_inner(backend: Any, model: str, name: str, values: Mapping[str, Any], request_id: str = "") -> NDArray[Any]:
-    """Request the single output of a model; `InnerError`: the model refused or failed."""
+    """Request the only output of another model. `InnerError`: the model refused the request or failed."""
     found = output(backend, checked(inner_request(backend, model, (name,), values, request_id).exec()), name)
     if found is None:
         raise StageFailed(f"{model}: answered without {name}; look at its log")
@@ -251,9 +251,9 @@ def ask_inner(backend: Any, model: str, name: str, values: Mapping[str, Any], re
 
 
 class AsyncModel:
-    """Serves all requests on one event loop in a thread; subclasses implement `answers`.
+    """A model that serves all requests on one event loop in a thread. Subclasses implement `answers`.
 
-    If decoupled, `execute` returns at once and responses are streamed; otherwise it waits and returns them.
+    If it is decoupled, `execute` returns at once and responses are streamed. Otherwise it waits and returns them.
     """
 
     def __init__(self, backend: Any, name: str, *, decoupled: bool) -> None:
@@ -265,7 +265,7 @@ class AsyncModel:
         self._thread.start()
 
     def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
-        """Yield (response, whether it is the last), once if not decoupled. left: whether the client disconnected."""
+        """Yield (response, whether it is the last): once if not decoupled. left: whether the client disconnected."""
         raise NotImplementedError
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
@@ -287,7 +287,7 @@ class AsyncModel:
 
     @asynccontextmanager
     async def watched(self, left: Callable[[], bool], give_up: Callable[[], None]) -> AsyncIterator[None]:
-        """Poll `left` in the block, as the server has no callback, and call `give_up` once it is true."""
+        """Inside the block, poll `left`, because the server has no callback. Call `give_up` once `left` is true."""
         over = asyncio.Event()
 
         async def watch() -> None:

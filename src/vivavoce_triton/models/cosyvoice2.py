@@ -1,8 +1,8 @@
 """The models `cosyvoice2`, `cosyvoice2_dit` and `cosyvoice3`: text → audio, by requests to other models of the server.
 
-`audio_tokenizer` and `speaker_embedding` encode a recording, `tensorrt_llm` or an endpoint makes speech tokens.
-`cosyvoice2` has their audio from `token2wav`, `cosyvoice2_dit` from `token2wav_dit`, and `cosyvoice3` from `vocoder`,
-which gets mels of a `token2wav` that makes such.
+`audio_tokenizer` and `speaker_embedding` encode a recording. `tensorrt_llm` or an endpoint generates speech tokens.
+`cosyvoice2` gets the audio of these tokens from `token2wav`, and `cosyvoice2_dit` from `token2wav_dit`. `cosyvoice3`
+gets mels from its `token2wav`, and then audio from `vocoder`.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_re
 log = logging.getLogger(__name__)
 
 Speech = Generator[NDArray[np.float32], None, None]
-"""Chunks in order: [n] float32."""
+"""Yields chunks of audio in order, [n] float32 each."""
 AT_ONCE = 32
-"""Concurrent requests per instance; each has two threads, which wait for other models."""
+"""Number of requests that run at once in an instance. Each has two threads, which wait for other models."""
 MOST_TAKEN = 512
-"""Limit of running and waiting requests per instance."""
+"""Limit of the running and waiting requests in an instance."""
 _RETRY_S = 5.0
 _LOOK_EVERY = 4
-"""Language model responses between two checks for a client that left."""
+"""Number of responses of the language model between two checks whether the client has disconnected."""
 
 
 class DecodedTokens:
-    """Speech tokens of one segment, passed from the thread that decodes them to the thread that reads them."""
+    """Speech tokens of one segment. One thread receives them from the language model, and another thread reads them."""
 
     def __init__(self, segment: SegmentRequest) -> None:
         self.segment, self.tokens = segment, list[int]()
@@ -73,7 +73,7 @@ class DecodedTokens:
             self._changed.notify_all()
 
     def wait(self, count: int | None) -> tuple[int, ...]:
-        """Wait for the first `count` tokens (None: all), fewer if the segment ends; raises the error of `end`."""
+        """Wait for the first `count` tokens (None: all), fewer if the segment ends. Raises the error given to `end`."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or (count is not None and len(self.tokens) >= count))
             if self._error is not None:
@@ -82,9 +82,9 @@ class DecodedTokens:
 
 
 class CosyVoice2Model:
-    """Serves each request with two threads: one fetches speech tokens, the other fetches their audio.
+    """Serves each request with two threads: one requests speech tokens, the other requests their audio.
 
-    When streaming, `execute` returns at once and chunks are sent when ready; otherwise it returns whole responses.
+    When streaming, `execute` returns at once, and chunks are sent when ready. Otherwise it returns whole responses.
     """
 
     def __init__(self, backend: Any, parameters: Parameters) -> None:
@@ -97,14 +97,14 @@ class CosyVoice2Model:
         _check_tokenizer(parameters.path("llm_tokenizer_dir"), self._vocabulary)
         bias = None
         if parameters["triton_backend"] == "tensorrtllm":
-            # An engine lacks the bias of the speech head; it is sent with each request.
+            # An engine does not include the bias of the speech head, so the bias is sent with each request.
             bias = np.asarray(open_merged_lm(folder, len(tokenizer)).read(HEAD_BIAS).float().numpy())
         self._callers = ThreadPoolExecutor(AT_ONCE, "cosyvoice2-request")
         self._readers = ThreadPoolExecutor(AT_ONCE, "cosyvoice2-tokens")
         self._accepted = threading.BoundedSemaphore(MOST_TAKEN)
         size, name = self._vocabulary.text_size, parameters.model
         self._synthesis: Callable[[SegmentRequest], InnerToken2Wav | InnerVocoder]
-        if name == "cosyvoice3":  # its models exchange the tokenizer's own ids
+        if name == "cosyvoice3":  # its models use the tokenizer's own ids, not merged ids
             size, self._synthesis = 0, partial(InnerVocoder, backend)
         else:
             self._synthesis = partial(InnerToken2Wav, backend, size, dit=name == "cosyvoice2_dit")
@@ -121,7 +121,7 @@ class CosyVoice2Model:
 
     @classmethod
     def load(cls, parameters: Parameters, backend: Any) -> CosyVoice2Model:
-        """`VivavoceError`: a parameter, folder or voice cannot be used."""
+        """Load the model. `VivavoceError`: a parameter, folder or voice cannot be used."""
         return cls(backend, parameters)
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
@@ -159,7 +159,7 @@ class CosyVoice2Model:
         )
 
     def _audio(self, request: Any, left: Callable[[], bool]) -> Speech:
-        """The inner requests end if the iterator is closed or `left` becomes true."""
+        """The audio of a request. The inner requests end if the iterator is closed or `left` returns True."""
         check_present(left)
         wanted = read_request(Inputs(self._backend, request), "official")
         segments = self._front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)
@@ -170,12 +170,12 @@ class CosyVoice2Model:
             for one in texts:
                 with closing(self._chunks(one)) as chunks:
                     for samples in chunks:
-                        if len(samples):  # a vocoder that hears ahead gives nothing of a short first step
+                        if len(samples):  # a vocoder with lookahead outputs no samples for a short first step
                             silent = False
                             yield samples
                         check_present(left)
             if silent:
-                raise StageFailed("language model: made no speech of this text; send it again with another seed")
+                raise StageFailed("language model: generated no speech for this text; send it again with another seed")
         finally:
             gone.set()
 
@@ -188,7 +188,7 @@ class CosyVoice2Model:
             except Exception as problem:
                 if not isinstance(problem, (InnerError, VivavoceError)):
                     log.error("tokens not read: the language model's stream failed", exc_info=problem)
-                # The audio thread raises it. The traceback is dropped, because its frames would keep the request alive.
+                # The audio thread raises the error. Its traceback is dropped: its frames would keep the request alive.
                 error = problem.with_traceback(None)
             one.end(error)
 
@@ -198,7 +198,7 @@ class CosyVoice2Model:
         run = 0
         with closing(self._language_model.tokens(one.segment)) as parts:
             for count, part in enumerate(parts):
-                # Other runtimes than ours do not shorten silences.
+                # Runtimes other than ours do not shorten silences, so it is done here.
                 spoken, run = without_long_silence(part, self._vocabulary.own.silent, run)
                 one.add(spoken)
                 if count % _LOOK_EVERY == 0:

@@ -1,4 +1,4 @@
-"""Thread-safe clients of what `cosyvoice2` uses: models on the same server, and an endpoint of a language model."""
+"""Thread-safe clients that `cosyvoice2` uses: for models on the same server, and for a language model's endpoint."""
 
 from __future__ import annotations
 
@@ -35,51 +35,51 @@ LANGUAGE_MODEL = "tensorrt_llm"
 TOP_P, TOP_K, TEMPERATURE, REPETITION_PENALTY = 0.95, 50, 0.8, 1.1
 """Sampling parameters of the official deployment."""
 USUAL_TOKENS = 750
-"""Limit of speech tokens of a segment (30 s), unless its text is long."""
+"""Limit of a segment's speech tokens (30 s of speech), unless its text is long."""
 _LONG_RATIO = 10.0
-"""Limit of speech tokens per text token for long texts, faster than any voice needs."""
+"""Limit of speech tokens per text token, for long texts. No voice speaks so slowly that it needs more."""
 _KEPT = 64
-"""Ended response iterators to keep; see `InnerLanguageModel._ended`."""
+"""Number of finished response iterators that are kept; see `InnerLanguageModel._ended`."""
 
 
 def merged_prompt(vocabulary: MergedVocabulary, segment: SegmentRequest) -> tuple[int, ...]:
-    """`<|sos|>`, transcript of the reference, text of the segment, `<|task_id|>`, speech tokens of the reference."""
+    """`<|sos|>`, the reference's transcript, the segment's text, `<|task_id|>`, the reference's speech tokens."""
     voice = segment.conditioning
     speech = map(vocabulary.speech, voice.lm_prompt_tokens)
     return (vocabulary.sos, *voice.lm_text, *segment.text, vocabulary.task, *speech)
 
 
 def output_length(segment: SegmentRequest) -> tuple[int, int]:
-    """(min, max) speech tokens."""
+    """Smallest and largest number of speech tokens for the segment."""
     size, bounds = len(segment.text), segment.sampling
     most = min(int(bounds.max_ratio * size), max(USUAL_TOKENS, int(_LONG_RATIO * size)))
     return max(1, min(int(bounds.min_ratio * size), most)), most
 
 
 def spoken_tokens(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
-    """Speech tokens (0 … V − 1) before the first other id, and that id or None."""
+    """The speech tokens (0 … V − 1) before the first id that is not a speech token, and that id, or None."""
     count = next((index for index, one in enumerate(ids) if not vocabulary.is_speech(one)), len(ids))
     tokens = tuple(one - vocabulary.text_size for one in ids[:count])
     return tokens, ids[count] if count < len(ids) else None
 
 
 class InnerLanguageModel:
-    """Requests speech tokens from `tensorrt_llm`. decoupled: the model streams.
+    """Requests speech tokens from the model `tensorrt_llm`. decoupled: whether that model streams.
 
-    bias: [rows of the head] float32, added to the logits by a backend whose head has no bias; None: not sent.
+    bias: [rows of the head] float32, which a backend without its own head bias adds to the logits; None: not sent.
     """
 
     def __init__(
         self, backend: Any, vocabulary: MergedVocabulary, *, decoupled: bool, bias: NDArray[np.float32] | None
     ) -> None:
         self._backend, self._vocabulary, self._decoupled, self._bias = backend, vocabulary, decoupled, bias
-        # The server (2.51) frees an ended response later, in a thread that does not hold the GIL. This reference keeps
-        # the response's arrays from being freed there.
+        # The server (2.51) frees a finished response later, in a thread that does not hold the GIL. Keeping the
+        # response here prevents that its arrays are freed in that thread.
         self._ended: deque[Any] = deque(maxlen=_KEPT)
 
     def tokens(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
-        """Speech tokens (0 … V − 1); closing the iterator stops the inner request."""
-        request_id = uuid.uuid4().hex  # clients' request ids need not be unique
+        """Yield speech tokens (0 … V − 1). Closing the iterator stops the request to the language model."""
+        request_id = uuid.uuid4().hex  # the ids of clients' requests need not be unique
         outputs = ("output_ids", "sequence_length")
         request = inner_request(self._backend, LANGUAGE_MODEL, outputs, self._tensors(segment), request_id)
         if not self._decoupled:
@@ -93,7 +93,7 @@ class InnerLanguageModel:
                 if tokens:
                     yield tokens
                 if end is not None:
-                    over = end == self._vocabulary.eos_ids[0]  # the model stops by itself at this end token only
+                    over = end == self._vocabulary.eos_ids[0]  # only after this end token the model stops by itself
                     break
             else:
                 over = True
@@ -103,21 +103,21 @@ class InnerLanguageModel:
         finally:
             if not over:
                 self._stop(responses, request_id)
-            self._drain(responses)  # a request ends when all responses are read
+            self._drain(responses)  # the request ends when all its responses are read
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: requests end in `tokens`."""
 
     def _read(self, response: Any) -> tuple[tuple[int, ...], int | None]:
         ids, lengths = (output(self._backend, response, name) for name in ("output_ids", "sequence_length"))
         if ids is None:
-            return (), None  # an empty final response
+            return (), None  # the final response is empty
         flat = ids.reshape(-1)
         count = len(flat) if lengths is None else int(lengths.reshape(-1)[0])
         return spoken_tokens(self._vocabulary, flat[:count].tolist())
 
     def _stop(self, responses: Any, request_id: str) -> None:
-        if hasattr(responses, "cancel"):  # from release 25.04 on
+        if hasattr(responses, "cancel"):  # available since release 25.04
             responses.cancel()
         else:
             tensors = {"input_lengths": 0, "request_output_len": 0, "stop": True}
@@ -151,9 +151,9 @@ class InnerLanguageModel:
 
 
 class InnerToken2Wav:
-    """Requests the audio of one segment from `token2wav`; used by one thread at a time.
+    """Requests the audio of one segment from `token2wav`. Only one thread may use it at a time.
 
-    first_id: of speech; dit: from `token2wav_dit`, whose steps have new tokens only; output: what the model gives.
+    first_id: first merged id of speech; dit: use `token2wav_dit`, whose steps have new tokens only; output: tensor.
     """
 
     def __init__(
@@ -162,21 +162,21 @@ class InnerToken2Wav:
         self._backend, self._first_id, self._dit, self._output = backend, np.int32(first_id), dit, output
         voice = segment.conditioning
         self._voice = {"prompt_spk_embedding": voice.embedding.numpy(), "speed": segment.speed}
-        if output == "waveform":  # a mel has no noise
+        if output == "waveform":  # mels have no noise, so they need no seed
             self._voice["seed"] = segment.seed
-        if voice.flow_prompt:  # without a reference only the embedding is sent
+        if voice.flow_prompt:  # without a reference recording, only the embedding is sent
             self._voice["prompt_speech_tokens"] = np.array(voice.flow_prompt, np.int32) + self._first_id
             self._voice["prompt_speech_feat"] = voice.flow_mel.numpy()
-        self._id = uuid.uuid4().hex  # clients' request ids need not be unique
+        self._id = uuid.uuid4().hex  # the ids of clients' requests need not be unique
         self._open = False
 
     def whole(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """All audio, [n] float32, for speech tokens (0 … V − 1); `InnerError`: the model refused or failed."""
+        """The whole audio of speech tokens (0 … V − 1), [n] float32. `InnerError`: the model refused or failed."""
         return self._ask(tokens, "", self._voice)
 
     def step(self, tokens: Sequence[int], offset: int, *, last: bool) -> NDArray[np.float32]:
-        """The next audio, [n] float32. tokens: all so far, with lookahead; offset: number of tokens already spoken."""
-        voice = {} if self._open else self._voice  # the first step sets the voice
+        """The next audio, [n] float32. tokens: all so far, with lookahead; offset: number of tokens spoken before."""
+        voice = {} if self._open else self._voice  # only the first step sends the voice
         self._open = not last
         if self._dit:
             return self._ask(tokens[offset:], self._id, {**voice, "finalize": last})
@@ -185,7 +185,7 @@ class InnerToken2Wav:
     def close(self) -> None:
         if self._open:
             self._open = False
-            with suppress(InnerError):  # token2wav drops idle streams in time
+            with suppress(InnerError):  # token2wav closes idle streams by itself
                 self._ask((), self._id, {"finalize": True, **({} if self._dit else {"token_offset": 0})})
 
     def _ask(self, tokens: Sequence[int], request_id: str, tensors: dict[str, Any]) -> NDArray[np.float32]:
@@ -195,7 +195,7 @@ class InnerToken2Wav:
 
 
 class InnerVocoder:
-    """Requests the audio of one segment from `token2wav`, which makes mels, and `vocoder`; like `InnerToken2Wav`."""
+    """Requests mels of one segment from `token2wav`, and their audio from `vocoder`. Used like `InnerToken2Wav`."""
 
     def __init__(self, backend: Any, segment: SegmentRequest) -> None:
         self._backend, self._seed = backend, segment.seed
@@ -220,9 +220,9 @@ class InnerVocoder:
 
 
 class StagedExtractor:
-    """A `VoiceExtractor` that uses `audio_tokenizer` and `speaker_embedding`, in parallel on `threads`.
+    """A `VoiceExtractor` that uses the models `audio_tokenizer` and `speaker_embedding`, in parallel on `threads`.
 
-    first_id: what `audio_tokenizer` adds to its ids.
+    first_id: the number that `audio_tokenizer` adds to its ids.
     """
 
     def __init__(self, backend: Any, config: ModelConfig, first_id: int, text: TextFrontEnd, threads: Executor) -> None:
@@ -230,7 +230,7 @@ class StagedExtractor:
         self._text, self._threads = text, threads
 
     def extract(self, source: AudioSource, transcript: str = "") -> Voice:
-        if not isinstance(source, Audio):  # a stored voice of another model
+        if not isinstance(source, Audio):  # a stored voice whose features are another model's: use its recording
             assert not isinstance(source, tuple)
             audio = decode_audio(source)
             source = Audio(resample_sinc(audio.samples, audio.sample_rate, SAMPLE_RATE).numpy(), SAMPLE_RATE)
@@ -256,20 +256,20 @@ class StagedExtractor:
 
 
 CONNECT_S, SILENCE_S = 10.0, 120.0
-"""Seconds for the connection, and between two pieces of an answer."""
+"""Timeouts in seconds: for the connection, and between two pieces of a response."""
 _SPEECH = re.compile(r"<\|s_(\d{1,9})\|>")
 _STOP = ("<|eos1|>", "<|eos|>")
 _MOST_OTHER = 1_000
-"""Most characters of an answer in a row that belong to other things than speech tokens."""
+"""Largest number of consecutive characters of a response that are not part of speech tokens."""
 
 
 class EndpointLanguageModel:
-    """Requests speech tokens (0 … count − 1) from an endpoint of OpenAI's chat completions, as trtllm-serve and vLLM
-    have it; safe to use from several threads. name: of the model at the endpoint.
+    """Requests speech tokens (0 … count − 1) from an OpenAI chat completions endpoint, such as trtllm-serve's or
+    vLLM's; safe to use from several threads. name: of the model at the endpoint.
 
-    It serves the merged language model, whose chat template makes `<|sos|>` text `<|task_id|>` speech of a user's and
-    an assistant's message, and whose tokenizer spells speech tokens `<|s_0|>`, `<|s_1|>` …. A request is that of the
-    original deployment, with a seed and a least length.
+    The endpoint serves the merged language model. Its chat template turns a user's and an assistant's message into
+    `<|sos|>` text `<|task_id|>` speech, and its tokenizer writes speech tokens as `<|s_0|>`, `<|s_1|>` …. A request is
+    like the original deployment's, plus a seed and a minimum length.
     """
 
     def __init__(self, address: str, name: str, tokenizer: TextTokenizer, count: int) -> None:
@@ -280,9 +280,9 @@ class EndpointLanguageModel:
         self._client.close()
 
     def tokens(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
-        """Speech tokens when they come; closing the iterator closes the connection, which ends the endpoint's work.
+        """Yield speech tokens as they arrive. Closing the iterator closes the connection, which stops the endpoint.
 
-        `EngineStopped`: the endpoint is away. `StageFailed`: it refused, or its answer has other things than speech.
+        `EngineStopped`: the endpoint cannot be reached. `StageFailed`: it refused, or sent other things than speech.
         """
         left = output_length(segment)[1]
         try:
@@ -303,8 +303,8 @@ class EndpointLanguageModel:
                         return
         except httpx.HTTPError as error:
             raise EngineStopped(
-                f"llm_api_base: the language model's endpoint is away ({type(error).__name__}); try again in some "
-                "seconds, or see whether it runs"
+                f"llm_api_base: the language model's endpoint cannot be reached ({type(error).__name__}); try again "
+                "soon, or check that it runs"
             ) from None
 
     def _body(self, segment: SegmentRequest) -> dict[str, Any]:
@@ -327,18 +327,18 @@ class EndpointLanguageModel:
         }
 
     def _read(self, text: str) -> tuple[list[int], str]:
-        """The speech tokens that are whole, and the rest of the text."""
+        """The complete speech tokens in the text, and the rest of the text after them."""
         found = list(_SPEECH.finditer(text))
         rest = text[found[-1].end() :] if found else text
         if len(rest) > _MOST_OTHER:
             raise _failed(
-                "gives a text and no speech tokens such as <|s_12|>; serve there what `vivavoce export hf` makes"
+                "sent text, not speech tokens such as <|s_12|>; serve the folder that `vivavoce export hf` makes"
             )
         return [int(one[1]) for one in found], rest
 
 
 def _content(line: str) -> str | None:
-    """The text of one line of server-sent events, "" without one; None: the answer has ended."""
+    """The text in one line of server-sent events; "" if the line has no text, None if the response has ended."""
     if not line.startswith("data:"):
         return ""
     data = line.removeprefix("data:").strip()

@@ -1,8 +1,8 @@
-"""Models of the other layouts.
+"""Models of the two other repository layouts.
 
-`token2wav` of CosyVoice3's layout makes mels, and its `vocoder` makes audio of them. `token2wav_dit` takes the
-recording itself and the new speech tokens of a stream; the original deployment runs Step-Audio 2's DiT behind these
-tensors, here CosyVoice2's own flow makes the audio.
+In CosyVoice3's layout, `token2wav` outputs mels and `vocoder` turns them into audio. In the other layout,
+`token2wav_dit` takes the recording itself and the new speech tokens of a stream. The original deployment runs
+Step-Audio 2's DiT behind these tensors; here CosyVoice2's own flow makes the audio.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from vivavoce_triton.models.inner_models import StagedExtractor
 from vivavoce_triton.models.token2wav import Samples, Token2Wav, default_prompt, load_models, open_engine
 
 _NO_JOIN = Crossfade(0, 0, 0, 0, torch.zeros(0), continuous=True)
-"""Pieces of a mel follow each other as they are."""
+"""Pieces of a mel are joined without a crossfade."""
 
 
 class MelStage:
-    """In place of a vocoder's stage: gives the mel itself, [frames · bins], at the stream's speed."""
+    """Replaces a vocoder's stage: outputs the mel itself, [frames · bins], at the stream's speed."""
 
     def prepare(self, frames: int | None = None) -> None:
-        """See `VocoderInterface`; there is nothing to record."""
+        """See `VocoderInterface`. This stage has nothing to prepare."""
 
     def open(self, seed: int, speed: float, joins: CrossfadeMode) -> VocoderStream:
         return VocoderStream(None, speed, _NO_JOIN, Tails(SpeedTail(speed)))
@@ -65,14 +65,14 @@ class MelStage:
 
 
 class Token2Mel:
-    """`Token2Wav` with the tokenizer's own ids and the output `mel` [1, 80, frames] FP32.
+    """`Token2Wav` for the tokenizer's own ids, with the output `mel` [1, 80, frames] FP32.
 
-    Each step has all frames of its tokens; nothing is held back for the next one.
+    Each step returns all frames of its tokens and holds back none for the next step.
     """
 
     @staticmethod
     def load(given: Parameters, backend: Any) -> Token2Wav:
-        """`VivavoceError`: the folder, device or voice cannot be used."""
+        """Load the model. `VivavoceError`: the folder, device or voice cannot be used."""
         models = load_models(given)
         _check_generation(models.config.generation)
         default = default_prompt(models.folder, models.config, given["default_voice"])
@@ -83,18 +83,18 @@ class Token2Mel:
 class MelVocoder:
     """`mel` [1, 80, frames] FP32 → `tts_speech` [1, samples] FP32; `seed` of the source's noise, [1, 1] INT64.
 
-    It keeps nothing. A stream sends its whole mel so far with each request: with a false `finalize` the last frames,
-    whose samples depend on later ones, are left out, and samples that were given once stay the same.
+    The model keeps no state. A stream sends its whole mel so far with each request. If `finalize` is false, the samples
+    of the last frames are left out, because they depend on later frames. Samples that were returned once stay the same.
     """
 
     def __init__(self, backend: Any, models: Models) -> None:
-        assert isinstance(models.vocoder, CausalHiFT), "another generation's stream changes its past"
+        assert isinstance(models.vocoder, CausalHiFT), "in other generations, later frames change earlier samples"
         self._backend, self._device, self._ahead = backend, models.device, models.vocoder.reach.after
         self._stage, self._config = VocoderStage(models), models.vocoder.config
 
     @classmethod
     def load(cls, given: Parameters, backend: Any) -> MelVocoder:
-        """Only the vocoder. `VivavoceError`: the folder or the device cannot be used."""
+        """Load the vocoder alone. `VivavoceError`: the folder or the device cannot be used."""
         folder, device, part = given.model_folder, given.device, NETWORKS[Generation.V3]["vocoder"]
         config = read_config(folder, ())
         _check_generation(config.generation)
@@ -108,10 +108,10 @@ class MelVocoder:
         return [answered(self._backend, "tts_speech", partial(self._speech, request)) for request in requests]
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: the model has no state."""
 
     def _speech(self, request: Any) -> Samples:
-        """`InvalidRequest`: a tensor is missing or cannot be."""
+        """The audio of one request. `InvalidRequest`: a tensor is missing or has a wrong value."""
         check_present(request.is_cancelled)
         inputs, bins = Inputs(self._backend, request), self._config.num_mel_bins
         mel, last, seed = inputs.array("mel"), inputs.number("finalize"), int(inputs.number("seed") or 0)
@@ -119,7 +119,7 @@ class MelVocoder:
             raise InvalidRequest(f"{'mel' if mel is None else 'finalize'}: is missing; send both mel and finalize")
         if mel.shape[-2:-1] != (bins,) or not 0 < mel.shape[-1] <= MAX_FRAMES:
             size = " × ".join(map(str, mel.shape))
-            raise InvalidRequest(f"mel: is {size}; send {bins} × frames, of which there may be 1 … {MAX_FRAMES}")
+            raise InvalidRequest(f"mel: is {size}; send {bins} × frames, with 1 … {MAX_FRAMES} frames")
         if not np.isfinite(mel).all():
             raise InvalidRequest("mel: holds a number that is not finite; send numbers only")
         check_seed(seed)
@@ -135,19 +135,19 @@ class MelVocoder:
 
 def _check_generation(found: Generation) -> None:
     if found is not Generation.V3:
-        raise UnsupportedModel(f"model: the layout cosyvoice3 is for CosyVoice3, this is {found.value}; serve staged")
+        raise UnsupportedModel(f"model: cosyvoice3 serves CosyVoice3, but this is {found.value}; serve staged")
 
 
 class Token2WavDit:
-    """`Token2Wav` with `reference_wav` and `reference_wav_len` as its voice, or with its prompt's tensors.
+    """`Token2Wav` whose voice comes from `reference_wav` and `reference_wav_len`, or from the prompt tensors.
 
-    A request with `finalize` is a step of the stream with its request id, and has only the tokens that were not spoken
-    yet, the lookahead of the step before included. Recordings are encoded by `audio_tokenizer` and `speaker_embedding`.
+    A request with `finalize` is a step of the stream with its request id. It has only the tokens that were not spoken
+    yet, which include the lookahead of the step before. `audio_tokenizer` and `speaker_embedding` encode recordings.
     """
 
     @staticmethod
     def load(given: Parameters, backend: Any) -> Token2Wav:
-        """`VivavoceError`: the folder, device or voice cannot be used."""
+        """Load the model. `VivavoceError`: the folder, device or voice cannot be used."""
         models = load_models(given)
         if models.config.generation is not Generation.V2:
             raise UnsupportedModel("model: token2wav_dit is of CosyVoice2's layout; serve the models cosyvoice3")

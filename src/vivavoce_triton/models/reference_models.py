@@ -1,4 +1,4 @@
-"""The models `audio_tokenizer` and `speaker_embedding`: a reference recording → speech tokens, and a speaker vector."""
+"""The models `audio_tokenizer` and `speaker_embedding`: a reference recording → speech tokens, or a speaker vector."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ CPU_PROVIDER = "CPUExecutionProvider"
 
 
 class _ReferenceModel:
-    """Encodes each recording on a thread: the encoders have batch size 1, and ONNX Runtime releases the GIL.
+    """Encodes recordings on threads, one each: the encoders have batch size 1, and ONNX Runtime releases the GIL.
 
-    name: output tensor; padded: the recording's true length is in `reference_wav_len`.
+    name: of the output tensor; padded: the tensor `reference_wav_len` gives the recording's true length.
     """
 
     def __init__(self, backend: Any, name: str, encode: Callable[[Tensor], NDArray[Any]], *, padded: bool) -> None:
@@ -47,13 +47,13 @@ class _ReferenceModel:
 
 
 class AudioTokenizer(_ReferenceModel):
-    """`reference_wav` [1, n] FP32 of 16 kHz, of which `reference_wav_len` samples count → `prompt_speech_tokens`
-    [1, tokens] INT32, 25 a second: the tokenizer's ids, each with the size of the text vocabulary added.
+    """`reference_wav` [1, n] FP32 at 16 kHz, whose first `reference_wav_len` samples count → `prompt_speech_tokens` [1,
+    tokens] INT32, 25 per second: the tokenizer's ids plus the size of the text vocabulary.
     """
 
     @classmethod
     def load(cls, given: Parameters, backend: Any, *, merged: bool = True) -> AudioTokenizer:
-        """merged: False leaves the tokenizer's ids as they are. `VivavoceError`: folder or device cannot be used."""
+        """Load the model; merged: False keeps the tokenizer's ids. `VivavoceError`: folder or device cannot be used."""
         folder, providers = given.model_folder, onnx_providers(given.device)
         path = folder / speech_tokenizer_of(detect_generation(folder))
         tokenizer = SpeechTokenizer.from_file(path, providers=providers)
@@ -74,15 +74,15 @@ class PlainAudioTokenizer:
 
 
 class SpeakerEmbedding(_ReferenceModel):
-    """`reference_wav` [1, n] FP32 of 16 kHz, without padding → `prompt_spk_embedding` [1, 192] FP16, not normalised."""
+    """`reference_wav` [1, n] FP32 at 16 kHz, without padding → `prompt_spk_embedding` [1, 192] FP16, not normalised."""
 
     @classmethod
     def load(cls, given: Parameters, backend: Any) -> SpeakerEmbedding:
-        """`VivavoceError`: the folder or the device cannot be used."""
+        """Load the model. `VivavoceError`: the folder or the device cannot be used."""
         folder, providers = given.model_folder, onnx_providers(given.device, tensorrt=True)
         encoder = SpeakerEncoder.from_file(folder / SPEAKER_ENCODER, providers=providers)
         if providers != [CPU_PROVIDER]:
-            # TensorRT rebuilds its engine, which takes long, for a length outside of the range that it has seen.
+            # TensorRT slowly rebuilds its engine for a length outside the range so far, so encode the limits now.
             for seconds in (MIN_REFERENCE_S, MAX_REFERENCE_S):
                 encoder(torch.zeros(int(seconds * SAMPLE_RATE)))
 
@@ -93,7 +93,7 @@ class SpeakerEmbedding(_ReferenceModel):
 
 
 def _read_reference(inputs: Inputs, *, padded: bool) -> Tensor:
-    """A copy, [n] float32 at 16 kHz in [−1, 1]."""
+    """A copy of the recording, [n] float32 in [−1, 1] at 16 kHz."""
     samples, length = inputs.floats("reference_wav"), None
     if samples is None:
         raise InvalidAudio("reference_wav: is missing; send a recording of 16 kHz in [-1, 1]")
@@ -101,16 +101,16 @@ def _read_reference(inputs: Inputs, *, padded: bool) -> Tensor:
         given = inputs.ids("reference_wav_len") or ()
         if len(given) != 1:
             raise InvalidRequest(
-                f"reference_wav_len: {len(given)} numbers; send one, the samples that reference_wav holds"
+                f"reference_wav_len: {len(given)} numbers; send one, the number of samples in reference_wav"
             )
         (length,) = given
     return torch.from_numpy(recording(samples, length).samples)
 
 
 def onnx_providers(device: torch.device, *, tensorrt: bool = False) -> list[str]:
-    """Installed execution providers, best first. They can only use the first GPU; for other GPUs the CPU is used.
+    """Installed execution providers, best first. They can use only the first GPU; another GPU's models run on the CPU.
 
-    tensorrt: prefer TensorRT if it is installed.
+    tensorrt: put TensorRT first if it is installed.
     """
     if device.type != "cuda" or device.index:
         return [CPU_PROVIDER]

@@ -1,4 +1,4 @@
-"""Read the requests of `cosyvoice2` and `vivavoce`, and get their voices."""
+"""Read the requests of the models `cosyvoice2` and `vivavoce`, and get the voices for them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from vivavoce_triton.models.backend import Inputs, Parameters
 
 DEFAULT_SEED = 42
 RELEASED_SPEAKER = "001"
-"""The speaker of the release's spk2info.pt."""
+"""Name of the speaker in the spk2info.pt that was released with the model."""
 SPEED_DIGITS = 6
-"""Speeds are rounded to this: FP32 turns 1.2 into 1.2000000477, which can add a frame."""
+"""Speeds are rounded to this many digits: FP32 turns 1.2 into 1.2000000477, which can add a frame."""
 
 
 @dataclass(frozen=True, eq=False)
 class SpokenRequest:
-    """A request; reference: at 16 kHz; voice: "" for the default voice."""
+    """A request for speech. reference: the recording at 16 kHz, or None; voice: name, or "" for the default voice."""
 
     text: str
     reference: Audio | None
@@ -39,7 +39,7 @@ class SpokenRequest:
 
 
 def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
-    """Read a request; reading: its default; `InvalidText`, `InvalidAudio` or `InvalidRequest` names the tensor."""
+    """Read a request; reading: the default. `InvalidText`, `InvalidAudio` or `InvalidRequest` names the tensor."""
     text = inputs.text("target_text")
     if not text.strip():
         raise InvalidText("target_text: is empty; send some text")
@@ -68,26 +68,26 @@ def _reference(inputs: Inputs) -> Audio | None:
 
 
 def recording(samples: NDArray[np.float32], length: int | None = None) -> Audio:
-    """Copy and check the first `length` samples of `reference_wav`; or `InvalidRequest` or `InvalidAudio`."""
+    """Copy and check the first `length` samples of `reference_wav`. Raises `InvalidRequest` or `InvalidAudio`."""
     if length is not None and not 0 < length <= len(samples):
         raise InvalidRequest(
             f"reference_wav_len: {length} of the {len(samples)} samples in reference_wav; send a number in "
-            f"1 … {len(samples)}, those that are speech"
+            f"1 … {len(samples)}, the number of those that are speech"
         )
-    # Copy: the tensor's memory belongs to the request.
+    # Copy the samples, because the tensor's memory belongs to the request.
     audio = Audio(np.array(samples[:length]), REFERENCE_RATE)
     check_reference(audio, field="reference_wav")
     return audio
 
 
 def chunk_policy(parameters: Parameters) -> ChunkPolicy | None:
-    """The policy for chunks, None for whole responses; `InvalidRequest`: the strategy is unknown."""
+    """The rule for chunk sizes, or None for whole responses. `InvalidRequest`: the chunk strategy is unknown."""
     policy = ChunkPolicy.parse(parameters["dynamic_chunk_strategy"] or "exponential")
     return policy if parameters.decoupled else None
 
 
 class RequestVoices:
-    """Built-in voices, stored voices, and a cache of recordings' voices; `VoiceNotFound`: no such default voice."""
+    """Finds a request's voice: built-in, stored, or a recording's (cached). `VoiceNotFound`: no such default voice."""
 
     def __init__(self, parameters: Parameters, extractor: Extractor, fingerprint: str | Callable[[], str]) -> None:
         built_in, store = built_in_voices(parameters.model_folder), open_voice_store(parameters.path("voices_dir"))
@@ -95,7 +95,7 @@ class RequestVoices:
         self._default = parameters["default_voice"] or (RELEASED_SPEAKER if RELEASED_SPEAKER in built_in else "")
         self._cached_only = parameters.switch("use_spk2info_cache")
         if self._default:
-            self._registry.find(self._default)  # fail at the start, not in every request
+            self._registry.find(self._default)  # raises VoiceNotFound at the start, not in every request
 
     def of(self, wanted: SpokenRequest) -> Voice:
         if wanted.reference is not None:

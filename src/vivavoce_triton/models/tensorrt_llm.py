@@ -1,18 +1,18 @@
 """The model `tensorrt_llm` in Python: merged ids in, merged ids of speech tokens out.
 
-The tensors are those of TensorRT-LLM's backend. Unsupported inputs that would change the result are refused, except for
-`temperature` 0.8 and `repetition_penalty` 1.1, which the published deployment always sends: our repetition-aware
-nucleus sampling at temperature 1 ignores these two values. The outputs are `output_ids` [1, 1, n] INT32 (new ids
-without end ids, which published clients would take for speech), `sequence_length` [1, 1] INT32 (n), and `batch_index`
-and `sequence_index` [1, 1] INT32 (0).
+The tensors are those of TensorRT-LLM's backend. Unsupported inputs that would change the result are refused. Exceptions
+are `temperature` 0.8 and `repetition_penalty` 1.1, which the published deployment always sends: our repetition-aware
+nucleus sampling at temperature 1 ignores these two values. The outputs are `output_ids` [1, 1, n] INT32 (new ids,
+without end ids, because published clients would take end ids for speech), `sequence_length` [1, 1] INT32 (n), and
+`batch_index` and `sequence_index` [1, 1] INT32 (0).
 
-If decoupled, a request with `streaming` gets ids when they are sampled, and its last response has the final flag and
-maybe no ids; a request without it gets one response. A request ends if its client disconnects, or by a request with
-`stop` and the same id, as the server does not report when a calling model gives up. If not decoupled, the requests of a
-batch run together.
+If the model is decoupled, a request with `streaming` gets ids as they are sampled. Its last response has the final flag
+and may have no ids. A request without `streaming` gets one response. A request ends if its client disconnects, or if a
+request with `stop` and the same id arrives, because the server does not report when a calling model gives up. If the
+model is not decoupled, the requests of a batch run together.
 
-A source makes the tokens: our language model, or TensorRT-LLM's LLM API. Its `start(request)` runs on the event loop
-and returns a stream with an async iterator of tokens and `cancel`. Token + `first_id` = merged id.
+The tokens come from a source: our language model, or TensorRT-LLM's LLM API. Its `start(request)` runs on the event
+loop and returns a stream, which has an async iterator of tokens and `cancel`. A merged id is a token + `first_id`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from vivavoce_runtimes.trtllm import LLMTokens, import_trtllm, open_llm
 from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answer
 
 _TOLERANCE = 1e-6
-"""Relative tolerance for numbers that arrive as float32."""
+"""Relative tolerance when numbers that arrive as float32 are compared."""
 _INT32_MAX = 2**31 - 1
 
 
 class Refusal(NamedTuple):
-    """A refused input; harmless: accepted values; llmapi: TensorRT-LLM's LLM API supports the input."""
+    """Why an input is refused. harmless: accepted values; llmapi: TensorRT-LLM's LLM API supports the input."""
 
     why: str
     harmless: tuple[float, ...] = ()
@@ -58,46 +58,46 @@ class Refusal(NamedTuple):
 _LACKING = {
     "the model has no encoder": "encoder_input_features encoder_output_lengths decoder_input_ids decoder_input_lengths "
     "cross_attention_mask skip_cross_attn_blocks",
-    "draft tokens are not taken": "draft_input_ids draft_logits draft_acceptance_threshold",
+    "draft tokens are not supported": "draft_input_ids draft_logits draft_acceptance_threshold",
     "the model has no table of prompt embeddings": "prompt_embedding_table prompt_table_extra_ids",
-    "the model turns positions by one number": "mrope_rotary_cos_sin mrope_position_deltas",
+    "the model rotates by one-dimensional positions": "mrope_rotary_cos_sin mrope_position_deltas",
     "the model has no adapters": "lora_task_id lora_weights lora_config",
     "speech tokens follow no grammar": "guided_decoding_guide_type guided_decoding_guide",
-    "a prompt is read where it is continued": "context_phase_params",
+    "prefill and decoding run in the same model": "context_phase_params",
 }
-_NO_LOGITS = "logits are not answered; leave it out"
+_NO_LOGITS = "logits are not returned; leave it out"
 _OWN_SAMPLING = (
-    "this model's sampling counts repetitions and takes no penalty; leave it out, or serve the language model with "
+    "this model's sampling counts repetitions and has no penalty; leave it out, or serve the language model with "
     "llm_backend llmapi"
 )
 _OWN_TEMPERATURE = (
-    "this model is sampled at temperature 1 (0.8 is taken without effect); use runtime_top_p or runtime_top_k, or "
+    "this model is sampled at temperature 1 (0.8 is accepted without effect); use runtime_top_p or runtime_top_k, or "
     "serve the language model with llm_backend llmapi"
 )
 REFUSED: Mapping[str, Refusal] = MappingProxyType(
     {
         **{name: Refusal(f"{why}; leave it out") for why, names in _LACKING.items() for name in names.split()},
         "temperature": Refusal(_OWN_TEMPERATURE, (1.0, 0.8), llmapi=True),
-        "repetition_penalty": Refusal(f"{_OWN_SAMPLING} (1.1 is taken without effect)", (1.0, 1.1), llmapi=True),
+        "repetition_penalty": Refusal(f"{_OWN_SAMPLING} (1.1 is accepted without effect)", (1.0, 1.1), llmapi=True),
         "presence_penalty": Refusal(_OWN_SAMPLING, (0.0,), llmapi=True),
         "frequency_penalty": Refusal(_OWN_SAMPLING, (0.0,), llmapi=True),
-        "runtime_top_p_decay": Refusal("top_p stays as it is from token to token; leave it out", (1.0,)),
-        "stop_words_list": Refusal("speech ends by its own ids only; leave it out", (0, -1)),
-        "bad_words_list": Refusal("no ids but the model's own are forbidden; leave it out", (0, -1)),
-        "beam_width": Refusal("speech is sampled, not searched for; send 1 or leave it out", (1,)),
-        "num_return_sequences": Refusal("a request has one answer; send as many requests, with other seeds", (1,)),
-        "return_log_probs": Refusal("log-probabilities are not answered; leave it out", (0,)),
+        "runtime_top_p_decay": Refusal("top_p does not change from token to token; leave it out", (1.0,)),
+        "stop_words_list": Refusal("only the model's own end ids end speech; leave it out", (0, -1)),
+        "bad_words_list": Refusal("only the model itself forbids ids; leave it out", (0, -1)),
+        "beam_width": Refusal("speech is sampled without beam search; send 1 or leave it out", (1,)),
+        "num_return_sequences": Refusal("a request has one response; send several requests with different seeds", (1,)),
+        "return_log_probs": Refusal("log-probabilities are not returned; leave it out", (0,)),
         "return_context_logits": Refusal(_NO_LOGITS, (0,)),
         "return_generation_logits": Refusal(_NO_LOGITS, (0,)),
-        "return_perf_metrics": Refusal("times are not answered; ask the server for its statistics", (0,)),
+        "return_perf_metrics": Refusal("times are not returned; read the server's statistics", (0,)),
         "prompt_vocab_size": Refusal("the model has no table of prompt embeddings; leave it out", (0,)),
     }
 )
-"""Unsupported inputs by name; all other inputs are honoured or have no effect."""
+"""Unsupported inputs by name. All other inputs take effect, or cannot change the result."""
 
 
 def check_inputs(backend: Any, request: Any, *, llmapi: bool) -> None:
-    """`InvalidRequest` names an input that the runtime does not support."""
+    """Raise `InvalidRequest` for an input that the runtime does not support; the message names the input."""
     for name, rule in REFUSED.items():
         tensor = None if llmapi and rule.llmapi else backend.get_input_tensor_by_name(request, name)
         if tensor is not None and not _asks_for_nothing(tensor.as_numpy(), rule.harmless):
@@ -114,7 +114,7 @@ def _asks_for_nothing(values: NDArray[Any], harmless: tuple[float, ...]) -> bool
 
 
 def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Parse `<|sos|>`, text, `<|task_id|>`, speech; return (text ids, speech tokens 0 … V − 1); or `InvalidRequest`."""
+    """Split `<|sos|>`, text, `<|task_id|>`, speech into (text ids, speech tokens 0 … V − 1), or `InvalidRequest`."""
     if not ids or ids[0] != vocabulary.sos:
         found = str(ids[0]) if ids else "nothing"
         raise InvalidRequest(f"input_ids: begin with {found}, not with <|sos|> ({vocabulary.sos}); put it first")
@@ -139,10 +139,10 @@ def read_prompt(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple
 
 @dataclass(frozen=True, eq=False)
 class TokensRequest:
-    """A request for speech tokens; None: the model's default.
+    """A request for speech tokens. None stands for the model's default.
 
-    prompt: merged ids; max_tokens, min_tokens: of speech; may_end: False gives exactly max_tokens;
-    top_k: 0 for all ids; embedding_bias: [rows of the merged head] float32, added to logits; outputs: empty for all.
+    prompt: merged ids; max_tokens, min_tokens: of speech; may_end: False generates exactly max_tokens; top_k: 0 for all
+    ids; embedding_bias: [rows of the merged head] float32, added to logits; outputs: names, empty for all.
     """
 
     prompt: tuple[int, ...]
@@ -153,7 +153,7 @@ class TokensRequest:
     top_p: float | None
     top_k: int | None
     penalties: Mapping[str, float]
-    """Penalties that the request has and the runtime supports."""
+    """Penalties of the request that the runtime supports."""
     embedding_bias: NDArray[np.float32] | None
     streaming: bool
     with_prompt: bool
@@ -163,11 +163,11 @@ class TokensRequest:
 def read_tokens_request(
     inputs: Inputs, vocabulary: MergedVocabulary, *, llmapi: bool, excludes_prompt: bool
 ) -> TokensRequest:
-    """`InvalidRequest`: an input is missing or out of range; excludes_prompt: default for requests."""
+    """Read a request; excludes_prompt: default. `InvalidRequest`: an input is missing or out of range."""
     ids = inputs.ids("input_ids")
     if ids is None:
         raise InvalidRequest("input_ids: is missing; send the prompt")
-    prompt = ids[: _required(inputs, "input_lengths", len(ids), "send how many of input_ids count")]
+    prompt = ids[: _required(inputs, "input_lengths", len(ids), "send the number of input_ids that count")]
     read_prompt(vocabulary, prompt)
     seed, streaming = inputs.whole("random_seed", 0, 2**64 - 1) or 0, inputs.switch("streaming")
     least = inputs.whole("min_length", 0, _INT32_MAX)
@@ -175,16 +175,16 @@ def read_tokens_request(
     penalties = {name: inputs.real(name, low, 100.0) for name, low in lowest.items()} if llmapi else {}
     return TokensRequest(
         prompt=prompt,
-        max_tokens=_required(inputs, "request_output_len", _INT32_MAX, "send how many tokens there may be"),
+        max_tokens=_required(inputs, "request_output_len", _INT32_MAX, "send the largest number of tokens"),
         min_tokens=1 if least is None else least,
         may_end=_may_end(inputs, vocabulary),
-        seed=seed - 2**64 if seed >> 63 else seed,  # reinterpret the bits as a signed number
+        seed=seed - 2**64 if seed >> 63 else seed,  # read the bits of the number as a signed number
         top_p=inputs.real("runtime_top_p", 0.001, 1.0),
         top_k=inputs.whole("runtime_top_k", 0, 10_000),
         penalties={name: value for name, value in penalties.items() if value is not None},
         embedding_bias=_bias(inputs),
         streaming=streaming,
-        # Streams have new tokens only, as in TensorRT-LLM's backend.
+        # Streams return only new tokens, without the prompt, as in TensorRT-LLM's backend.
         with_prompt=not (streaming or inputs.switch("exclude_input_in_output", excludes_prompt)),
         outputs=frozenset(inputs.request.requested_output_names()),
     )
@@ -201,7 +201,7 @@ def _may_end(inputs: Inputs, vocabulary: MergedVocabulary) -> bool:
     end, ends = inputs.whole("end_id", -1, _INT32_MAX), vocabulary.eos_ids
     if end is not None and end not in (-1, *ends):
         raise InvalidRequest(
-            f"end_id: {end} ends no speech of this model; send {ends[0]}, or -1 for as many tokens as may be"
+            f"end_id: {end} is not an end id of this model; send {ends[0]}, or -1 for the largest number of tokens"
         )
     return end != -1
 
@@ -211,14 +211,14 @@ def _bias(inputs: Inputs) -> NDArray[np.float32] | None:
     if values is None:
         return None
     bias = np.array(values, np.float32).reshape(-1)
-    # −∞ forbids an id.
+    # A bias of −∞ forbids the id.
     if np.isnan(bias).any() or (bias == np.inf).any():
-        raise InvalidRequest("embedding_bias: holds no numbers, or +∞; send numbers, or −∞ for what may not be")
+        raise InvalidRequest("embedding_bias: holds NaN or +∞; send numbers, or −∞ for forbidden ids")
     return bias
 
 
 _FORBIDDEN = -1e4
-"""Ids with a bias up to this are never sampled; some clients send it for −∞."""
+"""Ids with a bias of at most this value are never sampled, because some clients send −1e4 in place of −∞."""
 _CACHE_SETTINGS = {
     "free_gpu_memory_fraction": ("kv_cache_free_gpu_mem_fraction", float, "a number above 0, 1 at most"),
     "max_tokens": ("max_tokens_in_paged_kv_cache", int, "a whole number"),
@@ -237,7 +237,7 @@ class EngineSource:
 
     @classmethod
     def load(cls, parameters: Parameters, streams: int | None = None) -> EngineSource:
-        """Load `model_dir`, or the merged folder `gpt_model_path`; streams: number to warm up for, None: any number."""
+        """Load `model_dir`, or the merged folder `gpt_model_path`. streams: number to warm up for; None: any number."""
         device, wanted = parameters.device, "one above 0, 1 at most"
         share = parameters.number("kv_cache_free_gpu_mem_fraction", float, wanted)
         merged = parameters.path("gpt_model_path")
@@ -253,7 +253,7 @@ class EngineSource:
         return cls(engine, vocabulary)
 
     def start(self, request: TokensRequest) -> TokenHandle:
-        """`InvalidRequest`: the request exceeds a slot, or has another bias; `Overloaded`: too many requests wait."""
+        """Start generating. `InvalidRequest`: too long for a slot, or a foreign bias; `Overloaded`: too many wait."""
         self._check_bias(request.embedding_bias)
         vocabulary = self.engine.models.config.lm.vocabulary
         rows = speech_prompt(vocabulary, *read_prompt(self.vocabulary, request.prompt))
@@ -273,7 +273,7 @@ class EngineSource:
         self.engine.close(drain=False)
 
     def _check_bias(self, bias: NDArray[np.float32] | None) -> None:
-        """Accept a bias equal to this model's own; refuse any other."""
+        """Accept a bias that equals this model's own bias; refuse any other."""
         if bias is None or not bias.any():
             return
         first, end = self.vocabulary.head.start, self.vocabulary.head.stop
@@ -281,7 +281,7 @@ class EngineSource:
         own = len(bias) >= self.vocabulary.size and np.allclose(bias[first:end], self._bias, rtol=1e-2, atol=1e-3)
         if not (own and (others <= _FORBIDDEN).all()):
             raise InvalidRequest(
-                "embedding_bias: is not that of this model's head, which is applied already; leave it out, or serve "
+                "embedding_bias: is not this model's own bias, which is applied already; leave it out, or serve "
                 "the language model with llm_backend llmapi"
             )
 
@@ -297,9 +297,9 @@ def _merged(folder: Path, device: torch.device) -> tuple[LanguageModel, MergedVo
 
 
 class LLMSource:
-    """Makes tokens with `tensorrt_llm.LLM`. api: the module tensorrt_llm; sampling: defaults for requests.
+    """Generates tokens with `tensorrt_llm.LLM`. api: the module tensorrt_llm; sampling: defaults for requests.
 
-    bias: [rows of the head] float32, the default for requests: plain Qwen2 has no bias and cannot forbid text ids.
+    bias: [rows of the head] float32, the default for requests. A plain Qwen2 has no bias that could forbid text ids.
     """
 
     llmapi, first_id = True, 0
@@ -311,7 +311,7 @@ class LLMSource:
 
     @classmethod
     def load(cls, parameters: Parameters, most: int) -> LLMSource:
-        """Load `gpt_model_path`; most: concurrent requests. `MissingDependency`: no suitable TensorRT-LLM."""
+        """Load `gpt_model_path`. most: number of concurrent requests. `MissingDependency`: no suitable TensorRT-LLM."""
         from vivavoce_export.hf_folder import open_hugging_face, read_lm_config, read_vocabulary
         from vivavoce_export.merged_lm import no_bias
 
@@ -331,7 +331,7 @@ class LLMSource:
         return cls(api, llm, vocabulary, read_lm_config(folder, vocabulary).sampling, bias)
 
     def start(self, request: TokensRequest) -> LLMTokens:
-        """`InvalidRequest`: the bias does not have the head's size."""
+        """Start generating. `InvalidRequest`: the bias does not have the head's size."""
         params = self._params(request)
         result = self._llm.generate_async(list(request.prompt), sampling_params=params, streaming=True)
         return LLMTokens(result, self.vocabulary.eos_ids)
@@ -357,7 +357,7 @@ class LLMSource:
             top_k=self._sampling.top_k if request.top_k is None else request.top_k,
             end_id=first if request.may_end else -1,
             pad_id=first,
-            seed=request.seed % 2**64,  # reinterpret the bits as an unsigned number
+            seed=request.seed % 2**64,  # read the bits of the number as an unsigned number
             embedding_bias=bias,
             detokenize=False,
             **request.penalties,
@@ -369,7 +369,7 @@ _SOURCES: Mapping[str, type[EngineSource] | type[LLMSource]] = {"vivavoce": Engi
 
 
 class TensorrtLLM(AsyncModel):
-    """Serves a source of tokens. batched: tensors have a batch dimension; excludes_prompt: default for requests."""
+    """Serves the tokens of a source. batched: tensors have a batch dimension; excludes_prompt: default for requests."""
 
     def __init__(
         self, backend: Any, source: EngineSource | LLMSource, *, decoupled: bool, excludes_prompt: bool, batched: bool
@@ -378,11 +378,11 @@ class TensorrtLLM(AsyncModel):
         self._source, self._excludes_prompt = source, excludes_prompt
         self._leading = (1, 1) if batched else (1,)
         self._running: dict[str, set[TokenHandle | LLMTokens]] = {}
-        """Request id → streams, for `stop`; used on the event loop only."""
+        """Request id → its streams, for requests with `stop`. Only the event loop uses this."""
 
     @classmethod
     def load(cls, given: Parameters, backend: Any) -> TensorrtLLM:
-        """`VivavoceError`: a parameter, folder or runtime cannot be used."""
+        """Load the model. `VivavoceError`: a parameter, folder or runtime cannot be used."""
         name = given["llm_backend"] or "vivavoce"
         if name not in _SOURCES:
             raise InvalidRequest(f"llm_backend: {name!r} is unknown; use one of {', '.join(_SOURCES)}")
@@ -395,11 +395,11 @@ class TensorrtLLM(AsyncModel):
         self._source.close()
 
     async def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
-        """Yield new ids when they are sampled, or all at once; a stopped request gets no response."""
+        """Yield new ids as they are sampled, or all ids at once. A request that was stopped gets no response."""
         inputs, request_id = Inputs(self._backend, request), request.request_id()
         if self._decoupled and inputs.switch("stop"):
             if not request_id:
-                raise InvalidRequest("stop: the request has no id; give it the id of the one that is to end")
+                raise InvalidRequest("stop: the request has no id; give it the id of the request that should end")
             for stream in self._running.get(request_id, ()):
                 stream.cancel()
             return
@@ -432,7 +432,7 @@ class TensorrtLLM(AsyncModel):
     async def _drawn(
         self, ask: TokensRequest, request_id: str, left: Callable[[], bool]
     ) -> AsyncGenerator[list[int], None]:
-        """Yield merged ids; `RequestCancelled`: the client disconnected, or the request was stopped."""
+        """Yield merged ids. `RequestCancelled`: the client disconnected, or another request stopped this one."""
         stream = self._source.start(ask)
         same_id = self._running.setdefault(request_id, set())
         same_id.add(stream)
@@ -454,5 +454,5 @@ class TensorrtLLM(AsyncModel):
             "batch_index": np.zeros(leading, np.int32),
             "sequence_index": np.zeros(leading, np.int32),
         }
-        # Leave out outputs that were not requested: the server (2.51) frees them without holding the GIL.
+        # Leave out outputs that were not requested, because the server (2.51) frees them without holding the GIL.
         return answer(self._backend, **{name: tensors[name] for name in tensors if name in (ask.outputs or tensors)})

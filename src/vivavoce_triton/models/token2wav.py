@@ -1,4 +1,4 @@
-"""The model `token2wav`: speech tokens → audio, at once or in steps, with an engine of flow and vocoder."""
+"""The model `token2wav`: speech tokens → audio, at once or in steps, by an engine of flow and vocoder."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ log = logging.getLogger(__name__)
 PROMPT_TOKENS, MEL, EMBEDDING = "prompt_speech_tokens", "prompt_speech_feat", "prompt_spk_embedding"
 TOKENS, OFFSET, LAST = "target_speech_tokens", "token_offset", "finalize"
 FREE_SHARE = 0.3
-"""Share of the free GPU memory that is used; a language model on the same GPU needs half or more."""
+"""Share of the free GPU memory that this model uses. A language model on the same GPU needs half or more."""
 _REMEMBERED = 64
-"""Number of cached voices; a voice of 30 s takes about 0.5 MB."""
+"""Number of voices to cache; a voice of 30 s takes about 0.5 MB."""
 _POLICY = ChunkPolicy.low_latency()
-"""It only sets how chunks are joined: the clients choose the steps."""
+"""Determines only how chunks are joined. Clients choose the sizes of the steps."""
 
 Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class SynthesisRequest:
-    """A request; voice, seed, speed: None if not given.
+    """A request; voice, seed and speed are None if they are not given.
 
-    tokens: speech tokens (0 … V − 1); in a stream, all tokens since its start. offset: how many of them were spoken in
-    earlier requests of the stream; None if the request is not part of a stream. relative: a step has only the tokens
-    that were not spoken, and its offset is that of its stream.
+    tokens: speech tokens (0 … V − 1); in a stream, all tokens since its start. offset: how many of them earlier
+    requests spoke; None if the request is not part of a stream. relative: a step has only the tokens that were not
+    spoken, and the stream knows the offset.
     """
 
     tokens: tuple[int, ...]
@@ -81,9 +81,9 @@ class SynthesisRequest:
 
 
 class RequestReader:
-    """Reads requests and caches voices, which every step may repeat. text_size: the first merged id of speech.
+    """Reads requests, and caches voices, which every step may repeat. text_size: the first merged id of speech.
 
-    extract: makes the voice of a `reference_wav`; steps are then relative.
+    extract: makes the voice of a `reference_wav`; if it is given, steps are relative.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RequestReader:
         self._voices: LruCache[Conditioning] = LruCache(_REMEMBERED)
 
     def read(self, inputs: Inputs) -> SynthesisRequest:
-        """`InvalidRequest`: a tensor is missing or out of range."""
+        """Read a request. `InvalidRequest`: a tensor is missing or out of range."""
         check_present(inputs.request.is_cancelled)
         last, name, relative = inputs.number(LAST), inputs.request.request_id(), self._extract is not None
         offset = inputs.number(OFFSET) if not relative else None if last is None else 0
@@ -118,7 +118,7 @@ class RequestReader:
         return SynthesisRequest(tokens, self.voice(inputs), seed, speed, name, step, bool(last), relative)
 
     def voice(self, inputs: Inputs) -> Conditioning | None:
-        """The voice, or None if not given. `InvalidRequest`: a part is missing, too long, or does not fit."""
+        """The request's voice, or None. `InvalidRequest`: a part of it is missing, too long, or does not fit."""
         extract, wave = self._extract, None if self._extract is None else inputs.floats("reference_wav")
         if extract is not None and wave is not None:
             audio = recording(wave, inputs.whole("reference_wav_len", 1, len(wave)))
@@ -157,7 +157,7 @@ class RequestReader:
                 f"{MEL}: {len(mel)} numbers for {len(ids)} of {PROMPT_TOKENS}; send {per_token} frames of {bins} for "
                 f"each, {frames} frames in all, with both cut to the same duration"
             )
-        # Copy: the tensors' memory belongs to the request.
+        # Copy the tensors, because their memory belongs to the request.
         return Conditioning(
             embedding=torch.tensor(embedding),
             flow_tokens=torch.tensor(tokens, dtype=torch.int64),
@@ -169,15 +169,15 @@ class RequestReader:
         if ids and not (min(ids) >= first and max(ids) < end):
             wrong = next(one for one in ids if not first <= one < end)
             raise InvalidRequest(
-                f"{field}: id {wrong} is not a speech token's; they are {first} … {end - 1}, the token and {first}, "
-                "where speech begins in the merged vocabulary; leave out ids that end speech"
+                f"{field}: id {wrong} is not a speech token; they are {first} … {end - 1}, "
+                f"a token plus {first}; leave out ids that end speech"
             )
         return tuple(one - first for one in ids)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits. streams: number; nbytes: memory of all, without the flow's pages; idle_s: time without a step."""
+    """Limits. streams: number; nbytes: memory of all, without the flow's pages; idle_s: seconds without a step."""
 
     streams: int = 1_024
     nbytes: int = 512 << 20
@@ -186,7 +186,7 @@ class Bounds:
 
 @dataclass(eq=False)
 class SynthesisStream:
-    """A stream. nbytes: its memory; tokens: [n] of the last step; spoken: tokens whose audio was requested."""
+    """An open stream. nbytes: its memory; tokens: [n], the last step's; spoken: tokens whose audio was requested."""
 
     id: str
     handle: Handle
@@ -202,7 +202,7 @@ class SynthesisStream:
         self.chunks: Iterator[AudioChunk] = iter(self.handle)
 
     def push(self, asked: SynthesisRequest, offset: int, lookahead: int) -> None:
-        """Add a step; lookahead: tokens at its end that are only read, except in the last step.
+        """Add a step. lookahead: number of tokens at the step's end that get no audio yet, except in the last step.
 
         `InvalidRequest`: the step was made before, leaves a gap, contradicts earlier steps, or has too few tokens.
         """
@@ -218,14 +218,14 @@ class SynthesisStream:
         if not np.array_equal(asked.tokens[:known], self.tokens):
             raise InvalidRequest(f"{TOKENS}: do not begin with the {known} of the step before; send all tokens so far")
         if asked.voice is not None and asked.voice.flow_key != self.voice.flow_key:
-            raise InvalidRequest("prompt: is another voice than the stream began with; repeat it, or leave it out")
+            raise InvalidRequest("prompt: differs from the stream's first step; repeat that, or leave it out")
         for name, value, began in (("seed", asked.seed, self.seed), ("speed", asked.speed, self.speed)):
             if value is not None and value != began:
                 raise InvalidRequest(f"{name}: {value} where the stream began with {began}; repeat it, or leave it out")
         ahead = 0 if asked.final else lookahead
         hop = len(asked.tokens) - offset - ahead
         if hop < 1:
-            reason = f", the last {ahead} of which are only looked ahead at" if ahead else ""
+            reason = f", because the last {ahead} are only lookahead" if ahead else ""
             raise InvalidRequest(
                 f"{TOKENS}: {len(asked.tokens)} tokens were sent, a step that begins at token {offset} needs at least "
                 f"{offset + 1 + ahead}{reason}; send all tokens so far, not only the new ones"
@@ -235,18 +235,18 @@ class SynthesisStream:
 
 
 class Token2Wav:
-    """`target_speech_tokens` [1, n] INT32 → `waveform` [1, samples] FP32 at the model's rate.
+    """`target_speech_tokens` [1, n] INT32 → `waveform` [1, samples] FP32 at the model's sample rate.
 
-    Tokens are merged ids. The prompt tensors give the voice (default: `default`); `seed` and `speed` are [1, 1].
+    Tokens are merged ids. The prompt tensors give the voice (without them: `default`); `seed` and `speed` are [1, 1].
 
     A request with `token_offset` and `finalize` is a step of the stream with its request id. It has all tokens so far
-    and the number of tokens spoken before. It returns the audio of the other tokens, without the lookahead and the last
-    160 ms, which come with the next step. The first step sets voice, seed and speed; later steps may omit them. A true
-    `finalize` ends the stream, or cancels it if there are no tokens. A refused request changes nothing.
+    and the number of tokens spoken before. Its response has the audio of the other tokens, without the lookahead and
+    the last 160 ms, which come with the next step. The first step sets voice, seed and speed; later steps may omit
+    them. A true `finalize` ends the stream, or cancels it if there are no tokens. A refused request changes nothing.
 
     engine: flow and vocoder, closed with this model; it must admit every stream, as clients set the pace. text_size:
-    the first merged id of speech. default: voice of requests without a voice; None: they are refused. extract: as for
-    `RequestReader`. bins: the engine gives mels of so many bins, and the output is `mel` [1, bins, frames]; 0: audio.
+    first merged id of speech. default: voice of requests without a voice; None: refuse them. extract: see
+    `RequestReader`. bins: 0, or the bins of the engine's mels, which are then the output: `mel` [1, bins, frames].
     """
 
     def __init__(
@@ -266,14 +266,14 @@ class Token2Wav:
         self._reader, self._bins = RequestReader(self._config, text_size, extract), bins
         vocoder = engine.models.vocoder
         rule = join_rule(_POLICY.joins, vocoder.config.samples_per_frame, vocoder.reach, engine.models.device)
-        self._kept_frames = rule.mel_frames  # kept between steps, with their samples
+        self._kept_frames = rule.mel_frames  # frames whose mels and samples are kept between steps
         self._bounds, self._clock = bounds, clock
         self.streams: OrderedDict[str, SynthesisStream] = OrderedDict()
-        """Request id → stream, the least recently used first."""
+        """Request id → stream; the least recently used stream comes first."""
 
     @classmethod
     def load(cls, given: Parameters, backend: Any) -> Token2Wav:
-        """`VivavoceError`: the folder, device or voice cannot be used."""
+        """Load the model. `VivavoceError`: the folder, device or voice cannot be used."""
         models = load_models(given)
         default = default_prompt(models.folder, models.config, given["default_voice"])
         engine = open_engine(given, models)
@@ -373,7 +373,7 @@ class Token2Wav:
         stream = self.streams.pop(name, None)
 
         def nothing() -> Samples:
-            # Cancel after the earlier steps of this batch have their audio.
+            # Cancel only now, after the earlier steps in this batch have their audio.
             if stream is not None:
                 stream.handle.cancel()
             return np.zeros(0, np.float32)
@@ -400,7 +400,7 @@ class Token2Wav:
             )
 
     def _kept_bytes(self, voice: Conditioning) -> int:
-        """Largest memory of a stream between steps, without the flow's pages."""
+        """Largest memory that a stream keeps between steps, in bytes, without the flow's pages."""
         vocoder = self._config.vocoder
         given = (voice.embedding, voice.flow_tokens, voice.flow_mel)
         own = 2 * sum(tensor.nbytes for tensor in given)  # on the host and on the device
@@ -409,7 +409,7 @@ class Token2Wav:
 
 
 def load_models(given: Parameters) -> Models:
-    """Flow and vocoder; `VivavoceError`: the folder or the device cannot be used."""
+    """Load flow and vocoder. `VivavoceError`: the folder or the device cannot be used."""
     folder, device = given.model_folder, given.device
     models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
     if not models.config.rates.frames_per_token:
@@ -418,7 +418,7 @@ def load_models(given: Parameters) -> Models:
 
 
 def open_engine(given: Parameters, models: Models, stages: Stages = Stages()) -> Engine:
-    """A warm engine that admits every stream; stages: as for `Engine`."""
+    """An engine that is warmed up and admits every stream. stages: as for `Engine`."""
     settings = EngineSettings(memory_bytes=_memory_bytes(given, models.device), admission=AdmissionMode.ALL)
     engine = Engine(models, settings, stages=stages)
     engine.warm_up(0.0)
@@ -428,7 +428,7 @@ def open_engine(given: Parameters, models: Models, stages: Stages = Stages()) ->
 def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning | None:
     """The default voice from spk2info.pt, or None. name: "" for the release's speaker, or the first if that is missing.
 
-    The name of a stored voice gives None, without an error: `cosyvoice2` sends stored voices with its requests.
+    For a stored voice's name the result is None, without an error: `cosyvoice2` sends stored voices with its requests.
     """
     voices = built_in_voices(folder)
     if not voices or (name and name not in voices):
@@ -442,7 +442,7 @@ def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning
 
 
 def _memory_bytes(parameters: Parameters, device: torch.device) -> int | None:
-    """`memory_gb` of a CUDA device, with weights; by default the weights and `FREE_SHARE` of the free memory."""
+    """Memory limit on a CUDA device with weights: `memory_gb`, else the weights and `FREE_SHARE` of the free memory."""
     given = parameters.number("memory_gb", float, "gigabytes above 0, or leave it empty")
     if given is not None and not 0 < given < 10_000:
         raise InvalidRequest(f"memory_gb: {given:g} is not a number of gigabytes above 0; give one, or leave it empty")

@@ -1,7 +1,7 @@
-"""The model `vivavoce`: the whole engine in one instance; requests share its batches.
+"""The model `vivavoce`: the whole engine in one instance. Requests share its batches.
 
-The tensors are those of `cosyvoice2`, but `reading` is natural by default instead of official. One event loop serves
-all streams; a few threads read texts and recordings.
+The tensors are those of `cosyvoice2`, but the default of `reading` is natural, not official. One event loop serves all
+streams. A few threads read texts and recordings.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answe
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_request
 
 _FRONT_THREADS = 4
-"""Threads that normalise texts and extract voices, outside of the event loop; the engine has its own thread."""
+"""Number of threads that normalise texts and extract voices beside the event loop. The engine has its own thread."""
 
 
 class VivavoceModel(AsyncModel):
-    """tts: closed with this model; policy: for chunks, None for whole responses."""
+    """tts: the engine, closed with this model; policy: the rule for chunks, or None for whole responses."""
 
     def __init__(self, backend: Any, tts: Vivavoce, voices: RequestVoices, policy: ChunkPolicy | None) -> None:
         super().__init__(backend, "vivavoce-streams", decoupled=policy is not None)
@@ -45,9 +45,9 @@ class VivavoceModel(AsyncModel):
         if policy is not None:
             policy = policy_for(config.generation, policy)
         told, rate = parameters.number("sample_rate", int, "the model's"), config.rates.sample_rate
-        if told not in (None, rate):  # clients would play it too fast or too slowly
+        if told not in (None, rate):  # with a wrong rate, clients would play the audio too fast or too slowly
             raise InvalidRequest(f"sample_rate: {told} in config.pbtxt, the model speaks at {rate}; fill in {rate}")
-        parameters.switch("use_spk2info_cache")  # check it before loading the model
+        parameters.switch("use_spk2info_cache")  # an error of this parameter must come before the model is loaded
         names = {name: parameters[name] or "torch" for name in ("lm_backend", "flow_backend")}
         counts = {name: parameters.number(name, int, "a whole number") or 1 for name in ("trt_concurrent", "tp", "pp")}
         trusted: Any = parameters.switch("trust_model_code")
@@ -62,7 +62,7 @@ class VivavoceModel(AsyncModel):
     def close(self) -> None:
         """Finish the accepted requests, then close the engine."""
         while wait(list(self._streams), timeout=1.0).not_done and self._tts.engine.stuck_s < STUCK_S:
-            pass  # wait, unless the device hangs
+            pass  # wait for requests, unless the device hangs
         self._fronts.shutdown()
         super().close()
         self._tts.close()

@@ -1,4 +1,4 @@
-"""A backend that sends requests to a Triton server with `vivavoce`, `cosyvoice2` or a similar model."""
+"""A speech backend that forwards requests to a Triton server with `vivavoce`, `cosyvoice2` or a similar model."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 MODELS = ("vivavoce", "cosyvoice2", "cosyvoice3", "cosyvoice2_dit")
-"""Default models; the first one that the server has is used."""
+"""Names of models to try; the first one that the server has is used."""
 SENTENCE_S = 300.0
-"""Timeout of one sentence."""
+"""Timeout of the request for one sentence, in seconds."""
 CHECK_S = 5.0
-"""Timeout of a readiness check."""
+"""Timeout of a readiness check, in seconds."""
 FRESH_S = 2.0
-"""Seconds that a readiness check is cached."""
+"""Seconds for which the result of a readiness check is used."""
 
 
 class _Call:
-    """The request for one sentence; it is sent and read at once, whatever the pace of the listener."""
+    """The request for one sentence. It is sent and its response is read at once, however slowly the client reads."""
 
     def __init__(self, sentence: Sentence, answer: AsyncGenerator[Samples, None]) -> None:
         self.sentence = sentence
         self.chunks: asyncio.Queue[Samples | None] = asyncio.Queue()
-        """Audio [n], n ≥ 1, in order, then None."""
+        """Chunks of audio [n], n ≥ 1, in order, then None."""
         self.reading = asyncio.create_task(self._read(answer))
-        """It ends with the response, or fails with its error."""
+        """A task that ends with the response, or fails with the response's error."""
         self.reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
 
     async def _read(self, answer: AsyncGenerator[Samples, None]) -> None:
@@ -73,9 +73,9 @@ class _Call:
 
 
 class TritonStream:
-    """A `SpeechStream` with a request per sentence; the next sentence is requested while one is played.
+    """A `SpeechStream` that sends one request per sentence. The next sentence is requested while one is played.
 
-    ask: (sentence, its index) → audio; on_end: called once.
+    ask: (sentence, its index) → audio; on_end: called once, when the stream ends.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class TritonStream:
             raise _unspeakable()
 
     async def _ask_next(self) -> _Call | None:
-        """Request the next sentence; None: no sentence is left, or the stream has ended."""
+        """Request the next sentence. Returns None if no sentence is left, or the stream has ended."""
         sentence = await self._sentences.get()
         if sentence is None or self.verdict is not None:
             return None
@@ -153,7 +153,7 @@ class TritonStream:
         return call
 
     def _finish(self, verdict: Verdict) -> None:
-        """Only the first verdict counts."""
+        """End the stream with this verdict, unless it has one already."""
         if self.verdict is not None:
             return
         self.verdict = verdict
@@ -164,10 +164,10 @@ class TritonStream:
 
 
 class TritonBackend:
-    """A `SpeechBackend` on one event loop; created by `open`."""
+    """A `SpeechBackend` on one event loop. Use `open` to create it."""
 
     stuck, voice_store = False, "ok"
-    """A server that does not respond counts as not ready; voices are files."""
+    """Never stuck: a server that does not respond counts as not ready. The voice store is a folder of files."""
 
     def __init__(self, address: str, folder: VoicesFolder | None, clock: Callable[[], float]) -> None:
         self._address, self._folder, self._clock = address, folder, clock
@@ -179,7 +179,7 @@ class TritonBackend:
         self._streams: set[TritonStream] = set()
         self._closing = False
         self._folder_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-voices")
-        """One thread, because the folder allows one reader at a time, also after a caller was cancelled."""
+        """One thread: the folder allows one reader at a time, and a read goes on after its caller was cancelled."""
 
         self._decoding_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-decoding")
         self._decoding: DecodingProcess
@@ -196,11 +196,11 @@ class TritonBackend:
     ) -> TritonBackend:
         """Connect to triton://HOST:PORT (gRPC); the scheme is optional.
 
-        reference_dir: recordings that are voices (see `voices_folder`), None: only the model's own voice; model: None:
-        the first of `MODELS` that is served; rules: for names without a recording.
+        reference_dir: folder with recordings of voices (see `voices_folder`), None: only the model's own voice; model:
+        None: the first of `MODELS` that is served; rules: for names without a recording.
 
-        EngineStopped: the server does not respond, or has no such model; ServerRefused: the model gives no audio;
-        InvalidRequest: the folder cannot be read; MissingDependency: tritonclient is not installed.
+        EngineStopped: the server does not respond, or has no such model. ServerRefused: the model outputs no audio.
+        InvalidRequest: the folder cannot be read. MissingDependency: tritonclient is not installed.
         """
         folder = None if reference_dir is None else await asyncio.to_thread(VoicesFolder, Path(reference_dir), rules)
         backend = cls(address.removeprefix("triton://").rstrip("/"), folder, clock)
@@ -226,7 +226,7 @@ class TritonBackend:
 
     @property
     def ready(self) -> bool:
-        """The result of the last check; an old result starts another check in the background."""
+        """Whether the last check found the server ready. An old result starts another check in the background."""
         if not self._closing and self._clock() - self._checked_at >= FRESH_S:
             self._begin_check()
         return self._ready and not self._closing
@@ -257,7 +257,7 @@ class TritonBackend:
         def ask(sentence: str, index: int) -> AsyncGenerator[Samples, None]:
             return _answer(self._speech, model, tensors(sentence, index), f"{identity}-{index}")
 
-        tensors("?", 0)  # refuse unsupported inputs before the stream starts
+        tensors("?", 0)  # raises errors for unsupported inputs before the stream starts
         stream = TritonStream(model.sample_rate, ask, self._on_end, request.reasoning)
         if request.text is not None:
             await stream.push(request.text)
@@ -306,7 +306,7 @@ class TritonBackend:
             return await loop.run_in_executor(self._decoding_thread, usable_reference, *given), voice.transcript
         if self._folder is not None:
             return await self._in_folder(partial(self._folder.find, voice)) or (None, "")
-        if voice is not None and voice not in OPENAI_VOICES:  # these names mean the only voice
+        if voice is not None and voice not in OPENAI_VOICES:  # these names stand for the default voice
             raise unknown(voice, ())
         return None, ""
 
@@ -356,10 +356,10 @@ class TritonBackend:
 async def _answer(
     connection: Connection, model: ServedModel, tensors: Sequence[Tensor], request_id: str
 ) -> AsyncGenerator[Samples, None]:
-    """Yield the audio [n], n ≥ 1, of one request; EngineStopped or ServerRefused, also after some audio."""
+    """Yield the audio [n], n ≥ 1, of one request. EngineStopped or ServerRefused may be raised after some audio."""
     silent = True
     try:
-        # A complete response is read to the end of the call, never cancelled: see `Connection.speak`.
+        # A whole response is read to the end of the call and never cancelled; `Connection.speak` says why.
         async with aclosing(connection.speak(model, tensors, request_id, stream=model.decoupled)) as chunks:
             async for chunk in chunks:
                 silent = False
@@ -389,7 +389,7 @@ async def _first_of(connection: Connection, names: tuple[str, ...]) -> ServedMod
 
 
 def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
-    """Refuse settings for which the model has no input."""
+    """Refuse a request with settings for which the model has no input."""
     unread = request.reading == "off" and "reading" not in model.inputs
     for field, given in (
         ("chunk_policy", request.policy),
@@ -403,13 +403,13 @@ def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
         ("sampling", None if request.sampling == SamplingParams() else "given"),
     ):
         if given is not None:
-            raise InvalidRequest(f"{field}: the Triton server that speaks here does not take it; leave it out")
+            raise InvalidRequest(f"{field}: the Triton server behind this server does not support it; leave it out")
 
 
 def _transcript_for(request: SpeechRequest, transcript: str, *, spoken_by_recording: bool) -> str:
-    """The transcript to send; InvalidRequest: the mode is impossible.
+    """The transcript to send for the request's mode. InvalidRequest: the mode is impossible.
 
-    The server has no tensor for the mode: a transcript means zero_shot, a recording without it cross_lingual.
+    The server has no tensor for the mode. A transcript means zero_shot; a recording without it means cross_lingual.
     """
     mode = request.mode
     if request.instruct is not None:
@@ -428,7 +428,7 @@ def _transcript_for(request: SpeechRequest, transcript: str, *, spoken_by_record
 
 
 def _away() -> EngineStopped:
-    return EngineStopped("upstream: the Triton server that speaks here is away; try again in some seconds")
+    return EngineStopped("upstream: the Triton server behind this server cannot be reached; try again in some seconds")
 
 
 def _unspeakable() -> InvalidText:

@@ -34,17 +34,17 @@ DEFAULT_VOICE = "default"
 """The name of the default recording."""
 MANIFEST = "manifest.jsonl"
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-"""If a name has several files, the first of these suffixes is used."""
+"""File types of recordings. If a name has several files, the first of these types is used."""
 _KEPT = 64
-"""Number of cached recordings; 64 recordings of 30 s take 123 MB."""
+"""Number of recordings to cache; 64 recordings of 30 s take 123 MB."""
 
 _State = dict[str, tuple[int, int]]
-"""File name → (time of change in ns since 1970, size)."""
+"""File name → (time of the last change in ns since 1970, size in bytes)."""
 
 
 @dataclass(frozen=True)
 class FolderVoice:
-    """transcript: "" if unknown; changed: time of the file's change in ns since 1970."""
+    """transcript: "" if unknown; changed: time of the file's last change in ns since 1970."""
 
     name: str
     path: Path
@@ -53,10 +53,10 @@ class FolderVoice:
 
 
 class VoicesFolder:
-    """A folder that is read again after a file was added, removed or changed; for one thread at a time."""
+    """A folder of voices. It is read again after a file was added, removed or changed. For one thread at a time."""
 
     def __init__(self, folder: Path, rules: NameRules = NameRules()) -> None:
-        """rules: for names without a recording. InvalidRequest: not a folder, or a bad manifest."""
+        """rules: for names without a recording. InvalidRequest: not a folder, or an error in the manifest."""
         self.folder, self._rules = folder, rules
         self._decoded: LruCache[Samples] = LruCache(_KEPT)
         self._state = self._look()
@@ -71,9 +71,9 @@ class VoicesFolder:
         return [*found.values(), *self._rules.alias_summaries(found, found)]
 
     def find(self, name: str | None) -> tuple[Samples, str] | None:
-        """(recording [n] float32 at 16 kHz, transcript); None: no name, and no default.
+        """The voice's recording [n] float32 at 16 kHz, and its transcript. None: no name is given, without a default.
 
-        VoiceNotFound lists the names; InvalidAudio: the recording cannot be used.
+        VoiceNotFound lists the known names. InvalidAudio: the recording cannot be used.
         """
         self._refresh()
         table, default = self._rules.table(sorted(self._voices)), self._rules.default or DEFAULT_VOICE
@@ -85,7 +85,7 @@ class VoicesFolder:
                 (voice.path, voice.changed), lambda: usable_reference(voice.path, f"voice {voice.name}")
             )
             return samples, voice.transcript
-        if name is not None and name not in OPENAI_VOICES:  # these names mean the server's voice
+        if name is not None and name not in OPENAI_VOICES:  # these names stand for the server's default voice
             raise unknown(name, sorted(self._voices))
         return None
 
@@ -96,7 +96,7 @@ class VoicesFolder:
                 return
             voices = self._read(state)
         except InvalidRequest as error:
-            # A file that is being written must not remove all voices.
+            # A file that is being written can cause an error. Keep the voices that were read before.
             fields = {"error": error, "count": len(self._voices)}
             log.warning("voices damaged: %(error)s (keeping the %(count)d voices read before)", fields)
             return
@@ -168,8 +168,8 @@ def unknown(name: str, known: Sequence[str]) -> VoiceNotFound:
 
 
 def usable_reference(source: Path | bytes, field: str, decode: Callable[..., Audio] = decode_audio) -> Samples:
-    """Decode and check a recording: [n] float32, mono at 16 kHz, 0.5 to 30 s; or InvalidAudio."""
-    # Limit the decoding, as some formats hold hours of silence in a few bytes.
+    """Decode and check a recording: [n] float32, mono at 16 kHz, 0.5 to 30 s. Raises InvalidAudio."""
+    # Limit the decoding, because in some formats a few bytes can hold hours of silence.
     audio = decode(source, field=field, max_seconds=MAX_REFERENCE_S)
     check_reference(audio, field=field)
     return at_reference_rate(audio)
