@@ -1,6 +1,6 @@
-"""Speech under load: time to first audio, gaps, underruns, throughput. See docs/measuring.md.
+"""Load tests of speech synthesis: time to first audio, gaps, underruns, throughput. See docs/measuring.md.
 
-Names are imported at their first use, so the command line starts without numpy.
+Each name is imported at its first use, so that the command line starts without importing numpy.
 """
 
 from __future__ import annotations

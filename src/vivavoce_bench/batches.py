@@ -21,7 +21,7 @@ Samples = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One text. prompt: input of the language model; voice: input of token2wav; seed: for sampling speech tokens."""
+    """One text. prompt: the language model's input; voice: token2wav's input; seed: for sampling speech tokens."""
 
     id: str
     prompt: Any
@@ -30,7 +30,7 @@ class Job:
 
 
 Waves = Callable[[Sequence[Job], Sequence[Sequence[int]]], Sequence[Samples]]
-"""Jobs and the tokens of each → samples of each, [n] float32 on the host, in one batch."""
+"""Runs token2wav on a batch: (jobs, speech tokens of each job) → samples of each job, [n] float32 on the host."""
 
 
 class TokenBackend(Protocol):
@@ -58,7 +58,7 @@ class BatchFigures:
 
     @property
     def total_time_seconds(self) -> float:
-        """The time excludes the warm-up and the writing of files."""
+        """Total time in seconds, without the warm-up and without writing files."""
         return self.llm_time_seconds + self.token2wav_time_seconds
 
     @property
@@ -90,10 +90,10 @@ def measure_batches(
     keep: Callable[[Job, Samples], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> BatchFigures:
-    """Run the first batch once to warm up, then run and time all jobs: each batch in the model, then in token2wav.
+    """Warm up with the first batch, then run and time all batches: first the language model, then token2wav.
 
-    name: of the backend; keep: called with the samples of each job, outside of the measured time; clock: returns
-    seconds. `StageFailed`: the language model gave no speech tokens for a text.
+    name: of the backend; keep: called with each job's samples, outside the measured time; clock: returns seconds.
+    `StageFailed`: the language model generated no speech tokens for a text.
     """
     batches = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]
     num_tokens = num_samples = 0

@@ -19,12 +19,12 @@ from vivavoce_bench.report import SPREAD, number, spread_row
 
 SCHEMA = "vivavoce-bench-streaming-1"
 LEAST_SIZE, GREATEST_SIZE = 5, 1000
-"""Limits of a chunk in speech tokens. The vocoder may return no audio for a smaller first chunk."""
+"""Limits of a chunk's size in speech tokens. The vocoder may return no audio for a smaller first chunk."""
 Samples = NDArray[np.float32]
 _MS = 1000.0
 _FRAME_S, _HOP_S = 0.025, 0.010
 _DEPTH = 1e-3
-"""Lowest magnitude that counts, relative to the loudest bin: 60 dB below it."""
+"""Lowest magnitude that is compared, relative to the loudest bin: 60 dB below it. Lower magnitudes are raised to it."""
 
 
 class Strategy(str, Enum):
@@ -41,7 +41,7 @@ class Cut(NamedTuple):
 
 
 def cuts(num_tokens: int, size: int, strategy: Strategy, lookahead: int) -> list[Cut]:
-    """Split the tokens into chunks. The last chunk has the tokens that do not fill a chunk and its lookahead."""
+    """Split the tokens into chunks. The last chunk takes the rest, which is too short for a chunk and its lookahead."""
     if not LEAST_SIZE <= size <= GREATEST_SIZE:
         raise InvalidRequest(f"chunk_size: {size} is outside of {LEAST_SIZE} … {GREATEST_SIZE}; choose a number inside")
     found: list[Cut] = []
@@ -64,7 +64,7 @@ class TokenSpeech:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ChunkedSpeech(PlaybackTrace):
-    """Audio made in chunks and at once. Each arrival is a chunk, requested after the previous chunk arrived."""
+    """Audio generated in chunks, and at once. Each arrival is a chunk, requested after the previous chunk arrived."""
 
     speech: TokenSpeech
     whole: Samples
@@ -72,7 +72,7 @@ class ChunkedSpeech(PlaybackTrace):
 
     @property
     def joins(self) -> list[int]:
-        """First sample of each chunk except the first chunk."""
+        """Index of the first sample of each chunk, except the first chunk."""
         return list(accumulate(one.num_samples for one in self.arrivals))[:-1]
 
     @property
@@ -98,7 +98,7 @@ class ChunkedSpeech(PlaybackTrace):
 def speak_chunked(
     token2wav: Any, speech: TokenSpeech, cut: Sequence[Cut], clock: Callable[[], float] = time.perf_counter
 ) -> ChunkedSpeech:
-    """Make the audio chunk by chunk, then at once.
+    """Generate the audio chunk by chunk, then at once.
 
     token2wav: has `sample_rate`, `whole(speech)` (returns samples) and `chunks(speech, cut)` (yields the samples of
     each chunk); samples are [n] float32 on the host.
@@ -113,7 +113,7 @@ def speak_chunked(
 
 
 def chunk_figures(spoken: Sequence[ChunkedSpeech]) -> dict[str, Any]:
-    """The keys of docs/measuring.md over all speeches; `spoken` is not empty."""
+    """The figures of docs/measuring.md by key, over all speeches; `spoken` is not empty."""
     shared = stream_figures(spoken, spoken)
     chunks_s = [one for speech in spoken for one in speech.chunks_s]
     return {
@@ -128,7 +128,7 @@ def chunk_figures(spoken: Sequence[ChunkedSpeech]) -> dict[str, Any]:
 
 
 def join_figures(spoken: Sequence[ChunkedSpeech], fade: int) -> dict[str, Any]:
-    """Compare the joins with audio made at once from the same tokens; fade: samples cross-faded at each join."""
+    """Compare the joins of chunks with audio generated at once from the same tokens; fade: samples of a crossfade."""
     rate = spoken[0].sample_rate
     at_joins = np.concatenate([abruptness(one.samples, rate, one.joins) for one in spoken])
     clicks = join_clicks(at_joins, np.concatenate([abruptness_everywhere(one.whole, rate) for one in spoken]))
@@ -187,7 +187,7 @@ def spectral_distance(one: Samples, other: Samples, sample_rate: int) -> NDArray
 
 
 def near_places(num_frames: int, sample_rate: int, places: Sequence[int], length: int = 1) -> NDArray[np.bool_]:
-    """Mark frames of `spectral_distance` with any of the `length` samples that start at each place: [frames]."""
+    """Mark the frames of `spectral_distance` that touch the `length` samples after any of the places: [frames]."""
     centres, reach = np.arange(num_frames) * round(_HOP_S * sample_rate), round(_FRAME_S * sample_rate) // 2
     near = np.zeros(num_frames, dtype=bool)
     for place in places:

@@ -1,4 +1,4 @@
-"""The halves of a model, loaded apart for benchmarks: the language model in several runtimes, and token2wav."""
+"""The two halves of a model, loaded separately for benchmarks: the language model by runtime, and token2wav."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from vivavoce_triton.client.utterance import Utterance
 
 @dataclass(frozen=True, eq=False)
 class BenchModel:
-    """One model's flow and vocoder, front end and voices; the language model is loaded on demand."""
+    """The flow, vocoder, front end and voices of one model. The language model is loaded on demand."""
 
     folder: Path
     variant: str | None
@@ -97,7 +97,7 @@ class BenchModel:
     ) -> list[Job]:
         """Make one job per text, with consecutive seeds. `VivavoceError`: a text or a voice cannot be used.
 
-        voice: voice of texts without a recording; None: the model's first voice.
+        voice: voice for texts without a recording; None: the model's first voice.
         """
         given = self.voice(None, "") if voice is None else voice
         heard = [given if one.reference is None else self.voice(one.reference, one.reference_text) for one in texts]
@@ -109,7 +109,7 @@ class BenchModel:
     def _prompt(self, text: str, voice: Conditioning, seed: int, exact_tokens: int | None) -> TokenRequest:
         rules, config = self.front_end.text, self.models.config
         ids = tuple(one for segment in rules.segments(text) for one in rules.encode(segment))
-        # All compared runtimes have the same minimum length: one token, whatever the text.
+        # Use the same minimum length in all runtimes, so that they can be compared: one token, whatever the text.
         sampling = SamplingParams(min_ratio=0.0, exact_tokens=exact_tokens)
         room = config.rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         run = plain_run(config.lm, SegmentRequest(voice, text=ids, sampling=sampling), official=False, room=room)
@@ -117,9 +117,9 @@ class BenchModel:
 
 
 class BenchToken2Wav:
-    """Turns speech tokens into samples, [n] float32 on the host, with an engine without a language model.
+    """Turns speech tokens into samples, [n] float32 on the host, with an engine that has no language model.
 
-    streams: `chunks` is used, so the flow keeps its state. Voices are `Conditioning`s.
+    streams: whether `chunks` will be used, so that the flow keeps its state. Voices are `Conditioning`s.
     """
 
     def __init__(self, models: Models, settings: EngineSettings, *, streams: bool = False) -> None:
@@ -141,14 +141,14 @@ class BenchToken2Wav:
         return self.engine.submit(EngineRequest((segment,))).result().samples
 
     def hear(self, voice: Conditioning) -> None:
-        """Compute and cache the flow's state of a voice's prompt."""
+        """Compute and cache the flow's state for the prompt of a voice."""
         few = (0,) * 8
         list(self.chunks(TokenSpeech("", few, voice, 0), [Cut(len(few), len(few), final=True)]))
 
     def chunks(self, speech: TokenSpeech, cuts: Sequence[Cut]) -> Iterator[Samples]:
-        """Yield the samples of each chunk; a chunk is computed when it is asked for.
+        """Yield the samples of each chunk. A chunk is computed when the caller asks for it.
 
-        The first chunk includes the time for the voice's prompt, unless `hear` was called before.
+        The time for the voice's prompt is part of the first chunk, unless `hear` was called before.
         """
         segment = SegmentRequest(speech.voice, speech_tokens=(), seed=speech.seed)
         handle = self.engine.submit(EngineRequest((segment,), ChunkPolicy.low_latency(), InputMode.SPEECH))
@@ -201,7 +201,7 @@ def _keep(folder: Path | None, sample_rate: int, job: Job, samples: Samples) -> 
 
 
 _TOGETHER = 8
-"""Batch size of the language model in `decode`, which is not timed."""
+"""Batch size of the language model in `decode`, whose time is not measured."""
 
 
 def decode(model: BenchModel, jobs: Sequence[Job], settings: EngineSettings) -> list[TokenSpeech]:
@@ -217,7 +217,7 @@ def speak_chunks(
     folder: Path | None,
     say: Say,
 ) -> list[ChunkedSpeech]:
-    """Warm up with the first speech, then time all, in chunks and at once; folder: where the audio is saved."""
+    """Warm up with the first speech, then time all, both in chunks and at once. folder: where the audio is saved."""
     say("warming up …")
     chunked.speak_chunked(token2wav, speeches[0], cuts[0])
     reset_peaks(token2wav.engine.models.device)
@@ -233,7 +233,7 @@ def speak_chunks(
 
 
 _MEMORY_SHARE = 0.5
-"""The language model's share of the device memory; the flow and the vocoder use the rest."""
+"""The language model's share of the device memory. The flow and the vocoder use the rest."""
 
 
 _NEEDS = {
@@ -243,19 +243,19 @@ _NEEDS = {
 
 
 def check_backends(names: Sequence[str]) -> list[str]:
-    """Drop duplicates, import nothing. `InvalidRequest`: unknown name; `MissingDependency`: missing package."""
+    """Remove duplicates; import no package. `InvalidRequest`: unknown name; `MissingDependency`: no package."""
     for name in names:
         if name not in LM_BACKENDS:
             raise InvalidRequest(f"backend: {name!r} is unknown; use one of {', '.join(LM_BACKENDS)}")
         package, remedy = _NEEDS.get(name, ("", ""))
         if package and find_spec(package) is None:
-            raise MissingDependency(f"backend: {name} needs the package {package}, which is not here; {remedy}")
+            raise MissingDependency(f"backend: {name} needs the package {package}, which is not installed; {remedy}")
     return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
 class BackendSampling:
-    """Sampling parameters of a TensorRT engine, by default those of CosyVoice2's published Triton deployment."""
+    """Sampling parameters of a TensorRT engine. Defaults are those of CosyVoice2's published Triton deployment."""
 
     top_p: float = 0.95
     top_k: int = 50
@@ -267,7 +267,7 @@ class BackendSampling:
 
 
 def merged_model(model: BenchModel, name_or_path: str | None) -> str:
-    """Return the given folder or hub name, or export the model with `merged_folder` if none is given.
+    """Return the given folder or hub name. If none is given, export the model with `merged_folder`.
 
     `CheckpointError`: the folder belongs to another model.
     """
@@ -279,7 +279,7 @@ def merged_model(model: BenchModel, name_or_path: str | None) -> str:
 
 
 def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
-    """Check the first speech id: a folder of another model would give wrong speech without an error."""
+    """Check the first speech id, because a folder of another model would give wrong speech without an error."""
     if not is_hugging_face(folder):
         raise CheckpointError(
             f"llm_model_name_or_path: {str(folder)!r} has no {CONFIG}; make the folder with `vivavoce export hf`"
@@ -308,7 +308,7 @@ class OwnModel:
 
 
 class TensorRTModel:
-    """The merged model as an engine of trtllm-build, for TensorRT-LLM releases that still run such engines.
+    """The merged model as an engine built by trtllm-build, for TensorRT-LLM releases that still run such engines.
 
     bias: [padded_size] float32, added to the logits; −∞ at ids that are not speech.
     """
@@ -349,7 +349,7 @@ class TensorRTModel:
         return [self._speech(one.outputs[0].token_ids) for one in given]
 
     def _speech(self, ids: Sequence[int]) -> list[int]:
-        """Merged ids → speech tokens before the first other id, with long silences cut as in our engine."""
+        """The speech tokens before the first other id of these merged ids, with long silences cut as in our engine."""
         said = [one - self._vocabulary.text_size for one in takewhile(self._vocabulary.is_speech, ids)]
         return without_long_silence(said, self._vocabulary.own.silent, 0)[0]
 
@@ -358,7 +358,7 @@ class TensorRTModel:
 
 
 def _engine_class(package: Any) -> Any:
-    """The class that runs engines; since TensorRT-LLM 1.0 it is not the default one."""
+    """TensorRT-LLM's class that runs engines. Since TensorRT-LLM 1.0 it is not the default class any more."""
     try:
         return import_module("tensorrt_llm._tensorrt_engine").LLM
     except ImportError:
@@ -374,7 +374,7 @@ def open_backend(
     engine_dir: Path | None = None,
     sampling: BackendSampling = BackendSampling(),
 ) -> TokenBackend:
-    """Load a runtime. `torch` reads the model itself, all others the merged model; only engines use `sampling`.
+    """Load a runtime. `torch` reads the model itself; all others read the merged model. Only engines use `sampling`.
 
     batch_size: the largest batch; merged: see `merged_model`. `MissingDependency`: the package has an untested version;
     `CheckpointError`: the folder belongs to another model.
@@ -385,7 +385,7 @@ def open_backend(
     if backend == "trtllm" and engine_dir is not None:
         bias = open_merged_lm(model.folder, model.vocabulary.text_size, model.variant).read(HEAD_BIAS)
         return TensorRTModel(model.vocabulary, bias, engine_dir, sampling)
-    models = model.models  # its language model has no weights
+    models = model.models  # a model without the language model's weights
     config = LanguageConfig(models.config.lm, models.config.generation)
     alone = LanguageModel(config, models.lm, models.device, models.dtype, Path(folder))
     return OwnModel(alone, replace(settings, lm_backend=backend), batch_size)

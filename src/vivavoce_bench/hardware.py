@@ -1,4 +1,4 @@
-"""Name, software and peak memory of the machine that a benchmark runs on."""
+"""Name, software and peak memory of the machine on which a benchmark runs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def reset_peaks(device: torch.device | None) -> None:
 
 
 def resources(device: torch.device | None) -> dict[str, int | None]:
-    """Peak memory in bytes: the device's since `reset_peaks`, this process's since its start."""
+    """Peak memory in bytes: of the device since `reset_peaks`, and of this process since its start."""
     cuda = device is not None and device.type == "cuda"
-    # ru_maxrss is in kilobytes, on macOS in bytes.
+    # ru_maxrss is in kilobytes, but on macOS in bytes.
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "gpu_memory_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
@@ -55,7 +55,7 @@ def processor() -> str:
 
 
 def client_keys(command: str) -> dict[str, Any]:
-    """The client's machine, for a load test whose target runs elsewhere."""
+    """Describe the client's machine, for a load test whose target is a server."""
     return {"vivavoce": __version__, "command": command, "cpu": processor(), "cpu_cores": os.cpu_count()}
 
 

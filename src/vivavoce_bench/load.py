@@ -37,9 +37,9 @@ class Utterance:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A chunk of audio.
+    """A piece of audio.
 
-    samples: [num_samples] float32 in ±1, None if the target does not keep them; audible: it is not silence.
+    samples: [num_samples] float32 in ±1, or None if the target does not keep them; audible: whether it is not silence.
     """
 
     num_samples: int
@@ -81,7 +81,7 @@ class Outcome(PlaybackTrace):
     """The result of one request. In an open loop its start is the planned time, even if it was sent later.
 
     utterance: the request, in the target's own type; problem: the error of a failed request, else ""; retry_after_s:
-    the wait that a refusal asks for; file: where the audio was saved, if it was.
+    the wait that a refusal asks for; file: where the audio was saved, or None.
     """
 
     utterance: Any
@@ -104,7 +104,7 @@ def with_ending(outcomes: Sequence[Outcome], ending: Ending) -> list[Outcome]:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """`concurrency` users, each with one request at a time: a slow target gets fewer requests."""
+    """`concurrency` users with one request at a time each. A slower target therefore gets fewer requests."""
 
     concurrency: int = 1
 
@@ -117,7 +117,7 @@ class ClosedLoop:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Users who arrive at random and independently, `rate` per second, whatever the speed of the target."""
+    """Users who arrive at random and independently, `rate` per second, even if the target is slower."""
 
     rate: float
     seed: int = 0
@@ -156,7 +156,7 @@ async def run_load(
     async def user(indices: Iterator[int]) -> None:
         wait_s = 0.0
         for index in indices:
-            # Users wait as the refusal asks, or the load would measure how fast the target refuses.
+            # A refused user waits as the refusal asks. Otherwise the load would measure how fast the target refuses.
             await asyncio.sleep(wait_s)
             wait_s = await ask(index, loop.time())
 
@@ -184,7 +184,7 @@ async def _ask(target: Target, utterance: Utterance, start_s: float) -> Outcome:
                 arrivals.append(Arrival(loop.time(), piece.num_samples, piece.samples, piece.audible))
     except Refused as refusal:
         ending, retry_after_s = Ending.REFUSED, refusal.retry_after_s
-    except Exception as error:  # an error fails this request only
+    except Exception as error:  # an error ends only this request
         ending, problem = Ending.FAILED, f"{type(error).__name__}: {error}"
     if ending is Ending.OK and not arrivals:
         ending, problem = Ending.FAILED, "no audio came"

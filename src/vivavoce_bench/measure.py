@@ -50,7 +50,7 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """A piece of audio and its arrival time; samples: [num_samples] float32, None if not kept; audible: not silence."""
+    """A piece of audio and its arrival time. samples: [num_samples] float32, None if not kept; audible: not silence."""
 
     at_s: float
     num_samples: int
@@ -60,7 +60,7 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False)
 class PlaybackTrace:
-    """A response with its times in seconds of one clock; end_s: when it was complete or failed."""
+    """A response and its times in seconds, all of one clock. end_s: when the response was complete or failed."""
 
     start_s: float
     end_s: float
@@ -85,7 +85,7 @@ class PlaybackTrace:
 
     @property
     def sound_s(self) -> float | None:
-        """Seconds until the first piece arrived that is not silence; None: all is silence."""
+        """Seconds until the first piece arrived that is not silence, or None if all pieces are silence."""
         return next((one.at_s - self.start_s for one in self.arrivals if one.audible), None)
 
     @property
@@ -101,9 +101,9 @@ class PlaybackTrace:
 
     @property
     def margins_s(self) -> list[float]:
-        """Seconds of audio left to play when each piece after the first arrives; playback starts with the first piece.
+        """Seconds of audio left to play when each piece after the first arrives. Playback starts with the first piece.
 
-        A negative margin is an underrun: the silence before that piece.
+        A negative margin is an underrun: the listener hears silence for that time before the piece.
         """
         margins: list[float] = []
         played_until_s = self.arrivals[0].at_s if self.arrivals else 0.0
@@ -113,7 +113,7 @@ class PlaybackTrace:
         return margins[1:]
 
     def chunk_s(self, index: int) -> float | None:
-        """Seconds from the call to the arrival of piece `index` (from 0); None if it did not arrive."""
+        """Seconds from the call to the arrival of piece `index` (from 0), or None if it did not arrive."""
         return self.arrivals[index].at_s - self.start_s if index < len(self.arrivals) else None
 
 
@@ -122,7 +122,7 @@ def window_s(streams: Sequence[PlaybackTrace]) -> float:
 
 
 def stream_figures(streams: Sequence[PlaybackTrace], heard: Sequence[PlaybackTrace]) -> dict[str, Any]:
-    """Playback and audio figures of the streams in `heard`, wall time of all; None: not measured."""
+    """Figures of playback and audio of the streams in `heard`, and the wall time of all streams; None: not measured."""
     audio_s, wall_s = sum(one.audio_s for one in heard), window_s(streams)
     margins = [one.margins_s for one in heard]
     silences = [[-margin for margin in one if margin < 0] for one in margins]
@@ -172,7 +172,7 @@ def read_records(path: Path, field: str, parse: Callable[[str, int], T]) -> list
 
 
 def rounded(value: Any) -> Any:
-    """Round all floats in a nested value to six digits after the point."""
+    """Round all floats in a nested value to six decimal places."""
     if isinstance(value, float):
         return round(value, _DIGITS)
     if isinstance(value, dict):
@@ -196,7 +196,7 @@ def save_json(keys: Any, path: Path, *, field: str = "json") -> None:
 
 
 def tell(keys: Any, path: Path | None) -> None:
-    """Print figures as JSON, and write them to `path`, whose folder is made; None: print only."""
+    """Print figures as JSON, and write them to `path`, whose folder is created. path: None only prints."""
     print(json_text(keys))
     if path is not None:
         make_folder(path.parent, field="json")
@@ -204,7 +204,7 @@ def tell(keys: Any, path: Path | None) -> None:
 
 
 def make_folder(folder: Path, *, field: str) -> None:
-    """Make a folder, which may exist; `InvalidRequest` about `field` if it cannot be made."""
+    """Create a folder; it may exist already. `InvalidRequest` about `field`: the folder cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -234,14 +234,14 @@ def check_drawing(field: str = "plot") -> None:
 
 @contextmanager
 def picture(path: Path, size: tuple[float, float], columns: int, *, field: str = "plot") -> Iterator[Sequence[Axes]]:
-    """Axes side by side, saved as a PNG file when the block ends; size: width and height in inches.
+    """Give the axes of plots side by side, saved as a PNG file when the block ends; size: width and height in inches.
 
     `MissingDependency`: matplotlib is not installed. `InvalidRequest`: the file cannot be written.
     """
     check_drawing(field)
     from matplotlib.figure import Figure
 
-    # Without pyplot, which keeps every figure and may need a display.
+    # Avoid pyplot, which keeps every figure in memory and may need a display.
     figure = Figure(figsize=size, layout="constrained")
     yield list(figure.subplots(1, columns))
     with explaining(field, str(path)):

@@ -1,9 +1,9 @@
 """Plan an engine's memory and listeners on a GPU, without a device or weights.
 
-Memory is divided as the engine divides it. Times come from the cost model of admission, fitted under load on one H200
-and scaled to other cards by their data sheets: launch times stay unchanged, arithmetic scales with the products per
-second, and reading with the bytes per second. Figures of other cards are therefore computed, not measured. A fleet is
-planned by simulating one engine (`simulation.py`) with the costs of batches that run alone.
+Memory is divided as the engine divides it. Times come from the cost model of admission, which was fitted under load on
+one H200. For other cards the costs are scaled by the data sheets: launch times stay unchanged, arithmetic scales with
+the products per second, and reading with the bytes per second. So figures of other cards are computed, not measured.
+For a fleet, one engine is simulated (`simulation.py`) with the costs of batches that run alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vivavoce.models.generations import NETWORKS
 from vivavoce_bench.simulation import Machine
 
 ENTRY_LISTENERS = 500
-"""Listeners of 16-bit samples over HTTP that a server's entry process was measured to carry, with 65 % of a Xeon's core
+"""Listeners of 16-bit samples over HTTP that one server's entry process can serve, as measured with 65 % of a Xeon core
 (benchmarks/results/entry)."""
 MEASURED_COSTS: Mapping[Generation, Priors] = {
     Generation.V1: {
@@ -45,7 +45,7 @@ MEASURED_COSTS: Mapping[Generation, Priors] = {
         Stage.VOCODER: Coefficients(7.8e-4, 1.4e-5, 2.2e-6, 0.0),
     },
 }
-"""Cost coefficients in seconds, fitted under load to the released models in float16 (benchmarks/results/gpu)."""
+"""Cost coefficients in seconds of the released models in float16, fitted under load (benchmarks/results/gpu)."""
 ALONE_COSTS: Mapping[Generation, Priors] = {
     Generation.V2: {
         Stage.PREFILL: Coefficients(9.8e-4, 7.1e-5, 8.5e-7, 3.1e-9),
@@ -60,11 +60,11 @@ ALONE_COSTS: Mapping[Generation, Priors] = {
         Stage.VOCODER: Coefficients(8.2e-4, 3.7e-5, 1.9e-6, 0.0),
     },
 }
-"""Cost coefficients of batches that run alone on the H200, fitted to the stages of `h200.json` and `h200-v3.json`."""
+"""Cost coefficients of batches that run alone on the H200, fitted to the stages in `h200.json` and `h200-v3.json`."""
 
 
 class Card(NamedTuple):
-    """Data sheet of a GPU: rate of float16 products with float32 sums, without sparsity; size and rate of memory."""
+    """Data sheet of a GPU: rate of float16 products with float32 sums, without sparsity; memory's size and rate."""
 
     name: str
     tflops: float
@@ -92,12 +92,12 @@ CARDS = (
     Card("T4", 65, 300, 16),
     Card("RTX 3060", 25.5, 360, 12),
 )
-"""By NVIDIA's data sheets (H800, A800: as H100 and A100, slower only between cards). Only the first was measured."""
+"""From NVIDIA's data sheets. H800 and A800 are like H100 and A100, but slower between cards. H200 was measured."""
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """weights: bytes per network; memory_bytes: the whole budget; state_s: seconds of flow state."""
+    """weights: bytes of each network; memory_bytes: the whole memory budget; state_s: seconds of flow state."""
 
     models: Models
     memory_bytes: int
@@ -110,10 +110,10 @@ class EnginePlan:
         return CUDA_BYTES + sum(self.weights.values()) + self.memory.num_bytes
 
     def listeners(self, card: Card) -> int:
-        """Number of concurrent streams that admission allows; 0: even a single stream has gaps.
+        """Number of concurrent streams that admission allows; 0 if even a single stream has gaps.
 
-        Each stream has ten seconds and its own voice. Memory limits only the streams that are being computed: a fast
-        card computes a stream in less time than it plays.
+        Each stream has ten seconds and its own voice. Memory limits only the streams that are being computed, because a
+        fast card computes a stream in less time than it plays.
         """
         limits, config = AdmissionLimits(), self.models.config
         policy = policy_for(config.generation, None)
@@ -129,7 +129,7 @@ class EnginePlan:
         return low
 
     def offline(self, card: Card) -> float:
-        """Seconds of audio per second, with a whole utterance of ten seconds in every slot."""
+        """Seconds of audio generated per second, if every slot has a whole utterance of ten seconds."""
         costs, rates = self._costs(card), self.models.config.rates
         slots, tokens = self.memory.slots, round(DURATION_S * rates.tokens_per_second)
         prompt = TEXT_ROWS + round(PROMPT_S * rates.tokens_per_second)
@@ -142,7 +142,7 @@ class EnginePlan:
         return slots * DURATION_S / seconds
 
     def machine(self, card: Card) -> Machine:
-        """Describe this engine for a `Simulation`; InvalidRequest: it cannot be simulated."""
+        """Describe this engine for a `Simulation`. InvalidRequest: it cannot be simulated."""
         generation = self.models.config.generation
         if self.memory.batch_frames is None or generation not in ALONE_COSTS:
             raise InvalidRequest("model: only CosyVoice2 and 3 in 16 bit can be simulated; leave --streams out")
@@ -155,7 +155,7 @@ class EnginePlan:
 
     def _moved(self, card: Card, measured: Priors) -> Priors:
         slower, reading = H200.tflops / card.tflops, 1e-9 / card.gb_per_s - 1e-9 / H200.gb_per_s
-        # Every batch reads its network's weights; the flow reads them in every step.
+        # Every batch reads its network's weights once; the flow reads them in every solver step.
         read = {Stage.FLOW: ("flow", self.models.config.flow.num_steps), Stage.VOCODER: ("vocoder", 1)}
         moved: Priors = {}
         for stage, (fixed, row, frame, pair) in measured.items():
@@ -167,7 +167,7 @@ class EnginePlan:
 
 
 def outline_models(config: ModelConfig, dtype: torch.dtype) -> Models:
-    """Build the networks without weights, on torch's meta device; dtype: as in `build_models`."""
+    """Build the networks without weights, on torch's meta device. dtype: as in `build_models`."""
     networks: dict[str, Any] = {
         name: part.outline(config).to(torch.float32 if part.float32 else dtype)
         for name, part in NETWORKS[config.generation].items()
@@ -176,7 +176,7 @@ def outline_models(config: ModelConfig, dtype: torch.dtype) -> Models:
 
 
 def plan_engine(config: ModelConfig, dtype: torch.dtype, memory_bytes: int, settings: EngineSettings) -> EnginePlan:
-    """Plan an engine on a CUDA device; InvalidRequest: the memory is too small.
+    """Plan an engine on a CUDA device. InvalidRequest: the memory is too small.
 
     dtype: data type of the language model and the flow; memory_bytes: the whole budget.
     """
@@ -188,7 +188,7 @@ def plan_engine(config: ModelConfig, dtype: torch.dtype, memory_bytes: int, sett
     kernels = suits_kernels(config.generation, dtype)
     memory = divide(room_beside(sum(weights.values()), memory_bytes), models, settings, kernels)
     state_s = inf
-    if config.generation is not Generation.V1:  # its flow keeps no state
+    if config.generation is not Generation.V1:  # the flow of CosyVoice 1 keeps no state
         pool = PagePool(models, memory.state_bytes, kernels=kernels)
         state_s = pool.total * pool.page_tokens / config.rates.tokens_per_second
     return EnginePlan(models, memory_bytes, weights, memory, state_s)

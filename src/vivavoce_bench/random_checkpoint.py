@@ -1,8 +1,7 @@
 """Make a complete checkpoint with random weights, for demos, tests and benchmarks without a download.
 
-Its audio is noise, but it takes every path through the engine that a trained model takes. Matrices have a standard
-deviation of 1/sqrt(inputs), so that signals keep their size from layer to layer and the audio is neither silent nor
-clipped.
+Its audio is noise, but it uses every part of the engine that a trained model uses. Matrices have a standard deviation
+of 1/sqrt(inputs), so that signals keep their size from layer to layer and the audio is neither silent nor clipped.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ NUM_SPEECH_TOKENS = 6561
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the language model, the flow's encoder and its U-Net or DiT, and the vocoder; tiny by default.
+    """Sizes of the language model, the flow's encoder, its U-Net or DiT, and the vocoder. The defaults are tiny.
 
     A generation uses only the sizes of its own networks.
     """
 
-    text_vocabulary: int = 288  # 256 bytes, the special tokens of Qwen2 and CosyVoice2, rounded up
+    text_vocabulary: int = 288  # 256 bytes and the special tokens of Qwen2 and CosyVoice2, rounded up
     lm_width: int = 64
     lm_inner: int = 128
     lm_layers: int = 3
@@ -76,7 +75,7 @@ class Sizes:
 SizesOf = Mapping[Generation, Sizes]
 
 _WHISPER_VOCABULARY = 51_866
-# CosyVoice3 has the phones of two languages among its special tokens.
+# CosyVoice3 needs more: its special tokens include the phones of two languages.
 TINY: SizesOf = {
     Generation.V1: Sizes(text_vocabulary=_WHISPER_VOCABULARY),
     Generation.V2: Sizes(),
@@ -109,7 +108,7 @@ _QWEN2_05B = Sizes(
 _LM_300M = {"text_width": 512, "text_blocks": 6, "lm_width": 1_024, "lm_inner": 4_096, "lm_layers": 14, "lm_heads": 16}
 _CONFORMER_300M = replace(_QWEN2_05B, text_vocabulary=_WHISPER_VOCABULARY, **_LM_300M)
 RELEASE: SizesOf = {Generation.V1: _CONFORMER_300M, Generation.V2: _QWEN2_05B, Generation.V3: _QWEN2_05B}
-"""The published sizes: CosyVoice-300M, CosyVoice2-0.5B and Fun-CosyVoice3-0.5B."""
+"""The sizes of the published models CosyVoice-300M, CosyVoice2-0.5B and Fun-CosyVoice3-0.5B."""
 
 _CARD_CONTENT = {
     "name": "babble",
@@ -121,14 +120,14 @@ QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 _TEXT_HEAD = "llm.model.lm_head.weight"
 _ROTARY = "decoder.estimator.rotary_embed.inv_freq"
-"""Rotary frequencies: the official DiT stores them in its file, though they can be computed."""
+"""Rotary frequencies. The official DiT stores them in its file, although they can be computed."""
 _END_LOGIT = 7.0
-"""A little below the largest of 6561 random logits: speech ends about ten tokens after the minimum length."""
+"""The end token's logit, a little below the largest of 6561 random ones: speech ends soon after the minimum length."""
 _NEVER_LOGIT = -100.0
 _END_GAIN = 3.0
 """Gain of the end token's row in a head without bias, so that its logit is sometimes the largest."""
 _NORMED = re.compile(r"(conv_pre|conv_post|ups\.|resblocks|source_resblocks|f0_predictor\.condnet).*\.weight")
-"""Convolutions of the vocoder that are stored with weight norm, as two tensors each."""
+"""Weights of the vocoder's convolutions that are stored with weight norm, as two tensors each."""
 _NORMS = r"norm\w*|\.out\.1|\.block\.[12]|length_regulator\.model\.(1|4|7|10)"
 _DISTRIBUTIONS = (
     (r"(embedding|embed_tokens)\.weight$", 0.0, 1.0),
@@ -143,22 +142,22 @@ _DISTRIBUTIONS = (
     (r"\.bias$", 0.0, 0.05),
     (r"\.original1$", 0.0, 1.0),
 )
-"""(pattern of official names, mean, standard deviation) of tensors other than matrices; the first match counts."""
+"""(pattern of official names, mean, standard deviation) of tensors that are not matrices. The first match counts."""
 _GAINS = (
     ("llm_decoder", 2.0),
     ("source_downs", 2.0),
     ("convs2", 0.5),
     ("conv_post", 0.25),
     ("condnet", 1.5),
-    ("classifier", 150.0),  # pitch in hertz: a random contour of some hundred hertz
+    ("classifier", 150.0),  # gives a random pitch contour of some hundred hertz
 )
-"""(part of official names, gain) of matrices; the gain is 1 without a match."""
+"""(part of an official name, gain) for matrices. Without a match the gain is 1."""
 
 
 def make_babble_checkpoint(
     folder: Path, generation: Generation = Generation.V2, *, seed: int = 0, sizes: SizesOf = TINY
 ) -> Path:
-    """Write the checkpoint and return `folder`; an error leaves no incomplete folder behind.
+    """Write the checkpoint and return `folder`. After an error, no incomplete folder is left.
 
     The same seed gives the same tensors. A folder that already has this checkpoint is kept. CheckpointError: the folder
     has other content, or cannot be written.
@@ -176,7 +175,7 @@ def make_babble_checkpoint(
             (new / CARD).write_text(card, encoding="utf-8")
             os.replace(new, folder)
     except OSError as error:
-        if _holds(folder, generation, card):  # another process made it meanwhile
+        if _holds(folder, generation, card):  # another process made the checkpoint meanwhile
             return folder
         reason = "is in use for something else" if os.path.exists(folder) else f"cannot be written ({error.strerror})"
         raise CheckpointError(f"folder: {folder} {reason}; choose a folder that does not exist yet") from None
@@ -213,7 +212,7 @@ def _write_files(folder: Path, generation: Generation, seed: int, sizes: Sizes) 
 def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[str, Tensor]:
     """Make the state dict of a network: float32 tensors by official name.
 
-    A tensor depends on seed, network and name alone, not on the order or number of the others.
+    A tensor depends only on seed, network and name, not on the order or number of the other tensors.
     """
     own = network.outline(config).state_dict()
     shapes = {network.names.to_official(name): tuple(tensor.shape) for name, tensor in own.items()}
@@ -226,9 +225,9 @@ def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[s
         values = draw(shape, seed, f"{network.part}/{key}")
         state[key] = torch.from_numpy(values * np.float32(std) + np.float32(mean))
     if network.part == "llm":
-        if _TEXT_HEAD in network.names.unused:  # the official file has a copy of the text embedding
+        if _TEXT_HEAD in network.names.unused:  # the official file has a copy of the text embedding as a head
             state[_TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]
-        # Only the end token ends an utterance.
+        # Of the control tokens, only the end token can be sampled and end an utterance.
         weight, bias, end = state["llm_decoder.weight"], state.get("llm_decoder.bias"), config.lm.vocabulary.eos
         stops, rare = slice(config.lm.vocabulary.num_speech_tokens, None), _END_GAIN * weight[end]
         weight[stops] = 0
@@ -249,7 +248,7 @@ def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
     gain = next((gain for name, gain in _GAINS if name in key), 1.0)
     if key.startswith("ups.") and not isinstance(config.vocoder, CausalVocoderConfig):
         gain = math.sqrt(config.vocoder.upsample_rates[int(key.split(".")[1])] / 2)
-    if key.endswith(".original0"):  # weight norm: norms of the rows
+    if key.endswith(".original0"):  # weight norm: this tensor has the norms of the rows
         return gain, gain / 10
     return 0.0, gain / math.sqrt(math.prod(shape[1:]))
 
@@ -260,7 +259,7 @@ def release_config(generation: Generation) -> ModelConfig:
 
 
 def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelConfig:
-    """Write the yaml and, for a Qwen2 language model, its settings and a byte-level tokenizer without merges."""
+    """Write the yaml, and for a Qwen2 language model its settings and a byte-level tokenizer without merges."""
     name = YAML_OF[generation]
     template = Template((files("vivavoce_bench") / "data" / name).read_text(encoding="utf-8"))
     (folder / name).write_text(template.substitute(asdict(sizes)), encoding="utf-8")
@@ -297,12 +296,12 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
 
 
 def byte_symbols() -> list[str]:
-    """The characters that stand for the 256 bytes: printable ones, which are themselves, and then stand-ins."""
+    """The characters that stand for the 256 bytes: first printable bytes, as themselves, then substitutes."""
     return sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda symbol: (ord(symbol) > 0xFF, ord(symbol)))
 
 
 def write_tokenizer(folder: Path, vocabulary: Mapping[str, int], merges: Iterable[tuple[str, ...]] = ()) -> None:
-    """Write the files of a tokenizer as Qwen2's; its special tokens get the ids after the vocabulary's."""
+    """Write the files of a tokenizer like Qwen2's. Its special tokens get the ids after the vocabulary's ids."""
     flags = {**dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False), "special": True}
     special = {str(len(vocabulary) + place): {"content": token, **flags} for place, token in enumerate(QWEN2_TOKENS)}
     settings = {
@@ -328,16 +327,16 @@ _TOKEN_BASE = 3
 
 
 def draw(shape: tuple[int, ...], seed: int, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Standard normal float32 values that depend on `seed` and `name` only."""
+    """Standard normal float32 values that depend only on `seed` and `name`."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return generator.standard_normal(shape, dtype=np.float32)
 
 
 def speaker_encoder(seed: int) -> bytes:
-    """input [1, frames, 80] → output [1, 192]: the mean absolute value of each band times a random matrix."""
+    """An ONNX file: input [1, frames, 80] → output [1, 192], each band's mean absolute value times a random matrix."""
     mix = draw((NUM_MEL_BINS, EMBEDDING_SIZE), seed, "campplus") / np.float32(np.sqrt(NUM_MEL_BINS))
     return onnx_model(
-        # The features are centred, so the bands' means without absolute values are zero.
+        # The features are centred, so without absolute values the means of the bands would be zero.
         nodes=[
             node("Abs", ["input"], "size"),
             node("ReduceMean", ["size"], "bands", axes=[1], keepdims=0),
@@ -350,10 +349,10 @@ def speaker_encoder(seed: int) -> bytes:
 
 
 def speech_tokenizer(generation: Generation, seed: int) -> bytes:
-    """feats [1, 128, frames], feats_length [1] → indices [1, ceil(feats_length / 4)], CosyVoice 1: / 2.
+    """An ONNX file: feats [1, 128, frames], feats_length [1] → indices [1, ceil(feats_length / 4)]; CosyVoice 1: / 2.
 
-    Finite scalar quantisation (arXiv:2309.15505): the frames of a token are projected to 8 values (CosyVoice 1: 7),
-    each is rounded to -1, 0 or 1, and the token is the number with these base-3 digits.
+    Finite scalar quantisation (arXiv:2309.15505): the frames of a token are projected to 8 values (CosyVoice 1: 7).
+    Each value is rounded to -1, 0 or 1, and the token is the number with these base-3 digits.
     """
     frames, digits = (2, 7) if generation is Generation.V1 else (4, 8)
     mix = draw((digits, _WHISPER_BINS, frames), seed, "speech_tokenizer")

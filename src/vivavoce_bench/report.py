@@ -21,9 +21,9 @@ _FAINT = 0.35
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Compute the keys of docs/measuring.md; None: not measured.
+    """Figures by the keys of docs/measuring.md; None: not measured.
 
-    Latencies, playback and audio count successful requests only; the wall time counts all requests.
+    Latencies, playback and audio count successful requests only. The wall time counts all requests.
     """
     ok = with_ending(outcomes, Ending.OK)
     streams = stream_figures(outcomes, ok)
@@ -45,14 +45,14 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The outcomes of one load test; settings: flat keys that describe the measurement."""
+    """The outcomes of one load test. settings: flat keys that describe the measurement."""
 
     settings: Mapping[str, Any]
     outcomes: Sequence[Outcome]
     resources: Mapping[str, Any] = field(default_factory=dict)
-    """Memory of the target, if known: flat keys with their units."""
+    """Memory of the target, if it is known: flat keys whose names include the unit."""
     quality: Mapping[str, Any] = field(default_factory=dict)
-    """Quality of the audio, if measured: flat keys."""
+    """Quality of the audio, if it was measured: flat keys."""
 
     def to_json(self) -> dict[str, Any]:
         """All keys with JSON values; None: not measured."""
@@ -84,7 +84,7 @@ def figure_rows(keys: Mapping[str, Any]) -> list[list[str]]:
     others = [f"{keys[name]} {name}" for name in ("refused", "failed") if keys[name]]
     used, held, rss = (keys.get(name) for name in ("gpu_memory_bytes", "gpu_memory_reserved_bytes", "rss_bytes"))
     underruns = NOTHING
-    if keys["margin_ms_min"] is not None:  # a stream had a second chunk
+    if keys["margin_ms_min"] is not None:  # at least one stream had a second chunk
         underruns = f"{keys['underruns']} in {keys['underrun_requests']} of {keys['ok']} requests, "
         underruns += f"{keys['stall_s']:.3f} s silent"
     lines = [
@@ -110,7 +110,7 @@ def _gib(value: Any) -> str:
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw times to first audio, playback margins and all chunks' times; errors as in `measure.picture`."""
+    """Draw times to first audio, playback margins, and the times of all chunks; errors as in `measure.picture`."""
     ok = with_ending(outcomes, Ending.OK)
     with picture(path, (16.0, 4.6), 3) as (first, margins, timeline):
         _draw_first_audio(first, ok)

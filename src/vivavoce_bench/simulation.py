@@ -1,6 +1,6 @@
 """Simulate an engine on a virtual clock.
 
-The engine's own loop, scheduler and admission run unchanged, but the networks compute nothing: each batch takes the
+The engine's own loop, scheduler and admission run unchanged, but the networks compute nothing. Each batch takes the
 time that a cost model gives, on a device with two parallel queues.
 """
 
@@ -35,20 +35,20 @@ from vivavoce.errors import Overloaded
 from vivavoce.models.build import Models
 
 BESIDE = 0.65
-"""Relative speed of a queue while the other queue is busy. It and `TURN_S` are fitted to the times to first audio of 64
-to 600 listeners of CosyVoice2 on one H200 (benchmarks/results/gpu)."""
+"""Relative speed of a queue while the other queue is busy. `BESIDE` and `TURN_S` are fitted to the times to first audio
+of 64 to 600 listeners of CosyVoice2 on one H200 (benchmarks/results/gpu)."""
 TURN_S = 3e-4
-"""Host time of one iteration of the engine's loop."""
+"""Seconds of host time for one iteration of the engine's loop."""
 READ_S = 5e-3
-"""Time to prepare a request's text before it reaches the engine."""
+"""Seconds to prepare a request's text before the request reaches the engine."""
 PROMPT, PROMPT_TEXT, TEXT = 87, 20, 40
-"""Speech tokens of each voice's prompt, text ids of its transcript, and text ids of each request."""
+"""Number of speech tokens in each voice's prompt, text ids in its transcript, and text ids in each request."""
 _TINY_S = 1e-9
 _ZEROS = torch.zeros(1)
 
 
 class Visit(NamedTuple):
-    """A request at `at_s` for `tokens` speech tokens in voice number `voice`; batch: it has no listener."""
+    """A request at time `at_s` for `tokens` speech tokens in voice number `voice`. batch: it has no live listener."""
 
     at_s: float
     tokens: int
@@ -58,7 +58,7 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """models: networks without weights; costs: of batches that run alone; exclusive: stages never overlap."""
+    """models: networks without weights; costs: of batches that run alone; exclusive: True if stages never overlap."""
 
     models: Models
     memory: MemoryPlan
@@ -67,13 +67,13 @@ class Machine:
 
 
 class Device:
-    """A virtual clock and two work queues; exclusive: each launch blocks until its work is done."""
+    """A virtual clock and two work queues. exclusive: each launch blocks until its work is done."""
 
     def __init__(self, exclusive: bool) -> None:
         self.now, self.exclusive = 0.0, exclusive
         self.queues: list[SimulatedQueue] = []
         self.alarms: deque[tuple[float, Callable[[], object]]] = deque()
-        """(time, function to call then), in order of time."""
+        """(time, function to call at that time), in order of time."""
 
     def advance(self, until: float, mark: SimulatedMark | None = None) -> None:
         while self.now < until and not (mark and mark.passed):
@@ -134,7 +134,7 @@ class _LM:
     def __init__(self, queue: SimulatedQueue, machine: Machine) -> None:
         self.slots, self._queue, self._costs = machine.memory.slots, queue, machine.costs
         self._free, self._open = list(range(self.slots)), dict[int, list[int]]()
-        """Slot → [ids that are not launched yet, positions in the cache]."""
+        """Slot → [number of ids that are not launched yet, number of positions in the cache]."""
         self._launches: deque[tuple[QueueEvent, int, list[tuple[int, list[int], int]]]] = deque()
 
     free_slots = property(lambda self: len(self._free))
@@ -173,13 +173,13 @@ class _LM:
         arrived = []
         while self._launches and self._launches[0][0].reached():
             for number, slot, ids in self._launches.popleft()[2]:
-                if self._open.get(number) is slot:  # the slot was not closed meanwhile
+                if self._open.get(number) is slot:  # skip a slot that was closed meanwhile
                     arrived.append(Sampled(number, (0,) * ids, False))
         return arrived
 
 
 class _Synthesis:
-    """Replaces `PackedPath` and `PackedVocoding`, or the padded ones."""
+    """Replaces `PackedPath` and `PackedVocoding`, or their versions for padded batches."""
 
     def __init__(self, queue: SimulatedQueue, machine: Machine) -> None:
         self._queue, self._costs, self._config = queue, machine.costs, machine.models.config
@@ -241,7 +241,7 @@ class Simulation:
         self._asked: list[RequestTimings | None] = []
 
     def run(self, visits: Sequence[Visit]) -> list[RequestTimings | None]:
-        """Return the timings of each visit, or None if it was refused; visits: in order of time."""
+        """Return the timings of each visit, or None for a refused visit. visits: in order of time."""
         device, loop = self._device, self._loop
         device.alarms.extend((visit.at_s + READ_S, partial(self._arrive, visit)) for visit in visits)
         with torch.inference_mode():

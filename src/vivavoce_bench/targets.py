@@ -1,4 +1,4 @@
-"""Targets of a load test: a loaded model, or a server over HTTP; and recordings that requests bring along."""
+"""Targets of a load test (a loaded model, or a server over HTTP), and recordings that are sent with requests."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _SOFTEST = 0.8
 
 @dataclass(frozen=True)
 class Recorded:
-    """content: bytes of an audio file; transcript: its words, "" if unknown."""
+    """content: bytes of an audio file; transcript: the spoken words, or "" if unknown."""
 
     content: bytes
     transcript: str = ""
 
     @classmethod
     def read(cls, path: str, transcript: str) -> Recorded:
-        """`InvalidRequest`: the file cannot be read."""
+        """Read a recording. `InvalidRequest`: the file cannot be read."""
         try:
             return cls(Path(path).read_bytes(), transcript)
         except OSError as error:
@@ -47,9 +47,9 @@ class Recorded:
 
 
 def altered(content: bytes, number: int) -> bytes:
-    """The recording as a WAV file, a little softer and shorter at its start, differently for each number.
+    """The recording as a WAV file, a little quieter and shorter at its start, by an amount that `number` determines.
 
-    A listener hears no difference, but no cache knows these bytes. `InvalidAudio`: it cannot be decoded.
+    The difference is not audible, but no cache knows these bytes. `InvalidAudio`: the recording cannot be decoded.
     """
     try:
         samples, rate = soundfile.read(BytesIO(content), dtype="float32", always_2d=True)
@@ -67,10 +67,10 @@ QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per"
 
 @dataclass(frozen=True, eq=False)
 class EngineTarget:
-    """A loaded model as a `Target`.
+    """A loaded model as the `Target` of a load test.
 
-    voices: by the names that utterances have; a recording is altered and extracted within each request. policy: None
-    requests whole utterances; keep: keep the samples.
+    voices: by the names in utterances; a recording is altered and its voice extracted within each request. policy: None
+    requests whole utterances; keep: whether to keep the samples.
     """
 
     tts: Vivavoce
@@ -102,7 +102,7 @@ class EngineTarget:
 
 
 def instruments_for(tts: Vivavoce, utterances: Sequence[Utterance], jobs: int) -> Instruments:
-    """Make and test the recogniser and the speaker encoder before the load starts; errors as in `ready`."""
+    """Make and test the recogniser and the speaker encoder before the load test starts; errors as in `ready`."""
     texts = dict.fromkeys(utterance.text for utterance in utterances)
     return ready(cases_of(texts), Instruments(PocketSphinx, jobs, tts.normalize, embed_with(tts.embed)), None)
 
@@ -110,7 +110,7 @@ def instruments_for(tts: Vivavoce, utterances: Sequence[Utterance], jobs: int) -
 def quality(
     ok: Sequence[Outcome], voices: Mapping[str, Voice], instruments: Instruments, show: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Measure errors and speaker similarity of successful requests with samples; unmeasured values are None."""
+    """Measure word errors and speaker similarity of successful requests with samples; None: not measured."""
     if not ok:
         return dict.fromkeys(QUALITY_KEYS)
     clips = (
@@ -123,17 +123,17 @@ def quality(
 
 
 PCM_RATE = 24_000
-"""Samples per second of `pcm` in OpenAI's API, whatever the model."""
+"""Sample rate in Hz of the format `pcm` in OpenAI's API, whatever the model's own rate."""
 _TIMEOUT = httpx.Timeout(120.0, connect=10.0)
 _BUSY = (429, 503)
 
 
 @dataclass(frozen=True, eq=False)
 class HttpTarget:
-    """Requests of OpenAI's form, each with `stream` and `pcm`.
+    """Sends requests in the form of OpenAI's API, each with `stream` and `pcm`.
 
-    client: its base address is the server's. recorded: recordings that requests send, by the voices' names. fresh:
-    alter the recording for each request, so that the server has nothing of it in a cache. policy: None leaves it out.
+    client: its base address is the server's. recorded: recordings to send, by voice name. fresh: alter the recording
+    for each request, so that no cache of the server has it. policy: None sends no chunk policy.
     """
 
     client: httpx.AsyncClient
@@ -173,12 +173,12 @@ class HttpTarget:
 
 
 def _retry_after_s(given: str) -> float:
-    """Seconds; 1 for none, and for a date, which other servers may send (RFC 9110)."""
+    """The seconds of a Retry-After header; 1 if it is missing, or is a date, which servers may send (RFC 9110)."""
     return float(given) if given.strip().isdecimal() else 1.0
 
 
 def open_client(url: str, key: str | None) -> httpx.AsyncClient:
-    """A client with as many connections as there are users; `InvalidRequest`: `url` is not an address."""
+    """A client with as many connections as there are users. `InvalidRequest`: `url` is not an address."""
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest(f"url: {url!r} is not an address; write one such as http://127.0.0.1:8880")
     headers = {"authorization": f"Bearer {key}"} if key else {}

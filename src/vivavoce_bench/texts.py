@@ -1,4 +1,4 @@
-"""The default sentences of load tests and of evaluations."""
+"""The default sentences of load tests and evaluations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ def _read(name: str) -> tuple[str, ...]:
 
 
 SENTENCES = _read("load.txt")
-"""Plain English without numbers or names, 3 to 34 words long, half of them with 11 or fewer."""
+"""Simple English without numbers or names. Sentences have 3 to 34 words, half of them 11 or fewer."""
 EVALUATION_SENTENCES = _read("evaluation.txt")
-"""Plain English, half of it with numbers, times and names; every word is in the CMU dictionary."""
+"""Simple English, half of it with numbers, times and names. Every word is in the CMU dictionary."""

@@ -1,4 +1,4 @@
-"""`vivavoce bench`: speed under load. Subcommands measure the language model and token2wav separately."""
+"""`vivavoce bench`: speed under load. Its subcommands measure the language model and token2wav separately."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ EXAMPLES = (
     "vivavoce bench offline --help",
 )
 app = typer.Typer(epilog=examples(*EXAMPLES))
-command(app, *bench_stages.OFFLINE_EXAMPLES, short_help="Texts in batches, by runtime and batch size.")(
+command(app, *bench_stages.OFFLINE_EXAMPLES, short_help="Measure texts in batches, by runtime and batch size.")(
     bench_stages.offline
 )
-command(app, *bench_stages.STREAMING_EXAMPLES, short_help="Speech tokens to sound, chunk by chunk.")(
+command(app, *bench_stages.STREAMING_EXAMPLES, short_help="Measure speech tokens to audio, chunk by chunk.")(
     bench_stages.streaming
 )
 DEFAULT_POLICY = "low_latency"
@@ -60,14 +60,14 @@ _DEFAULT_WARMUP = 4
 
 @dataclass(frozen=True)
 class BenchLoad:
-    concurrency: int | None = flag("Users who each send one request after another.  [default: 1]", "NUMBER", "-c")
-    rate: float | None = flag("Users who arrive at random per second, instead of --concurrency.", "NUMBER")
-    requests: int = flag("Measured requests.", "NUMBER", "-n", default=32, min=1)
+    concurrency: int | None = flag("Users at once; each sends request after request.  [default: 1]", "NUMBER", "-c")
+    rate: float | None = flag("Users per second, who arrive at random; instead of --concurrency.", "NUMBER")
+    requests: int = flag("Number of measured requests.", "NUMBER", "-n", default=32, min=1)
     warmup: int | None = flag(
         "Requests before the measured ones.  [default: one per user, or 4 with --rate]", "NUMBER", min=0
     )
-    text_file: Path | None = flag("One text per line.  [default: 40 English sentences]", "FILE", "-f")
-    words: str | None = flag("Use only texts with this number of words.", "MIN-MAX")
+    text_file: Path | None = flag("File with one text per line.  [default: 40 English sentences]", "FILE", "-f")
+    words: str | None = flag("Use only texts with MIN to MAX words, such as 5-15.", "MIN-MAX")
     tokens: TokensOption = None
     voice: list[str] | None = flag(
         "Voice; if repeated, requests use the voices in turn.  [default: the model's first voice]",
@@ -82,9 +82,9 @@ class BenchLoad:
     policy: str | None = flag(
         "Chunk policy of streams: official, low_latency (default), equal, exponential or time_based.", "NAME"
     )
-    first_hop: int | None = flag("Speech tokens of the first chunk.", "NUMBER")
-    lookahead: int | None = flag("Speech tokens after a chunk that it waits for.", "NUMBER")
-    seed: int = flag("Seed of texts, arrivals and speech.", "NUMBER", default=0)
+    first_hop: int | None = flag("Number of speech tokens in the first chunk.", "NUMBER")
+    lookahead: int | None = flag("Number of later speech tokens that a chunk waits for.", "NUMBER")
+    seed: int = flag("Random seed of texts, arrivals and speech.", "NUMBER", default=0)
 
     def load(self) -> Load:
         from vivavoce_bench import ClosedLoop, OpenLoop
@@ -103,7 +103,7 @@ class BenchLoad:
         return min(self.concurrency or 1, self.requests) if self.rate is None else _DEFAULT_WARMUP
 
     def workload(self, voices: Sequence[str | None] = (None,)) -> Workload:
-        """Raises InvalidRequest if texts cannot be read, or none has the wanted number of words."""
+        """Texts and voices of the load. InvalidRequest: unreadable texts, or none with the wanted number of words."""
         from vivavoce_bench import SENTENCES, Workload
         from vivavoce_bench.load import read_texts, with_words
 
@@ -118,7 +118,7 @@ class BenchLoad:
         return Workload(texts, voices, self.seed)
 
     def chunk_policy(self, generation: Generation | None = None) -> ChunkPolicy | None:
-        """The checked chunk policy; None for whole utterances, or without a given option and a known generation."""
+        """The checked chunk policy. None for whole utterances, or if neither an option nor the generation is given."""
         from vivavoce.engine.chunk_policy import ChunkPolicy, Schedule, policy_for
 
         given = {"--policy": self.policy, "--first-hop": self.first_hop, "--lookahead": self.lookahead}
@@ -145,7 +145,7 @@ class BenchLoad:
 
 @dataclass(frozen=True)
 class BenchServer:
-    """A server in the place of a model in this process."""
+    """A server that is tested in place of a model in this process."""
 
     url: str | None = flag("Load-test the server at this address, over POST /v1/audio/speech.", "URL")
     key: str | None = flag("API key of the server.", "KEY")
@@ -153,7 +153,7 @@ class BenchServer:
 
 @dataclass(frozen=True)
 class BenchOutput:
-    quality: bool = flag("Measure word errors and speaker similarity too; needs vivavoce[eval].", default=False)
+    quality: bool = flag("Also measure word errors and speaker similarity; needs vivavoce[eval].", default=False)
     json_file: JsonFileOption = None
     plot: PlotOption = None
 
@@ -191,7 +191,7 @@ class BenchRequest:
         check_report_places(self.output.json_file, self.output.plot)
 
     def _check_server(self) -> None:
-        """Refuse options that a server decides, and a key without a server."""
+        """Refuse options whose value the server decides, and a key without a server."""
         load, url = self.load, self.server.url
         if url is None:
             if self.server.key is not None:
@@ -205,7 +205,7 @@ class BenchRequest:
             "--quality": self.output.quality,
         }
         for option in (name for name, is_given in given.items() if is_given):
-            raise InvalidRequest(f"url: a server decides this; leave {option} out")
+            raise InvalidRequest(f"url: the server decides this; leave {option} out")
 
 
 @app.callback(invoke_without_command=True)
@@ -235,7 +235,7 @@ def bench(
 
 
 def _refuse_lost_options(context: typer.Context) -> None:
-    """Refuse options before a subcommand: they belong to the load test, and would be ignored silently."""
+    """Refuse options that stand before a subcommand: they belong to the load test and would be ignored silently."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -246,7 +246,7 @@ def _refuse_lost_options(context: typer.Context) -> None:
 def run_bench(
     request: BenchRequest, reporter: Reporter, load: Callable[[BenchRequest], Vivavoce] | None = None
 ) -> bool:
-    """Run the load test, print the figures, and return True if a request failed. load: loads the model."""
+    """Run the load test and print the figures; return True if a request failed. load: function that loads the model."""
     with reporter.working("starting …"):
         request.check()
     if request.server.url is not None:
@@ -282,7 +282,7 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
             tts.warm_up()
     target = EngineTarget(tts, voices, load.chunk_policy(tts.generation), load.sampling(), request.output.quality)
 
-    own = tts.device if request.spread == Spread() else None  # peaks of other processes are unknown
+    own = tts.device if request.spread == Spread() else None  # peak memory of other processes is unknown
 
     with progress(reporter, transient=True) as bar:
         outcomes = asyncio.run(_warm_and_load(target, warmup, utterances, load.load(), bar, lambda: reset_peaks(own)))
@@ -327,7 +327,7 @@ async def _warm_and_load(
     bar: Callable[[str, int, int, str], None],
     between: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """Run both loads and return the outcomes of the second; bar: shows progress; between: called before the second."""
+    """Run both loads and return the second one's outcomes. bar: shows progress; between: called between the loads."""
     from vivavoce_bench import run_load
 
     def show(ended: int) -> None:

@@ -37,7 +37,7 @@ STREAMING_EXAMPLES = (
 )
 BATCH_SIZES = (16, 8, 4, 2, 1)
 DEFAULT_TEXTS, DEFAULT_SPEECHES = 16, 4
-"""Default numbers of built-in sentences, for `offline` (enough for the largest batch) and `streaming`."""
+"""Default numbers of built-in sentences: for `offline` (enough for the largest batch), and for `streaming`."""
 _LARGEST_BATCH = 256
 
 
@@ -51,7 +51,7 @@ class StageModel(ModelChoice):
 @dataclass(frozen=True)
 class TextChoice:
     num_texts: int | None = flag(
-        "Use only this many texts from the start.  [default: all of a list]", "NUMBER", "-n", min=1
+        "Number of texts to use, from the start.  [default: all of a list]", "NUMBER", "-n", min=1
     )
     text_file: Path | None = flag("One text per line.  [default: built-in English sentences]", "FILE", "-f")
     manifest: Path | None = flag(
@@ -62,7 +62,7 @@ class TextChoice:
         "NAME",
         "--huggingface-dataset",
     )
-    split: str | None = flag("Part of the data set.  [default: train]", "NAME", "--split-name")
+    split: str | None = flag("Split of the data set.  [default: train]", "NAME", "--split-name")
     voice: flags.VoiceOption = None
     transcript: flags.TranscriptOption = ""
 
@@ -75,11 +75,11 @@ class TextChoice:
         return not (self.dataset or self.manifest or self.text_file)
 
     def check(self) -> None:
-        """Raises InvalidRequest for options that exclude one another."""
+        """Raises InvalidRequest for options that exclude each other."""
         given = {"--text-file": self.text_file, "--manifest": self.manifest, "--huggingface-dataset": self.dataset}
         named = [option for option, value in given.items() if value is not None]
         if len(named) > 1:
-            raise InvalidRequest(f"texts: {' and '.join(named)} exclude one another; give one of them")
+            raise InvalidRequest(f"texts: {' and '.join(named)} exclude each other; give one of them")
         if self.split is not None and self.dataset is None:
             raise InvalidRequest("split_name: belongs to a data set; name it with --huggingface-dataset")
         if self.voice is not None and (self.manifest or self.dataset):
@@ -88,7 +88,7 @@ class TextChoice:
             raise InvalidRequest("transcript: belongs to a recording; name it with --voice")
 
     def read(self, built_in: int = DEFAULT_TEXTS) -> list[Utterance]:
-        """Read the texts; built_in: number of built-in sentences if no number is given."""
+        """Read the texts. built_in: number of built-in sentences to use if the options give no number."""
         from vivavoce_bench.load import read_texts
         from vivavoce_bench.texts import SENTENCES
 
@@ -106,8 +106,8 @@ class TextChoice:
 @dataclass(frozen=True)
 class StageRun:
     tokens: TokensOption = None
-    seed: int = flag("Seed of the first text; each further text has the next one.", "NUMBER", default=0)
-    output_dir: Path | None = flag("Save the audio as WAV files here.", "FOLDER")
+    seed: int = flag("Seed of the first text; each later text has the next seed.", "NUMBER", default=0)
+    output_dir: Path | None = flag("Folder for the audio, as WAV files.", "FOLDER")
     json_file: JsonFileOption = None
     kernels: flags.KernelsOption = None
 
@@ -146,15 +146,15 @@ class Batches:
         "Batch size of token2wav.  [default: the same]", "NUMBER", min=1, max=_LARGEST_BATCH
     )
     llm_model: str | None = flag(
-        "The merged language model for vllm and trtllm.  [default: exported from the model]",
+        "Merged language model for vllm and trtllm.  [default: exported from the model]",
         "NAME|FOLDER",
         "--llm-model-name-or-path",
     )
-    engine_dir: Path | None = flag("An engine made by trtllm-build.", "FOLDER")
+    engine_dir: Path | None = flag("Folder of an engine made by trtllm-build.", "FOLDER")
     plot: PlotOption = None
 
     def backends(self) -> list[str]:
-        """The chosen runtimes; InvalidRequest: unknown runtime or unused option; MissingDependency: missing package."""
+        """The chosen runtimes. InvalidRequest: unknown runtime, or unused option; MissingDependency: no package."""
         from vivavoce_bench.halves import check_backends
 
         found = check_backends(self.backend or ["torch"])
@@ -170,10 +170,9 @@ class Batches:
         return found
 
     def sizes(self, num_texts: int | None = None) -> list[int]:
-        """The batch sizes; by default all usual sizes that the texts fill.
+        """The batch sizes. The default is all usual sizes for which there are enough texts.
 
-        num_texts: None if not known yet. `InvalidRequest`: a size is out of its limits, or larger than the number of
-        texts.
+        num_texts: None if not known yet. `InvalidRequest`: a size is out of its limits, or larger than num_texts.
         """
         parts = [part for one in self.batch_size or () for part in re.split(r"[,\s]+", one.strip())]
         sizes = [int(part) if part.isdecimal() else 0 for part in parts]
@@ -249,7 +248,7 @@ class Chunks:
 def streaming(
     chunks: Chunks, texts: TextChoice, run: StageRun, model: StageModel, quiet: flags.QuietOption = False
 ) -> None:
-    """Measure token2wav chunk by chunk: time to the first chunk and to each chunk, and clicks at the joins."""
+    """Measure token2wav chunk by chunk: time to the first chunk and to each chunk, and clicks between chunks."""
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
         run.check()

@@ -1,4 +1,4 @@
-"""`vivavoce eval`: word errors, similarity and sound of a model's speech."""
+"""`vivavoce eval`: measure word errors, speaker similarity and sound quality of a model's speech."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BUILT_IN_RECOGNISER = "pocketsphinx"
 Say = Callable[[str], None]
 _MOST_JOBS = 8
 _UTTERANCES_PER_JOB = 8
-"""Fewest utterances per recogniser process: a process takes longer to start than to recognise a few."""
+"""Smallest number of utterances per recogniser process. Fewer are recognised faster than a process starts."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class EvaluationFlags:
         "-v",
     )
     transcript: TranscriptsOption = None
-    mode: str | None = flag("zero_shot, cross_lingual, instruct or sft.  [default: the fullest of the voice]", "NAME")
-    instructions: str | None = flag("Instructions for the manner of speaking.", "TEXT")
-    seed: int = flag("Seed of the first sentence; each further one has the next seed.", "NUMBER", default=0)
-    top_p: float | None = flag("0 to 1.", "NUMBER")
-    top_k: int | None = flag("1 or more.", "NUMBER")
-    stream: bool = flag("Score streams, and compare their joins with audio made at once.", default=False)
+    mode: str | None = flag("zero_shot, cross_lingual, instruct or sft.  [default: by the voice]", "NAME")
+    instructions: str | None = flag("Instruction how to speak.", "TEXT")
+    seed: int = flag("Seed of the first sentence; each later sentence has the next seed.", "NUMBER", default=0)
+    top_p: float | None = flag("Nucleus sampling: probability mass, 0 to 1.", "NUMBER")
+    top_k: int | None = flag("Number of candidates in sampling, 1 or more.", "NUMBER")
+    stream: bool = flag("Score streamed audio, and compare its joins with audio generated at once.", default=False)
     control: str | None = flag("Spoil the speech as a control: shuffled, wrong-text or reversed.", "NAME")
     recogniser: str = flag(
         "pocketsphinx, whisper, none, or MODULE:CALLABLE, which is imported and run.",
@@ -76,7 +76,7 @@ class EvaluationFlags:
         default="base",
     )
     judges: str | None = flag(
-        "Opinion scores by distillmos, dnsmos, both with a comma, or none.  [default: those installed]", "NAMES"
+        "Opinion scores: distillmos, dnsmos, both (with a comma) or none.  [default: those installed]", "NAMES"
     )
     jobs: int | None = flag("Recogniser processes.  [default: by cores; 1 for MODULE:CALLABLE]", "NUMBER", min=1)
 
@@ -127,7 +127,7 @@ def recogniser_jobs(num_utterances: int) -> int:
 
 
 def recogniser_factory(name: str, whisper: str = "base") -> RecogniserFactory:
-    """The built-in recogniser, Whisper, or the user's module:callable, which may be in the working folder."""
+    """The built-in recogniser, Whisper, or the user's module:callable; the module may be in the working folder."""
     from vivavoce_bench.evaluate.recogniser import PocketSphinx, Whisper, recogniser_named
 
     if name == BUILT_IN_RECOGNISER:
@@ -171,7 +171,7 @@ def evaluate(
         manner = flags.manner()
         model_path = model_folder(model.model)
         text = TextFrontEnd(TextTokenizer.from_folder(model_path / BACKBONE), scripts=read_card(model_path).scripts)
-        # Refuse sentences that cannot be scored before the networks load.
+        # Before the networks are loaded, refuse sentences that cannot be scored.
         factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser, flags.whisper)
         jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
         judges = installed() if flags.judges is None else flags.judges.split(",") if flags.judges != "none" else ()
@@ -244,7 +244,7 @@ def _spoken(
 
 
 class _PromptVoices(dict[str, "Voice"]):
-    """Voices of prompt recordings; each is extracted when it is needed, and not kept."""
+    """Voices of prompt recordings. A voice is extracted each time it is needed, and not cached."""
 
     def __init__(self, cases: Sequence[Case], resolve: Callable[[Path, str], Voice]) -> None:
         self._transcripts = {case.voice: case.prompt_text for case in cases}
@@ -255,7 +255,7 @@ class _PromptVoices(dict[str, "Voice"]):
 
 
 def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce) -> dict[str, Voice]:
-    """The voices of --list or --voice. The default is the built-in voices, or all stored ones if there are none."""
+    """The voices of --list or --voice. The default is the built-in voices, or without any, all stored voices."""
     from vivavoce.frontend.voices.voice import built_in_voices
 
     if flags.list_ is not None:
@@ -276,7 +276,7 @@ def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path
 def _recorded(
     flags: EvaluationFlags, cases: Sequence[Case], folder: Path, model: ModelChoice, show: Say
 ) -> tuple[Iterator[Clip], Mapping[str, VoiceLike], Embed | None, dict[str, Any]]:
-    """Prepare to score recordings; of the model only text rules and encoders are loaded."""
+    """Prepare to score recordings. Only text rules and encoders of the model are loaded, and no networks for speech."""
     from vivavoce.checkpoint.folder import read_card
     from vivavoce.frontend.front_end import load_front_end
     from vivavoce.frontend.voices.registry import VoiceRegistry

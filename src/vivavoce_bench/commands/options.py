@@ -1,4 +1,4 @@
-"""Options that several commands share, the voices that they name, and where figures are printed and saved."""
+"""Options that several commands share, the voices that these options name, and the output of figures."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def named_voices(
 ) -> dict[str, T]:
     """Map each name or recording to its voice.
 
-    transcripts: one per recording in `names`, in their order, or none; known: names of stored and built-in voices;
-    resolve: (name or recording, transcript) → voice.
+    transcripts: one for each recording in `names`, in order, or none at all; known: names of stored and built-in
+    voices; resolve: (name or recording, transcript) → voice.
     """
     recordings = [name for name in names if unicodedata.normalize("NFC", name) not in known]
     if transcripts and len(transcripts) != len(recordings):
@@ -46,7 +46,7 @@ def named_voices(
 def print_figures(
     keys: dict[str, Any], json_file: str | None, *tables: tuple[Sequence[str] | None, Sequence[Sequence[str]]]
 ) -> None:
-    """Print the tables, or JSON if `json_file` is "-"; otherwise also save JSON if a file is named."""
+    """Print the tables, or JSON if `json_file` is "-". If `json_file` is another name, also save JSON there."""
     if json_file == STDOUT:
         print(json_text(keys))
         return
@@ -59,7 +59,7 @@ def print_figures(
 
 
 def check_report_places(json_file: str | None, plot: Path | None = None, folder: Path | None = None) -> None:
-    """Make the folder and check that every output can be written. `plot` needs matplotlib."""
+    """Create the folder, and check that every output can be written. `plot` needs matplotlib."""
     if json_file not in (None, STDOUT):
         check_writable(Path(str(json_file)), field="json")
     if plot is not None:

@@ -1,4 +1,4 @@
-"""`vivavoce plan`: plan the memory of an engine, or the number of GPUs, without a GPU or weights."""
+"""`vivavoce plan`: plan an engine's memory, or the number of GPUs, without a GPU or model weights."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 GAPS_ALLOWED = 1e-3
 SIMULATED_S, FEWEST = 30.0, 200
-"""Length of the simulation in seconds, and its smallest number of visits."""
+"""Simulated time in seconds, and the smallest number of simulated requests."""
 _FLEET = ("GPUs", "listeners each", "TTFB p50, ms", "TTFB p99, ms", "with gaps, %", "refused, %", "per hour of audio")
 
 
 def _time(given: str) -> float:
     found = re.fullmatch(r"(\d+\.?\d*) *(ms|s|)", given.casefold())
     if found is None:
-        raise typer.BadParameter(f"{given!r} is not a time; give one, such as 300ms")
+        raise typer.BadParameter(f"{given!r} is not a time; give a time such as 300ms")
     return float(found[1]) / (1000 if found[2] == "ms" else 1)
 
 
 @dataclass(frozen=True)
 class Listeners:
     streams: int | None = flag(
-        "Compute the number of GPUs for this many concurrent listeners.", "NUMBER", min=1, max=1_000_000
+        "Plan the number of GPUs for this number of concurrent listeners.", "NUMBER", min=1, max=1_000_000
     )
     ttfb_p99: float = flag(
         "Limit of the time to first audio for 99 % of the requests.", "TIME", default="1s", parser=_time
     )
     seconds: float = flag("Mean seconds of audio per request.", "NUMBER", default=10.0, min=1, max=120)
-    voices: int = flag("Number of voices, which speak in turn.", "NUMBER", default=1, min=1)
+    voices: int = flag("Number of voices, which take turns.", "NUMBER", default=1, min=1)
     policy: str = flag("Chunk policy of streams, as in bench.", "NAME", default="low_latency")
     price: float | None = flag("Price of one GPU for an hour, in any currency.", "NUMBER", min=0)
 
     def visits(self, gpus: int, rates: Rates) -> list[Visit]:
-        """Draw visits of one GPU's share of the listeners; lengths are distributed as the texts of bench."""
+        """Draw the requests that one GPU of several gets. Speech lengths are distributed as the texts of bench."""
         from vivavoce_bench import OpenLoop, Workload
         from vivavoce_bench.simulation import Visit
 
@@ -67,7 +67,7 @@ class Listeners:
 
 @dataclass(frozen=True)
 class Expected:
-    """ttfb_*: seconds, ∞ if no visit is served; gaps, refused: shares of the visits."""
+    """Simulated figures. ttfb_*: seconds, ∞ if no request is served; gaps, refused: shares of the requests."""
 
     ttfb_p50_s: float = inf
     ttfb_p99_s: float = inf
@@ -82,15 +82,15 @@ class Expected:
         return cls(p50, p99, gaps, 1 - len(served) / len(heard))
 
     def within(self, ttfb_p99_s: float) -> bool:
-        """First audio is in time, almost no stream has gaps, and no request is refused."""
+        """Whether first audio is in time, almost no stream has gaps, and no request is refused."""
         return self.ttfb_p99_s <= ttfb_p99_s and self.gaps <= GAPS_ALLOWED and not self.refused
 
 
 def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, most: int) -> int:
-    """The smallest sufficient number of GPUs.
+    """The smallest number of GPUs that is enough.
 
-    expected: number of GPUs → figures, never worse with more GPUs; most: number at which each GPU has one listener.
-    InvalidRequest: more GPUs would not help.
+    expected: number of GPUs → figures, which never get worse with more GPUs; most: number with one listener per GPU.
+    InvalidRequest: even `most` GPUs are too slow.
     """
     low, high = 0, max(1, min(guess, most))
     while not (found := expected(high)).within(ttfb_p99_s):
@@ -107,7 +107,7 @@ def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, m
 
 
 def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
-    """JSON values: the number of GPUs and of servers, and figures for one GPU fewer, this number, and one more."""
+    """The number of GPUs and of servers, and figures for one GPU fewer, this number, and one more, as JSON values."""
     from vivavoce.engine.admission import AdmissionMode
     from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
     from vivavoce.engine.settings import EngineSettings
@@ -138,7 +138,7 @@ def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
 
     needed = fewest(expected, asked.ttfb_p99, ceil(streams / max(1, planned.listeners(card))), streams)
     figures = {"card": card.name, "measured": card is H200, "streams": streams, "ttfb_p99_ms": asked.ttfb_p99 * 1e3}
-    servers = min(needed, ceil(streams / ENTRY_LISTENERS))  # each has a GPU of its own, or more
+    servers = min(needed, ceil(streams / ENTRY_LISTENERS))  # each server needs at least one GPU of its own
     figures |= {"gpus": needed, "servers": servers, "server_listeners": ceil(streams / servers)}
     return {**figures, "expected": [row(gpus) for gpus in (needed - 1, needed, needed + 1)]}
 
@@ -161,8 +161,8 @@ def plan(
 ) -> None:
     """Plan an engine: the division of a GPU's memory and the number of listeners; with --streams, the number of GPUs.
 
-    Memory is divided as the engine divides it. Speeds were measured on one H200 and are computed for other GPUs from
-    their data sheets. --streams simulates the engine with these speeds.
+    Memory is divided as the engine divides it. Speeds were measured on one H200. For other GPUs they are computed from
+    data sheets. --streams simulates the engine with these speeds.
     """
     from vivavoce_bench.planning import CARDS, ENTRY_LISTENERS
 
@@ -212,9 +212,9 @@ def _print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
 
 
 def card_rows(config: ModelConfig, dtype: str, cards: list[Card], memory: float | None = None) -> list[dict[str, Any]]:
-    """One row per card. Speeds are rounded to two digits, and None for models of a size that was not measured.
+    """One row per card. Speeds are rounded to two digits; they are None for model sizes that were not measured.
 
-    memory: GB that are used; None: all memory of the card.
+    memory: GB that are used, or None for all memory of the card.
     """
     from vivavoce_bench.random_checkpoint import release_config
 

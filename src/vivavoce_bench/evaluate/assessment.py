@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Instruments:
-    """The recogniser, speaker encoder and length limit to measure with. None skips a measurement."""
+    """The tools and limits to measure with: recogniser, speaker encoder and others. None skips a measurement."""
 
     recogniser: RecogniserFactory | None = None
     jobs: int = 1
-    """Number of recogniser processes; 1: the recogniser runs in this process."""
+    """Number of recogniser processes. 1 means that the recogniser runs in this process."""
     spell: Spell = as_written
-    """Applied to both texts and transcripts before they are compared."""
+    """Normalises texts and transcripts before they are compared."""
     embed: Embed | None = None
     judge: Callable[[Samples, int], Mapping[str, float]] | None = None
-    """Predicts opinion scores of samples at a rate, see `opinion`."""
+    """Predicts opinion scores: (samples, sample rate) → scores by key, see `opinion`."""
     longest_s: Callable[[str], float] | None = None
-    """Text → seconds of speech after which generation stops."""
+    """Text → length in seconds at which the model stops generating speech."""
 
 
 def evaluate(
@@ -88,10 +88,10 @@ def evaluate(
 
 
 def ready(cases: Sequence[Case], instruments: Instruments, control: Control | None = None) -> Instruments:
-    """Test the recogniser and refuse sentences that cannot be scored, before anything is spoken.
+    """Test the recogniser and refuse sentences that cannot be scored, before any speech is generated.
 
-    Returns the instruments; with one job they keep the recogniser that was made here. `InvalidText`: a text cannot be
-    normalised; `InvalidRequest` or `MissingDependency`: the recogniser fails, or knows no word of a text.
+    Returns the instruments. With one job they keep the recogniser that was made for the test. `InvalidText`: a text
+    cannot be normalised; `InvalidRequest` or `MissingDependency`: the recogniser fails, or knows no word of a text.
     """
     spoil_texts([case.text for case in cases], control)
     texts = []
@@ -173,7 +173,7 @@ def _measure(
 ) -> _Measured:
     if control in (Control.SHUFFLED, Control.REVERSED):
         samples = spoil_audio(clip.samples, clip.sample_rate, control)
-        clip = replace(clip, samples=samples, joins=(), whole=None)  # the joins have moved
+        clip = replace(clip, samples=samples, joins=(), whole=None)  # the joins are not at the same samples any more
     case, samples, rate = clip.case, clip.samples, clip.sample_rate
     duration, truth_s = len(samples) / rate, truth_seconds(case)
     count = num_characters(_spelled(case.text, instruments.spell))
@@ -213,15 +213,15 @@ def _measure(
 
 _TIMES = 2.0
 _SLACK_S = 1.0
-"""Excess over the expected duration that is always allowed, because short texts take longer per character."""
+"""Seconds by which every utterance may exceed its expected duration, because short texts take longer per character."""
 _AT_LIMIT = 0.98
 
 
 def _mark_runaways(rows: Sequence[Row], longest_s: Callable[[str], float] | None) -> None:
-    """Set each row's `runaway` to the reason, or None.
+    """Set each row's `runaway` to a reason if speech did not stop in time, else to None.
 
-    An utterance is a runaway if it lasts more than twice the time expected from the voice's median pace, and at least a
-    second more; or if it reaches the length at which generation stops.
+    This is the case if the utterance lasts more than twice the time expected from the voice's median pace, and at least
+    a second more, or if it reaches the length at which generation stops.
     """
     paces: dict[str, list[float]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Sentences to speak or score: text files, seed-tts-eval lists, recordings with their texts."""
+"""Sentences to speak or score: text files, seed-tts-eval lists, and recordings with their texts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Case:
     id: str
     text: str
     voice: str | None = None
-    """Name of a voice or path of a reference recording; None: every evaluated voice."""
+    """Name of a voice, or path of a reference recording. None: all evaluated voices speak the text."""
     prompt_text: str = ""
     audio: Path | None = None
-    """A recording to score; None: the model speaks the text."""
+    """A recording to score. None: the model speaks the text."""
     truth: Path | None = None
     truth_s: float | None = None
-    """Seconds of a person's recording (`truth`), if only its length is known."""
+    """Length in seconds of a person's recording (`truth`), if only its length is known."""
 
 
 def cases_of(sentences: Iterable[str]) -> list[Case]:
@@ -37,7 +37,7 @@ def cases_of(sentences: Iterable[str]) -> list[Case]:
 
 
 def read_sentences(path: Path) -> list[Case]:
-    """Read a UTF-8 file: a sentence per line, optionally with a tab and the seconds that a person needs to say it."""
+    """Read a UTF-8 file with a sentence per line; after it optionally a tab and the seconds that a person needs."""
 
     def parse(line: str, number: int) -> Case:
         fields = _fields(line, "\t")
@@ -57,7 +57,7 @@ def read_sentences(path: Path) -> list[Case]:
 
 
 def read_seed_tts_list(path: Path) -> list[Case]:
-    """Read lines as in seed-tts-eval, paths relative: id|prompt text|prompt recording|text[|person's recording]."""
+    """Read a seed-tts-eval list of relative paths: id|prompt text|prompt recording|text[|a person's recording]."""
 
     def parse(line: str, _: int) -> Case:
         fields = _fields(line, "|")
@@ -82,12 +82,12 @@ def read_seed_tts_list(path: Path) -> list[Case]:
 
 
 def read_audio_table(path: Path) -> list[Case]:
-    """Read lines of recording (a relative path), tab and text, optionally followed by a tab and a voice."""
+    """Read lines of a recording's relative path, a tab, and its text; optionally another tab and a voice."""
 
     def parse(line: str, number: int) -> Case:
         fields = _fields(line, "\t")
         if len(fields) not in (2, 3) or not fields[0] or not fields[1]:
-            raise ValueError("is not of the form recording, tab, text, and maybe a tab and a voice; write it so")
+            raise ValueError("is not of the form recording, tab, text, and maybe a tab and a voice; write that form")
         audio, text, voice = [*fields, ""][:3]
         if voice and (path.parent / voice).is_file():
             voice = str(path.parent / voice)
@@ -97,7 +97,7 @@ def read_audio_table(path: Path) -> list[Case]:
 
 
 def with_audio(cases: Sequence[Case], folder: Path) -> list[Case]:
-    """Add a folder's recordings to cases: by id if each id has a file, else in the order of the file names."""
+    """Add the recordings in a folder to the cases: by id if each id has a file, else in the order of file names."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _AUDIO_SUFFIXES)
     by_stem = {file.stem: file for file in files}
     if all(case.id in by_stem for case in cases):

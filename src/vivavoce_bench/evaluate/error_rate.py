@@ -12,7 +12,7 @@ import regex
 from numpy.typing import NDArray
 
 Spell = Callable[[str], str]
-"""Normalises a text: "11:42" → "eleven forty two"."""
+"""Normalises a text, for example "11:42" → "eleven forty two"."""
 
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}]")
 _WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+(?:'[\p{L}\p{M}\p{N}]+)*")
@@ -33,7 +33,7 @@ def words(text: str) -> list[str]:
 
 
 def characters(text: str) -> list[str]:
-    """Split into words, and Chinese and Japanese text into characters."""
+    """Split a text into words, but Chinese and Japanese text into characters."""
     return words(_UNSPACED.sub(r" \g<0> ", unicodedata.normalize("NFKC", text)))
 
 
@@ -48,7 +48,7 @@ def num_characters(text: str) -> int:
 
 
 class Edits(NamedTuple):
-    """Edits of one utterance with `total` expected units; the field names are report keys."""
+    """Edits of one utterance, and `total`, its number of expected units. The field names are report keys."""
 
     substitutions: int
     deletions: int
@@ -58,8 +58,8 @@ class Edits(NamedTuple):
 
 
 def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
-    """The fewest edits (Levenshtein, 1966); among equal counts, the alignment with most substitutions."""
-    # Each cell is (errors, −substitutions) of the best alignment so far.
+    """The fewest edits (Levenshtein, 1966). Among alignments with as many edits, the one with most substitutions."""
+    # Each cell is (errors, −substitutions) of the best alignment up to this cell.
     above = [(count, 0) for count in range(len(heard) + 1)]
     for row, unit in enumerate(said, start=1):
         cells = [(row, 0)]
@@ -80,7 +80,7 @@ def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
 def phone_errors(pronunciations: Sequence[Sequence[Sequence[str]]], heard: Sequence[str]) -> tuple[int, int]:
     """(errors, expected phones): the fewest edits between any pronunciation of the words and the recognised phones.
 
-    pronunciations: one or more per word, in order; the shortest of each word count as expected phones.
+    pronunciations: one or more for each word, in order; the expected phones are those of each word's shortest one.
     """
     row = np.arange(len(heard) + 1)
     for ways in pronunciations:
@@ -100,7 +100,7 @@ def _after(phones: Sequence[str], heard: Sequence[str], row: NDArray[np.int64]) 
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """Errors over all units of all utterances; `low` and `high` bound the 95 % interval of `rate`."""
+    """Errors over all units of all utterances. `low` and `high` are the bounds of the rate's 95 % interval."""
 
     errors: int
     total: int
@@ -109,7 +109,7 @@ class ErrorRate:
 
     @property
     def rate(self) -> float:
-        """Errors per expected unit: 0 is perfect, and insertions can take it above 1."""
+        """Errors per expected unit. 0 is perfect; many insertions can give more than 1."""
         return self.errors / self.total
 
 
@@ -130,7 +130,7 @@ def _errors(pairs: Iterable[tuple[str, str]], split: Callable[[str], list[str]])
 
 _RESAMPLES = 2000
 _LARGEST_DRAW = 1 << 20
-"""Utterances per bootstrap draw: it bounds memory, and avoids thousands of small, slow draws."""
+"""Largest number of utterances per bootstrap draw. This limits memory, and avoids thousands of small, slow draws."""
 _TAIL = 0.025
 
 
@@ -149,7 +149,7 @@ def pooled(counts: Sequence[tuple[int, int]]) -> ErrorRate:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean of one value per utterance, and the bounds of its 95 % interval by bootstrap."""
+    """The mean of one value per utterance, and the bounds of its 95 % bootstrap interval."""
     figures = np.array(values, dtype=float)
     return float(figures.mean()), *_bootstrap(figures, np.ones_like(figures))
 

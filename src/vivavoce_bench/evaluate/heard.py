@@ -1,4 +1,4 @@
-"""Compares what a recording says, as PocketSphinx hears it, with its transcript."""
+"""Compare the words that PocketSphinx recognises in a recording with the recording's transcript."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from vivavoce_bench.evaluate.recogniser import PocketSphinx, as_floats, prepare
 from vivavoce_bench.evaluate.speaking import Samples
 
 MOST_ERRORS = 0.75
-"""Word errors from which a transcript is taken for another one's: a right one has half of them at most."""
+"""Share of wrong words above which a transcript counts as another recording's. A right one has at most half as many."""
 
 
 def heard_otherwise(samples: Samples, sample_rate: int, transcript: str) -> tuple[str, str]:
-    """The words that are heard, and a warning if they are not the transcript's, else "".
+    """The recognised words, and a warning if they differ too much from the transcript, else "".
 
-    samples: [n] float32. InvalidRequest: the transcript is not in English; MissingDependency: no PocketSphinx.
+    samples: [n] float32. InvalidRequest: the transcript is not in English. MissingDependency: no PocketSphinx.
     """
     if is_unspaced(transcript):
         raise InvalidRequest("listen: the recogniser knows English only; leave --listen out for this transcript")
@@ -25,4 +25,4 @@ def heard_otherwise(samples: Samples, sample_rate: int, transcript: str) -> tupl
     edits = align(said, words(heard))
     if edits.errors <= MOST_ERRORS * edits.total:
         return heard, ""
-    return heard, f"seems to say other words than its transcript (heard: {heard[:200]!r}); correct the transcript"
+    return heard, f"seems to contain other words than its transcript (heard: {heard[:200]!r}); correct the transcript"

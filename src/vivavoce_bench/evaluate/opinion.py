@@ -1,4 +1,4 @@
-"""Mean opinion scores as networks predict them, 1 to 5, through the optional packages distillmos and speechmos."""
+"""Mean opinion scores (1 to 5) that networks predict, by the optional packages distillmos and speechmos."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLE_RATE = 16_000
 
 
 class Judge(NamedTuple):
-    """keys: of the scores; load: makes the function from [n] float32 samples at 16 kHz to the scores."""
+    """keys: of the scores; load: makes the function that scores samples, [n] float32 at 16 kHz."""
 
     package: str
     keys: tuple[str, ...]
@@ -39,7 +39,7 @@ def _dnsmos() -> Callable[[Samples], Sequence[float]]:
     from speechmos import dnsmos
 
     def score(samples: Samples) -> Sequence[float]:
-        # The package refuses samples beyond ±1.
+        # The package refuses samples outside of ±1.
         found: Any = dnsmos.run(np.clip(samples, -1, 1), sr=SAMPLE_RATE)
         return float(found["ovrl_mos"]), float(found["p808_mos"])
 
@@ -50,7 +50,7 @@ JUDGES = {
     "distillmos": Judge("distillmos", ("mos_distill",), _distillmos),
     "dnsmos": Judge("speechmos", ("mos_dnsmos", "mos_p808"), _dnsmos),
 }
-"""Distill-MOS (arXiv:2502.05356) and DNSMOS (arXiv:2110.01763), overall and by ITU-T P.808."""
+"""Distill-MOS (arXiv:2502.05356), and DNSMOS (arXiv:2110.01763) in its overall and its ITU-T P.808 variant."""
 KEYS = tuple(key for judge in JUDGES.values() for key in judge.keys)
 
 
@@ -59,9 +59,9 @@ def installed() -> tuple[str, ...]:
 
 
 def opinions(names: Sequence[str]) -> Callable[[Samples, int], dict[str, float]]:
-    """A function that judges [n] samples of a rate by these judges: key → score; {} for sound under 0.1 s.
+    """A function (samples [n], sample rate) → scores of these judges by key; {} for audio shorter than 0.1 s.
 
-    InvalidRequest: a judge is unknown; MissingDependency: its package is not installed.
+    InvalidRequest: a judge is unknown. MissingDependency: its package is not installed.
     """
     loaded = []
     for name in names:

@@ -34,10 +34,10 @@ SAMPLE_RATE = 16_000
 
 
 class Recogniser(Protocol):
-    """Transcribes speech. Three further methods, which `PocketSphinx` has, are optional.
+    """Transcribes speech. Three more methods are optional; `PocketSphinx` has them.
 
-    `closed(sentences)` returns a recogniser that only recognises these lists of words; `phones(samples)` recognises
-    phones; `pronunciations(word)` returns the pronunciations of a lower-case word, or nothing if it is unknown.
+    `closed(sentences)` returns a recogniser that recognises only the words in these lists of words; `phones(samples)`
+    recognises phones; `pronunciations(word)` returns the pronunciations of a lower-case word, empty if it is unknown.
     """
 
     def transcribe(self, samples: Samples) -> str:
@@ -46,8 +46,8 @@ class Recogniser(Protocol):
 
 
 RecogniserFactory = Callable[[], Recogniser]
-"""Makes a recogniser, once per process. With several processes it must be picklable, and defined in a module that they
-can import, not in the program's script."""
+"""Makes a recogniser, once per process. With several processes the factory must be picklable, and defined in a module
+that they can import, not in the program's script."""
 
 
 def recogniser_named(name: str) -> RecogniserFactory:
@@ -94,9 +94,9 @@ _SMALLEST_PEAK = 1e-3
 
 
 def prepare(samples: Samples, sample_rate: int) -> NDArray[np.int16]:
-    """Convert audio for recognisers: [n] int16 at 16 kHz, peak at 0.6, with 0.2 s of silence on both sides.
+    """Convert audio for recognisers: [n] int16 at 16 kHz, with a peak of 0.6 and 0.2 s of silence on both sides.
 
-    The same noise of 1e-4 is added to all audio, because recognisers err on digital silence.
+    Noise of 1e-4 is added, the same to all audio, because recognisers make errors on digital silence.
     """
     import soxr
 
@@ -108,14 +108,14 @@ def prepare(samples: Samples, sample_rate: int) -> NDArray[np.int16]:
 
 
 def as_floats(prepared: NDArray[np.int16]) -> Samples:
-    """[n] float32 in ±1."""
+    """Convert to [n] float32 in ±1."""
     return prepared.astype(np.float32) / np.float32(32768)
 
 
 _NO_PHONES = frozenset({"SIL", "+BREATH+", "+COUGH+", "+NOISE+", "+NSN+", "+SMACK+", "+SPN+", "+UH+"})
 _PHONE_BEAM = 1e-20
 _PHONE_WEIGHT = 2.0
-"""Language weight for phone loops, from PocketSphinx's documentation."""
+"""Language weight for phone recognition, from PocketSphinx's documentation."""
 
 
 class _Sphinx:
@@ -129,14 +129,14 @@ class _Sphinx:
 
 
 class PocketSphinx(_Sphinx):
-    """English recognition with a large vocabulary (trigram), with given sentences (`closed`), or of phones."""
+    """Recognises English with a large vocabulary (trigram), given sentences only (`closed`), or phones."""
 
     def __init__(self) -> None:
-        """Load the large vocabulary; `MissingDependency`: the package is not installed."""
+        """Load the large vocabulary. `MissingDependency`: the package is not installed."""
         super().__init__("en-us.lm.bin")
 
     def closed(self, sentences: Sequence[Sequence[str]]) -> Recogniser:
-        """A recogniser with a bigram of these sentences only; words that are not in the dictionary are left out."""
+        """A recogniser with a bigram of these sentences only. Words that are not in the dictionary are left out."""
         known = [[word for word in one if self._decoder.lookup_word(word)] for one in sentences]
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "closed.lm")
@@ -162,10 +162,10 @@ class PocketSphinx(_Sphinx):
 
 
 def _decoder(**settings: Any) -> Decoder:
-    """Make a decoder; file names are absolute or relative to the wheel's model folder.
+    """Make a decoder. File names are absolute, or relative to the wheel's model folder.
 
-    `cmn=batch` normalises each utterance separately. With the default, a running mean over earlier
-    audio, results depend on the order of the utterances.
+    `cmn=batch` normalises each utterance separately. The default is a running mean over earlier audio, so that results
+    would depend on the order of the utterances.
     """
     try:
         import pocketsphinx
@@ -190,22 +190,22 @@ def _decode(decoder: Decoder, samples: Samples) -> None:
 
 START, END = "<s>", "</s>"
 _DISCOUNT = 0.3
-"""Discount: subtracted from each pair's count, and distributed among pairs that never occur."""
+"""Absolute discount: subtracted from each pair's count, and distributed among pairs that do not occur."""
 _NEVER = -99.0
-"""Logarithm of zero in ARPA files."""
+"""The value that stands for the logarithm of zero in ARPA files."""
 _ROUNDING = 1e-9
-"""A back-off mass up to this counts as zero: a word that every word follows has none, up to rounding."""
+"""Up to this value, a back-off mass counts as zero. It is only a rounding error if every word follows a word."""
 
 
 def bigram_arpa(sentences: Iterable[Sequence[str]]) -> str:
-    """Make an ARPA bigram with absolute discounting (Ney, Essen and Kneser 1994); a sentence is a list of words.
+    """Make an ARPA bigram with absolute discounting (Ney, Essen and Kneser 1994). A sentence is a list of words.
 
     Unigram counts are increased by 1. The probabilities of all successors of a word sum to 1.
     """
     framed = [[START, *sentence, END] for sentence in sentences]
     occurrences = Counter(word for sentence in framed for word in sentence)
     pairs = Counter(pair for sentence in framed for pair in pairwise(sentence))
-    total = sum(count + 1 for word, count in occurrences.items() if word != START)  # the start is never predicted
+    total = sum(count + 1 for word, count in occurrences.items() if word != START)  # no pair ends with the start symbol
     single = {word: (count + 1) / total for word, count in occurrences.items() if word != START}
     lines = ["\\data\\", f"ngram 1={len(occurrences)}", f"ngram 2={len(pairs)}", "", "\\1-grams:"]
     pair_lines = ["", "\\2-grams:"]
@@ -231,7 +231,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Heard:
-    """Recognition results of one utterance; None: the recogniser lacks the method. phones: separated by spaces."""
+    """Recognition results of one utterance. None: the recogniser lacks the method. phones: separated by spaces."""
 
     free: str
     closed: str | None
@@ -243,7 +243,7 @@ class Heard:
 
 
 def unknown_words(recogniser: Recogniser, sentence: Iterable[str]) -> list[str]:
-    """Words of a sentence outside of the recogniser's vocabulary; empty if it has no `pronunciations`."""
+    """Words of a sentence that the recogniser does not know; empty if the recogniser has no `pronunciations`."""
     if not hasattr(recogniser, "pronunciations"):
         return []
     return [word for word in sentence if not recogniser.pronunciations(word)]
@@ -252,7 +252,7 @@ def unknown_words(recogniser: Recogniser, sentence: Iterable[str]) -> list[str]:
 def listen(
     tasks: Sequence[Task], factory: RecogniserFactory, jobs: int = 1, show: Callable[[int], None] = lambda _: None
 ) -> list[Heard]:
-    """Transcribe all utterances with every method of the recogniser; the closed vocabulary has the tasks' words.
+    """Transcribe all utterances with every method of the recogniser. `closed` gets the words of all tasks.
 
     jobs: number of recogniser processes (1: this process); show: called with the number of finished tasks.
     `InvalidRequest`: the recogniser fails, or one of its processes dies.
@@ -271,9 +271,9 @@ def listen(
 
 
 def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: Sequence[Sequence[str]]) -> list[Heard]:
-    """Run `_listen_to` in a new program: a fork would inherit locks of the networks' threads, and `multiprocessing`
+    """Run `_listen_to` in a new program. A fork would inherit locks of the networks' threads, and `multiprocessing`
     imports modules from the current folder."""
-    # sys.path comes first, because unpickling the rest may import modules from it.
+    # Send sys.path first, because unpickling the other data may import modules from these folders.
     question = pickle.dumps(sys.path) + pickle.dumps((tasks, factory, sentences))
     done = subprocess.run(python_command(__name__), input=question, stdout=subprocess.PIPE, check=False)
     if done.returncode:
@@ -285,10 +285,10 @@ def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: 
 
 
 def main() -> None:
-    # Ctrl-C reaches all processes of the terminal: this one ends silently, the main process reports it.
+    # Ctrl-C reaches all processes of the terminal. This process ends silently; the main process reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # output that a recogniser prints is not part of the answer
+        os.dup2(2, 1)  # a recogniser's prints go to stderr, because stdout carries the results
         sys.path[:] = pickle.load(sys.stdin.buffer)
         answer: list[Heard] | Exception
         try:
@@ -337,18 +337,18 @@ BEAMS = 5
 
 
 class Whisper:
-    """Knows no closed vocabulary and no phones; numbers and abbreviations may come back as digits and letters."""
+    """Has no closed vocabulary and no phones. It may write numbers and abbreviations as digits and letters."""
 
     def __init__(self, model: str = DEFAULT_WHISPER, language: str | None = None) -> None:
         """model: a name that faster-whisper downloads, or a folder; language: None: detected for each utterance.
 
-        MissingDependency: the package is not installed; InvalidRequest: the model cannot be loaded.
+        MissingDependency: the package is not installed. InvalidRequest: the model cannot be loaded.
         """
         try:
             from faster_whisper import WhisperModel
         except ImportError:
             raise MissingDependency(
-                "recogniser: faster-whisper is not installed; pip install faster-whisper, or take pocketsphinx"
+                "recogniser: faster-whisper is not installed; pip install faster-whisper, or use pocketsphinx"
             ) from None
         try:
             self._model: Any = WhisperModel(model, device="auto", compute_type="int8")
@@ -357,7 +357,7 @@ class Whisper:
         self._language = language
 
     def transcribe(self, samples: Samples) -> str:
-        """The words; samples: [n] float32 in ±1 at 16 kHz."""
+        """The recognised words. samples: [n] float32 in ±1 at 16 kHz."""
         segments, _ = self._model.transcribe(
             samples, language=self._language, beam_size=BEAMS, condition_on_previous_text=False, without_timestamps=True
         )

@@ -1,4 +1,4 @@
-"""Report an evaluation as JSON, a table, files and a picture, with figures per run, voice and utterance."""
+"""Report an evaluation as JSON, a table, files and a picture: figures of the run, each voice and each utterance."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class EvaluationReport:
     settings: Mapping[str, Any]
     summary: Mapping[str, Any]
     voices: Mapping[str, Mapping[str, Any]]
-    """The keys of `summary` for each voice."""
+    """For each voice, the keys of `summary`."""
     similarity_matrix: Mapping[str, Mapping[str, float]]
-    """Audio's voice → reference's voice → mean cosine; {} for 0 or more than 32 references."""
+    """Voice of the audio → voice of the reference → mean cosine; {} if there are no or more than 32 references."""
     utterances: tuple[Row, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON with flat keys for the run and each voice, and a row per utterance; shares are 0 … 1."""
+        """The report as JSON: flat keys for the run and each voice, and a row per utterance. Shares are 0 … 1."""
         found: dict[str, Any] = rounded({"schema": SCHEMA, **vars(self)})
         return found
 
@@ -59,13 +59,13 @@ _OVER_UTTERANCES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
     "rtf": ("rtf", np.median),
     "first_audio_s": ("first_audio_s", np.median),
 }
-"""Key of a row → key of a summary, and the function that combines the values."""
+"""Key in a row → key in the summary, and the function that combines the rows' values."""
 
 
 def summarise(rows: Sequence[Row], num_references: int, clicks: Row) -> Row:
-    """The keys of docs/measuring.md for some utterances; a key is absent if it was not measured.
+    """Figures of some utterances by the keys of docs/measuring.md. A key is absent if it was not measured.
 
-    clicks: the joins of these utterances, compared with the run's utterances that were made at once.
+    clicks: figures of the joins in these utterances, compared with the run's audio that was generated at once.
     """
     summary: Row = {"utterances": len(rows), **_recognition([row for row in rows if "unit" in row])}
     summary |= _mean("speaker_similarity", _known(rows, "speaker_similarity"))
@@ -160,7 +160,7 @@ _LINES = (
 
 
 def report_rows(report: EvaluationReport) -> tuple[list[str], list[list[str]]]:
-    """A table with a row per measured figure, and columns for the run and each of a few voices."""
+    """A table with a row for each measured figure. Its columns are the run and, if they are few, the voices."""
     columns = {"all": report.summary}
     if 1 < len(report.voices) <= _MOST_COLUMNS:
         columns |= report.voices
@@ -198,7 +198,7 @@ class RecordingsFolder:
         return name
 
     def write_table(self, rows: Sequence[Row]) -> None:
-        """Write file name, text and voice of each utterance, as `read_audio_table` reads them."""
+        """Write the file name, text and voice of each utterance to a table that `read_audio_table` can read."""
         lines = ("\t".join((row["audio"], " ".join(row["text"].split()), _anywhere(row["voice"]))) for row in rows)
         write_text(self.folder / TABLE, "".join(f"{line}\n" for line in lines), field="out")
 
@@ -212,7 +212,7 @@ def _anywhere(voice: str) -> str:
 _MOST_VOICES = 16
 _LONGEST_NAME = 14
 _LIGHT = 0.6
-"""Similarity above which the cells' colours are light and need dark text."""
+"""Similarity from which a cell's colour is so light that its text must be dark."""
 _RATES = {
     **{"wer_free": "WER free", "wer_closed": "WER closed"},
     **{"cer_free": "CER free", "cer_closed": "CER closed", "per": "phones"},

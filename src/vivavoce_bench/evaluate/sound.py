@@ -12,23 +12,23 @@ _NEAR_S = 0.002
 _AROUND_S = 0.025
 _HOP_S = 0.005
 _STRONG = 0.9
-"""Quantile of the bends on one side that counts as strong, such as voice pulses or hiss."""
+"""Quantile of the bends before or after a place that a click must exceed; voice pulses and hiss reach it."""
 _FLOOR = 1e-4
-"""Added to second differences, about the error of 16 bits, so that digital silence has no clicks."""
+"""Added to second differences, so that digital silence has no clicks; about the rounding error of 16 bits."""
 _QUANTILE = 0.999
 _BLOCK = 1000
 
 
 class JoinClicks(NamedTuple):
-    """Abruptness at a stream's joins, compared with audio made at once from the same texts and seeds."""
+    """How abrupt the joins of streams are, compared with audio generated at once from the same texts and seeds."""
 
     joins: int
     joins_over: int
-    """Joins that are more abrupt than 99.9 % of all places in audio made at once; 0.1 % of clean joins are."""
+    """Number of joins more abrupt than 99.9 % of the places in audio generated at once; 0.1 % of clean joins are."""
     join_worst_ratio: float | None
-    """The most abrupt join divided by this 99.9th percentile; None: no joins, or all else is silent."""
+    """The most abrupt join divided by this 99.9th percentile. None: no joins, or all the rest is silent."""
     join_median_ratio: float | None
-    """The median at joins divided by the median at all places in audio made at once; 1 for clean joins."""
+    """Median abruptness of the joins, divided by the median of all places in audio generated at once; 1 if clean."""
 
 
 def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[int]) -> NDArray[np.float64]:
@@ -40,7 +40,7 @@ def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[
     """
     near, around = round(_NEAR_S * sample_rate), round(_AROUND_S * sample_rate)
     bends = np.abs(np.diff(samples.astype(np.float64), n=2))
-    # After padding, the bend at sample p stands at p + around.
+    # After padding, the bend at sample p has the index p + around.
     padded = np.pad(bends, (around + 1, around + 1), mode="edge" if len(bends) else "constant")
     rows = np.lib.stride_tricks.sliding_window_view(padded, 2 * around + 1)
     found = np.zeros(len(places))
@@ -54,7 +54,7 @@ def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[
 
 
 def abruptness_everywhere(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """`abruptness` every 5 ms: the usual values of this audio."""
+    """The `abruptness` of this audio every 5 ms, as a standard for its joins."""
     return abruptness(samples, sample_rate, range(0, len(samples), round(_HOP_S * sample_rate)))
 
 
@@ -73,11 +73,11 @@ def join_clicks(at_joins: NDArray[np.float64], usual: NDArray[np.float64]) -> Jo
 
 _FRAME_S = 0.02
 _LOUD = 0.95
-"""Quantile of the frames' levels that is the loud level of an utterance."""
+"""Quantile of an utterance's frame levels that counts as its loud level."""
 _SILENT_DB = -45.0
 _CLIPPING_FROM = 0.95
 _FLAT = 1.5 / 32768
-"""Neighbours that differ by less count as equal: the rounding of 16 bits."""
+"""Largest difference of neighbouring samples that count as equal, because of the rounding to 16 bits."""
 
 
 def silence(samples: NDArray[np.float32], sample_rate: int) -> tuple[float, float]:
@@ -102,9 +102,9 @@ def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def clipping_share(samples: NDArray[np.float32]) -> float:
-    """Share of samples in flat tops: three or more equal neighbours at 0.95 of full scale or beyond.
+    """Share of the samples in flat tops: three or more equal neighbours at 0.95 of full scale or beyond.
 
-    This includes the limits of some vocoders just below full scale, but not round peaks.
+    Some vocoders limit samples just below full scale; these limits count, too. Round peaks do not count.
     """
     if len(samples) < 3:
         return 0.0
@@ -119,13 +119,13 @@ def clipping_share(samples: NDArray[np.float32]) -> float:
 _MIN_HZ, _MAX_HZ = 60.0, 500.0
 _PITCH_WINDOW_S, _PITCH_HOP_S = 0.05, 0.01
 _VOICED_FROM = 0.5
-"""Least autocorrelation of a voiced frame; a periodic sound has 1."""
+"""Smallest autocorrelation of a voiced frame; a periodic sound has 1."""
 _OCTAVE_COST = 0.02
-"""Penalty per octave downwards, so that the shorter of two equally good lags is the period."""
+"""Penalty per octave towards longer lags, so that the shorter of two equally good lags is the period."""
 _SILENT = 0.03
-"""Least level of a voiced frame, relative to the loudest frame."""
+"""Smallest level of a voiced frame, relative to the loudest frame."""
 _SHORTEST_RUN = 3
-"""Fewest frames of a voiced run; one or two frames of noise may look periodic."""
+"""Smallest number of frames in a voiced run; one or two frames of noise may look periodic."""
 _FEWEST_FRAMES = 10
 
 
@@ -161,7 +161,7 @@ def track_f0(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float
 
 
 def _measure(frames: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
-    """[3, frames]: period in samples, autocorrelation at the period, root mean square."""
+    """For each frame, [3, frames]: period in samples, autocorrelation at the period, root mean square."""
     centred = frames.astype(np.float64)
     centred -= centred.mean(axis=1, keepdims=True)
     window = np.hanning(frames.shape[1])
@@ -171,7 +171,7 @@ def _measure(frames: NDArray[np.float32], sample_rate: int) -> NDArray[np.float6
 
 
 def _autocorrelation(frames: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[frames, lags], 1 at lag 0; all 0 for a frame of zeros."""
+    """Autocorrelation [frames, lags], with 1 at lag 0, or all 0 for a frame of zeros."""
     size = frames.shape[1]
     spectrum = np.fft.rfft(frames, 2 * size)
     products = np.fft.irfft(np.abs(spectrum) ** 2)[:, :size]

@@ -1,4 +1,4 @@
-"""Speech to evaluate, of a model or from recordings: spoilt for control runs, and the likeness of its voices."""
+"""Speech to evaluate, from a model or from recordings; ways to spoil it for control runs; likeness of voices."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 Samples = NDArray[np.float32]
 
 UNNAMED = "recordings"
-"""Voice name for recordings without a voice."""
+"""Name of the voice for recordings whose voice is not given."""
 
 
 class VoiceLike(Protocol):
     @property
     def embedding(self) -> Any:
-        """[speaker size]."""
+        """The speaker embedding, [speaker size]."""
         ...
 
 
@@ -43,12 +43,12 @@ class Manner:
     seed: int = 0
     sampling: Any = None
     stream: bool = False
-    """Score streamed audio, and also make each sentence at once with the same seed for comparison."""
+    """Score streamed audio. For comparison, each sentence is also generated at once, with the same seed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """One utterance. samples: [n] float32 in ±1; fields after `sample_rate` are only set for audio made by vivavoce."""
+    """One utterance. samples: [n] float32 in ±1. Fields after `sample_rate` are only set for audio made by vivavoce."""
 
     case: Case
     voice: str
@@ -58,7 +58,7 @@ class Clip:
     work_s: float | None = None
     first_audio_s: float | None = None
     joins: tuple[int, ...] = ()
-    """First sample of each chunk except the first chunk."""
+    """Index of the first sample of each chunk, except the first chunk."""
     whole: Samples | None = None
 
 
@@ -69,7 +69,7 @@ def speak_all(
     manner: Manner = Manner(),
     show: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Clip]:
-    """Yield the speech of all cases: first cases with their own voice, then all other cases in every voice."""
+    """Yield the speech of all cases. Cases with a voice of their own come first; then every voice speaks the others."""
     plan = [(index, case, case.voice) for index, case in enumerate(cases) if case.voice is not None]
     plan += [(index, case, voice) for voice in voices for index, case in enumerate(cases) if case.voice is None]
     began = time.perf_counter()
@@ -99,7 +99,7 @@ def _speak(tts: Vivavoce, case: Case, name: str, voice: Any, manner: Manner, see
 def read_all(
     cases: Sequence[Case], voice: str = UNNAMED, show: Callable[[str], None] = lambda _: None
 ) -> Iterator[Clip]:
-    """Yield the recordings of all cases; voice: name for cases without a voice."""
+    """Yield the recordings of all cases. voice: the voice's name for cases without a voice."""
     for number, case in enumerate(cases, start=1):
         show(f"measuring … {number} of {len(cases)}")
         if case.audio is None:
@@ -122,7 +122,7 @@ _PIECE_S = 0.16
 
 
 class Control(str, Enum):
-    """Ways to spoil utterances, to check that the figures get worse."""
+    """Ways to spoil utterances. They check that the figures get worse for bad speech."""
 
     SHUFFLED = "shuffled"
     """Shuffle 160 ms pieces of the audio."""
@@ -140,7 +140,7 @@ def parse_control(name: str) -> Control:
 
 
 def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> Samples:
-    """Spoil the audio deterministically; its length stays the same."""
+    """Spoil the audio in the same way in each run. Its length does not change."""
     if control is Control.REVERSED:
         return samples[::-1].copy()
     if control is Control.SHUFFLED and len(samples):
@@ -151,7 +151,7 @@ def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> 
 
 
 def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
-    """The texts to compare with; `WRONG_TEXT` replaces each text by the next different text."""
+    """The texts to compare transcripts with. `WRONG_TEXT` replaces each text by the next different text."""
     if control is not Control.WRONG_TEXT:
         return list(texts)
     if len(set(texts)) < 2:
@@ -161,7 +161,7 @@ def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
 
 
 Embed = Callable[[Samples, int], NDArray[np.float32] | None]
-"""(samples, sample rate) → speaker embedding [n]; None for audio without one (too short, silent)."""
+"""(samples, sample rate) → speaker embedding [n], or None if there is none, as for short or silent audio."""
 
 _LONGEST_S = 30.0
 
@@ -183,7 +183,7 @@ def as_vector(embedding: Any) -> NDArray[np.float32]:
 
 
 def cosines(embedding: NDArray[np.float32], references: Mapping[str, NDArray[np.float32]]) -> dict[str, float]:
-    """Cosine of an embedding [n] with each reference."""
+    """Cosine similarity of an embedding [n] with each reference."""
     found = {}
     for name, vector in references.items():
         lengths = float(np.linalg.norm(embedding) * np.linalg.norm(vector))

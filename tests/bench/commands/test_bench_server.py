@@ -101,7 +101,7 @@ def test_the_command_measures_a_server(server: Served, tmp_path: Path, run: Run)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--url", "http://localhost:1", "--tokens", "50"], "url: a server decides this; leave --tokens out"),
+        (["--url", "http://localhost:1", "--tokens", "50"], "url: the server decides this; leave --tokens out"),
         (["--key", "vv_1"], "key: it is for a server; add --url"),
         (["--fresh-voice"], "fresh-voice: it needs a recording to alter; add --voice RECORDING"),
     ],

@@ -94,7 +94,7 @@ def test_a_recordings_tokens_are_spoken(run: Run, recording: Path) -> None:
 def test_a_runtime_that_is_not_there_is_told_before_a_model_loads(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vivavoce_bench.halves.find_spec", lambda _: None)
     error = run("bench offline --backend torch --backend vllm --model missing").error
-    assert error.startswith("error: backend: vllm needs the package vllm, which is not here; pip install 'vllm>=")
+    assert error.startswith("error: backend: vllm needs the package vllm, which is not installed; pip install 'vllm>=")
 
 
 def test_batch_sizes_are_a_list_or_several_options() -> None:
