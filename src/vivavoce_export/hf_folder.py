@@ -144,7 +144,7 @@ def _weight_files(folder: Path) -> list[Path]:
             raise ValueError
         return [folder / name for name in sorted(names)]
     except (ValueError, LookupError, AttributeError, TypeError):
-        raise CheckpointError(f"{_INDEX}: names no files, or files elsewhere; download it again") from None
+        raise CheckpointError(f"{_INDEX}: names no files, or files outside of the folder; download it again") from None
 
 
 def _check_weights(sizes: QwenSizes, reader: MappedWeights) -> None:

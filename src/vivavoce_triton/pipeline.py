@@ -148,7 +148,7 @@ def _run_stage(pipeline: Pipeline, number: int) -> None:
     stage, note = STAGES[number], pipeline.note_path(number)
     inputs = _inputs(pipeline, stage) if stage.needs else {}
     if stage.needs and not pipeline.settings.force and _is_done(note, inputs):
-        pipeline.say(f"stage {number}: {stage.title}: done before, see {note} (--force does it again)")
+        pipeline.say(f"stage {number}: {stage.title}: done before, see {note} (--force repeats it)")
         return
     pipeline.say(f"stage {number}: {stage.title}")
     note.unlink(missing_ok=True)
@@ -232,7 +232,7 @@ class Pipeline:
         installation, host = find_installation(self.settings.environment, self.say), self.settings.server.host
         if installation.backends is not None and host not in ("127.0.0.1", "::1", "localhost"):
             raise InvalidRequest(
-                f"host: {host} would let others reach the wheel's server, an old release that can be taken over; take "
+                f"host: {host} would let others reach the wheel's server, an old release that can be taken over; use "
                 "127.0.0.1, or run in NVIDIA's container"
             )
         server = TritonServer(installation, self.repository, log_file, self.settings.server)

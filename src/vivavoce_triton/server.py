@@ -427,7 +427,7 @@ def _bound(name: str, host: str, port: int) -> Iterator[int]:
             probe.bind((host, port))
         except OSError as error:
             raise InvalidRequest(
-                f"{name} port: {host}:{port} cannot be had ({error.strerror}); choose another, or 0 for a free one"
+                f"{name} port: {host}:{port} cannot be used ({error.strerror}); choose another, or 0 for a free one"
             ) from None
         yield probe.getsockname()[1]
 

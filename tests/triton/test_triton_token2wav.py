@@ -248,8 +248,8 @@ def test_a_stream_that_fails_is_freed(models, monkeypatch):
     [
         (asked(()), "target_speech_tokens: is empty"),
         (asked((6561,)), f"target_speech_tokens: id {6561 + TEXT_SIZE} is not a speech token; they are 300 … 6860"),
-        (asked((-1,)), "target_speech_tokens: id 299 is not a speech token's"),
-        (asked(drawn(7471)), "target_speech_tokens: 7471; beside a prompt of 30 there is room for 7470"),
+        (asked((-1,)), "target_speech_tokens: id 299 is not a speech token"),
+        (asked(drawn(7471)), "target_speech_tokens: 7471 tokens; beside a prompt of 30 there is room for 7470"),
         (asked(TOKENS, speed=3.0), "speed: 3.0 is outside of 0.5 … 2.0"),
         (asked(TOKENS, seed=-7), "seed: -7 is not a whole number in 0"),
         (asked(TOKENS, None), "prompt_speech_feat: is missing, and the model has no spk2info.pt"),
@@ -275,15 +275,15 @@ def test_refusals(model, request_, sentence):
         (voice_tensors(VOICE, "prompt_speech_tokens"), "prompt_speech_tokens: is missing beside prompt_speech_feat"),
         (
             {**voice_tensors(VOICE), "prompt_speech_feat": np.zeros((1, 59, 80), np.float16)},
-            "prompt_speech_feat: 4720 numbers for 30 of prompt_speech_tokens; send 2 frames of 80 for each, 60 frames",
+            "prompt_speech_feat: has 4720 numbers for 30 prompt tokens; send 2 frames of 80 for each, 60 frames",
         ),
         (
             {**voice_tensors(VOICE), "prompt_speech_tokens": np.zeros((1, 30), np.int32)},
-            "prompt_speech_tokens: id 0 is not a speech token's",
+            "prompt_speech_tokens: id 0 is not a speech token",
         ),
         (
             {**voice_tensors(VOICE), "prompt_speech_tokens": np.full((1, 751), TEXT_SIZE, np.int32)},
-            "prompt_speech_tokens: 751 of them; the limit is 750, 30 s",
+            "prompt_speech_tokens: has 751 tokens; the limit is 750 (30 s)",
         ),
         ({"prompt_spk_embedding": np.zeros((1, 80), np.float16)}, "prompt_spk_embedding: 80 numbers"),
         (
@@ -303,14 +303,14 @@ def test_steps_that_do_not_follow_change_nothing(model):
     same(waves(model, first)[0], told[0], atol=0)
     changed = (TOKENS[0] + 1, *TOKENS[1:])
     wrong = {
-        "token_offset: the step from 0 of request id 's' was made already, its audio is given up to token 15": first,
+        "token_offset: the step from 0 of request id 's' was made already, its audio is complete up to token 15": first,
         "token_offset: 36 leaves out tokens": third,
-        "do not begin with the 18 of the step before": asked(changed, name="s", offset=15, last=False),
+        "do not begin with the 18 tokens before": asked(changed, name="s", offset=15, last=False),
         "do not begin with the 18": asked(TOKENS[:17], name="s", offset=15, last=True),
         "begins at token 15 needs at least 19": asked(TOKENS[:18], name="s", offset=15, last=False),
         "prompt: is another voice": asked(TOKENS, OTHER, name="s", offset=15, last=False),
-        "seed: 1 where the stream began with 0": asked(TOKENS, name="s", offset=15, last=False, seed=1),
-        "speed: 1.5 where the stream began with 1.0": asked(TOKENS, name="s", offset=15, last=False, speed=1.5),
+        "seed: is 1, but was 0 at first": asked(TOKENS, name="s", offset=15, last=False, seed=1),
+        "speed: is 1.5, but was 1.0 at first": asked(TOKENS, name="s", offset=15, last=False, speed=1.5),
     }
     for sentence, request in wrong.items():
         assert sentence in refusal(model, request)

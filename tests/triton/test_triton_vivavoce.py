@@ -216,7 +216,7 @@ def test_an_answer_that_cannot_be_sent_ends_the_request(streaming, monkeypatch, 
         ({"dynamic_chunk_strategy": "now_and_then"}, InvalidRequest, "'now_and_then' is unknown"),
         ({"use_spk2info_cache": "maybe"}, InvalidRequest, "use_spk2info_cache: 'maybe'"),
         ({"device": "abacus"}, InvalidRequest, "device: 'abacus'"),
-        ({"sample_rate": "22050"}, InvalidRequest, "sample_rate: 22050 in config.pbtxt, the model speaks at 24000"),
+        ({"sample_rate": "22050"}, InvalidRequest, "sample_rate: 22050 in config.pbtxt, but the model's rate is 24000"),
         ({"default_voice": "nobody"}, VoiceNotFound, "nobody"),
         ({"flow_backend": "caffe"}, InvalidRequest, "flow_backend: 'caffe' is unknown"),
         ({"lm_backend": "gguf"}, InvalidRequest, "lm_backend: 'gguf' is unknown"),
@@ -234,5 +234,5 @@ def test_parameters_that_cannot_be(babble, tmp_path, parameters, error, message)
 def test_cosyvoice_1_speaks_whole_texts_officially_and_no_steps(babble_v1, tmp_path):
     with pytest.raises(InvalidRequest, match="CosyVoice 1 has no exponential; use official"):
         VivavoceModel.load(arguments(babble_v1, tmp_path), BACKEND)
-    with pytest.raises(UnsupportedModel, match="token2wav makes no steps of CosyVoice 1's speech"):
+    with pytest.raises(UnsupportedModel, match="token2wav cannot serve CosyVoice 1"):
         Token2Wav.load(arguments(babble_v1, tmp_path), BACKEND)

@@ -111,9 +111,7 @@ class BenchLoad:
         if self.words is not None:
             found = re.fullmatch(r"(\d+)-(\d+)", self.words)
             if found is None or int(found[1]) > int(found[2]):
-                raise InvalidRequest(
-                    f"words: {self.words!r} is not a range; write the fewest and the most, such as 5-15"
-                )
+                raise InvalidRequest(f"words: {self.words!r} is not a range; write two numbers of words, such as 5-15")
             texts = with_words(texts, int(found[1]), int(found[2]))
         return Workload(texts, voices, self.seed)
 

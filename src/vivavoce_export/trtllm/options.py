@@ -85,7 +85,7 @@ class ConvertOptions:
             )
         if self.weight_only is not None and (reason := _why_not_weight_only(self.tp, sizes)):
             raise InvalidRequest(
-                f"use-weight-only: {reason}; leave it out, or choose another --tp-size where that is the cause"
+                f"use-weight-only: {reason}; leave it out, or choose another --tp-size if that is the cause"
             )
 
 

@@ -100,7 +100,7 @@ def _served(client: httpx.Client, options: HttpOptions) -> ServedModel:
     try:
         return served_model(json.loads(response.content))
     except (AttributeError, TypeError, ValueError):  # not JSON, or JSON of another structure
-        raise refused(f"{options.url} answers, but not as a Triton server does; check the address") from None
+        raise refused(f"{options.url} is not a Triton server; check the address") from None
 
 
 def _whole(client: httpx.Client, options: HttpOptions, tensors: Sequence[Tensor]) -> Samples:
@@ -191,7 +191,7 @@ def _error_words(body: bytes) -> str | None:
 def _raise_for(response: httpx.Response) -> None:
     if response.is_error:
         words = _error_words(response.content) or " ".join(response.text.split())[:_LONGEST_WORDS]
-        raise refused(f"{words or 'it says no more than that'} (HTTP {response.status_code})")
+        raise refused(f"{words or 'no further message'} (HTTP {response.status_code})")
 
 
 @contextmanager

@@ -145,7 +145,7 @@ def read_dataset(name: str, split: str | None, most: int | None = None) -> list[
         raise InvalidRequest(f"huggingface_dataset: {name!r} cannot be loaded ({why}); check its name") from error
     if split is None:
         if len(rows) != 1:
-            raise InvalidRequest(f"split_name: {name!r} has {', '.join(rows)}; name one of them")
+            raise InvalidRequest(f"split_name: {name!r} has the splits {', '.join(rows)}; name one of them")
         rows = next(iter(rows.values()))
     columns = list(rows.column_names)
     if not set(columns) & set(TEXT_FIELDS):

@@ -98,7 +98,7 @@ class LoadFlags:
             check_reference_text(self.reference_audio, self.reference_text)
             return [Utterance("single", self.target_text, self.reference_audio, self.reference_text)]
         if self.reference_audio is not None or self.reference_text:
-            raise InvalidRequest(f"reference_audio: {named[0]} names its own recordings; leave it and its text out")
+            raise InvalidRequest(f"reference_audio: {named[0]} names its own recordings; leave out this one and its text")
         if self.manifest_path is not None:
             return read_manifest(self.manifest_path)
         return read_dataset(self.huggingface_dataset or "", self.split_name)
@@ -115,7 +115,7 @@ class LoadFlags:
         """Raises InvalidRequest for options that the client cannot use."""
         cached = _TRUTHS.get(self.use_spk2info_cache.lower())
         if cached is None:
-            raise InvalidRequest(f"use_spk2info_cache: {self.use_spk2info_cache!r} is neither True nor False; give one")
+            raise InvalidRequest(f"use_spk2info_cache: {self.use_spk2info_cache!r} is unknown; write True or False")
         return LoadOptions(
             server=f"{self.server_addr}:{self.server_port}",
             utterances=self.utterances(),
@@ -202,7 +202,7 @@ def grpc_(
     import asyncio
 
     if kept.recogniser is not None and not kept.compute_wer:
-        raise InvalidRequest("recogniser: listens for --compute-wer only; add that, or leave --recogniser out")
+        raise InvalidRequest("recogniser: is used with --compute-wer only; add that, or leave --recogniser out")
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
         from vivavoce_triton.client.load import measure

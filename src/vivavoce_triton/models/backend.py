@@ -82,7 +82,7 @@ class Parameters:
     def switch(self, name: str) -> bool:
         word = self[name].strip().lower()
         if word not in _SWITCHES:
-            raise InvalidRequest(f"{name}: {self[name]!r} in config.pbtxt is neither true nor false; write one of them")
+            raise InvalidRequest(f"{name}: {self[name]!r} in config.pbtxt is unknown; write true or false")
         return _SWITCHES[word]
 
     def number(self, name: str, kind: Callable[[str], T], wanted: str) -> T | None:
@@ -177,7 +177,7 @@ class Inputs:
 
 def check_present(left: Callable[[], bool]) -> None:
     if left():
-        raise RequestCancelled("request: its client has left")
+        raise RequestCancelled("request: its client has disconnected")
 
 
 def answer(backend: Any, **tensors: NDArray[Any]) -> Any:
@@ -246,7 +246,7 @@ def ask_inner(backend: Any, model: str, name: str, values: Mapping[str, Any], re
     """Request the only output of another model. `InnerError`: the model refused the request or failed."""
     found = output(backend, checked(inner_request(backend, model, (name,), values, request_id).exec()), name)
     if found is None:
-        raise StageFailed(f"{model}: answered without {name}; look at its log")
+        raise StageFailed(f"{model}: sent no output {name}; see its log")
     return found
 
 

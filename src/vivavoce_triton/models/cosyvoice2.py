@@ -234,6 +234,6 @@ def _check_tokenizer(folder: Path | None, vocabulary: MergedVocabulary) -> None:
     if found != vocabulary.text_size:
         where = "has no speech tokens" if found is None else f"begins speech at id {found}"
         raise CheckpointError(
-            f"llm_tokenizer_dir: the tokenizer in {folder} {where}, the model in model_dir begins it at "
+            f"llm_tokenizer_dir: the tokenizer in {folder} {where}, but the model in model_dir begins it at "
             f"{vocabulary.text_size}; convert this model again (`vivavoce export hf`)"
         )

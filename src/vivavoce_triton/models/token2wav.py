@@ -146,15 +146,17 @@ class RequestReader:
     ) -> Conditioning:
         config, bins, per_token = self._config, self._config.flow.num_mel_bins, self._config.rates.frames_per_token
         if len(embedding) != config.flow.speaker_size:
-            raise InvalidRequest(f"{EMBEDDING}: {len(embedding)} numbers; the model takes {config.flow.speaker_size}")
+            raise InvalidRequest(
+                f"{EMBEDDING}: has {len(embedding)} numbers, not {config.flow.speaker_size} as the model"
+            )
         most = int(MAX_REFERENCE_S * config.rates.tokens_per_second)
         if len(ids) > most:
-            raise InvalidRequest(f"{PROMPT_TOKENS}: {len(ids)} of them; the limit is {most}, {MAX_REFERENCE_S:g} s")
+            raise InvalidRequest(f"{PROMPT_TOKENS}: has {len(ids)} tokens; the limit is {most} ({MAX_REFERENCE_S:g} s)")
         tokens = self._speech_tokens(PROMPT_TOKENS, ids.tolist())
         frames = len(ids) * per_token
         if len(mel) != frames * bins:
             raise InvalidRequest(
-                f"{MEL}: {len(mel)} numbers for {len(ids)} of {PROMPT_TOKENS}; send {per_token} frames of {bins} for "
+                f"{MEL}: has {len(mel)} numbers for {len(ids)} prompt tokens; send {per_token} frames of {bins} for "
                 f"each, {frames} frames in all, with both cut to the same duration"
             )
         # Copy the tensors, because their memory belongs to the request.
@@ -207,21 +209,21 @@ class SynthesisStream:
         `InvalidRequest`: the step was made before, leaves a gap, contradicts earlier steps, or has too few tokens.
         """
         if offset != self.spoken:
-            given = f"given up to token {self.spoken}; go on from there"
+            given = f"complete up to token {self.spoken}; go on from there"
             raise InvalidRequest(
                 f"{OFFSET}: the step from {offset} of request id {self.id!r} was made already, its audio is "
-                f"{given}, or begin anew under another id"
+                f"{given}, or start again with another id"
                 if offset < self.spoken
                 else f"{OFFSET}: {offset} leaves out tokens of request id {self.id!r}, whose audio is {given}"
             )
         known = len(self.tokens)
         if not np.array_equal(asked.tokens[:known], self.tokens):
-            raise InvalidRequest(f"{TOKENS}: do not begin with the {known} of the step before; send all tokens so far")
+            raise InvalidRequest(f"{TOKENS}: do not begin with the {known} tokens before; send all tokens so far")
         if asked.voice is not None and asked.voice.flow_key != self.voice.flow_key:
             raise InvalidRequest("prompt: differs from the stream's first step; repeat that, or leave it out")
         for name, value, began in (("seed", asked.seed, self.seed), ("speed", asked.speed, self.speed)):
             if value is not None and value != began:
-                raise InvalidRequest(f"{name}: {value} where the stream began with {began}; repeat it, or leave it out")
+                raise InvalidRequest(f"{name}: is {value}, but was {began} at first; repeat that, or leave it out")
         ahead = 0 if asked.final else lookahead
         hop = len(asked.tokens) - offset - ahead
         if hop < 1:
@@ -343,7 +345,7 @@ class Token2Wav:
                 self._drop(stream)
                 raise
             if chunk is None:
-                raise StageFailed(f"token2wav: the stream of request id {asked.id!r} has ended; begin anew")
+                raise StageFailed(f"token2wav: the stream of request id {asked.id!r} has ended; start another")
             return chunk.samples
 
         return samples
@@ -361,7 +363,7 @@ class Token2Wav:
             wait_s = 0.0 if oldest is None else max(0.0, oldest.used_at + bounds.idle_s - self._clock())
             raise Overloaded(
                 f"token2wav: {len(self.streams)} streams keep {self.nbytes} bytes, the limits are {bounds.streams} and "
-                f"{bounds.nbytes}; end some with finalize, or come again in {ceil(wait_s)} s",
+                f"{bounds.nbytes}; end some with finalize, or try again in {ceil(wait_s)} s",
                 retry_after_s=wait_s,
             )
         segment = SegmentRequest(voice, speech_tokens=(), seed=seed, speed=speed)
@@ -396,7 +398,7 @@ class Token2Wav:
         room = self._config.rates.tokens_in(MAX_FRAMES) - taken
         if len(asked.tokens) > room:
             raise InvalidRequest(
-                f"{TOKENS}: {len(asked.tokens)}; beside a prompt of {taken} there is room for {room}; send fewer"
+                f"{TOKENS}: {len(asked.tokens)} tokens; beside a prompt of {taken} there is room for {room}; send fewer"
             )
 
     def _kept_bytes(self, voice: Conditioning) -> int:
@@ -413,7 +415,7 @@ def load_models(given: Parameters) -> Models:
     folder, device = given.model_folder, given.device
     models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
     if not models.config.rates.frames_per_token:
-        raise UnsupportedModel("model: token2wav makes no steps of CosyVoice 1's speech; serve the model vivavoce")
+        raise UnsupportedModel("model: token2wav cannot serve CosyVoice 1; serve the model vivavoce")
     return models
 
 

@@ -46,7 +46,7 @@ class VivavoceModel(AsyncModel):
             policy = policy_for(config.generation, policy)
         told, rate = parameters.number("sample_rate", int, "the model's"), config.rates.sample_rate
         if told not in (None, rate):  # with a wrong rate, clients would play the audio too fast or too slowly
-            raise InvalidRequest(f"sample_rate: {told} in config.pbtxt, the model speaks at {rate}; fill in {rate}")
+            raise InvalidRequest(f"sample_rate: {told} in config.pbtxt, but the model's rate is {rate}; write {rate}")
         parameters.switch("use_spk2info_cache")  # an error of this parameter must come before the model is loaded
         names = {name: parameters[name] or "torch" for name in ("lm_backend", "flow_backend")}
         counts = {name: parameters.number(name, int, "a whole number") or 1 for name in ("trt_concurrent", "tp", "pp")}

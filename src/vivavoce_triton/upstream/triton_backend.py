@@ -268,7 +268,7 @@ class TritonBackend:
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """Raise InvalidRequest, because the server does not return normalised text."""
         raise InvalidRequest(
-            "input: the Triton server that speaks here reads texts by itself and does not tell how; ask a server with "
+            "input: the Triton server that speaks here normalises texts and does not return them; ask a server with "
             "a model of its own, or `vivavoce normalize`"
         )
 
@@ -423,7 +423,7 @@ def _transcript_for(request: SpeechRequest, transcript: str, *, spoken_by_record
             "send a recording, or leave the mode out"
         )
     if mode is Mode.ZERO_SHOT and not transcript:
-        raise InvalidRequest("mode: zero_shot needs what the recording says; send that, or ask for cross_lingual")
+        raise InvalidRequest("mode: zero_shot needs the recording's transcript; send it, or ask for cross_lingual")
     return "" if mode is Mode.CROSS_LINGUAL else transcript
 
 

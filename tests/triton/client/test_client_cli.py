@@ -76,7 +76,7 @@ def test_a_recogniser_listens(grpc, tmp_path, monkeypatch, capsys, body):
         (("--target-text", "a", "--manifest-path", "m"), "--target-text and --manifest-path are given; give one of"),
         (("--manifest-path", "m", "--reference-audio", "r"), "--manifest-path names its own recordings"),
         (("--manifest-path", "m"), "manifest_path: 'm' cannot be read"),
-        (("--target-text", "a", "--use-spk2info-cache", "maybe"), "'maybe' is neither True nor False"),
+        (("--target-text", "a", "--use-spk2info-cache", "maybe"), "'maybe' is unknown; write True or False"),
         (("--target-text", "a", "--reference-text", "w"), "reference_text: belongs to a recording; name it with"),
         (("--target-text", "a", "--split-name", "test"), "split_name: belongs to a data set; name it with"),
         (("--target-text", "a", "--recogniser", "my:Ears"), "recogniser: listens for --compute-wer only"),

@@ -107,7 +107,7 @@ def test_a_data_set_that_does_not_fit(monkeypatch):
     install(monkeypatch, {"a": FakeRows([{"words": "x"}]), "b": FakeRows([{"text": "x"}])})
     for name, split, message in (
         ("unknown", None, "cannot be loaded .FileNotFoundError: no such set."),
-        ("known", None, "split_name: 'known' has a, b; name one of them"),
+        ("known", None, "split_name: 'known' has the splits a, b; name one of them"),
         ("known", "c", "cannot be loaded .KeyError: 'c'."),
         ("known", "a", "'known' has words, and no target_text or text"),
     ):
