@@ -79,31 +79,31 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 def _text(value: str) -> str:
     if _UNPRINTABLE.search(value):
-        raise ValueError("one line of text")
+        raise ValueError("give one line of text")
     return value.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _count(value: str, least: int = 1) -> str:
     if not value.strip().isdecimal() or int(value) < least:
-        raise ValueError(f"a whole number from {least} on")
+        raise ValueError(f"give a whole number from {least} on")
     return str(int(value))
 
 
 def _gigabytes(value: str) -> str:
     if value and not _NUMBER.fullmatch(value):
-        raise ValueError("gigabytes such as 8, or nothing")
+        raise ValueError("give gigabytes such as 8, or nothing")
     return value
 
 
 def _fraction(value: str) -> str:
     if not _NUMBER.fullmatch(value) or not 0 < float(value) <= 1:
-        raise ValueError("a number above 0, and 1 at most")
+        raise ValueError("give a number above 0, and 1 at most")
     return value
 
 
 def _address(value: str) -> str:
     if value and not value.startswith(("http://", "https://")):
-        raise ValueError("an address such as http://localhost:8000/v1/chat/completions, or nothing")
+        raise ValueError("give an address such as http://localhost:8000/v1/chat/completions, or nothing")
     return _text(value)
 
 
@@ -111,7 +111,7 @@ def _switch(value: str) -> str:
     # The official instructions write True and False; Triton and the models read true and false.
     word = {"1": "true", "0": "false"}.get(value.strip(), value.strip().lower())
     if word not in ("true", "false"):
-        raise ValueError("true or false")
+        raise ValueError("give true or false")
     return word
 
 
@@ -198,10 +198,10 @@ def check_values(values: Mapping[str, str]) -> dict[str, str]:
             raise InvalidRequest(f"{name}: is empty; give a value")
         try:
             if isinstance(allowed, tuple) and value not in allowed:
-                raise ValueError(f"one of {', '.join(allowed)}")
+                raise ValueError(f"give one of {', '.join(allowed)}")
             checked[name] = value if isinstance(allowed, tuple) else allowed(value)
         except ValueError as wanted:
-            raise InvalidRequest(f"{name}: {value!r} cannot be; give {wanted}") from None
+            raise InvalidRequest(f"{name}: {value!r} cannot be; {wanted}") from None
     return checked
 
 

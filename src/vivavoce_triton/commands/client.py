@@ -98,7 +98,7 @@ class LoadFlags:
             check_reference_text(self.reference_audio, self.reference_text)
             return [Utterance("single", self.target_text, self.reference_audio, self.reference_text)]
         if self.reference_audio is not None or self.reference_text:
-            raise InvalidRequest(f"reference_audio: {named[0]} names its own recordings; leave out this one and its text")
+            raise InvalidRequest(f"reference_audio: {named[0]} names its own recordings; leave this and its text out")
         if self.manifest_path is not None:
             return read_manifest(self.manifest_path)
         return read_dataset(self.huggingface_dataset or "", self.split_name)

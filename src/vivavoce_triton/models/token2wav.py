@@ -147,7 +147,7 @@ class RequestReader:
         config, bins, per_token = self._config, self._config.flow.num_mel_bins, self._config.rates.frames_per_token
         if len(embedding) != config.flow.speaker_size:
             raise InvalidRequest(
-                f"{EMBEDDING}: has {len(embedding)} numbers, not {config.flow.speaker_size} as the model"
+                f"{EMBEDDING}: {len(embedding)} numbers; the model needs {config.flow.speaker_size}"
             )
         most = int(MAX_REFERENCE_S * config.rates.tokens_per_second)
         if len(ids) > most:
