@@ -146,9 +146,7 @@ class RequestReader:
     ) -> Conditioning:
         config, bins, per_token = self._config, self._config.flow.num_mel_bins, self._config.rates.frames_per_token
         if len(embedding) != config.flow.speaker_size:
-            raise InvalidRequest(
-                f"{EMBEDDING}: {len(embedding)} numbers; the model needs {config.flow.speaker_size}"
-            )
+            raise InvalidRequest(f"{EMBEDDING}: {len(embedding)} numbers; the model needs {config.flow.speaker_size}")
         most = int(MAX_REFERENCE_S * config.rates.tokens_per_second)
         if len(ids) > most:
             raise InvalidRequest(f"{PROMPT_TOKENS}: has {len(ids)} tokens; the limit is {most} ({MAX_REFERENCE_S:g} s)")
