@@ -121,7 +121,11 @@ def test_damaged_files_are_named(folder: Path) -> None:
     weights.unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors is missing in hf"):
         open_hugging_face(folder)
-    for index, message in (("[]", "holds no settings"), ("{}", "names no files"), (ELSEWHERE, "or files elsewhere")):
+    for index, message in (
+        ("[]", "holds no settings"),
+        ("{}", "names no files"),
+        (ELSEWHERE, "or files outside of the folder"),
+    ):
         (folder / "model.safetensors.index.json").write_text(index)
         with pytest.raises(CheckpointError, match=message):
             open_hugging_face(folder)

@@ -179,9 +179,9 @@ def test_prompts_that_are_none(streaming, vocabulary):
         ({"runtime_top_k": -1}, "runtime_top_k: -1"),
         ({"runtime_top_k": np.array([[1, 2]], np.int32)}, "runtime_top_k: 2 values"),
         ({"streaming": np.array([[True], [True]])}, "streaming: a batch of 2"),
-        ({"embedding_bias": np.full((1, 4), np.nan, np.float32)}, "embedding_bias: holds no numbers"),
-        ({"embedding_bias": np.full((1, 4), np.inf, np.float32)}, "embedding_bias: holds no numbers, or +∞"),
-        ({"embedding_bias": np.ones((1, 4), np.float32)}, "embedding_bias: is not that of this model's head"),
+        ({"embedding_bias": np.full((1, 4), np.nan, np.float32)}, "embedding_bias: holds NaN"),
+        ({"embedding_bias": np.full((1, 4), np.inf, np.float32)}, "embedding_bias: holds NaN or +∞"),
+        ({"embedding_bias": np.ones((1, 4), np.float32)}, "embedding_bias: is not this model's own bias"),
     ],
 )
 def test_numbers_out_of_their_limits(streaming, given, words):
@@ -345,7 +345,7 @@ def test_cosyvoice3_official_and_merged(babble_v3, tmp_path):
     for parameters in ({"model_dir": str(babble_v3)}, {"gpt_model_path": str(merged)}):
         with closing(Client(load(**parameters), vocabulary)) as client:
             heard.append(client.heard(end_id=-1, embedding_bias=bias[None]))
-            assert "is not that of this model's head" in client.refusal(embedding_bias=bias[None] + 1)
+            assert "is not this model's own bias" in client.refusal(embedding_bias=bias[None] + 1)
     assert heard[0] == heard[1]
     assert len(heard[0]) == DEPLOYMENT["request_output_len"]
     assert all(map(vocabulary.is_speech, heard[0]))

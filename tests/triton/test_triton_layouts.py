@@ -106,7 +106,7 @@ def test_what_the_vocoder_gave_once_stays_the_same(token2mel, vocoder):
         ({"mel": np.zeros((1, 80, 9), np.float32)}, "finalize: is missing; send both"),
         ({"mel": np.zeros((1, 9, 80), np.float32), "finalize": flag(True)}, "mel: is 1 × 9 × 80; send 80 × frames"),
         ({"mel": np.zeros((1, 80, 0), np.float32), "finalize": flag(True)}, "mel: is 1 × 80 × 0; send"),
-        ({"mel": np.zeros((1, 80, 15_001), np.float32), "finalize": flag(True)}, "of which there may be 1 … 15000"),
+        ({"mel": np.zeros((1, 80, 15_001), np.float32), "finalize": flag(True)}, "with 1 … 15000 frames"),
         ({"mel": np.full((1, 80, 9), np.nan, np.float32), "finalize": flag(True)}, "mel: holds a number that is not"),
         (
             {"mel": np.zeros((1, 80, 9), np.float32), "finalize": flag(True), "seed": np.array([[-1]])},
@@ -226,7 +226,7 @@ def test_speech_ends_where_the_model_s_ids_end_and_at_the_limit(tokens_of, segme
     ("lines", "status", "message"),
     [
         ([], 503, "endpoint answered with HTTP 503; its log"),
-        ([said("Of course! " * 99)], 200, r"gives a text and no speech tokens such as <\|s_12\|>; serve there what"),
+        ([said("Of course! " * 99)], 200, r"sent text, not speech tokens such as <\|s_12\|>; serve the folder"),
         (["data: {"], 200, "sent a line that does not belong to a chat completion"),
         (['data: {"choices": [7]}'], 200, "sent a line that does not belong to a chat completion"),
         ([said("<|s_1|>"), 'data: {"error": {"message": "out of memory"}}'], 200, "broke off with an error"),
@@ -240,7 +240,9 @@ def test_an_endpoint_that_gives_no_speech(tokens_of, lines, status, message):
 def test_an_endpoint_that_is_away_or_falls_silent(tokens_of, monkeypatch):
     with serving([]) as server:
         pass
-    with pytest.raises(EngineStopped, match=r"llm_api_base: the language model's endpoint is away \(ConnectError\)"):
+    with pytest.raises(
+        EngineStopped, match=r"llm_api_base: the language model's endpoint cannot be reached \(ConnectError\)"
+    ):
         tokens_of(server)
     monkeypatch.setattr(inner_models, "SILENCE_S", 0.05)
     gate = threading.Event()

@@ -286,7 +286,7 @@ def test_recordings_and_lists_reach_the_clients(go, server_options, tmp_path):
 def test_the_wheel_s_server_is_for_this_machine_alone(go, tmp_path, monkeypatch):
     wheel = ServerInstallation(Path("/bin/false"), backends=tmp_path)
     monkeypatch.setattr(pipeline, "find_installation", lambda folder, say: wheel)
-    with pytest.raises(InvalidRequest, match=r"host: 0\.0\.0\.0 would let others reach .* take 127\.0\.0\.1, or"):
+    with pytest.raises(InvalidRequest, match=r"host: 0\.0\.0\.0 would let others reach .* use 127\.0\.0\.1, or"):
         go(last=3, server=replace(FREE, host="0.0.0.0"))
     with pytest.raises(StageFailed, match="ended with 1 while starting"):
         go(last=3, server=FREE)

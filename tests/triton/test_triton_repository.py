@@ -201,7 +201,7 @@ def test_typed_values(arguments, values):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a:1,b"], "'b' is not key:value; write key=value"),
+        (["a:1,b"], "'b' is not key:value; if it holds"),
         ([":1"], "':1' is not key:value"),
         (["a:1", "a:2"], "a: given as '1' and as '2'"),
     ],

@@ -121,7 +121,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path):
         other.listen()
         port = other.getsockname()[1]
         server = TritonServer(NOWHERE, tmp_path, tmp_path / "log", replace(FREE, grpc_port=port))
-        with pytest.raises(InvalidRequest, match=f"grpc port: 127.0.0.1:{port} cannot be had"):
+        with pytest.raises(InvalidRequest, match=f"grpc port: 127.0.0.1:{port} cannot be used"):
             server.start()
     assert not (tmp_path / "log").exists()
 

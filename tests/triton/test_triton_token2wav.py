@@ -308,7 +308,7 @@ def test_steps_that_do_not_follow_change_nothing(model):
         "do not begin with the 18 tokens before": asked(changed, name="s", offset=15, last=False),
         "do not begin with the 18": asked(TOKENS[:17], name="s", offset=15, last=True),
         "begins at token 15 needs at least 19": asked(TOKENS[:18], name="s", offset=15, last=False),
-        "prompt: is another voice": asked(TOKENS, OTHER, name="s", offset=15, last=False),
+        "prompt: differs from the stream's first step": asked(TOKENS, OTHER, name="s", offset=15, last=False),
         "seed: is 1, but was 0 at first": asked(TOKENS, name="s", offset=15, last=False, seed=1),
         "speed: is 1.5, but was 1.0 at first": asked(TOKENS, name="s", offset=15, last=False, speed=1.5),
     }
@@ -362,7 +362,7 @@ def test_streams_are_bounded(models, bounds):
     assert not first.has_error()
     assert not second.has_error()
     assert "2 streams keep" in (sentence := refused(third, TritonError.UNAVAILABLE))
-    assert "come again in 300 s" in sentence
+    assert "try again in 300 s" in sentence
     assert len(model.streams) == 2
     waves(model, begun[0][1])
     waves(model, begun[2][0])

@@ -177,7 +177,7 @@ def test_who_has_left_before_is_not_begun(streaming):
     request.leave()
     streaming.model.execute([request])
     [answer] = request.answers()
-    assert "client has left" in refused(answer, TritonError.CANCELLED)
+    assert "client has disconnected" in refused(answer, TritonError.CANCELLED)
     assert streaming.requests.accepted == accepted
 
 

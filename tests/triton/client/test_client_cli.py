@@ -79,7 +79,7 @@ def test_a_recogniser_listens(grpc, tmp_path, monkeypatch, capsys, body):
         (("--target-text", "a", "--use-spk2info-cache", "maybe"), "'maybe' is unknown; write True or False"),
         (("--target-text", "a", "--reference-text", "w"), "reference_text: belongs to a recording; name it with"),
         (("--target-text", "a", "--split-name", "test"), "split_name: belongs to a data set; name it with"),
-        (("--target-text", "a", "--recogniser", "my:Ears"), "recogniser: listens for --compute-wer only"),
+        (("--target-text", "a", "--recogniser", "my:Ears"), "recogniser: is used with --compute-wer only"),
         (("--target-text", "a", "--compute-wer", "--recogniser", "nothing:Here"), "'nothing' cannot be imported"),
         (("--target-text", "a", "--model-name", "b"), "does not serve 'b'"),
         (("--target-text", "a", "--mode", "offline"), "answers in chunks; ask with --mode streaming"),

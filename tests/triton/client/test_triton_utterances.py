@@ -131,7 +131,7 @@ def test_without_the_package_the_message_says_what_to_type(monkeypatch):
         ({"timeout_s": 1e12}, r"timeout: 1e\+12 s is not above 0 and at most 86400 s"),
         ({"utterances": []}, "utterances: the list is empty"),
         ({"utterances": [Utterance("a/b", "x")]}, "name: 'a/b' cannot be a file's name"),
-        ({"utterances": [Utterance("a", "x"), Utterance("a", "y")]}, "name: 'a' is there more than once"),
+        ({"utterances": [Utterance("a", "x"), Utterance("a", "y")]}, "name: 'a' occurs more than once"),
     ],
 )
 def test_a_load_that_makes_no_sense(given, message):

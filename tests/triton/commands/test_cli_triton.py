@@ -101,4 +101,4 @@ def test_an_engine_needs_its_runtime(run: Run, tmp_path: Path) -> None:
         f"triton test_llm --engine_dir {tmp_path} --tokenizer_dir {tmp_path} --top_k 50 --top_p 0.95 --temperature 0.8"
     )
     assert "trtllm needs the package tensorrt_llm" in run(line).error
-    assert "top_k: our own model draws as its configuration says" in run("triton test-llm --top-k 5").error
+    assert "top_k: is only for engines; leave it out" in run("triton test-llm --top-k 5").error

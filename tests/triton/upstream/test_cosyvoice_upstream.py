@@ -122,5 +122,5 @@ async def test_what_cannot_be_done_is_left_out_or_said(folder: Path) -> None:
         assert bridge.sent() == (ANNA, None)
         (folder / "anna.txt").unlink()
         answer = await bridge.ask("inference_zero_shot", {"tts_text": TEXT, "zero_shot_spk_id": "anna"})
-        assert answer.json()["error"]["message"].startswith("mode: zero_shot needs what the recording says")
+        assert answer.json()["error"]["message"].startswith("mode: zero_shot needs the recording's transcript")
         assert len(bridge.triton.seen) == 1

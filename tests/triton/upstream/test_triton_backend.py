@@ -228,7 +228,7 @@ async def test_a_reading_goes_to_a_model_that_takes_it_and_is_not_asked_for(monk
         for reading in ("natural", "official"):  # it reads as it does
             await heard(await speaker.speak(SpeechRequest("Hello.", reading=reading)))
         assert not any("reading" in one for one in fake.seen)
-        with pytest.raises(InvalidRequest, match="input: the Triton server that speaks here reads texts by itself"):
+        with pytest.raises(InvalidRequest, match="input: the Triton server that speaks here normalises texts"):
             await speaker.normalize(SpeechRequest("Hello."))
     monkeypatch.setattr("tests.triton.client.fake_triton.INPUTS", (*INPUTS, "reading"))
     async with speaking() as (speaker, fake):
