@@ -173,7 +173,7 @@ def test_prompts_that_are_none(streaming, vocabulary):
         ({"request_output_len": 0}, "request_output_len: 0"),
         ({"request_output_len": 6_000}, "request_output_len: 6000 beside 38 ids of prompt, there is room for 5081"),
         ({"min_length": -1}, "min_length: -1"),
-        ({"end_id": 5}, "end_id: 5 ends no speech"),
+        ({"end_id": 5}, "end_id: 5 is not an end id"),
         ({"runtime_top_p": 0.0}, "runtime_top_p: 0 is outside"),
         ({"runtime_top_p": 1.5}, "runtime_top_p: 1.5 is outside"),
         ({"runtime_top_k": -1}, "runtime_top_k: -1"),

@@ -135,7 +135,7 @@ class MelVocoder:
 
 def _check_generation(found: Generation) -> None:
     if found is not Generation.V3:
-        raise UnsupportedModel(f"model: cosyvoice3 serves CosyVoice3, but this is {found.value}; serve staged")
+        raise UnsupportedModel(f"model: the layout cosyvoice3 is for CosyVoice3, this is {found.value}; serve staged")
 
 
 class Token2WavDit:
