@@ -428,7 +428,7 @@ def _transcript_for(request: SpeechRequest, transcript: str, *, spoken_by_record
 
 
 def _away() -> EngineStopped:
-    return EngineStopped("upstream: the Triton server behind this server cannot be reached; try again in some seconds")
+    return EngineStopped("upstream: the Triton server behind this server is away; try again in some seconds")
 
 
 def _unspeakable() -> InvalidText:
