@@ -415,7 +415,7 @@ def test_the_tokenizer_must_count_as_the_model_does(serve, babble, vocabulary, t
         (tmp_path / "tokenizer.json").write_text(merged.to_json())
         if not more:
             assert len(serve(llm_tokenizer_dir=str(tmp_path)).hear(TEXT)) > 0
-    with pytest.raises(CheckpointError, match=f"begins speech at id {vocabulary.text_size + 1}, the model"):
+    with pytest.raises(CheckpointError, match=f"begins speech at id {vocabulary.text_size + 1}, but the model"):
         serve(llm_tokenizer_dir=str(tmp_path))
 
 
