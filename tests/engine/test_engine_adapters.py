@@ -71,7 +71,7 @@ def test_a_removed_adapter_speaks_to_the_end(tmp_path: Path, models: Models) -> 
         with pytest.raises(AdapterNotFound, match=r"adapter: 'loud' is not loaded \(none is; leave it out\)"):
             engine.submit(offline(text))
         gc.collect()
-        with pytest.raises(Overloaded, match="all 1 places are taken, by removed ones too that still speak"):
+        with pytest.raises(Overloaded, match="all 1 places are taken, some by removed adapters that requests still use"):
             engine.load_adapter("again", folder)
         handle.text.close()
         handle.result()
