@@ -147,7 +147,7 @@ async def test_where_two_do_not_fit_it_is_said_before_anything_begins(
     loop: asyncio.AbstractEventLoop, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(self: EngineClient, memory_gb: float | None) -> str:
-        return "each takes what it finds of the GPU's 16.0 GB; model.memory_gb bounds it"
+        return "each takes all free memory of the GPU's 16.0 GB; model.memory_gb bounds it"
 
     assert await server.engines[""].room_beside(None) == "", "a tiny model on a CPU"
     old = server.engines[""]

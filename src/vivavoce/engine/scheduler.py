@@ -397,8 +397,7 @@ class Scheduler:
         return min((self.urgency(one, now, batch.seconds_left) for one in awaited), default=_UNRIVALLED)
 
     def _chunk_s(self, frames: int, past: int) -> float:
-        """Seconds of flow and vocoder for `frames` new mel frames after `past` frames; never less for more of
-        either."""
+        """Seconds of flow and vocoder for new mel frames after past frames; more of either never takes less."""
         past = past // _PAST_STEP * _PAST_STEP
         seconds = self._chunks_s.get((frames, past))
         if seconds is None:

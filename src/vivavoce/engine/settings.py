@@ -180,7 +180,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
     state_bytes = room - spared - slots_bytes
     if state_bytes < 0:
         raise InvalidRequest(
-            f"memory: {slots} slots take {slots_bytes} bytes, beside the weights there are {room}, of "
+            f"memory: {slots} slots take {slots_bytes} bytes, the weights leave {room} bytes, of "
             f"which {spared} are for batches; allow more memory or fewer slots"
         )
     if settings.state_bytes is not None:

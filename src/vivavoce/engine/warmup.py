@@ -1,4 +1,4 @@
-"""Streams of meaningless speech that measure the machine."""
+"""Streams of meaningless speech, which the engine speaks to measure the machine."""
 
 from __future__ import annotations
 
