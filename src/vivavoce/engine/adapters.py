@@ -28,8 +28,7 @@ _RETRY_S = 2.0
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """A loaded adapter; targets: names of the modules that it changes; size_bytes: its size in the model's
-    precision."""
+    """A loaded adapter; targets: names of the modules that it changes; size_bytes: size in the model's precision."""
 
     name: str
     rank: int

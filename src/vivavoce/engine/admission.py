@@ -24,8 +24,7 @@ FIRST_CHUNK_SLACK = 2.0
 """A stream is refused if its first chunk would take more than this many times the target (`first_chunk_s`)."""
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
-"""The stream that estimates assume: seconds of audio, seconds of the reference, text tokens including the
-transcript."""
+"""The stream that estimates assume: seconds of audio and of the reference, and text tokens with the transcript."""
 MAX_ROWS = 32
 """The largest number of chunks in one flow batch."""
 FEW_STREAMS, FEW_WAITING = 8, 8

@@ -29,7 +29,7 @@ class CrossfadeMode(str, Enum):
 
     OFFICIAL: as in the official code. The last chunk attends to all frames, the two weights of a crossfade sum to 1.08,
     and the vocoder's source restarts its phase in each chunk. SEAMLESS: the last chunk is computed like the others, the
-    weights sum to 1, and the phase continues. Without crossfades, as a vocoder with a `Reach` works, both are the same.
+    weights sum to 1, and the phase continues. A vocoder with a `Reach` has no crossfades; both modes are the same.
     """
 
     OFFICIAL = "official"
@@ -173,8 +173,8 @@ class ChunkPolicy:
         prompt_tokens: the voice's speech tokens in the flow; elapsed_s: seconds since the request was accepted.
         """
         if self.schedule is Schedule.TIME_BASED:
-            # Compares the seconds by which the audio is ahead of the clock with multiples of a chunk's mean time,
-            # elapsed_s / chunks. Both sides are multiplied by `chunks`, which avoids a division.
+            # The seconds by which the audio is ahead of the clock are compared with 2 and 4 mean times of a chunk,
+            # elapsed_s / chunks. Both sides are multiplied by `chunks`, so that there is no division.
             ahead, whole = (spoken / tokens_per_second - elapsed_s) * chunks, pending // self.first_hop
             if chunks < 2 or ahead <= 2 * elapsed_s:
                 whole = 1

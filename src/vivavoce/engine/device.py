@@ -190,7 +190,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """The common batch sizes in positions, ascending. A size of n positions has n / `per_row` rows, within limits."""
+    """The common batch sizes in positions, ascending; rows: positions / `per_row`, from LEAST_ROWS to MOST_ROWS."""
 
     positions: tuple[int, ...]
     per_row: int

@@ -307,7 +307,7 @@ class Engine:
 
     @property
     def text_heads(self) -> TextHeads | None:
-        """The attention heads that show where the voice is in the text; None: none are known, none are used."""
+        """The attention heads that show where the voice is in the text; None: such heads are not known."""
         return self._heads
 
     @property

@@ -24,14 +24,14 @@ LOOK_EVERY = 8
 """Number of speech tokens between two checks of a sequence."""
 STAND_TOKENS, STRAY_TOKENS, SILENT_TOKENS = 30, 8, 40
 FARTHEST_IDS = 8
-"""The longest step forward of the attention, in text ids, that is believed."""
+"""The longest step forward of the attention, in text ids, that counts as progress; longer jumps are ignored."""
 STAND_PACE = 1.5
 UNSPOKEN_SHARE, UNSPOKEN, SURE_TOKENS = 0.25, 0.5, 6
 """A word is skipped if its attention is below UNSPOKEN_SHARE of its usual speech tokens and more than SURE_TOKENS
 follow it. At the end, text is unspoken if its mean attention is below UNSPOKEN speech tokens for each id."""
 PART_IDS, PART_SHARE = 4, 0.2
-"""PART_IDS successive text ids that contain a word's first id are skipped if they get less than PART_SHARE of their
-usual speech tokens."""
+"""PART_IDS successive text ids that include the first id of a word are skipped if they get less than PART_SHARE of
+their usual speech tokens."""
 STRAY_IDS = 2
 """Speech repeats text only if it passes at least this many text ids; in a silence the attention rests on one id."""
 LEAK_TOKENS, LEAK_SHARE, LEAK_PACE, LEAK_IDS = 16, 0.2, 0.6, 4
@@ -55,8 +55,7 @@ class FoundFault:
 
 @dataclass(frozen=True)
 class GuardedText:
-    """A text; ids: number of its text ids; words: index of each word's first id; pace: usual speech tokens for one
-    id."""
+    """A text; ids: number of text ids; words: index of each word's first id; pace: usual speech tokens for an id."""
 
     ids: int
     words: tuple[int, ...]
@@ -103,8 +102,7 @@ def _fault_in_text(
 
 
 def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | None:
-    """The speech token from which on the voice speaks the prompt's text, a transcript or an instruction; None: it does
-    not.
+    """The speech token from which on the voice speaks the prompt's text (a transcript or an instruction), or None.
 
     has_left: another fault was found in the text to be spoken, so less attention to the prompt's text suffices.
     """
@@ -144,7 +142,7 @@ def _repeat(cursor: TextCursor) -> int | None:
 
 
 def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
-    """The speech token at which the voice skips a word: the word gets little attention, and the path no step in it."""
+    """The speech token at which the voice skips a word: little attention goes to the word, and no step of the path."""
     ends = (*text.words[1:], text.ids)
     for first, end in zip(text.words, ends, strict=True):
         if end > path[-1] - 1:

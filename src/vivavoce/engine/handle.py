@@ -163,8 +163,8 @@ More = SegmentRequest | SpeechTokens | tuple[int, ...] | Exception | None
 class ArrivingText:
     """Sends text to a request while it is being spoken. Any thread may call it.
 
-    It has no reference to the handle: a thread that sends text must not keep a request alive after its listener
-    has dropped the handle.
+    It has no reference to the handle: a thread that sends text must not keep a request alive that its listener has
+    left.
     """
 
     def __init__(self, outbox: Outbox[T], push: Callable[[More], None]) -> None:
@@ -185,8 +185,7 @@ class ArrivingText:
         """Send more: text ids, a whole segment, or speech tokens, as the request's `InputMode` says.
 
         Raises:
-            InvalidRequest: this does not fit the model or the request's `InputMode`, or the text has ended; earlier
-                input is still spoken.
+            InvalidRequest: this does not fit the model or `InputMode`, or the text has ended; earlier input is spoken.
         """
         if self._closed:
             raise InvalidRequest("text: the end of the text was announced; send more in a new request")

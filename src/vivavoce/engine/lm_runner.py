@@ -1,5 +1,4 @@
-"""Runs the language model: launches prefills and decode steps for the sequences that the loop chose, and collects
-ids."""
+"""Runs the language model: launches prefills and decode steps for sequences that the loop chose, and collects ids."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Loop:
         """Stop the loop. Accepted requests are finished (`drain`) or end with EngineStopped.
 
         A drain lasts `timeout_s` at most; None: until a turn takes STUCK_S. After a drain the current turn has LEAVE_S
-        to end; without a drain it has `timeout_s`, None: LEAVE_S. A device that takes longer is given up.
+        to end; without a drain it has `timeout_s`, or LEAVE_S if that is None. A device that takes longer is given up.
         """
         self._closing = True
         self.post(partial(self.stop, drain))
@@ -135,8 +135,7 @@ class Loop:
         self.gc_freeze.end()
 
     def leaves_within(self, timeout_s: float | None) -> bool:
-        """Wait for the loop's thread to end, `timeout_s` at most, None: until a turn takes STUCK_S; False: it runs
-        on."""
+        """Wait until the loop's thread ends, at most `timeout_s`, None: until a turn takes STUCK_S; False: it runs."""
         assert self.thread is not None
         if timeout_s is not None:
             self.thread.join(timeout_s)

@@ -45,8 +45,8 @@ class SamplingParams:
     """The rule by which speech tokens are sampled. `None` means: as the checkpoint's yaml sets it.
 
     An id is sampled from the nucleus (top_p, top_k). If it occurs at least `win_size · tau_r` times in the last
-    `win_size` tokens, another id is sampled from all ids. Speech lasts at least `min_ratio` and at most `max_ratio`
-    tokens for each text token.
+    `win_size` tokens, another id is sampled from all ids. Speech lasts `min_ratio` to `max_ratio` tokens for a text
+    token.
     """
 
     top_p: float | None = None
@@ -226,9 +226,9 @@ class TokenRequest:
     """Generate the speech tokens that follow a prompt, without audio.
 
     rows: the prompt; max_tokens: the most speech tokens; min_tokens: speech does not end before this many, or before
-    `max_tokens` if that is less; ends: control ids that may end the speech, None: all of the model's, (): it ends after
-    exactly `max_tokens`; seed: of the sampling; speaker: [speaker size] float32, for the prompt's speaker row if it has
-    one.
+    `max_tokens` if that is less; ends: control ids that may end the speech, None: all that the model has, (): speech
+    ends after exactly `max_tokens`; seed: of the sampling; speaker: [speaker size] float32, for the speaker row, if
+    any.
     """
 
     rows: tuple[Row, ...]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 SURE_AFTER = 56
-"""The guard (`engine/guard.py`) notices a fault at most this many speech tokens later; a loop needs most of them."""
+"""The guard (`engine/guard.py`) notices a fault within this many more speech tokens; loops take the longest."""
 
 
 class Phase(Enum):
@@ -130,7 +130,7 @@ class SequenceState:
     lacks_prompt: bool = False
     """Whether the flow should compute the state of the voice's prompt."""
     prompt_later: bool = False
-    """Whether this is done after the first chunk; the first chunk's own batch then computes the prompt with it."""
+    """Whether that state is computed only after the first chunk, whose own batch then computes the prompt with it."""
     busy: bool = False
     """Whether a chunk or the prompt of this sequence is in the flow or the vocoder now."""
     finished: bool = False
@@ -352,5 +352,5 @@ class RequestState:
 
 
 Taken = tuple[int, ...] | SequenceState | SpeechTokens | Exception | None
-"""More input of a request, checked: text ids, a sequence or speech tokens; None: that was all; an error: no more
+"""More input of a request, checked: text ids, a sequence, speech tokens; None: that was all; an error: no more
 comes."""

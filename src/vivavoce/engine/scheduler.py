@@ -64,9 +64,8 @@ class Limits:
     without padding; spare_slots: share of the slots that offline work leaves to streams; guard_s: a stream with less
     slack is about to run dry (`_GUARD_BATCHES` makes it shorter on fast devices); calm_s: a prefill goes before decode
     steps if all their sequences have more slack than this; patience_s: offline work older than this competes with
-    streams that are ahead; shared_steps: pairs (sequences, steps): from so many decoding sequences on, so many decode
-    steps are launched at once, because the host's time for a launch grows with the sequences, and soon exceeds the
-    device's time for a step.
+    streams that are ahead; shared_steps: (n, steps): from n decoding sequences on, so many decode steps are launched at
+    once, because the host's time for a launch grows with the sequences, and soon exceeds the device's.
     """
 
     prefill_rows: int = 1024
@@ -131,7 +130,7 @@ class SchedulerState(NamedTuple):
 
 
 class Scheduler:
-    """Plans the next steps from the requests' progress and the measured costs; each plan starts afresh.
+    """Plans the next steps from the requests' progress and the measured costs; keeps nothing from one plan to the next.
 
     exclusive: both queues share one processor; padded: each row of a flow batch costs as much as the longest row;
     self_paced: after a prefill the language model decodes by itself.

@@ -271,9 +271,8 @@ def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
 
 
 def host_memory(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may use: the machine's memory, or less if a control group (a container, a unit of
-    systemd) limits it.
-    """
+    """Bytes that this process may use: the machine's memory, or less if a control group (container, systemd) limits
+    it."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):  # not every system has these values

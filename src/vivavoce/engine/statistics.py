@@ -110,8 +110,7 @@ class SlotStatistics:
 
 @dataclass
 class StatisticsSnapshot:
-    """All counters at one moment; waiting: accepted requests not started; prompt_cache_*: lookups of voices'
-    prompts."""
+    """All counters at one moment; waiting: accepted, not yet started; prompt_cache_*: lookups of voices' prompts."""
 
     stages: tuple[StageStatistics, ...] = field(default_factory=lambda: tuple(map(StageStatistics, Stage)))
     requests: RequestStatistics = field(default_factory=RequestStatistics)

@@ -38,8 +38,7 @@ that was ready once counts as one failure less, so that after a single crash the
 STEADY_S = 60.0
 """If a process was ready and ran for this many seconds, failures are counted from 0 again."""
 PULSE_S, LATE_S, STUCK_S = 1.0, 3.0, 20.0
-"""Seconds between health checks; seconds without an answer until the process gets no requests; and until it is
-killed."""
+"""Seconds between health checks; seconds without an answer until requests are refused, and until it is killed."""
 RESTART_S, RESTART_FACTOR = 600.0, 4.0
 """Limit of the seconds until a restarted process is ready: RESTART_S, or RESTART_FACTOR times the first start,
 whichever is longer. The first start has no limit: it may download a model, and an operator watches it."""

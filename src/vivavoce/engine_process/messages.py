@@ -85,8 +85,7 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class Ping:
-    """A health check. It is answered once work on texts and recordings moves. If the engine has failed, its process
-    ends."""
+    """A health check. It is answered once work on texts and recordings moves; a process with a failed engine ends."""
 
     number: int
 

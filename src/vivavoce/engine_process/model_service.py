@@ -142,8 +142,7 @@ class ModelService:
         return Lexicon({**known, **request.lexicon}) if request.lexicon else known
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
-        """Find or extract a voice; errors: see `VoiceRegistry.requested`. If the store hangs, built-in ones are
-        found."""
+        """Find or extract a voice; errors: see `VoiceRegistry.requested`. If the store hangs, only built-in ones."""
         if isinstance(voice, Recording):
             return await self._extracted(voice)
         if voice is None and self.registry.rules.default is None:

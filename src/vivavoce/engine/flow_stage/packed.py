@@ -42,17 +42,16 @@ from vivavoce_kernels.flow_products import TAIL, ConvTails
 from vivavoce_kernels.layouts import KEY_TILE
 
 Record = Callable[[Launch], Launch]
-"""Returns a function that does the given, repeatable work, such as the replay of a CUDA graph of it."""
+"""Turns repeatable work into a function that does this work again, such as the replay of a CUDA graph."""
 Memory = TypeVar("Memory")
 Run = TypeVar("Run")
 
 
 class RecordedSizes(Generic[Memory, Run]):
-    """The runs of one network: one for each common batch size, made at first use or by `prepare`, all in the same
-    memory.
+    """The runs of one network for the common batch sizes, made at first use or by `prepare`, all in the same memory.
 
     paged: whether rows may have pages; allocate: makes memory with room for a batch of any of the given buckets; make:
-    makes the run of a bucket in this memory. To record it, it processes padding only, and changes nothing in the pages.
+    makes the run of a bucket in this memory; while it is recorded, it processes only padding and changes no pages.
     """
 
     def __init__(
@@ -354,7 +353,8 @@ class PackedSolver:
         position = tables[2 * run.layout.bucket.positions :][: sum(new)]
         voice, lengths = np.repeat(places, new), np.array([len(one.mel) for one in voices])
         in_prompt = position < lengths[voice]
-        # Each frame's index in `condition`: its frame of the prompt's mel, or the silent first frame after the prompt.
+        # Each frame's index in `condition`: a frame of the prompt's mel, or, after the prompt, frame 0, which is
+        # silent.
         mel = np.where(in_prompt, (1 + np.cumsum(lengths) - lengths)[voice] + position, 0)
         sent = upload((tables, voice, mel, position), models.device, torch.int32)
         # mu is copied below, because the next batch overwrites it.

@@ -61,7 +61,7 @@ class EstimatorLayout(TableLayout):
         new = np.array([one.new * upsampling for one in rows], dtype=np.int64)
         used = _lay_rows(new, rows, row, local, first, length, pages)
         position[:used] = local[:used] + np.repeat([one.past * upsampling for one in rows], new)
-        # The end of padding stays 0, so attention gives zeros for it.
+        # `ends` stays 0 for padding: it attends to no keys, and attention gives zeros.
         ends[:used] = np.concatenate([one.span.frames for one in rows]) if rows else 0
         cut_tiles(tiles, new, self.bucket.positions, self._queries)
         return flat
@@ -91,7 +91,7 @@ class EncoderLayout(TableLayout):
         if rows:
             heard = np.concatenate([one.span.lookahead_ends for one in rows]) - np.repeat(past[:count], new)
             ids[:used] = self._windows(rows, row[:used], local[:used], heard)
-            # The end of padding stays 0, so attention gives zeros for it.
+            # `ends` stays 0 for padding: it attends to no keys, and attention gives zeros.
             ends[:used] = np.concatenate([one.span.tokens for one in rows])
             frame_ends[: used * self.upsampling] = np.concatenate([one.span.up_frames for one in rows])
         cut_tiles(tiles, new, self.bucket.positions, self._queries)

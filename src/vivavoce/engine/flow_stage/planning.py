@@ -78,8 +78,7 @@ class BufferPool:
 class PagePool:
     """All pages of state, allocated once within `state_bytes`. Each page counts its holders: streams, prompts, batches.
 
-    kernels: whether kernels read the pages. A page is then one key tile of the estimator, and is read up to a row's end
-    only.
+    kernels: whether kernels read the pages; a page is then one key tile of the estimator, read up to a row's end only.
     """
 
     def __init__(self, models: Models, state_bytes: int, *, kernels: bool = False) -> None:

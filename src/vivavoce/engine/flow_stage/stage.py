@@ -56,8 +56,7 @@ class FlowBatch:
         self.steps_left -= 1
 
     def result(self) -> list[Tensor | None]:
-        """New frames of each row, [2 · hop, bins] float32 on the device, None for prompts. Call it once, after all
-        steps.
+        """New frames of each row, [2 · hop, bins] float32 on the device, None for prompts. Call it once, at the end.
 
         It marks the rows' tokens as spoken.
         """
@@ -87,8 +86,7 @@ class FlowStage:
         state_bytes: bytes of memory for state.
         kernels: compute the encoder and the estimator without padding by our own kernels, where
             `vivavoce_kernels.usable` says so.
-        deterministic: needs kernels, slower; a row's bits depend neither on other rows nor on whether its past was
-            kept.
+        deterministic: slower, needs kernels; a row's bits depend neither on other rows nor on a past that was kept.
         external: networks of another runtime, used instead of the model's; then there are no kernels and no state.
         most_frames: with kernels; frames of the largest recorded batch, larger ones are split. None: chosen for speed.
         both: without kernels, computes a step's two halves, with and without conditions; None: they are one batch.

@@ -91,9 +91,10 @@ class CapturedGraph:
 class GraphedSteps(SlotSteps):
     """Runs `FusedLM` and the sampling kernel over static slots.
 
-    tiles: tile sizes of the network's products; adapters: the most adapters, and the largest rank. If a slot's top_k is
-    above `MOST_CANDIDATES`, torch's operations choose the ids of the whole step. Launches in which a run has an adapter
-    have recordings of their own. With `fixed` all launches use these, because the two kinds round differently.
+    tiles: tile sizes of the network's products; adapters: the most adapters at once, and their largest rank. If a
+    slot's top_k is above `MOST_CANDIDATES`, torch's operations choose the ids of the whole step. Launches in which a
+    run has an adapter have recordings of their own. With `fixed` all launches use these, as the two kinds round
+    differently.
     """
 
     def __init__(

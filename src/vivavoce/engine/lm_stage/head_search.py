@@ -127,7 +127,7 @@ def _lag(lm: SpeechLM, samples: Sequence[SpokenSample], attention: Sequence[NDAr
 
 
 def _lost(lm: SpeechLM, sample: SpokenSample, other: SpokenSample) -> NDArray[np.float32]:
-    """[words // 2, tokens]: log-probability that each speech token loses if one of every second word is replaced."""
+    """[words // 2, tokens]: the log-probability that speech tokens lose if this word, every second one, is replaced."""
     text, given = sample.prompt[sample.text], other.prompt[other.text]
     ends = (*sample.words[1:], len(text))
     changed = []

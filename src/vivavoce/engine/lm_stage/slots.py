@@ -256,7 +256,7 @@ def repetition_aware(scores: Tensor, state: SamplingState) -> Tensor:
 
 @dataclass(eq=False)
 class Slot:
-    """One open slot. `number` is the caller's; `place` is the index of its state and keys on the device."""
+    """One open slot. `number` identifies it to the caller; `place` is the index of its state and keys on the device."""
 
     number: int
     place: int

@@ -65,8 +65,7 @@ class VocoderRun:
     """The vocoder's work for batches of one bucket; its results stay in place until it runs again.
 
     memory: mel [frames, bins], source [frames · samples per frame] and carried [rows, lanes], float32, of this size or
-    larger. Each run has its own table. Until it is written it describes only padding, so the work may be recorded
-    anytime.
+    larger. Each run has its own table. Until it is written it describes only padding: the work can be recorded then.
     """
 
     def __init__(

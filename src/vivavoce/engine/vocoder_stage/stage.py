@@ -57,9 +57,7 @@ class Crossfade:
 def join_rule(
     joins: CrossfadeMode, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
 ) -> Crossfade:
-    """The crossfade rule for a vocoder. hop: samples per frame; overlap: `HiFT.overlap`. Cached, because callers only
-    read it.
-    """
+    """The crossfade rule for a vocoder, cached. hop: samples per frame; overlap: `HiFT.overlap`. Do not change it."""
     if reach is not None:
         # All frames within reach are computed again, so samples do not depend on the cut, and both modes are the same.
         before, after = reach
@@ -91,8 +89,7 @@ class SpeedTail:
     """Does `resize` for a mel that arrives in pieces: an output frame is made once both its neighbours exist.
 
     Output frame k lies at position (k + 1/2) · speed − 1/2 of the input, whose ends are repeated. kept: [frames, bins],
-    input that later output frames need; first: index of its first frame in the input; made: number of output frames so
-    far.
+    input that later output frames need; first: its first frame's index in the input; made: number of output frames.
     """
 
     speed: float
@@ -181,8 +178,7 @@ class VocoderStream:
     def frames_of(self, frames: int, final: bool, whole: bool) -> int:
         """Frames that the vocoder will compute for a piece of this many frames, context included.
 
-        0: the piece waits for more frames, because it is too short to give a sample, or for the crossfade at either
-        end.
+        0: the piece waits for more frames, because it is too short to give a sample, or to be crossfaded at both ends.
         """
         if whole:
             return resized_frames(frames, self.speed)
@@ -278,8 +274,8 @@ class PaddedVocoding:
     def _sources(self, rows: Sequence[VocoderRow], f0: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         """Source signals of rows that either all continue a phase or all start a new one; f0: [batch, frames] Hz.
 
-        →  [frames · hop] float32, and [harmonics], the phase in cycles where the next piece's new source begins, None:
-        it starts anew
+        →  [frames · hop] float32, and [harmonics], the phase in cycles where the next piece's new source begins, or
+        None
         """
         vocoder, hop = self._vocoder, self._hop
         phases = [row.before.phase for row in rows if row.before.phase is not None]
