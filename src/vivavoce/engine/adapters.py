@@ -97,7 +97,7 @@ class Adapters:
         stage, most = self._stage, self._most
         if stage is None or not most:
             raise InvalidRequest(
-                "adapters: the engine has room for none; load the model with EngineSettings(max_adapters=8), or name "
+                "adapters: the engine has no room for any; load the model with EngineSettings(max_adapters=8), or name "
                 "adapters or adapters_dir in the server's settings"
             )
         from vivavoce.checkpoint.adapter import read_adapter

@@ -155,7 +155,7 @@ class _Filter:
 
     def __init__(self, prior: Coefficients) -> None:
         if not all(isfinite(term) and term >= 0 for term in prior) or prior.fixed == 0:
-            raise ValueError(f"a prior is finite, not negative, and has a fixed part: {prior}")
+            raise ValueError(f"a prior must be finite and not negative, with a fixed part above 0: {prior}")
         self.known = StageCosts(prior, 0.0, 0)
         self.predictions: dict[BatchSize, float] = {}
         """Predicted seconds by size; cached because the scheduler asks for the same sizes in every turn of the loop."""

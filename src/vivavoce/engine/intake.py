@@ -50,7 +50,7 @@ class Intake:
         elif isinstance(more, SpeechTokens):
             takes, given = InputMode.SPEECH, "speech tokens were"
         if arrival is not takes:
-            raise InvalidRequest(f"text: {given} pushed, the request's arrival is {arrival.value}; push what it takes")
+            raise InvalidRequest(f"text: {given} pushed to a request with arrival {arrival.value}; push what it takes")
         if isinstance(more, SegmentRequest):
             more.check_not_empty()
             return self.segment(more, InputMode.WHOLE, adapters)
@@ -123,7 +123,7 @@ class Intake:
         unknown = next((one for one in ends if one not in stop_ids), None)
         if unknown is not None:
             raise InvalidRequest(
-                f"ends: id {unknown} ends no speech of this model; choose some of {stop_ids[0]} … {stop_ids[-1]}"
+                f"ends: id {unknown} does not end speech in this model; choose from {stop_ids[0]} … {stop_ids[-1]}"
             )
         most = {
             RowKind.CONTROL: max(vocabulary.sos, vocabulary.task),

@@ -207,9 +207,9 @@ class EngineRequest:
             raise InvalidRequest("text: no segments to speak; give some text")
         if arrival is InputMode.SPEECH:
             if len(self.segments) != 1 or self.segments[0].text or self.segments[0].speech_tokens:
-                raise InvalidRequest("speech tokens: they arrive; give one segment that has neither text nor tokens")
+                raise InvalidRequest("speech tokens: to push them, give one segment that has neither text nor tokens")
             if self.policy is None or self.policy.joins is not CrossfadeMode.SEAMLESS:
-                raise InvalidRequest("speech tokens: they arrive; give a chunk policy whose joins are seamless")
+                raise InvalidRequest("speech tokens: to push them, give a chunk policy whose joins are seamless")
             return
         for segment in self.segments:
             segment.check_not_empty()
@@ -218,7 +218,7 @@ class EngineRequest:
         if arrival is InputMode.TOKENS and len(self.segments) != 1:
             raise InvalidRequest(f"text: {len(self.segments)} segments; text that arrives in tokens needs exactly one")
         if arrival is InputMode.TOKENS and self.segments[0].speech_tokens is not None:
-            raise InvalidRequest("text: it arrives, and speech tokens are given; leave one of them out")
+            raise InvalidRequest("text: it arrives, but speech tokens are given, too; leave one of them out")
 
 
 @dataclass(frozen=True, eq=False)

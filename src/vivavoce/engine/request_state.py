@@ -309,13 +309,13 @@ class RequestState:
 
     def _take_speech(self, sequence: SequenceState, more: SpeechTokens | None, now: float) -> None:
         if more is None:
-            raise InvalidRequest("speech tokens: they have ended without a final push; say final with the last ones")
+            raise InvalidRequest("speech tokens: they ended without a final push; set final in the last push")
         sequence.tokens.extend(more.tokens)
         sequence.produced, sequence.asked = len(sequence.tokens), sequence.asked + more.hop
         if more.hop < 1 or sequence.asked > sequence.produced or self.complete:
             raise InvalidRequest(
-                f"speech tokens: {more.hop} more are to be spoken, {sequence.asked} in all, {sequence.produced} have "
-                "come; send as many, and at least one, before the final ones"
+                f"speech tokens: hop {more.hop} makes {sequence.asked} in all, {sequence.produced} have come; push "
+                "enough tokens, a hop of 1 or more, and nothing after the final push"
             )
         assert sequence.pushed is not None
         sequence.pushed.append((more.hop, more.final, sequence.produced))

@@ -234,9 +234,9 @@ def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bo
     if wanted is None:
         return can and models.device.type == "cuda" and suits_kernels(models.config.generation, models.dtype)
     if wanted and not can:
-        asked = "deterministic: needs kernels of our own, which" if settings.deterministic else "kernels:"
+        asked = "deterministic: needs kernels of our own, which" if settings.deterministic else "kernels: they"
         raise InvalidRequest(
-            f"{asked} device {models.device} cannot run; use a CUDA device with triton installed, or leave it out"
+            f"{asked} cannot run on device {models.device}; use a CUDA device with triton installed, or leave it out"
         )
     return wanted
 

@@ -275,8 +275,8 @@ class PackedPath:
         self._pool, self._up = context.pool.buffers[2], flow.encoder.upsampling
         if self._pool.positions != KEY_TILE or self._up < TAIL:
             raise ValueError(
-                f"upsampling {self._up}, the flow's kernels need a power of two from {TAIL} to {KEY_TILE}; "
-                "run without kernels"
+                f"upsampling {self._up} is not supported, the flow's kernels need a power of two from {TAIL} to "
+                f"{KEY_TILE}; run without kernels"
             )
         self._context, self._deterministic, self._estimator = context, deterministic, flow.estimator
         given = (tuple(context.schedules.values()), flow.guidance)

@@ -171,7 +171,7 @@ class FlowStage:
         """
         streams = {row.stream for row in rows}
         if len({(row.attention, row.stream.steps) for row in rows}) != 1 or len(streams) != len(rows):
-            raise ValueError("a batch has one kind of attention and of steps, and each stream once")
+            raise ValueError("a batch needs one kind of attention and of steps, and each stream only once")
         if any(stream.busy or stream.closed for stream in streams):
             raise ValueError("a stream of the batch is closed, or in a running batch")
         for row in rows:

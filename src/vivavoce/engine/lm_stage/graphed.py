@@ -110,7 +110,7 @@ class GraphedSteps(SlotSteps):
     ) -> None:
         super().__init__(models, slots, capacity, window, fixed=fixed, spare=1)
         if not isinstance(models.lm, SpeechLM):
-            raise ValueError("our kernels for the language model run a Qwen2 only; run without kernels")
+            raise ValueError("our kernels for the language model support only Qwen2; run without kernels")
         self._stack: AdapterStack | None = None
         if adapters is not None:
             self._stack = AdapterStack(models.lm.config, *adapters, models.device, models.dtype)
