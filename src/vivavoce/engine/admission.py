@@ -175,7 +175,7 @@ class AdmissionController:
     def refusal(self, load: Load, streaming: bool) -> Overloaded | None:
         """The reason to refuse one more request; None: the request is taken, though it may have to wait for its start.
 
-        `retry_after_s` estimates when a running sequence ends, or when the starting streams sound.
+        `retry_after_s` estimates when a running sequence ends, or when the starting streams have their first chunks.
         """
         hindered = self.admission_blocker(load) if streaming else None
         if streaming and not self.may_wait:

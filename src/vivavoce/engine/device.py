@@ -167,7 +167,7 @@ def sizes_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
 
 
 def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """Those of the ascending `sizes` to which counts from 1 to `most` are rounded up; None: all sizes."""
+    """The ascending `sizes` to which counts from 1 to `most` can be rounded up; None: all sizes."""
     smaller = (0, *sizes)
     return tuple(size for size, before in zip(sizes, smaller, strict=False) if most is None or before < most)
 

@@ -113,7 +113,7 @@ class SequenceState:
     first_run: DecodeRun | None = None
     """The run of the whole text, in a guarded segment."""
     tries: int = 0
-    """How often a part of the sequence was sampled again."""
+    """Number of times that a part of the sequence was sampled again."""
     looked: int = 0
     """Number of speech tokens at the guard's last check."""
     seen: int = 0
@@ -130,7 +130,7 @@ class SequenceState:
     lacks_prompt: bool = False
     """Whether the flow should compute the state of the voice's prompt."""
     prompt_later: bool = False
-    """Whether that state is computed only after the first chunk, whose own batch then computes the prompt with it."""
+    """Whether the prompt's state is computed only after the first chunk, whose batch computes the prompt, too."""
     busy: bool = False
     """Whether a chunk or the prompt of this sequence is in the flow or the vocoder now."""
     finished: bool = False

@@ -209,7 +209,7 @@ class Scheduler:
         gives_way = bool(decoding) and not self._exclusive and self._gives_way(decoding, at)
         least = min((urgency[one] for one in decoding), default=None)
         if prefill:
-            # The most urgent sequence may have found no slot, so its urgency may not be the plan's.
+            # The most urgent sequence may have no slot, so the plan's urgency is that of the first sequence to prefill.
             reading = urgency[prefill[0]]
             # A sequence that is prefilled now takes part in all later steps, so the prefill goes first, unless decode
             # steps have a more urgent rank and cannot wait.

@@ -47,7 +47,7 @@ LONE_SLOTS_SHARE = 0.5
 STREAMS = 4_096
 """Number of concurrent requests if no language model limits them by its slots."""
 LEAST_ROOM = 1 << 30
-"""The least bytes beside the weights with which an engine can work."""
+"""The fewest bytes beside the weights with which an engine can work."""
 
 
 @dataclass(frozen=True)

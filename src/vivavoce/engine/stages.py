@@ -63,7 +63,7 @@ class LMInterface(Protocol):
         """Take a free slot; returns its number."""
 
     def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
-        """Begin a run in each of these slots: read its rows, in one forward pass, and sample its first id."""
+        """Begin a run in each of these slots: prefill its rows, in one forward pass, and sample its first id."""
 
     def decode(self, steps: int = 1) -> None:
         """For every slot whose run is in progress, sample `steps` more ids, or fewer if the run ends."""

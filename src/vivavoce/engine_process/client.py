@@ -455,7 +455,7 @@ class EngineClient:
                 process.kill()
         if code is None:  # blocked in a driver; its requests must not wait for it
             return "it does not end"
-        self._process = None  # only after its end: `close` needs it meanwhile
+        self._process = None  # not earlier: until the process has ended, `close` needs it
         # A real-time signal has no name.
         known = {-number.value: number.name for number in signal.Signals}
         return f"exit {code}" if code >= 0 else f"signal {known.get(code, -code)}"

@@ -46,7 +46,7 @@ class EngineProcessSettings(NamedTuple):
     adapters: tuple[tuple[str, str], ...] = ()
 
 
-# To the engine's process.
+# Messages to the engine's process.
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Ping:
     number: int
 
 
-# From the engine's process.
+# Messages from the engine's process.
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _protocol() -> str:
     can read the other's pickles, and so only if both have the same hash.
     """
     waiting: list[Any] = [EngineProcessSettings, *get_args(ToProcess), *get_args(FromProcess)]
-    waiting += [Pulse, BackendStatistics, VoiceSummary, Consent, NormalizedText]  # of calls and their answers
+    waiting += [Pulse, BackendStatistics, VoiceSummary, Consent, NormalizedText]  # types in calls and their answers
     fields: dict[str, str] = {}
     while waiting:
         kind = waiting.pop()

@@ -279,7 +279,7 @@ class Slot:
     text: list[int] = field(default_factory=list)
     """Positions of the text of watched runs."""
     unspoken: int = 0
-    """How many of the positions in `text`, at the front, are of the prompt's text."""
+    """Number of positions at the front of `text` that are of the prompt's text."""
 
     @classmethod
     def of(cls, number: int, place: int, seed: int, params: SamplingParams, defaults: Mapping[str, float]) -> Slot:

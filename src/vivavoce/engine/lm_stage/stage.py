@@ -47,7 +47,7 @@ PLAIN_SLOTS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 REACH_STEP = 128
 """The number of positions that attention reads is rounded up to a multiple of this."""
 WATCHED_TOKENS, WATCHED_TOKENS_SMALL = 256, 512
-"""How many text tokens at the end of a slot's text have their attention read; WATCHED_TOKENS_SMALL is for a vocabulary
+"""Number of text tokens, at the end of a slot's text, whose attention is read; WATCHED_TOKENS_SMALL is for a vocabulary
 of fewer than `SMALL_VOCABULARY` ids, which writes one word in several tokens."""
 KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: TEXT, RowKind.SPEECH: 2, RowKind.SPEAKER: SPEAKER}
 """The index of the embedding table for each kind of row; `SPEAKER` rows have no table."""

@@ -143,7 +143,7 @@ class Tails:
     """
 
     speed: SpeedTail | None = None
-    """None: the speed is 1, or the utterance is whole."""
+    """The state of resampling; None: the speed is 1, or the utterance is whole."""
     waiting: Tensor | None = None
     """[frames, bins] float32, at the stream's speed: too few frames to be vocoded by themselves."""
     mel: Tensor | None = None
@@ -206,7 +206,7 @@ class VocoderRow:
     before: Tails = field(init=False)
     """The stream's tails before this row, empty for a whole utterance."""
     speed: SpeedTail | None = field(init=False, default=None)
-    """The stream's resampling after this row."""
+    """The stream's resampling state after this row."""
     fresh: tuple[Tensor, ...] = field(init=False)
     """[frames, bins] float32 each, at the stream's speed: frames that waited, and new ones."""
     new_frames: int = field(init=False)
