@@ -1,4 +1,4 @@
-"""The natural reading as a `Normalizer`."""
+"""A `Normalizer` that reads texts by the natural rules."""
 
 from __future__ import annotations
 
