@@ -31,13 +31,13 @@ from vivavoce_textnorm import MAX_TEXT_CHARS
 
 PROTOCOL = "wyoming"
 LINE_BYTES, DATA_BYTES = 65_536, 262_144
-"""Longest line and payload of an event, and its longest data, which may hold a text of 20,000 characters."""
+"""Maximum bytes of an event's line and payload, and of its data, which may hold a text of 20,000 characters."""
 TEXT_PAUSE_S = 120.0
-"""Longest wait for the next piece of a text."""
+"""Longest wait for the next piece of a text, in seconds."""
 PATIENCE_S = 1.0
-"""Silence of a client after which its connection may be closed for another one."""
+"""Seconds without a message after which a client's connection may be closed in favour of another client."""
 CLOSING_S = 2.0
-"""Longest wait, when a connection is closed, for the client to read the data that was sent last."""
+"""Seconds that a client gets to read the last data when its connection is closed."""
 SEND_BYTES = 8 * 1024
 """Unsent bytes above which a sender waits: 170 ms of audio."""
 SERVICE = "_wyoming._tcp.local."
@@ -79,7 +79,7 @@ async def serving_wyoming(
 
 
 class _Connection:
-    """One client: its events come in while audio goes out. waits_since: inf while a text is spoken."""
+    """A client's connection. waits_since: loop time of the last wait for an event; inf while a text is spoken."""
 
     def __init__(
         self,

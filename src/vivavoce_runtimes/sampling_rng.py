@@ -70,7 +70,7 @@ class SpeechSampler:
     def leave_one(
         self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draws], said: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Draw own ids, [n] int64, for these rows of the logits, [any, ids of the runtime], and mask others in place.
+        """Draw own ids, [n] int64, for these rows of the logits, [any, ids of the runtime]; mask all others in place.
 
         said: merged ids of each row's run so far.
         """

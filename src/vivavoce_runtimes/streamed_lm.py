@@ -1,4 +1,4 @@
-"""A language model in a runtime that streams ids: prompts are submitted, ids arrive by themselves, surplus is aborted.
+"""A language model in a runtime that streams ids: prompts are submitted, ids arrive later, requests can be aborted.
 
 A slot is one request of the runtime, or several in turn if text arrives: each submits all rows so far, which are in the
 runtime's prefix cache. The runtime has its own thread with an event loop, so that the engine's thread never waits.
@@ -37,10 +37,10 @@ from vivavoce_runtimes.sampling_rng import Draws, speech_bias
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
-"""The longest wait of the engine's thread, in seconds: it has messages to read, and runtimes may hang."""
+"""Longest wait of the engine's thread, in seconds; it is short because the thread also reads messages."""
 
 _STOP_S = 30.0
-"""Seconds that a runtime has to end; then its thread is abandoned."""
+"""Seconds that a runtime has to end; after that its thread is abandoned."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class StreamedLM:
         return Ask(tuple(place.fed), run.forced_at, vocabulary.eos_ids, draws)
 
     async def _read(self, place: _Place, run: DecodeRun, ask: Ask) -> None:
-        """Pass on the runtime's ids up to and with a control id, which the model chooses or the run's limit forces."""
+        """Pass on the runtime's ids up to and including a control id, which the model or the run's limit chooses."""
         number, said, ended, since = place.slot.number, 0, False, time.perf_counter()
         try:
             async with aclosing(self._runtime.generate(ask)) as pieces:
@@ -262,7 +262,7 @@ class StreamedLM:
 
 
 def _up_to_control(ids: Sequence[int], own: Vocabulary) -> list[int]:
-    """The ids up to the first control id; StageFailed: an id neither is nor ends speech."""
+    """The ids up to and including the first control id; StageFailed: an id is not of the speech vocabulary."""
     wrong = next((one for one in ids if not 0 <= one < own.num_logits), None)
     if wrong is not None:
         raise StageFailed(

@@ -25,8 +25,8 @@ from vivavoce_runtimes.files import ESTIMATOR, check_code, file_name, remember_c
 
 log = logging.getLogger(__name__)
 
-FRAMES = (4, 500, 3_000)  # least, usual and most frames of an engine's rows, as in the official code
-BATCH = 8  # rows at once of the second profile; the first profile has one
+FRAMES = (4, 500, 3_000)  # minimum, usual and maximum frames of an engine's rows, as in the official code
+BATCH = 8  # maximum rows of a batch in the second profile; the first profile has one row
 _WORKSPACE_BYTES = 1 << 32
 _INSTALL = "pip install 'tensorrt>=10,<11'"
 
@@ -42,7 +42,7 @@ def import_tensorrt() -> Any:
 
 
 def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trusted: bool, anew: bool = False) -> Path:
-    """Our engine, built if it is missing or `anew` (takes minutes); without an ONNX file an official one."""
+    """Our engine, built if it is missing or if `anew` (takes minutes); without an ONNX file, an official engine."""
     trt, precision = import_tensorrt(), "fp16" if dtype == torch.float16 else "fp32"
     source = folder / file_name(ESTIMATOR, "fp32", "onnx", device)
     official = folder / f"{ESTIMATOR}.{precision}.mygpu.plan"

@@ -97,7 +97,7 @@ def _sampler(folder: Path, device: torch.device) -> SpeechSampler:
 
 
 class TrtllmRuntime:
-    """See `TokenRuntime`. MissingDependency: as `import_trtllm`."""
+    """The `TokenRuntime` of TensorRT-LLM. MissingDependency: as `import_trtllm`."""
 
     name, healthy = "trtllm", True
 

@@ -69,7 +69,7 @@ def test_a_lexicon_is_a_value(folder: Path) -> None:
     assert hash(again) == hash(lexicon)
     with pytest.raises(InvalidText, match="int is not a text"):
         Lexicon({"SQL": 1})  # type: ignore[dict-item]
-    with pytest.raises(InvalidRequest, match="'SQL' is to be said as ' '"):
+    with pytest.raises(InvalidRequest, match="'SQL' has the respelling ' '"):
         Lexicon({"SQL": " "})
 
 
