@@ -18,7 +18,7 @@ FRONT_TITLES = {
     "index": r"(?:general |subject )?index|索引",
 }
 MAX_FRONT_SHARE = 0.25
-"""Maximum share of front matter in a book: a larger chapter with a title of `FRONT_TITLES` is the text itself."""
+"""A chapter with a title of `FRONT_TITLES` is front matter only up to this share of the book's characters."""
 
 
 @dataclass(frozen=True)

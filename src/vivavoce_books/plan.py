@@ -68,7 +68,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Plan:
-    """A book divided into segments. texts: of each chapter; left_out: spans of each text that are not spoken."""
+    """A book divided into segments. texts: one a chapter; left_out: the spans of each text that are not spoken."""
 
     book: Book
     pauses: Pauses
@@ -166,7 +166,7 @@ def parse_chapters(given: str | None, count: int) -> list[int]:
 
 
 def fingerprints_of(plan: Plan) -> dict[str, str]:
-    """Fingerprints of the text and of its division among the cast, by names that a ledger keeps."""
+    """Name of a setting in the ledger → fingerprint of the text, or of its division among the cast."""
     segments = "\0".join(f"{one.role} {one.chapter} {one.start} {one.language} {one.text}" for one in plan.segments)
     return {
         "text of the book": hashlib.sha256("\0".join(plan.texts).encode()).hexdigest(),

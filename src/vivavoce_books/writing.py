@@ -163,7 +163,7 @@ def read_picture(cover: Cover) -> Picture | None:
         return None
     codec, form, media_type = _PICTURES[sign]
     try:
-        with av.open(io.BytesIO(cover.content), format=form) as opened:  # only this format is tried
+        with av.open(io.BytesIO(cover.content), format=form) as opened:  # FFmpeg tries this format only
             stream = opened.streams.video[0]
             sizes = stream.width, stream.height
             return Picture(cover.content, codec, media_type, *sizes) if all(sizes) else None

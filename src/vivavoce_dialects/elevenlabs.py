@@ -298,7 +298,7 @@ class Alignment:
                 knots += [(word["start_character"], word["start"]), (end, word["end"])]
             if "end" in mark:
                 end, end_s = mark["end_character"], mark["end"]
-                if not self.until:  # a notice may be heard before the first segment
+                if not self.until:  # a spoken notice may come before the first segment
                     knots[0] = (self._timed, mark["start"])
         count = max(0, end - self._timed)
         if end_s is not None:

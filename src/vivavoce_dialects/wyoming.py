@@ -79,7 +79,7 @@ async def serving_wyoming(
 
 
 class _Connection:
-    """A client's connection. waits_since: loop time of the last wait for an event; inf while a text is spoken."""
+    """A client's connection. waits_since: loop time at which it became idle; inf while a text is spoken."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Connection:
         self._utterance: StreamedUtterance | None = None
         self._is_streamed = False
         self._characters = self._samples = 0
-        """Characters of the utterance that came, and samples of its audio that were sent."""
+        """Number of received characters of the utterance, and number of sent samples of its audio."""
         writer.transport.set_write_buffer_limits(high=SEND_BYTES)
 
     async def serve(self) -> None:
@@ -117,7 +117,7 @@ class _Connection:
                 if not done:
                     if not self._takes_text:
                         return
-                    raise InvalidRequest(f"text: none came for {TEXT_PAUSE_S:g} s; send synthesize-stop at its end")
+                    raise InvalidRequest(f"text: no piece came for {TEXT_PAUSE_S:g} s; send synthesize-stop at its end")
         except VivavoceError as error:
             # The dispatcher counts errors of an utterance itself.
             if self._utterance is None or not self._utterance.delivery.done():

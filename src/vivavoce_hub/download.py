@@ -387,7 +387,7 @@ def _part(folder: Path, path: str) -> Path:
 
 
 def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> str:
-    """Returns the SHA-256. A part is resumed only if a published checksum can prove that it belongs to this file."""
+    """Fetch a file, return its SHA-256. A part is resumed only if a checksum proves that it belongs to the file."""
     if file.checksum is None:
         part.unlink(missing_ok=True)
     found = ""

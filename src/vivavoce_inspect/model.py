@@ -218,7 +218,7 @@ def is_whole_onnx(path: Path) -> bool:
             if tag & 7 == 2:
                 file.seek(min(number, size + 1), os.SEEK_CUR)
             fields.add(tag >> 3)
-        return file.tell() == size and 7 in fields  # the network of ModelProto (onnx.proto3)
+        return file.tell() == size and 7 in fields  # field 7 of ModelProto is the network (onnx.proto3)
 
 
 def _read_varint(file: BinaryIO) -> int | None:

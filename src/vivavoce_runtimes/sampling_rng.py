@@ -43,7 +43,7 @@ class Draws:
 
 
 def speech_bias(folder: Path) -> tuple[NDArray[np.float32], range]:
-    """A merged model's bias at the ids that are or end speech, and these ids; CheckpointError: it has no bias."""
+    """A merged model's bias for speech tokens and ids that end speech, and these ids; CheckpointError: it has none."""
     try:
         bias: NDArray[np.float32] = np.load(folder / EMBEDDING_BIAS, allow_pickle=False)
         speech = np.flatnonzero(np.isfinite(bias))

@@ -63,7 +63,7 @@ class TokenRuntime(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Whether the runtime is alive, as far as is known; from any thread."""
+        """Whether the runtime is alive, as far as is known; may be called from any thread."""
 
     def generate(self, ask: Ask) -> AsyncGenerator[Sequence[int], None]:
         """Ids as they arrive, including the id that ends them. Closing the generator, or cancelling its reader, aborts.
@@ -81,7 +81,7 @@ def merged_ids(vocabulary: MergedVocabulary, rows: Iterable[Row]) -> list[int]:
         if row.kind is RowKind.CONTROL:
             return vocabulary.sos if row.id == vocabulary.own.sos else vocabulary.task
         if row.kind is RowKind.TEXT and row.id >= vocabulary.text_size:
-            raise InvalidRequest(f"text: id {row.id} is outside of 0 … {vocabulary.text_size - 1}; use the tokenizer's")
+            raise InvalidRequest(f"text: id {row.id} is outside of 0 … {vocabulary.text_size - 1}; use the tokenizer")
         return vocabulary.speech(row.id) if row.kind is RowKind.SPEECH else row.id
 
     return list(map(merged, rows))
@@ -244,7 +244,7 @@ class StreamedLM:
                     since = now
             if not ended and said < run.forced_at:
                 raise StageFailed(
-                    f"{self._runtime.name}: ended a request after {said} ids of {run.forced_at}; try again"
+                    f"{self._runtime.name}: it ended a request after {said} of {run.forced_at} ids; try again"
                 )
             if not ended:
                 self._give(place, Sampled(number, (run.forced,), True))
@@ -296,9 +296,9 @@ def open_runtime(
     settings: EngineSettings,
     memory: MemoryPlan,
 ) -> StreamedLM:
-    """The stage over a runtime; `make` gets the merged folder, the models, the settings and the memory plan.
+    """Open a stage over a runtime; `make` gets the merged folder, the models, the settings and the memory plan.
 
-    Errors of `make`, `MergedVocabulary` and `speech_bias`.
+    Raises the errors of `make`, `MergedVocabulary` and `speech_bias`.
     """
     config, folder = models.config, models.merged
     if folder is None:

@@ -42,7 +42,7 @@ class LLMTokens:
     """Ids of one request, as they arrive. result: returned by `generate_async`; ends: ids that end speech.
 
     end: the id that ended the request, known once all ids have arrived; None: the limit ended it. Releases differ in
-    whether it is among the ids: here it is not.
+    whether it is among the ids; this class leaves it out.
     """
 
     def __init__(self, result: Any, ends: Sequence[int]) -> None:

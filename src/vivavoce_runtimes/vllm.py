@@ -36,7 +36,7 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""Variables that vLLM reads at import, unless the user has set them."""
+"""Environment variables that vLLM reads at import; values that the user has set stay."""
 
 
 class VllmRuntime:

@@ -168,7 +168,7 @@ def read_roman(place: Cursor) -> Found:
 
 
 def read_sign(place: Cursor) -> Found:
-    """Read a symbol by its name, or as silence if it only sets words apart."""
+    """Read a symbol as its name, or as silence if the symbol only separates words."""
     names, behind = place.locale.signs, (place.text, max(0, place.at - 4), place.at)
     for length in (3, 2, 1):
         sign = place.text[place.at : min(place.at + length, place.end)]
@@ -192,7 +192,7 @@ def _is_said(place: Cursor, sign: str) -> bool:
     if sign in ("<", ">") and before.isspace() != following.isspace() and not _COMPARED.match(place.text, place.at + 1):
         return False  # a bracket of a tag such as <name>
     if sign == "*" and bool(before.strip()) != bool(following.strip()):
-        return False  # *emphasis*
+        return False  # an emphasis mark, as in *this*
     if sign == "$" and (before.strip() or following.isalpha() or following in ("$", "\\")):
         return False  # the sign of a TeX formula
     if sign in "*/<>" and len(sign) == 1:
@@ -206,7 +206,7 @@ def _is_said(place: Cursor, sign: str) -> bool:
     if sign == "~":
         return bool(place.grammar.amount.match(after)) and not before.isalnum()
     if sign == "-":
-        taken = before == following == " " and in_formula(place, place.at + 1)  # 2x - 3 = 7
+        taken = before == following == " " and in_formula(place, place.at + 1)  # minus in 2x - 3 = 7
         return taken or bool(_BETWEEN_NAMES.match(place.text, place.at))
     if sign in ".:?!,;%'\"()":
         return sign == "%"

@@ -1,4 +1,4 @@
-"""English, as most of its speakers read numbers out: "two hundred and five", "March fifth, twenty twenty four"."""
+"""Verbalizer of English, as most speakers say it: "two hundred and five", "March fifth, twenty twenty four"."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class English(European):
         return self.join(self.number(parse_number(found["m"], self.locale)) + " to" if found["m"] else "", said)
 
     def _continental(self, found: Match) -> str:
-        """Numbers with continental European separators: 10.000,00 €, 1,5 km."""
+        """Read a number with continental European separators: 10.000,00 €, 1,5 km."""
         number = parse_number(found["n"].translate(_SWAPPED), self.locale)
         sign = found["a"] or found["b"]
         if sign in self.locale.units:

@@ -1,4 +1,4 @@
-"""German: "einundzwanzig", "am dritten März", "vierzehn Uhr dreißig"."""
+"""Verbalizer of German: "einundzwanzig", "am dritten März", "vierzehn Uhr dreißig"."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class German(European):
         return f"{('der' if end else 'die') if queen else his} {self.ordinal(value).capitalize()}{end}"
 
     def _article(self, found: Match) -> str:
-        """The word that decides an ordinal's ending: an article, as "ein", "die" or "dem", or the word before."""
+        """Find the word that decides an ordinal's ending: an article ("ein", "die", "dem"), or else the word before."""
         article = _ARTICLE.search(found.string, max(0, found.start() - 40), found.start())
         word = (article[1] or article[2]).lower() if article else word_before(found)
         if own := _OWN.fullmatch(word):
@@ -80,7 +80,7 @@ class German(European):
     def _ranked(self, found: Match) -> str | None:
         """Read a number as an ordinal; None unless the words around it show that it is one."""
         before, noun = self._article(found), found["noun"] or ""
-        if before == "zu":  # "zu viert"
+        if before == "zu":  # a group of that size: "zu viert"
             return self.ordinal(roman_value(found["n"])).removesuffix("e") + (" " if noun else ".")
         third = before in ("als", "wurde", "wird") and not noun[:1].isupper()
         third = third or (before == "als" and noun != "" and not self._begins.match(noun))

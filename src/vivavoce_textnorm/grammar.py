@@ -1,4 +1,4 @@
-"""Builds the patterns of one language from its locale: the forms of its numbers, amounts, dates and other classes."""
+"""Builds the patterns of one language from its locale: how numbers, amounts, dates and other items look in it."""
 
 from __future__ import annotations
 
@@ -116,18 +116,18 @@ def number_pattern(locale: Locale) -> str:
 
 
 def _amount_pattern(locale: Locale) -> str:
-    """Its groups: minus, front and back (currency before and behind num), num, mag (magnitude), percent, unit."""
+    """Pattern of an amount. Groups: minus, front and back (currencies), num, mag (magnitude), percent, unit."""
     signs = any_of(key for key in locale.currencies if not key.isalpha())
     codes = any_of(key for key in locale.currencies if key.isalpha())
     capital = any_of(key for key in locale.currencies if key.isupper())
     letters = any_of(word for word in locale.magnitudes if len(word) == 1 and word.isascii())
     words = any_of(word for word in locale.magnitudes if len(word) > 1 or not word.isascii())
     blank = r"[ \u00a0\u202f]?"
-    of = "(?(mag)(?:d[ei] )?|)" if "of_many" in locale.words else ""  # 2 millones de km
+    of = "(?(mag)(?:d[ei] )?|)" if "of_many" in locale.words else ""  # matches "2 millones de km"
     return (
         rf"(?P<minus>[-−](?=[\d.]|{signs}\d))?(?:(?P<front>{signs}|{START}{capital}(?={blank}\d)){blank})?(?P<inner>(?(front)-|(?!)))?"
         rf"(?P<num>{number_pattern(locale)})"
-        rf"(?:(?(front)[,.][-–—]{{1,2}}|,[-–])(?![\p{{L}}\d]))?"  # €5,-
+        rf"(?:(?(front)[,.][-–—]{{1,2}}|,[-–])(?![\p{{L}}\d]))?"  # matches "€5,-"
         rf"(?:(?:{blank}|-)(?P<mag>{words}(?:(?<=[{CJK}]|\p{{Hangul}}(?=[A-Za-z%원명개주장]))|{NO_WORD})|(?(front){letters}(?![\p{{Latin}}\d])|(?!))))?"
         rf"(?:{blank}{of}(?:(?P<back>{signs}(?!\d)|{codes}{NO_WORD})|(?P<percent>[%％‰])"
         rf"|{_unit_pattern(locale)}))?"
@@ -141,7 +141,7 @@ def _unit_pattern(locale: Locale) -> str:
 
 
 def _span_pattern(locale: Locale) -> str:
-    """Its groups: the numbers a and b, then h (a unit of hours) or min (a unit of minutes)."""
+    """Pattern of two numbers with a unit of time. Groups: a and b (numbers), then h (hours) or min (minutes)."""
     hours, minutes = (
         any_of([*units, *locale.units[name], locale.words.get("hours", "h") if name == "h" else name])
         for name in ("h", "min")

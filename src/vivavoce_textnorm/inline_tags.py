@@ -46,7 +46,7 @@ _BRACKET = compiled(rf"\[(?:pause(?: | ?[:=] ?){SECONDS}|(?P<how>{HOW}): ?(?P<co
 OPEN_BRACKET = compiled(
     rf"\s*(?:\[(?:pause[ :=][^\[\]\n]{{0,20}}|(?:{HOW}):[^\[\]\n]{{0,101}}|\p{{Ll}}{{0,8}})|<break\b[^<>\n]{{0,40}})\Z"
 )
-"""An unclosed bracket or <break> at the end of a text."""
+"""Matches an unclosed bracket or <break> at the end of a text."""
 _PRIVATE = range(0xF0000, 0xFFFFE)
 _NUMBERS = compiled(r"\d+")
 
@@ -90,7 +90,7 @@ class Runs:
         self.add(start, end, sign, "say-as")
 
     def pause(self, start: int, end: int, seconds: float) -> None:
-        """Add a pause for the characters start … end − 1. InvalidText: the pause is too long."""
+        """Add a pause that the characters start … end − 1 of the text ask for. InvalidText: the pause is too long."""
         if seconds > MAX_PAUSE_S:
             raise InvalidText(
                 f"text: the pause at character {start} is {seconds:g} s, the limit is {MAX_PAUSE_S:g} s; shorten it"

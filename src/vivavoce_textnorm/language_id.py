@@ -70,9 +70,9 @@ def is_speakable(text: str) -> bool:
 def detect_language(text: str, before: Language | None = None) -> Language:
     """Detect the language of a text; if the text shows none, it is `before`, the language of the text before it.
 
-    Kana, hangul or Cyrillic decide if they form no fewer words than English has, and more than Chinese has. A language
-    in Latin script needs two frequent words, or one and a letter with a mark, and two more for each English word. Any
-    other text is Chinese if it contains a Chinese character, else English.
+    Words in kana, hangul or Cyrillic decide if there are at least as many of them as of English words, and more than of
+    Chinese ones. A language in Latin script needs two frequent words, or one and a letter with a mark, and two more for
+    each English word. Any other text is Chinese if it contains a Chinese character, else English.
     """
     met: defaultdict[str, set[str]] = defaultdict(set)
     for match in _EVIDENCE.finditer(unicodedata.normalize("NFC", text)):

@@ -133,6 +133,4 @@ def _check_entry(word: str, said: str) -> None:
             raise InvalidText(f"lexicon: {type(text).__name__} is not a text; give words and their respellings")
         check_characters(text)
     if not word.strip() or not said.strip():
-        raise InvalidRequest(
-            f"lexicon: {word!r} has the respelling {said!r}; give a word and a respelling, neither empty"
-        )
+        raise InvalidRequest(f"lexicon: {word!r} has the respelling {said!r}; give a word and its respelling")

@@ -64,7 +64,7 @@ _INDEXED = (
     r"(?<=(?<![\p{Latin}\p{N}])[a-z][a-zA-Z\d_]{0,40}(?:\[\d+\]){0,3})"
     r"(?:\[\d+(?:, ?\d+)*\])++(?!\s*(?:[.,;:!?)。，；：！？）]|\Z|\n))"
 )
-"""Indices, as in "data[12] is empty": behind a lower-case word, unless a clause ends there, as behind a citation."""
+"""Matches indices, as in "data[12] is empty": behind a lower-case word, but not where a clause ends behind them."""
 _READ_BEFORE = r"\s?(?:を|キー|番|ボタン|または|か(?!ら)|号|號|键|鍵|或|和|번|을|를|키|또는)|\p{Latin}|\d|\s?[=(]|\.\w"
 _SOURCE = (
     r"[\[【]\d+(?::\d+)?†[^\[\]【】\n]{0,80}[\]】]|\[\^[^\[\]\s]{1,40}\](?:(?<=(?:\A|\n)\[[^\[\]\s]+\]):)?"
@@ -80,7 +80,7 @@ _SOURCE = (
     rf"|(?<=\p{{L}})(?<!(?<!\p{{L}})(?i:{_VALUE_BEHIND})) (?=\[\d{{1,3}}(?:, ?\d{{1,3}}){{1,2}}\] \p{{L}}))"
     rf"{_BRACKETED}(?!{_READ_BEFORE})"
 )
-"""Citation marks that people and models write: rose.[1], 【4:0†source】, [^2], (source 3)."""
+"""Matches citation marks that people and models write: rose.[1], 【4:0†source】, [^2], (source 3)."""
 _NOTED = r"(?:\p{Ll}{5}|[^\d\s][.,;:!?…。，；！？])[”\"’」』»)]{0,2}"
 # A word that is split at the end of a line is joined without its hyphen, unless the word is written with one: it has a
 # second hyphen, or a first part such as "well-" ("well-known"), or an ending such as "-то" ("кто-то").
@@ -142,7 +142,7 @@ _GOES_ON = compiled(
 @lru_cache(maxsize=64)
 def _pattern(marks: frozenset[str], written: frozenset[str]) -> Match:
     tag = rf"(?P<tag>{any_of(marks)}|<\|[^|<>]{{1,40}}\|>)"
-    letter = r"[\p{Latin}\p{Cyrillic}\p{M}]"  # without Chinese, which has no spaces between words
+    letter = r"[\p{Latin}\p{Cyrillic}\p{M}]"  # letters of scripts with spaces between words
     named = r"\L<words>" if written else any_of(())
     word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){named}(?!{letter}))"
     words = {"words": list(written)} if written else {}

@@ -100,7 +100,7 @@ class Stretch:
 
 class Normalizer(Protocol):
     def stretches(self, text: str) -> list[Stretch]:
-        """Split a text into stretches, which cover it in order. InvalidText: a tag or SSML in it is impossible."""
+        """Split a text into stretches, which cover it in order. InvalidText: a tag or SSML in it is not valid."""
 
     def pieces(self, stretch: Stretch, language: str, cancelled: CancelCheck = never_cancelled) -> Iterator[Piece]:
         """The words, block by block; start and end of a piece are positions in `stretch.plain`."""

@@ -129,7 +129,7 @@ class WetextNormalizer:
         return (self._read(words) if words else "").join(blanks)
 
     def _read(self, text: str) -> str:
-        """Try the whole text, then single spaces, then each clause, then each word, then spaces around numbers."""
+        """Try the whole text, then single spaces, then clauses, then words, and last with spaces around numbers."""
         for attempt in dict.fromkeys((text, _BLANKS.sub(" ", text))):
             spoken = self._attempt(attempt)
             if spoken is not None:
@@ -143,7 +143,7 @@ class WetextNormalizer:
     def _attempt(self, text: str) -> str | None:
         try:
             spoken = self.normalize(text)
-        except AssertionError:  # wetext's token parser got an empty result from its automaton
+        except AssertionError:  # raised by wetext's token parser for an empty result
             return None
         return spoken if spoken or not text.strip() else None
 
@@ -151,9 +151,9 @@ class WetextNormalizer:
 def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -> Iterator[tuple[str, int]]:
     """Normalise a text with `read`, block by block; yields words and the position in the text up to which they go.
 
-    Text of up to `MAX_BLOCK_CHARS` characters gives one piece of words. Longer text is cut only where no rule looks
-    across, so that the pieces, joined, equal the result of the rules for all blocks, joined. If `_MOST_HELD` characters
-    have no such place, a piece ends with its block. There, a block without letters and numbers stays as it is written.
+    Text of up to `MAX_BLOCK_CHARS` characters gives one piece. Longer text is cut only where no rule looks across, so
+    that the pieces, joined, equal the rules' result for all blocks, joined. If `_MOST_HELD` characters have no such
+    place, a piece ends with its block. In longer text, a block without letters and numbers stays as it is written.
     """
     rules: Rules = "digits" if language == "en" and text.strip().isdigit() else language
     end, last = len(text) - len(text.lstrip()), len(text.rstrip())
@@ -181,7 +181,7 @@ def as_trained_on(words: str, at_end: bool) -> str:
 
 @dataclass(frozen=True)
 class Languages:
-    """The languages of the front end.
+    """The official rules, as functions from a block of text to its words.
 
     chinese, english: write numbers, dates and units in words; digits: does so for English text that is nothing but
     digits.
@@ -206,7 +206,7 @@ def has_official_rules() -> bool:
 
 
 def check_official_rules() -> None:
-    """MissingDependency: the packages that read texts as CosyVoice does are not installed."""
+    """Raise MissingDependency if the packages of the extra `official` are not installed."""
     if not has_official_rules():
         raise MissingDependency(
             "reading: CosyVoice's own rules need the packages wetext and inflect; type `pip install "

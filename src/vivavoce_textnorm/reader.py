@@ -140,7 +140,7 @@ def _read(text: str, language: str | None, settings: Settings) -> list[Piece]:
         pieces = _compose(pieces, _compose(stripped, said))
         if not (any(_runs_on(free, piece) for piece in said) or _ODD.search(spoken)):
             break
-        settings = replace(settings, lexicon=NO_WORDS)  # it applies once
+        settings = replace(settings, lexicon=NO_WORDS)  # the lexicon applies in the first pass only
     return pieces
 
 
@@ -217,7 +217,7 @@ def _read_plain(text: str, language: str | None, settings: Settings) -> Iterator
 
 
 def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
-    """Split a text by language, into sentences; three or more Latin words in an East Asian sentence are a part, too."""
+    """Split a text into parts of one language: sentences, and three or more Latin words in an East Asian sentence."""
     before = language
     for sentence in _SENTENCE.finditer(text):
         start, end = sentence.span()
@@ -333,7 +333,7 @@ def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
 
 
 def _glue(before: str, said: str, after: str, rule: str) -> str:
-    """Add spaces where the words would touch other letters, and remove spaces that are there already.
+    """Add a space on each side where the words would touch letters, and drop a space that would be doubled.
 
     Korean has a space between a bare number and its counter ("세 개"), and none before a particle ("오 퍼센트입니다").
     """
@@ -356,7 +356,7 @@ def _glue(before: str, said: str, after: str, rule: str) -> str:
 
 
 def _compose(first: list[Piece], second: list[Piece]) -> list[Piece]:
-    """Join two passes: `first` made plain text from the original, `second` reads that; pieces of the original."""
+    """Combine two passes into pieces of the original: `second` are pieces of the plain text that `first` gave."""
     offsets = [0, *accumulate(len(piece.spoken) for piece in first)]
 
     def original(at: int, index: int) -> int:

@@ -33,7 +33,7 @@ from vivavoce_textnorm.normalizer import MAX_BLOCK_CHARS, CancelCheck, check_wan
 from vivavoce_textnorm.official import Rules, has_official_rules, load_languages
 from vivavoce_textnorm.types import Say, Settings
 
-log = logging.getLogger("vivavoce.reading_processes")  # this name makes the command line show the notes
+log = logging.getLogger("vivavoce.reading_processes")  # the command line shows notes of loggers with this prefix
 
 TOO_LONG_S = 30.0
 """Time limit of one block, after which its process is replaced; the slowest block takes 0.3 s of processor time."""
@@ -57,7 +57,7 @@ class ReadingProcesses:
         self._digits_in_chinese = digits_in_chinese
         self._all = [self._start(place) for place in range(number)]
         self._idle = set(range(number))
-        self._waiting: list[_Turn] = []  # a heap
+        self._waiting: list[_Turn] = []  # kept as a heap
         self._came, self._state = count(), Lock()
         self._finalizer = weakref.finalize(self, _end, self._all)
 

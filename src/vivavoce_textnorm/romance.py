@@ -79,7 +79,7 @@ class European(Verbalizer):
         return self.form(Number(number.whole, number.decimals), forms)
 
     def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
-        """A time, with the language's word between hours and minutes."""
+        """Say a time, with the language's word between hours and minutes."""
         words, units, one_word = self.locale.words, self.locale.units, "o_clock" in self.locale.words
         noun = self.form(Number(hour), tuple(words["o_clock"].split("/")) if one_word else units["h"])
         said = self.join(self.cardinal(hour, noun if one_word else f"{noun},"), noun if one_word else "")
@@ -92,7 +92,7 @@ class European(Verbalizer):
         return self.join(said, f"{words['and']} {self.unit(second, units['s'])}" if second else "")
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
-        """2/3 is "dos tercios": the name of the parts is in the table, or is their ordinal."""
+        """2/3 is "dos tercios"; the denominator is a name from the table, or else an ordinal."""
         words = self.locale.words
         part = words.get(f"part_{denominator}") or self.ordinal(denominator)
         many = part if numerator == 1 else self._fixed(part, "parts_fixes")
@@ -128,7 +128,7 @@ class European(Verbalizer):
         return said + full_stop(found)
 
     def _place(self, found: Match) -> str:
-        """Read an ordinal: 2.ª; XXe siècle. Groups: f: feminine; noun: its gender counts; s: an abbreviated century."""
+        """Read an ordinal: 2.ª; XXe siècle. Groups: f (feminine), noun (gives its gender), s (century)."""
         parts = found.groupdict()
         value = roman_value(parts.get("r") or parts["n"])
         after = following(found) if "noun" in parts else ""

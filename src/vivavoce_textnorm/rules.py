@@ -41,7 +41,7 @@ _PATTERNS = {
 
 
 Say = Callable[[Any, Match], str | None]
-"""Gets the verbalizer and the match; returns what is said, or None where the rule does not apply."""
+"""The function of a rule: gets the verbalizer and the match; returns the words, or None if it does not apply."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Russian: "третьего марта", "две книги", "в двадцать первом веке"."""
+"""Verbalizer of Russian: "третьего марта", "две книги", "в двадцать первом веке"."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Russian(European):
         return forms[1 if part else plural(number.whole)]
 
     def say(self, value: int, case: str = "n", gender: str = "m") -> str:
-        """A number in a case and a gender."""
+        """Say a number in a case and a gender."""
         head, _, last = self.numeral(value).rpartition(" ")
         if last in ("один", "два"):
             last = _ONES.get(gender, ("один", "два"))[last == "два"]

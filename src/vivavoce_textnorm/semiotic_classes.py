@@ -44,7 +44,7 @@ class Cursor:
 
     def follows(self, cue: str, chars: int = 24) -> bool:
         words, before = self.locale.words.get(cue), self.before(chars)
-        before = before[before[:-2].rfind(". ") + 1 :]  # only this sentence
+        before = before[before[:-2].rfind(". ") + 1 :]  # only the text of this sentence
         places = ((before.rfind(word), word) for word in words.split("|")) if words else ()
         return any(at >= 0 and not (before[:at][-1:].isalpha() and word.isascii()) for at, word in places)
 
@@ -125,7 +125,7 @@ def read_named_date(place: Cursor) -> Found:
             month = place.locale.months[found["month"].lower()]
             year = int(found["year"]) if found["year"] else None
             if place.text[found.start("month")].islower() and found["month"].lower() in ("may", "march", "mar"):
-                return None  # a verb
+                return None  # a verb: "may", "march"
             said = place.voice.date(year, month, int(found["day"]), found[0])
             article = said.partition(" ")[0] + " "  # "the 5th of March" has one already
             return found.end(), said.removeprefix(article) if place.before().endswith(article) else said, "date"
@@ -268,9 +268,9 @@ def read_amount(place: Cursor) -> Found:
     one = place.match(place.grammar.amount)
     if not one or (one["minus"] and _goes_on(place)):
         return None
-    if place.text[place.at - 1 : place.at] == "^":  # $x^2$
+    if place.text[place.at - 1 : place.at] == "^":  # an exponent, as in $x^2$
         said = place.voice.number(place.number(one["num"], bool(one["minus"])))
-        if place.text[place.at - 2 : place.at - 1].isdigit() and one["unit"]:  # 10^24 kg
+        if place.text[place.at - 2 : place.at - 1].isdigit() and one["unit"]:  # a unit, as in 10^24 kg
             return one.end(), place.voice.join(said, place.locale.units[one["unit"]][-1].replace("{}", "")), "number"
         return one.end("num"), said, "number"
     dash = _DASHED.match(place.text, one.end(), place.end)
@@ -306,7 +306,7 @@ def _range(place: Cursor, one: Match, two: Match, dash: Match) -> Found:
         or (before.isascii() and before.isalpha())
         or (one["num"][0] == "0" and one["num"][1:].isdecimal())
     ):
-        return None  # Llama-3.1-8B, i7-13700K, 0041-22B
+        return None  # parts of names: Llama-3.1-8B, i7-13700K, 0041-22B
     if (two["minus"] and dash[0].strip() in "-−") or (place.text[end : end + 1] in ("-", "–")):
         return None
     if (one["back"] or one["percent"] or one["unit"]) and two.end() == two.end("num") and not one["percent"]:
@@ -327,7 +327,7 @@ def _range(place: Cursor, one: Match, two: Match, dash: Match) -> Found:
     if "bare_range" in place.locale.words and compiled(place.locale.words["bare_range"]).search(place.before()):
         return end, f"{low}, {high}", "range"
     front = 0 if one["unit"] else len(place.locale.units.get(two["unit"], ("",))[-1].rpartition("{}")[0])
-    return end, high[:front] + voice.range(low, high[front:]), "range"  # 每秒十到十五米
+    return end, high[:front] + voice.range(low, high[front:]), "range"  # as in 每秒十到十五米
 
 
 def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tuple[str, str]:
@@ -352,7 +352,7 @@ def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tup
         return (voice.unit(number, (per_mille,)) if per_mille else voice.percent(number)), "percent"
     if found["unit"]:
         return voice.unit(number, locale.units[found["unit"]]), "unit"
-    name = compiled(r"[A-Za-z]").match(place.text, max(0, found.start() - 1), found.start())  # a name: A1
+    name = compiled(r"[A-Za-z]").match(place.text, max(0, found.start() - 1), found.start())  # as in A1
     counted = beside and (locale.units.get(beside["unit"]) or locale.currencies.get(beside["back"], ((),))[0])
     # The low end of a range agrees with the noun that the high end names: "une à deux heures".
     after = f"{voice.form(number, counted)}," if counted else place.after((beside or found).end())

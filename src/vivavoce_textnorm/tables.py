@@ -114,7 +114,7 @@ def _read_sections(name: str) -> dict[str, str]:
         return own
     shared = _read_sections(base)
     for name, between in _ADDED.items():
-        both = (own, shared) if name == "rules" else (shared, own)  # the first fitting rule wins, but the last word
+        both = (own, shared) if name == "rules" else (shared, own)  # of two rules the first wins, of two words the last
         own[name] = between.join(part[name] for part in both if name in part)
     if "traditional" in own:
         characters = str.maketrans(*own["traditional"].split())

@@ -59,7 +59,7 @@ class Number:
 
 
 Forms = tuple[str, ...]
-"""The forms of a noun that is counted, from the form for one to the form for many; languages have different numbers."""
+"""The forms of a counted noun, from the form for one to the form for many; their number depends on the language."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ VERBALIZERS = {
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
 _LONG = compiled(r"(?<!\d)\d{8,}[Xx]?(?!\d)")
-# Groups: 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; other long numbers in fours.
+# How long numbers are grouped: 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; others in fours.
 _PAUSED = compiled(
     r"\A\d{3}(?=\d{6,8}\Z)|(?<=\A\d{3})\d{3}(?=\d{3,4}\Z)|\A\d{6}(?=\d{11}.\Z)|[\dXx]{4}(?=[\dXx]{3})|[\dXx]+"
 )
@@ -92,7 +92,7 @@ class Verbalizer(ABC):
         return forms[0] if number.is_one or below_two else forms[-1]
 
     def digits(self, digits: str, phone: bool = False) -> str:
-        """Digits one by one; phone: as in a telephone number, where a language has other words for that (Chinese 1)."""
+        """Say digits one by one; phone: with the language's words for telephone numbers, if they differ (Chinese 1)."""
         names = (phone and self.locale.phone_digits) or self.locale.digits
         return self.join(*(names[int(digit)] for digit in digits))
 
@@ -197,7 +197,7 @@ class Verbalizer(ABC):
         return self.between(sides, "ratio")
 
     def reign(self, value: int) -> str:
-        """The number behind the name of a king or a pope: Louis XIV."""
+        """Say the number behind the name of a king or a pope: Louis XIV."""
         return self.locale.words["reign"].format(self.ordinal(value))
 
 

@@ -41,7 +41,7 @@ _TOKEN = compiled(
     rf"| ?[(\"'¿¡«„]{{0,3}}(?P<word>{_LETTERS}(?:['-]{_LETTERS})*+)(?=[\s,;!?)\"…{_TIGHT}]|[.:'][\s{_TIGHT}])"
     rf"| ?(?P<mark>[,;:!?….)\"'«»]++)(?=[\s{_TIGHT}])| ?(?P<odd>[^\s{_TIGHT}]++)(?=[\s{_TIGHT}])"
 )
-_ROMAN = compiled(r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+")  # also French and Korean
+_ROMAN = compiled(r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+")  # with French, Korean endings
 _BEFORE = compiled(r"(\p{L}+) \Z")
 _OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z|【[^】\n]{0,80}\Z")
 # An unclosed link, and the mark at the start of a list item or heading: both change how later text is read.
@@ -116,12 +116,12 @@ class WordStream:
 
     def __init__(self, language: str | None, settings: Settings) -> None:
         self._language, self._settings = language, settings
-        self._text = ""  # the last characters that were given, then all that are held
-        self._offset = 0  # number of characters before `_text`
-        self._given = self._seen = 0  # ends, in `_text`, of the part that was given and of the part that was looked at
-        self._ends: list[int] = []  # ends of the words that are held
-        self._wanted = 0  # number of ordinary words that have to follow
-        self._odd = False  # whether the held part has a word that the rules may change
+        self._text = ""  # The last given characters, then the held ones.
+        self._offset = 0  # Number of characters before `_text`.
+        self._given = self._seen = 0  # Ends, in `_text`, of the given and of the searched part.
+        self._ends: list[int] = []  # Ends of the held words.
+        self._wanted = 0  # Number of ordinary words that have to follow.
+        self._odd = False  # Whether the rules may change the held part.
         self._tried, self._last = 0, ""
         self._heads, self._endings, alone = _heads()
         self._alone = alone.union(_FIRST.match(word)[0] for word in settings.lexicon)
@@ -176,8 +176,8 @@ class WordStream:
             return -_WORD if written == "I" and not (before and before[1] not in FREQUENT_WORDS["en"]) else -_FOLLOWING
         parts = written.replace("'", "-").split("-")
         odd = any(part.lower() in self._heads or part.endswith(self._endings) for part in parts)
-        initials = len(parts) > 1 and any(len(part) == 1 and part.isupper() for part in parts)  # as in L-V
-        short = self._text[self._seen] == "." or (written.isupper() and len(written) > 1)  # as in NW
+        initials = len(parts) > 1 and any(len(part) == 1 and part.isupper() for part in parts)  # initials such as L-V
+        short = self._text[self._seen] == "." or (written.isupper() and len(written) > 1)  # an acronym such as NW
         if initials or not self._alone.isdisjoint(parts) or (odd and (short or len(parts) > 1)):
             return -_FOLLOWING
         return -_WORD if odd else _WORD
@@ -237,7 +237,7 @@ class WordStream:
 
 
 def gather_ssml(pieces: Iterable[str]) -> tuple[str, Iterator[str]]:
-    """All of a text that is SSML, and no pieces; for other text "" and its pieces."""
+    """Return the whole text and no pieces if the text is SSML; for other text return "" and its pieces."""
     begun, pieces = "", iter(pieces)
     for piece in pieces:
         check_length(piece)

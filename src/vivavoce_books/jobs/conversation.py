@@ -32,7 +32,7 @@ Process = asyncio.subprocess.Process
 async def converse(
     mode: str, folder: Path, begin: Message, take: Callable[[Message, Process], Awaitable[None]]
 ) -> None:
-    """Run a worker process to its end, with `take` for its messages. An error that the worker reports is raised."""
+    """Run a worker process to its end, and call `take` with each message. An error that it reports is raised."""
     pipe = asyncio.subprocess.PIPE
     command = python_command(WORKER, mode, str(folder))
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE_BYTES)

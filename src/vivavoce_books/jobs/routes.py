@@ -72,9 +72,9 @@ class JobFields(BaseModel):
     speed: Number = Field(1.0, ge=0.5, le=2.0, description="Speed of the speech; the pitch stays.")
     seed: Whole = Field(0, ge=0, le=2**53, description="The same seed gives the same audio.")
     pause_sentence: Number = Field(0.25, ge=0, le=60, description="Seconds of silence between sentences.")
-    pause_paragraph: Number = Field(0.6, ge=0, le=60, description="Seconds between paragraphs.")
-    pause_heading: Number = Field(1.5, ge=0, le=60, description="Seconds around headings, and after a chapter.")
-    pause_scene: Number = Field(2.0, ge=0, le=60, description="Seconds where the scene changes.")
+    pause_paragraph: Number = Field(0.6, ge=0, le=60, description="Seconds of silence between paragraphs.")
+    pause_heading: Number = Field(1.5, ge=0, le=60, description="Silence around headings, and after a chapter.")
+    pause_scene: Number = Field(2.0, ge=0, le=60, description="Seconds of silence where the scene changes.")
     loudness: Number | None = Field(
         None,
         ge=-40,
@@ -268,7 +268,7 @@ async def _read(request: Request) -> tuple[JobFields, bytes, str]:
         if name != "file":
             raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the book as file")
         if fields.input:
-            raise InvalidRequest("input: a file came as well; send one of them")
+            raise InvalidRequest("input: a file was sent as well; send only one of them")
         return fields, content, _kept_name(form.names[name])
     if not fields.input:
         raise InvalidRequest("file: is missing; send a book as file, or a text as input")
@@ -355,7 +355,7 @@ def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
     """Answer with a WAV file that grows at its end while the job goes on, or with the range of it that is asked for."""
     record = job.record
     if not heard:
-        raise InvalidRequest(f"audio: the job is {record.status} and has none yet; ask again later")
+        raise InvalidRequest(f"audio: the job is {record.status} and has no audio yet; ask again later")
     made = datetime.fromtimestamp(record.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     header = wav_header(record.sample_rate, None, AudioTag(record.model, made))
     size = len(header) + 2 * heard[-1].after

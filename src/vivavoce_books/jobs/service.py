@@ -52,7 +52,7 @@ LOOK_S, CLEAN_S = 1.0, 3_600.0
 
 @dataclass(eq=False)
 class Job:
-    """A job. heard: audio from its beginning without gaps, in a run; began, spoken_before: at the run's start."""
+    """A job. heard: audio of this run so far, without gaps; began: its start; spoken_before: characters before it."""
 
     record: JobRecord
     folder: Path
@@ -127,7 +127,7 @@ class Jobs:
     def get(self, identity: str, principal: Principal) -> Job:
         job = self._jobs.get(identity)
         if job is None or job.record.key != principal.name:
-            raise RequestNotFound(f"job: none of id {identity[:64]!r} is kept; GET /v1/audio/jobs lists yours")
+            raise RequestNotFound(f"job: no job has the id {identity[:64]!r}; GET /v1/audio/jobs lists yours")
         return job
 
     async def plan(self, book: bytes, options: JobOptions) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class Jobs:
     def _check_count(self, principal: Principal) -> None:
         most = self.settings.per_key if principal.jobs is None else principal.jobs
         if (kept := len(self.of(principal))) >= most:
-            raise Overloaded(f"jobs: {kept} of yours are kept, the limit is {most}; DELETE one of them", 60.0)
+            raise Overloaded(f"jobs: {kept} jobs of your key are kept, the limit is {most}; DELETE one", 60.0)
 
     async def _check_room(self, principal: Principal, characters: int) -> None:
         self._check_count(principal)
@@ -353,6 +353,6 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
 def _size_of(folder: Path) -> int:
     sizes = 0
     for path in folder.rglob("*"):
-        with suppress(OSError):  # it was removed meanwhile
+        with suppress(OSError):  # the file was removed meanwhile
             sizes += path.stat().st_size
     return sizes

@@ -48,7 +48,7 @@ class Answer:
 
 
 class Server:
-    """Has the server speak, through the methods of `Vivavoce` that a book needs. Thread-safe."""
+    """Asks the server for speech, with the methods of `Vivavoce` that a book needs. Thread-safe."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink, self._lock = source, sink, threading.Lock()
@@ -92,7 +92,7 @@ class Server:
 
 
 class Progress:
-    """Tells the server about the audio that has no gaps from its beginning on, and about the characters spoken."""
+    """Tells the server which audio is complete from its beginning on, and how many characters are spoken."""
 
     def __init__(self, server: Server, plan: Plan, wanted: list[Segment], ledger: Ledger, there: set[int]) -> None:
         self._server, self._plan, self._wanted, self._ledger = server, plan, wanted, ledger
