@@ -301,7 +301,7 @@ def write_track(
     if cut:
         first = cut[0].segment
         yield (
-            f"note: {len(cut)} sentences were stopped at the length limit, words may be missing; the first:  "
+            f"note: {len(cut)} sentences were stopped at the length limit, words may be missing; the first: "
             f"chapter {first.chapter + 1}, character {first.start + cut[0].piece.start:,}"
         )
 

@@ -248,7 +248,7 @@ def output_format(name: str) -> OutputFormat:
     except InvalidRequest:
         pass
     raise InvalidRequest(
-        f"output_format: {name[:40]!r} is not supported; use {DEFAULT_FORMAT},  pcm_16000, wav_24000, ulaw_8000, "
+        f"output_format: {name[:40]!r} is not supported; use {DEFAULT_FORMAT}, pcm_16000, wav_24000, ulaw_8000, "
         "opus_48000_64 or another rate of these"
     )
 

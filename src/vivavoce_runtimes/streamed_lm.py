@@ -37,7 +37,7 @@ from vivavoce_runtimes.sampling_rng import Draws, speech_bias
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
-"""Longest wait of the engine's thread, in seconds; it is short because the thread also reads messages."""
+"""Longest wait of the engine's thread, in seconds: the thread also reads messages, and a runtime may hang."""
 
 _STOP_S = 30.0
 """Seconds that a runtime has to end; after that its thread is abandoned."""

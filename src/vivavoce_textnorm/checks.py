@@ -9,7 +9,7 @@ import regex
 from vivavoce.errors import InvalidText
 
 MAX_TEXT_CHARS = 20_000
-"""Maximum number of characters of one text: half an hour of speech. Split a longer text into several requests."""
+"""Maximum number of characters of one text: about half an hour of speech. Longer text needs several requests."""
 
 _NAMED = 5
 _SURROGATE = regex.compile("[\ud800-\udfff]")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DASH = r"[-–—−‒~～〜]"
 CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー々〇"
 START = rf"(?<![[\p{{L}}\p{{N}}_]--[{CJK}]]|\d[.,:/])"
-"""Lookbehind for the start of an item: no letter, digit or "1." stands before; Chinese and Japanese letters may."""
+"""Lookbehind: no letter, digit or "1." stands before an item. Chinese and Japanese letters may stand there."""
 NO_WORD = r"(?![\p{Latin}\p{Cyrillic}\p{Greek}\p{Hangul}\p{M}])"
 """Lookahead: no letter of a script with spaces follows; Chinese and Japanese letters may."""
 LARGEST = 36

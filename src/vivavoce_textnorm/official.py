@@ -59,7 +59,7 @@ _BLANKS = regex.compile(r"[ \t\r\n\u00a0]+")
 _CLAUSE_END = regex.compile(r"(?<=[.,;:!?])(\s+)|(?<=[。，；：！？、])()")
 _WORD_END = regex.compile(r"(\s+)")
 _DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
-# The last place to cut: next to a letter and another letter or punctuation, where no rule below looks across.
+# The last place to cut: between a letter and a letter or punctuation mark, where no rule below looks across.
 _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
 
 

@@ -29,7 +29,7 @@ VERBALIZERS = {
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
 _LONG = compiled(r"(?<!\d)\d{8,}[Xx]?(?!\d)")
-# How long numbers are grouped: 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; others in fours.
+# Groups of long numbers: 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; others in fours.
 _PAUSED = compiled(
     r"\A\d{3}(?=\d{6,8}\Z)|(?<=\A\d{3})\d{3}(?=\d{3,4}\Z)|\A\d{6}(?=\d{11}.\Z)|[\dXx]{4}(?=[\dXx]{3})|[\dXx]+"
 )

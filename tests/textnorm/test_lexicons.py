@@ -43,7 +43,7 @@ def test_later_ones_win_and_names_are_never_paths(folder: Path) -> None:
 
 def test_what_is_wrong_names_its_file_and_line(folder: Path) -> None:
     (folder / "keys" / "team.tsv").write_text("a\tb\nc\td\x07\n", encoding="utf-8")
-    with pytest.raises(InvalidRequest, match=r"line 2 of .*team.tsv \(text: control character U\+0007"):
+    with pytest.raises(InvalidRequest, match=r"line 2 of .*team.tsv is refused \(text: control character U\+0007"):
         read_lexicons(folder)
     (folder / "keys" / "team.tsv").write_text("a b\n", encoding="utf-8")
     with pytest.raises(InvalidRequest, match=r"line 1 of .*keys/team.tsv is not a word"):
