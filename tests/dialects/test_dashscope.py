@@ -226,7 +226,7 @@ P = "payload.parameters."
         (run_task(model="sambert-zhichu-v1"), "ModelNotFound", "model: 'sambert-zhichu-v1' is not served here"),
         (run_task(rate=2.5), "InvalidParameter", f"{P}rate: input should be less than or equal to 2 .given: '2.5'"),
         (run_task(volume=101), "InvalidParameter", f"{P}volume: .* 100 .given: '101'"),
-        (run_task(pitch=1.2), "InvalidParameter", f"{P}pitch: 1.2 is not made here; leave it at 1"),
+        (run_task(pitch=1.2), "InvalidParameter", f"{P}pitch: 1.2 is not supported; leave it at 1"),
         (run_task(type=1), "InvalidParameter", f"{P}type: "),
         (run_task(format="amr"), "InvalidParameter", f"{P}format: .*'opus' .given: 'amr'"),
         (run_task(sample_rate=11_025), "InvalidParameter", f"{P}sample_rate: 11025 Hz is not made here; choose one of"),
@@ -240,7 +240,7 @@ P = "payload.parameters."
             "InvalidParameter",
             f"{P}hot_fix.pronunciation: 'cao3 di4' is not pinyin that the served model knows; .* hot_fix.replace",
         ),
-        (run_task(hot_fix={"replace": [{"a": ""}]}), "InvalidParameter", f"{P}hot_fix: 'a' is to be said as ''"),
+        (run_task(hot_fix={"replace": [{"a": ""}]}), "InvalidParameter", f"{P}hot_fix: 'a' has the respelling ''"),
         (run_task(hot_fix={"replace": [{"a": "\a"}]}), "InvalidParameter", f"{P}hot_fix: control character"),
         (
             run_task(hot_fix={"replace": [{str(n): "x" for n in range(MAX_WORDS + 1)}]}),
