@@ -1,4 +1,4 @@
-"""LoRA adapters of the language model (arXiv:2106.09685): small matrices learn beside weights that stay as they are."""
+"""LoRA adapters of the language model (arXiv:2106.09685): small matrices are trained beside frozen weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LoRA(nn.Module):
     def __init__(self, lm: SpeechLM, rank: int) -> None:
         super().__init__()
         self.rank, self.alpha = rank, 2 * rank
-        self._host = [lm.requires_grad_(False)]  # in a list, which hides it from the module's own state
+        self._host = [lm.requires_grad_(False)]  # in a list, so that it is no submodule of this module
         for name, module in lm.named_modules():
             if name.startswith("layers.") and name.rpartition(".")[2] in TARGETS:
                 assert isinstance(module, nn.Linear)
@@ -55,7 +55,7 @@ class LoRA(nn.Module):
 
 
 def write_adapter(folder: Path, state: Mapping[str, Tensor], lora: LoRA, model: str) -> None:
-    """Write the folder that PEFT and `vivavoce` read. state: of the `LoRA`; model: the name of what was tuned."""
+    """Write an adapter folder that PEFT and `vivavoce` read. state: of the `LoRA`; model: name of the tuned model."""
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
