@@ -1,6 +1,6 @@
-"""`python -m benchmarks.http_overhead.client URL KIND`: users of a server, in a process of their own.
+"""`python -m benchmarks.http_overhead.client URL KIND`: users of a server, in a separate process.
 
-KIND: through the openai package's streaming call, as OpenAI's documents show it, or through httpx without it ("raw").
+KIND: "openai", the openai package's streaming call as in OpenAI's documents, or "raw", httpx without that package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = ("openai", "raw")
 
 @dataclass(frozen=True, eq=False)
 class HttpSpeaker:
-    """See `LoadTarget`; its connections stay open, and a request that fails is a figure and not asked again."""
+    """See `LoadTarget`; connections stay open, and a failed request is counted and not repeated."""
 
     client: httpx.AsyncClient
     package: openai.AsyncOpenAI | None
@@ -30,7 +30,7 @@ class HttpSpeaker:
 
     @classmethod
     def open(cls, url: str, kind: str) -> HttpSpeaker:
-        """The openai package has connections of its own; httpx as many as there are users."""
+        """Connect: the openai package has connections of its own, httpx has one for each user."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         client = httpx.AsyncClient(base_url=f"{url}/v1", limits=limits, timeout=TIMEOUT_S)
         if kind == "raw":
@@ -87,7 +87,7 @@ class HttpTarget:
             yield plain.aiter_raw()
 
     async def close(self) -> None:
-        """See `Target`; the connections stay."""
+        """See `Target`; the connections stay open."""
 
 
 if __name__ == "__main__":

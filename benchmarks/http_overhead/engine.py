@@ -1,6 +1,6 @@
-"""`python -m benchmarks.http_overhead.engine SETTINGS`: the engine in this process, asked through the Python API.
+"""`python -m benchmarks.http_overhead.engine SETTINGS`: the engine in this process, used through the Python API.
 
-SETTINGS: a server's settings as JSON. It says first: the machine, the voices, and each sentence's text tokens.
+SETTINGS: a server's settings as JSON. Its first output tells the machine, the voices, and each sentence's text tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EngineSpeaker:
 
 @dataclass(frozen=True, eq=False)
 class EngineTarget:
-    """See `Target`; texts are read out in threads, as a program with other users does."""
+    """See `Target`; requests begin in threads, as in a program with several users."""
 
     speaker: EngineSpeaker
     load: Load
@@ -63,7 +63,7 @@ class EngineTarget:
             yield Piece(len(chunk.samples))
 
     async def close(self) -> None:
-        """See `Target`; the speaker stays."""
+        """See `Target`; the engine stays loaded."""
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _text_tokens(tts: Vivavoce, text: str) -> int:
-    front_end = tts.front_end.text  # what bounds a length counts in its tokens, which the API does not show
+    front_end = tts.front_end.text  # limits of length count its tokens, which the API does not show
     return sum(len(front_end.encode(segment)) for segment in front_end.segments(text, reading="natural"))
 
 

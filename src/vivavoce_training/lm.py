@@ -112,7 +112,7 @@ def arriving_text(
 
 
 def _speech(before: list[tuple[int, int]], speech: Sequence[int], end: int) -> list[tuple[int, int, int]]:
-    """(kind, id, target) of each position of `before` and `speech`. The target is the next speech token, at the end `end`."""
+    """(kind, id, target) of `before` and `speech`; each target is the next speech token, the last is `end`."""
     positions = before + [(SPEECH, token) for token in speech]
     return [(kind, token, target) for (kind, token), target in zip(positions, [*speech, end], strict=True)]
 
