@@ -35,7 +35,7 @@ class Dictated:
         self.scores: list[Tensor] = []
 
     def __call__(self, scores: Tensor, state: SamplingState) -> Tensor:
-        """See `Chooser`."""
+        """The recorded token of this position, whatever the scores."""
         self.scores.append(scores[0].clone())
         return self._tokens[state.counts.clamp(max=len(self._tokens) - 1)]
 

@@ -40,7 +40,7 @@ from vivavoce_books.ledger import open_ledger
 from vivavoce_books.plan import Plan, plan_book
 
 LATE_S = 5.0
-"""Longest time, in seconds, from the share of the work at which a kill is due to the kill."""
+"""Longest delay of a kill, in seconds, after its share of the work is done."""
 QUIET = 10 ** (-45 / 20)
 """Highest amplitude in a pause of the file: codecs smear nearby speech into the pause."""
 RATE = 24_000

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SAME_MACHINE = ("hardware", "device", "generation", "torch")
-"""Keys that have to be equal in both files."""
+"""Keys whose values must be equal in both files."""
 
 
 @dataclass(frozen=True)

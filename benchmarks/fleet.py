@@ -54,7 +54,7 @@ class ClearError(Exception):
 
 @dataclass(frozen=True)
 class WireTarget:
-    """See `bench.Target`; requests speech over a plain socket, which costs the client least."""
+    """A `Target` of a load: requests speech over a plain socket, which costs the client least."""
 
     host: str
     port: int
@@ -64,7 +64,7 @@ class WireTarget:
     sample_rate: int = RATE
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        """See `bench.Target`."""
+        """Yield the pieces of the utterance's audio as they arrive."""
         sampling = {"min_ratio": self.ratio, "max_ratio": self.ratio} if self.ratio else {}
         wanted = {"input": utterance.text, "response_format": "pcm", "seed": utterance.seed, "sampling": sampling}
         body = json.dumps(wanted | ({"voice": self.voice} if self.voice else {})).encode()
@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--concurrency", nargs="+", type=int, default=[64, 256], help="users for each engine")
     parser.add_argument("--requests", type=int, default=0, help="requests per engine; at least twice the users")
-    parser.add_argument("--tokens-per-text-token", type=float, default=8.0, help="length of speech; 0: the model's")
+    parser.add_argument("--tokens-per-text-token", type=float, default=8.0, help="0: the model ends the speech")
     parser.add_argument("--tokens", type=int, default=250, help="speech tokens of offline requests")
     parser.add_argument("--offline-concurrency", type=int, default=256, help="requests per engine")
     parser.add_argument("--voice", help="a voice's name; default: the model's first, which all engines have")

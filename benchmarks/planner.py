@@ -167,7 +167,7 @@ def alone(figures: Figures) -> Priors:
         for batch in batches(figures["stages"]):
             costs.observe(*batch)
     found = {Stage(stage): cost.coefficients for stage, cost in vars(costs.snapshot()).items()}
-    return {stage: cost._replace(fixed=max(cost.fixed, 1e-6)) for stage, cost in found.items()}  # as in a prior
+    return {stage: cost._replace(fixed=max(cost.fixed, 1e-6)) for stage, cost in found.items()}  # priors must exceed 0
 
 
 def _engine(figures: Figures) -> tuple[Any, MemoryPlan]:

@@ -36,7 +36,7 @@ def compressed(format: AudioFormat, bitrate: int) -> Attack:
 
 
 def telephone(samples: Samples, rate: int, chance: np.random.Generator) -> tuple[Samples, int]:
-    """µ-law at 8 kHz (G.711)."""
+    """Encode and decode as a telephone does: µ-law at 8 kHz (G.711)."""
     code = ~np.frombuffer(encode_whole(AudioFormat.ULAW, samples, rate), np.uint8)
     sizes = ((((code & 15).astype(np.int32) << 3) + 132) << ((code >> 4) & 7).astype(np.int32)) - 132
     return (np.where(code & 128, -sizes, sizes) / 32768).astype(np.float32), 8_000

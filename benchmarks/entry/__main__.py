@@ -33,7 +33,7 @@ from vivavoce_bench.measure import percentiles, rounded, save_json
 
 LATE_MS = 100.0
 STARTING_S, SETTLING_S, PATIENCE_S = 4.0, 1.0, 60.0
-"""Seconds for client processes to start, from the last listener to the measurement, and to wait for results."""
+"""Seconds for client processes to start, then from the last arrival to the first figure, and to wait for results."""
 
 
 def main() -> None:

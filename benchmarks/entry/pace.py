@@ -15,7 +15,7 @@ LETTERS_PER_S = 15
 """Letters of a text that are spoken in a second."""
 SENTENCE = "The harbour lay quiet, and the last boats came home before the storm. "
 _DIGITS, _BASE = 4, 1 << 15
-"""Samples that hold a time in microseconds, with 15 bits in each sample."""
+"""Number of samples that hold a time in microseconds, and the number of values of each sample (15 bits)."""
 
 
 def text_of(seconds: float) -> str:

@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "--repeat", type=int, default=1, metavar="N", help="run all N times; gives medians and their spread"
     )
     parser.add_argument("--tiny", action="store_true", help="use a model of tiny sizes")
-    parser.add_argument("--flow-steps", choices=["official", "fast"], default="official", help="in loads")
+    parser.add_argument("--flow-steps", choices=["official", "fast"], default="official", help="steps in loads")
     parser.add_argument("--no-kernels", action="store_true", help="use plain PyTorch, for comparison")
     return parser
 

@@ -15,7 +15,7 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, measured
 
 TOKENS = 250
-"""Ten seconds of speech."""
+"""Speech tokens of a request: ten seconds of speech."""
 RECORDING = Path(__file__).parents[2] / "docs" / "samples" / "warm.mp3"
 """The recording of loads with fresh voices; it is altered for each request."""
 SPEECH_S = TOKENS / 25

@@ -40,7 +40,7 @@ class FlowCase:
 
     @property
     def name(self) -> str:
-        """Its name in the figures."""
+        """The name of the case in the figures."""
         return f"{self.rows}x{self.frames}" + (f"_past{self.past}" if self.past else "")
 
 

@@ -25,30 +25,30 @@ from vivavoce_bench.texts import SENTENCES
 
 @dataclass(frozen=True, eq=False)
 class EngineSpeaker:
-    """See `LoadTarget`."""
+    """A `LoadTarget` with the engine in this process."""
 
     tts: Vivavoce
     accepted_s: dict[int, float] = field(default_factory=dict)
 
     def target(self, load: Load) -> EngineTarget:
-        """See `LoadTarget`."""
+        """The target for the requests of one load."""
         return EngineTarget(self, load)
 
 
 @dataclass(frozen=True, eq=False)
 class EngineTarget:
-    """See `Target`; requests begin in threads, as in a program with several users."""
+    """A `Target` of one load; requests begin in threads, as in a program with several users."""
 
     speaker: EngineSpeaker
     load: Load
 
     @property
     def sample_rate(self) -> int:
-        """See `Target`."""
+        """Samples per second of the audio."""
         return self.speaker.tts.sample_rate
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        """See `Target`."""
+        """Yield the pieces of the utterance's audio as they arrive."""
         sampling = SamplingParams(**self.load.sampling(utterance.text))  # type: ignore[arg-type]
         stream = await asyncio.to_thread(
             self.speaker.tts.astream,
@@ -63,7 +63,7 @@ class EngineTarget:
             yield Piece(len(chunk.samples))
 
     async def close(self) -> None:
-        """See `Target`; the engine stays loaded."""
+        """Do nothing: the engine stays loaded for the next load."""
 
 
 def main() -> None:

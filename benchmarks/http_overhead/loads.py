@@ -62,7 +62,7 @@ class LoadTarget(Protocol):
 
     @property
     def accepted_s(self) -> dict[int, float]:
-        """See `Result`; filled while a load runs."""
+        """Number of an utterance → time at which the engine got its request; filled while a load runs."""
 
     def target(self, load: Load) -> Target:
         """The target for the requests of this load."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.http_overhead.traced serve …`: `vivavoce serve` that records when requests pass which place.
+"""`python -m benchmarks.http_overhead.traced serve …`: `vivavoce serve` that records when requests pass each place.
 
 Its figures tell only where time goes. The server that is compared with the engine records nothing.
 """

@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--text-file", type=Path)
-    parser.add_argument("--words", help="MIN-MAX")
+    parser.add_argument("--words", help="words per text, MIN-MAX")
     parser.add_argument("--tokens", type=int, help="exact number of speech tokens of each request")
     parser.add_argument("--voice", action="append", default=[])
     parser.add_argument("--transcript", action="append", default=[])

@@ -156,11 +156,11 @@ class _Nothing:
     tail = UPSAMPLING_KERNEL - 1
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """See `Memory`."""
+        """x with zeros before its start."""
         return pad(x, (0, 0, self.tail, 0))
 
     def recall(self, site: int, keys: Tensor) -> Tensor:
-        """See `Memory`."""
+        """The keys as they are: there are no earlier keys."""
         return keys
 
 
@@ -176,7 +176,7 @@ class _CutShort(_Nothing):
         self._seen = torch.cat(parts, dim=1)
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """See `Memory`; x is the lookahead convolution's output, which is replaced."""
+        """The stored output with zeros before it; x, the lookahead convolution's output, is replaced."""
         assert x.shape == self._seen.shape
         return super().extend(first, self._seen)
 

@@ -29,7 +29,7 @@ class LMPrompt:
 
 
 def prompt_rows(lm: SpeechLM, prompt: LMPrompt) -> Tensor:
-    """[sos, prompt text, text, task, prompt speech]  →  [rows, hidden]."""
+    """Embeddings [rows, hidden] of sos, prompt text, text, task and prompt speech, in this order."""
     vocabulary = lm.config.vocabulary
     parts = (
         (lm.control_rows, (vocabulary.sos,)),

@@ -21,7 +21,7 @@ CONTEXT_FRAMES = 16
 
 
 def whole(vocoder: HiFT | CausalHiFT, mel: Tensor, seed: int | None) -> NDArray[np.float32]:
-    """mel: [frames, bins]; seed: of the source's noise, None: no noise  →  [frames · hop] float32."""
+    """Vocode a whole mel [frames, bins]; seed: of the source's noise, None: no noise  →  [frames · hop] float32."""
     noise = source_noise(vocoder, seed, 0, len(mel), mel.device)
     samples: NDArray[np.float32] = vocoder(mel.T[None], noise)[0].cpu().numpy()
     return samples
@@ -73,7 +73,7 @@ class _Rule:
     mel_frames: int
     """Frames that the next piece gets again, with the overlap."""
     source_frames: int
-    """Number of those frames that keep their source."""
+    """How many of the frames that the next piece gets again keep their source."""
     window: Tensor
     """Fade in, then fade out: [2 · n], of the overlap's first n samples."""
     continuous: bool

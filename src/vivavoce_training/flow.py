@@ -105,13 +105,13 @@ arXiv:2309.03199, in the simplest form)."""
 @dataclass(frozen=True)
 class FlowRecipe:
     optimizer: Recipe = field(default_factory=lambda: Recipe(1e-3, warmup_steps=500))
-    windows: tuple[tuple[int, int], ...] = ((100, 72), (200, 36), (350, 20))  # (speech tokens, windows in a batch)
-    prompted: float = 0.7  # share of windows that begin with a prompt
-    most_prompt: float = 0.6  # longest prompt, as a share of the window
+    windows: tuple[tuple[int, int], ...] = ((100, 72), (200, 36), (350, 20))  # (speech tokens, windows in a batch).
+    prompted: float = 0.7  # Share of windows that begin with a prompt.
+    most_prompt: float = 0.6  # Longest prompt, as a share of the window.
     unconditioned: float = 0.2
     """Share of windows without any condition, for classifier-free guidance (arXiv:2207.12598)."""
-    unfinished: float = 0.5  # share of windows whose last tokens are only lookahead, as in a stream
-    chunked: float = 0.5  # share of training steps with chunked attention
+    unfinished: float = 0.5  # Share of windows whose last tokens are only lookahead, as in a stream.
+    chunked: float = 0.5  # Share of training steps with chunked attention.
 
 
 def train_flow(

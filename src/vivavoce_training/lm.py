@@ -45,10 +45,10 @@ Encode = Callable[[str], Sequence[int]]
 class Mix:
     """How sequences are put together; shares lie in [0, 1]."""
 
-    joined: float = 0.6  # share of rows that hold several utterances
-    most: int = 4  # utterances in one row, at most
-    arriving: float = 0.15  # share of rows laid out for text that arrives in pieces
-    other_case: float = 0.15  # share of texts in lower or upper case only
+    joined: float = 0.6  # Share of rows that have several utterances.
+    most: int = 4  # Most utterances in one row.
+    arriving: float = 0.15  # Share of rows with the layout for text that arrives in pieces.
+    other_case: float = 0.15  # Share of texts in lower or upper case only.
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +256,7 @@ class LMStep(TrainingStep):
         self._buckets = _buckets(rows, recipe.positions_per_step, device)
         if not self._buckets:
             raise InvalidRequest("corpus: no utterance fits into a training row; cut the recordings to 15 s or less")
-        self.positions = [bucket.kinds.numel() for bucket in self._buckets]  # in all rows of each variant
+        self.positions = [bucket.kinds.numel() for bucket in self._buckets]  # positions in each variant's rows
         add_dropout(lm, recipe.dropout)
         self._optimizer = Optimizer(learning.parameters(), recipe.optimizer)
         self.modules, self.optimizers = {"lm": learning}, {"lm": self._optimizer}

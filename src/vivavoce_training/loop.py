@@ -144,7 +144,7 @@ class TrainingStep(ABC):
     """One training step of a part. The loop sets the optimizers' rates, and saves all optimizers and modules."""
 
     optimizers: Mapping[str, Optimizer]
-    modules: Mapping[str, nn.Module]  # the result of the training is the first one's moving average
+    modules: Mapping[str, nn.Module]  # the result of a training is the moving average of the first module
 
     @abstractmethod
     def __call__(self, variant: int) -> dict[str, Tensor]:
@@ -177,7 +177,7 @@ def train(
         step, spent = _restore(state_file, body, average, device)
         record.note(f"continues at step {step} after {spent:.0f} s")
     if validate is not None and step == 0:
-        record.validation(0, 0.0, _evaluated(validate, body))  # the measures before the first step
+        record.validation(0, 0.0, _evaluated(validate, body))  # the measures before training
     steps = _Steps(body, device)
     started = last_log = last_save = last_validation = time.monotonic()
     first = step

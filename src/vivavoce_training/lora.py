@@ -32,7 +32,7 @@ class LoRA(nn.Module):
         for name, module in lm.named_modules():
             if name.startswith("layers.") and name.rpartition(".")[2] in TARGETS:
                 assert isinstance(module, nn.Linear)
-                key = name.replace(".attention.", ".self_attn.").replace(".", "/")  # no dots in parameters' names
+                key = name.replace(".attention.", ".self_attn.").replace(".", "/")  # parameters' names have no dots
                 down, up = torch.empty(rank, module.in_features), torch.zeros(module.out_features, rank)
                 nn.init.kaiming_uniform_(down, a=math.sqrt(5))
                 self.register_parameter(f"{key}/lora_A", nn.Parameter(down))

@@ -17,7 +17,7 @@ from vivavoce_training.flow import SpeakerMajor, speaker_grid
 from vivavoce_training.record import log
 
 WINDOW_TOKENS, PROMPT_TOKENS = 300, 100
-"""Tokens in a window of the flow; how many of them, at its start, are a prompt with the recording's mel."""
+"""Tokens that the flow gets at once; tokens at their start that are a prompt, with the recording's mel."""
 BATCH = 32
 
 

@@ -75,7 +75,7 @@ class Graph:
         return self.op("Mul", doubled, self.constant(0.5))
 
     def swap(self, x: str) -> str:
-        """[1, a, b]  →  [1, b, a]."""
+        """Swap the last two dimensions: [1, a, b]  →  [1, b, a]."""
         return self.op("Transpose", x, perm=[0, 2, 1])
 
     def model(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> bytes:

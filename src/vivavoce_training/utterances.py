@@ -34,8 +34,8 @@ def positions(starts: Tensor, tokens: int, per_token: int) -> Tensor:
 
 
 HEARD_RATE = 16_000
-HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE  # samples of a token at 16 kHz
-BATCH_TOKENS = 45_000  # most tokens in a batch of an extraction: half an hour of audio
+HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE  # Samples of a token at 16 kHz.
+BATCH_TOKENS = 45_000  # Most tokens in a batch of an extraction: half an hour of audio.
 MEL_BATCH_TOKENS = 25 * 600
 
 

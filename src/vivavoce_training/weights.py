@@ -60,8 +60,8 @@ def text_ids(settings: Path, config: ModelConfig) -> tuple[Callable[[str], Seque
 MINI = Path(__file__).parent / "mini"  # the files of the mini model's folder that are not trained
 SPEECH_TOKENIZER = speech_tokenizer_of(Generation.V2)
 """File name of the trained speech tokenizer; CosyVoice3's has another name and the same interface."""
-MINI_UP_BLOCKS = 2  # conformer blocks after the upsampling; a checkpoint's parameter names tell its number
-_WITHOUT_WEIGHT_NORM = ("source.", "source_downs.", "f0.out.")  # modules without weight norm in the official vocoder
+MINI_UP_BLOCKS = 2  # Conformer blocks after the upsampling; a checkpoint's parameter names tell its number.
+_WITHOUT_WEIGHT_NORM = ("source.", "source_downs.", "f0.out.")  # Without weight norm in the official vocoder.
 _NORM = ".parametrizations.weight.original"
 
 
@@ -102,7 +102,7 @@ def average_files(files: Sequence[Path], out: Path, config: ModelConfig) -> Path
 
 
 def save_part(folder: Path, state: Mapping[str, Tensor], part: NetworkPart) -> Path:
-    """Write `llm.pt`, `flow.pt` or `hift.pt`, whose path is returned: readers see the old file or the whole new one."""
+    """Write `llm.pt`, `flow.pt` or `hift.pt`, and return its path. Readers see the old file or the complete new one."""
     folder.mkdir(parents=True, exist_ok=True)
     path, official = folder / f"{part.part}.pt", official_state(state, part)
     with replacing(path) as file:
@@ -129,7 +129,7 @@ def official_state(state: Mapping[str, Tensor], part: NetworkPart) -> dict[str, 
 
 
 FIRST_MAGNITUDE = -3.0
-"""Natural logarithm of the magnitudes before any training. They lie below the clipping limit, where gradients exist."""
+"""Natural logarithm of the output magnitudes before training: below the clipping limit, so that gradients exist."""
 FIRST_PITCH_HZ = 100.0
 
 

@@ -21,10 +21,10 @@ from vivavoce_training.data.kokoro.teacher import Said, Teacher
 from vivavoce_training.data.speakers import weight
 from vivavoce_training.data.store import TOKEN_SAMPLES, Corpus, CorpusWriter, Speaker, Utterance, hours_of
 
-PEAK = (0.5, 0.9)  # range from which an utterance's peak amplitude is drawn; full scale is 1
-SYMBOLS_AT_ONCE = 16_000  # most symbols in a batch, padding included
-MOST_AT_ONCE = 256  # most lines in a batch
-_AHEAD = 2  # most batches that wait to be written
+PEAK = (0.5, 0.9)  # Range from which an utterance's peak amplitude is drawn; full scale is 1.
+SYMBOLS_AT_ONCE = 16_000  # Most phoneme symbols in a batch, with padding.
+MOST_AT_ONCE = 256  # Most lines in a batch.
+_AHEAD = 2  # Most batches that wait to be written.
 
 
 class Progress(NamedTuple):

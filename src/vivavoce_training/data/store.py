@@ -183,7 +183,7 @@ class _GrowingArray:
     def finish(self) -> None:
         self._file.seek(0)
         if self._write_header() != self._header_bytes:
-            raise ValueError(f"{self._path}: the header of {self._length} values is longer than that of none")
+            raise ValueError(f"{self._path}: the header for {self._length} values is longer than the space left for it")
         self._file.close()
         self._temporary.replace(self._path)
 

@@ -92,8 +92,8 @@ def _mel(hertz: Tensor) -> Tensor:
 STFT_SIZE, STFT_HOP = 512, 128
 _BINS = STFT_SIZE // 2 + 1
 
-TILT_DB = 10.0  # largest rise or fall from the lowest to the highest frequency
-LOW_PASS_SHARE, LOWEST_EDGE = 0.25, 0.45  # share of rows; lowest cut-off as a share of the band: 3.6 kHz
+TILT_DB = 10.0  # Largest rise or fall of the level from the lowest to the highest frequency.
+LOW_PASS_SHARE, LOWEST_EDGE = 0.25, 0.45  # Share of rows; lowest cut-off as a share of the band: 3.6 kHz.
 LOW_PASS_DB = -60.0
 VOCODED_SHARE = 0.3
 SMEAR_SHARE = 0.5  # share of the rows that are vocoded
@@ -154,7 +154,7 @@ class Degrade(nn.Module):
         return torch.randn_like(spectrum) * unit * shape * below * level[:, :, None]
 
     def _spectrum(self, samples: Tensor) -> Tensor:
-        """[batch, n]  →  complex [batch, bins, frames]."""
+        """The STFT: [batch, n]  →  complex [batch, bins, frames]."""
         padded = functional.pad(samples, (STFT_SIZE, STFT_SIZE + -samples.shape[1] % STFT_HOP))
         spectrum: Tensor = torch.fft.rfft(padded.unfold(1, STFT_SIZE, STFT_HOP) * self.window)
         return spectrum.transpose(1, 2)

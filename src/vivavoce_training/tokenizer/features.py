@@ -45,20 +45,20 @@ def load_features(corpus: Corpus, utterances: NDArray[np.int64], device: torch.d
     return Features(mel, torch.from_numpy(labels).to(device), speakers)
 
 
-UNIT_DECADES = 4.0  # powers of ten in a unit of the features
-RANGE_UNITS = 2.0  # the features' floor is this far below the loudest value
+UNIT_DECADES = 4.0  # Powers of ten in a unit of the features.
+RANGE_UNITS = 2.0  # The features' floor is this far below the loudest value.
 TOP_HZ = 8000.0
 
 WARP = (0.85, 1.18)
 WARP_SHARE = 0.75
-LEVEL_UNITS = (-0.8, 0.25)  # -32 to +10 dB: the corpus is loud already
-TILT_UNITS = 0.3  # largest rise or fall from the lowest to the highest bin: 12 dB
-FLOOR_UNITS = (-2.0, -0.7)  # range of background noise: 80 to 28 dB below the loudest value
+LEVEL_UNITS = (-0.8, 0.25)  # Range of added level: -32 to +10 dB, as the corpus is loud already.
+TILT_UNITS = 0.3  # Largest rise or fall from the lowest to the highest bin: 12 dB.
+FLOOR_UNITS = (-2.0, -0.7)  # Range of background noise: 80 to 28 dB below the loudest value.
 NOISE_TILT_UNITS = 0.5
 JITTER_UNITS = 0.1
 LOW_PASS_SHARE = 0.3
-LOWEST_EDGE = 0.55  # smallest share of the bins that a low-pass keeps; bin 70 of 128 is 2.5 kHz
-BLUR_SHARE = 0.15  # small, as the harmonics show the pitch
+LOWEST_EDGE = 0.55  # Smallest share of the bins that a low-pass keeps; bin 70 of 128 is 2.5 kHz.
+BLUR_SHARE = 0.15  # Share of rows; small, as blur hides the harmonics, which show the pitch.
 
 
 class Augment(nn.Module):

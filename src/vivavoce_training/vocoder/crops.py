@@ -135,7 +135,7 @@ def augment(crop: Crop) -> Crop:
 
 
 def _some(mel: Tensor, share: float) -> Tensor:
-    """[batch, 1, 1]: uniform in [0, 1) for this share of the rows, else 0."""
+    """Random numbers [batch, 1, 1]: uniform in [0, 1) for this share of the rows, 0 for the others."""
     chosen, value = torch.rand(2, len(mel), 1, 1, device=mel.device)
     some: Tensor = value * (chosen < share)
     return some

@@ -14,15 +14,15 @@ from torch.nn.functional import pad
 SAMPLE_RATE = 24_000
 HOP = 480
 LOWEST_HZ, HIGHEST_HZ = 60.0, 420.0
-WINDOW = 1200  # samples of a frame: three periods of the lowest pitch
-FFT_SIZE = 2048  # at least the window plus the longest lag, or the correlation would wrap around
-CUTOFF_HZ = 1500.0  # the spectrum fades out above it, where there is more breath than voice
+WINDOW = 1200  # Samples of a frame: three periods of the lowest pitch.
+FFT_SIZE = 2048  # At least the window plus the longest lag, or the correlation would wrap around.
+CUTOFF_HZ = 1500.0  # The spectrum fades out above this, where there is more breath than voice.
 OCTAVE_COST = 0.02
 JUMP_COST = 0.4
-VOICED_PEAK = 0.5  # a frame is voiced if its autocorrelation has a higher peak; 1: periodic
-QUIET = 1e-3  # amplitude (root mean square) below which nothing counts as voiced
-NEIGHBOURS = 12  # frames on either side that a frame's pitch is compared with
-FARTHEST = 0.75  # octaves from the neighbourhood's median beyond which a peak does not count as pitch
+VOICED_PEAK = 0.5  # A frame is voiced if its autocorrelation has a higher peak; 1: periodic.
+QUIET = 1e-3  # Amplitude (root mean square) below which no frame counts as voiced.
+NEIGHBOURS = 12  # Frames on either side that a frame's pitch is compared with.
+FARTHEST = 0.75  # A peak farther than this from the neighbours' median, in octaves, is not the pitch.
 
 
 def track_pitch(wave: Tensor) -> Tensor:

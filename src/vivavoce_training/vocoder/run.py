@@ -34,8 +34,8 @@ from vivavoce_training.weights import initialise, load_part, save_part
 PART = "vocoder"
 ADVERSARY_FROM = 0.3
 """Share of the budget after which the discriminators join; earlier, they would only learn to tell noise from speech."""
-TUNED_ADVERSARY_FROM = 0.1  # the same for a training that starts from a trained vocoder
-TUNING_RATE = 0.3  # factor on the learning rates of such a training
+TUNED_ADVERSARY_FROM = 0.1  # Share of the budget, if training starts from a trained vocoder.
+TUNING_RATE = 0.3  # Factor on the learning rates of such a training.
 
 
 @dataclass(frozen=True)

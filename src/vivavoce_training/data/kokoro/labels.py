@@ -19,9 +19,9 @@ SILENT, SILENT_SPACE = (
     -5.0,
 )  # energy below which a punctuation mark, or a space, is silent; plosives are quiet, too
 LOWEST_HZ = 60.0
-FARTHEST = 12.0  # semitones from the utterance's median pitch; a pitch farther away is an error of the curve
-NEIGHBOURHOOD = 12  # frames of 25 ms over which loudness is averaged
-SOFT, LOUD = -0.5, 1.0  # thresholds of energy, relative to the mean energy of the utterance's speech
+FARTHEST = 12.0  # A pitch farther than this from the utterance's median, in semitones, is an error.
+NEIGHBOURHOOD = 12  # Loudness is averaged over this many frames of 25 ms.
+SOFT, LOUD = -0.5, 1.0  # Thresholds of energy, relative to the mean energy of the utterance's speech.
 PAUSE_FRAMES = (2, 14)
 """Range of the silence kept on each side of the words, in frames of 25 ms; less where the plan has less silence."""
 

@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from vivavoce_training.data.spelling import PHONE_INDEX
 
-MAX_IDS = 400  # phoneme ids in a line, about 17 s of speech; the teacher takes up to 512
-_PART = 1000  # texts that a process reads at a time
+MAX_IDS = 400  # Limit of phoneme ids in a line, about 17 s of speech; the teacher takes up to 512.
+_PART = 1000  # Texts that a process converts at a time.
 SPACE, PAUSE = 254, 255
-"""Used in place of a phone for a space or a punctuation mark, which is silent or belongs to the phone before it."""
+"""Codes of a space and a punctuation mark in place of a phone. Either is silent or belongs to the phone before it."""
 
 _MARKS = frozenset(';:,.!?—…"()“”')
 _ALIAS = {"ɐ": "ə", "ᵊ": "ə", "ᵻ": "ɪ", "ɾ": "T", "ɚ": "ɜ", "ɨ": "ɪ", "g": "ɡ", "r": "ɹ", "e": "ɛ", "o": "ɔ"}
-"""Symbol → another symbol with the same or nearly the same sound."""
+"""Phoneme symbol → another symbol with the same or nearly the same sound."""
 
 
 class Line(NamedTuple):
@@ -40,7 +40,7 @@ def accents(folder: Path) -> dict[str, Callable[[str], Line | None]]:
     """
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    reading = import_module("hibari.g2p")  # the package that `fetch` has put there
+    reading = import_module("hibari.g2p")  # the package that `fetch_teacher` downloaded
     numbers: dict[str, int] = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))["vocab"]
 
     def reader(british: bool) -> Callable[[str], Line | None]:
@@ -67,7 +67,7 @@ def line_of(text: str, symbols: str, numbers: dict[str, int]) -> Line | None:
             phones.append(PAUSE)
         elif own in PHONE_INDEX:
             phones.append(PHONE_INDEX[own])
-        elif symbol in "ˈˌ":  # stands before a vowel
+        elif symbol in "ˈˌ":  # a stress mark stands before a vowel
             waiting += 1
             phones.append(PAUSE)
         elif symbol in "ːʰʲ̃":

@@ -14,7 +14,7 @@ from torch import Tensor
 from vivavoce_training.data.kokoro.network import HARMONICS, Kokoro
 
 _GATES = (0, 2, 3, 1)
-"""Reorders an LSTM's gates from ONNX's input, output, forget, cell to PyTorch's input, forget, cell, output."""
+"""Reorders an LSTM's gates from ONNX (input, output, forget, cell) to PyTorch (input, forget, cell, output)."""
 _INNER = "_(quantized|scale|zero_point|shape)$"
 
 
@@ -57,8 +57,8 @@ def _module(node: str) -> str:
     path = ".".join(node.strip("/").split("/")[:-1])
     path = path.removeprefix("decoder.") if path.startswith("decoder.decoder") else path
     path = re.sub(r"^encoder\.(?=(F0|N|F0_proj|N_proj|shared)\b)", "predictor.", path)
-    path = re.sub(r"\b(asr_res|cnn\.\d)\.\1\.", r"\1.", path)  # the graph names an nn.Sequential twice
-    path = re.sub(r"\b(query|key|value|dense|ffn|ffn_output)_\d+$", r"\1", path)  # number of the layer's run
+    path = re.sub(r"\b(asr_res|cnn\.\d)\.\1\.", r"\1.", path)  # The name of a Sequential is twice in it.
+    path = re.sub(r"\b(query|key|value|dense|ffn|ffn_output)_\d+$", r"\1", path)  # A shared layer has run numbers.
     return path.removeprefix("encoder.")
 
 

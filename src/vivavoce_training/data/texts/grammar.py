@@ -302,7 +302,7 @@ TEMPLATES = tuple(
     I can read {things}, {things} and numbers like {number}.
     """.strip().splitlines()
 )
-"""A slot in braces names a category of the lexicon or a key of `_VALUES`; a leading "a" adds the article a or an."""
+"""In a template, a slot in braces names a category of the lexicon or a key of `_VALUES`; "a" adds an article."""
 
 
 def sentence(r: random.Random) -> str:

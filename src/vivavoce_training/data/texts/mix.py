@@ -15,8 +15,8 @@ from vivavoce_training.data.texts.wordnet import WordNet
 
 SHARES = {"examples": 0.34, "glosses": 0.1, "templates": 0.24, "coverage": 0.08, "fixed": 0.04, "talk": 0.2}
 """Source → its share of the sentences."""
-JOINED = 0.45  # share of the texts that have several sentences
-JOINED_WORDS = (10, 42)  # range from which the length of a joined text, in words, is drawn
+JOINED = 0.45  # Share of the texts that have several sentences.
+JOINED_WORDS = (10, 42)  # Range from which the length of such a text, in words, is drawn.
 MOST_WORDS = 44
 TEST_WORDS = (5, 12)
 
