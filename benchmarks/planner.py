@@ -7,8 +7,8 @@
 It measures batches of each stage alone, then each load several times, as `vivavoce bench --rate` does. The simulation
 uses the costs of these batches ("here") or the costs that `vivavoce plan` uses ("stored"). It is right if its p50 of
 the time to first audio is within 15 % of the runs' median, and its p99 within 25 % of their median or in their range.
-It must also find the same limit: the largest load before the first load whose p99 or gaps exceed what is allowed.
-The model has random weights in the release's sizes and is made on the first run. A CPU's figures mean nothing.
+It must also find the same limit: the largest load before the first load whose p99 or gaps exceed what is allowed. The
+model has random weights in the release's sizes and is made on the first run. A CPU's figures mean nothing.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _loads(options: argparse.Namespace, engine: Child) -> dict[int, tuple[Load, 
 
 
 def _ratios(tokens: int, text_tokens: dict[str, int]) -> dict[str, float]:
-    """Text → speech tokens per text token, so that it gets `tokens` speech tokens; without texts that need over 50."""
+    """Text → speech tokens per text token that give it `tokens` speech tokens; only ratios from 1 to 50."""
     # Half a token is added, because the product is rounded down.
     ratios = {text: (tokens + 0.5) / size for text, size in text_tokens.items()}
     kept = {text: ratio for text, ratio in ratios.items() if 1 <= ratio <= 50}

@@ -114,8 +114,8 @@ class HistoryStream:
 class WaveStream:
     """A stream of CosyVoice2's vocoder.
 
-    The last `OVERLAP_FRAMES` of a piece lack their right neighbours: they are held back and faded into the next
-    piece's version of them. The source of frames already spoken is kept, so that its noise and phase continue.
+    The last `OVERLAP_FRAMES` of a piece lack their right neighbours: they are held back and faded into the next piece's
+    version of them. The source of frames already spoken is kept, so that its noise and phase continue.
     """
 
     def __init__(self, vocoder: HiFT, joins: CrossfadeMode, seed: int | None) -> None:

@@ -97,8 +97,8 @@ def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Sp
     """Write recordings and two lists to `folder`; sentence n belongs to speaker n modulo the number of speakers.
 
     prompts/NAME.wav: a recording of each speaker, to clone. source/N.wav: the speaker's own recording of sentence N.
-    zero_shot.lst: prompts, sentences and source recordings in seed-tts-eval's format. source.tsv: the source
-    recordings and their texts; their scores are the ceiling for a clone's.
+    zero_shot.lst: prompts, sentences and source recordings in seed-tts-eval's format. source.tsv: the source recordings
+    and their texts; their scores are the ceiling for a clone's.
     """
     (folder / "prompts").mkdir(parents=True, exist_ok=True)
     (folder / "source").mkdir(exist_ok=True)

@@ -412,7 +412,7 @@ def speaker(
 ) -> None:
     """Train the speaker encoder on a corpus.
 
-    Writes campplus.onnx, and the corpus's speaker embeddings into it as embeddings.npy.
+    Writes campplus.onnx, and embeddings.npy with the speaker embeddings into the corpus.
     """
     from vivavoce_training.speaker.run import Sizes, train_speaker
 

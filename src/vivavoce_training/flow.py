@@ -31,8 +31,8 @@ from vivavoce_training.utterances import mels_of, positions, steps_in
 class SpeakerMajor:
     """A corpus on the device, speaker by speaker.
 
-    tokens: [tokens] int16; mels: [tokens · 2, bins] float16; first, last: [tokens] int32, where the token's
-    speaker begins and ends; utterance_first, utterance_count: [tokens] int32, the range of that speaker's utterances;
+    tokens: [tokens] int16; mels: [tokens · 2, bins] float16; first, last: [tokens] int32, where the token's speaker
+    begins and ends; utterance_first, utterance_count: [tokens] int32, the range of that speaker's utterances;
     embeddings: [utterances, size] float16.
     """
 

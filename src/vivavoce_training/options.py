@@ -28,7 +28,9 @@ Init = Annotated[str | None, shared(_INIT, "NAME|FOLDER", "--init")]
 Rate = Annotated[float, shared("Highest learning rate.", "NUMBER", "--rate")]
 Jobs = Annotated[int | None, shared("Worker processes.  [default: one per core]", "NUMBER", "--jobs", min=1)]
 Hours = Annotated[float, shared("Hours of the corpus to learn from.", "NUMBER", "--hours")]
-Others = Annotated[Path | None, shared("A corpus of other speakers to measure on.", "FOLDER", "--others")]
+Others = Annotated[
+    Path | None, shared("Corpus of other speakers to measure on; `train speaker` embeds it, too.", "FOLDER", "--others")
+]
 Settings = Annotated[Path | None, shared(_SETTINGS, "FOLDER", "--settings")]
 TEACHER = Path("kokoro")
 CORPUS = argument("Folder of the corpus.", "CORPUS", default=REQUIRED)

@@ -40,7 +40,7 @@ MEL_BATCH_TOKENS = 25 * 600
 
 
 def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """Indices of utterances of `hours` in total, or of all if there are fewer, evenly by speaker, ordered by speaker.
+    """Indices of utterances of about `hours`, or of all if there are fewer, evenly by speaker, ordered by speaker.
 
     allowed: [utterances], True for those that may be taken; None: all.
     """

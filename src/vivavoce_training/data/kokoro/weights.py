@@ -57,8 +57,8 @@ def _module(node: str) -> str:
     path = ".".join(node.strip("/").split("/")[:-1])
     path = path.removeprefix("decoder.") if path.startswith("decoder.decoder") else path
     path = re.sub(r"^encoder\.(?=(F0|N|F0_proj|N_proj|shared)\b)", "predictor.", path)
-    path = re.sub(r"\b(asr_res|cnn\.\d)\.\1\.", r"\1.", path)  # The name of a Sequential is twice in it.
-    path = re.sub(r"\b(query|key|value|dense|ffn|ffn_output)_\d+$", r"\1", path)  # A shared layer has run numbers.
+    path = re.sub(r"\b(asr_res|cnn\.\d)\.\1\.", r"\1.", path)  # The graph names a Sequential twice.
+    path = re.sub(r"\b(query|key|value|dense|ffn|ffn_output)_\d+$", r"\1", path)  # A shared layer's name has a number.
     return path.removeprefix("encoder.")
 
 
