@@ -150,7 +150,7 @@ def answer_loads(about: Mapping[str, Any], speaker: LoadTarget, close: Callable[
 
 
 def read_load(told: dict[str, Any]) -> Load:
-    """The inverse of `asdict` for a load, also after JSON."""
+    """The load of which `asdict` gave this dictionary, also after JSON."""
     return Load(**{**told, "utterances": [Utterance(**one) for one in told["utterances"]]})
 
 

@@ -83,7 +83,7 @@ def official_mel(models: Models, conditioning: Conditioning, tokens: Sequence[in
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a row that a stream computes at once: tokens up to `end`, when the tokens up to `known` exist."""
+    """Tokens of a row that a stream computes at once, up to `end`; at that time, tokens up to `known` exist."""
 
     end: int
     known: int

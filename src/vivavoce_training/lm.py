@@ -43,7 +43,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class Mix:
-    """How sequences are put together; shares lie in [0, 1]."""
+    """Settings for the composition of sequences; shares lie in [0, 1]."""
 
     joined: float = 0.6  # Share of rows that have several utterances.
     most: int = 4  # Most utterances in one row.

@@ -88,7 +88,7 @@ class Optimizer:
         return self._adam.state_dict()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue from `state_dict`."""
+        """Restore the state that `state_dict` gave."""
         self._adam.load_state_dict(state)
         for group in self._adam.param_groups:
             group["lr"] = self._rate
@@ -135,7 +135,7 @@ class Average:
         return self._mean
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`."""
+        """Restore the state that `state_dict` gave."""
         for name, mean in self._mean.items():
             mean.copy_(state[name])
 

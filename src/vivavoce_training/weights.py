@@ -22,7 +22,7 @@ from vivavoce.models.vocoder.hift import HiFT
 
 
 def trainable(folder: Path) -> Path:
-    """The folder itself; UnsupportedModel: it is of CosyVoice 1."""
+    """Return the folder; UnsupportedModel: its model is a CosyVoice 1."""
     if (generation := detect_generation(folder)) is Generation.V1:
         raise UnsupportedModel(
             f"model: is of generation {generation.value}; `vivavoce train` is for v2 (CosyVoice2) and v3 (CosyVoice3)"

@@ -116,7 +116,7 @@ Judgement = tuple[list[Tensor], list[Tensor]]
 
 
 class Discriminators(nn.Module):
-    """One per period (HiFi-GAN, arXiv:2010.05646) and one per spectrum (UnivNet, arXiv:2106.07889)."""
+    """A discriminator per period (HiFi-GAN, arXiv:2010.05646) and one per spectrum (UnivNet, arXiv:2106.07889)."""
 
     def __init__(
         self, period_channels: tuple[int, ...] = PERIOD_CHANNELS, resolution_channels: int = RESOLUTION_CHANNELS

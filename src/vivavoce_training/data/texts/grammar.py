@@ -76,7 +76,7 @@ def random_time(r: random.Random) -> str:
 
 
 def random_digits(r: random.Random, low: int, high: int) -> str:
-    """`low` to `high` digits one by one, as in a telephone number."""
+    """Between `low` and `high` random digits in words, as in a telephone number."""
     return " ".join(ONES[r.randrange(10)] for _ in range(r.randint(low, high)))
 
 
