@@ -100,7 +100,7 @@ def attacked(said: list[tuple[Samples, Samples, int]], name: str, attack: Attack
 
 
 def chance_of(scores: list[float]) -> Row:
-    """How often scores without the mark pass the threshold: counted, and estimated from a fitted tail.
+    """The chance that a score without the mark passes the threshold: counted, and estimated from a fitted tail.
 
     A score is the largest of many matches. For normal matches its tail falls as exp(−z²/2s²); s fits the upper 1 %.
     """

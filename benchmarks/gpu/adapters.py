@@ -78,7 +78,7 @@ def throughput(models: Models, settings: EngineSettings, names: Sequence[str], o
 
 
 def sameness(models: Models, settings: EngineSettings, names: Sequence[str], options: Any) -> dict[str, int]:
-    """How many requests, one per adapter and one without, have the same tokens alone and with other requests."""
+    """Count requests, one per adapter and one without, with the same tokens alone and with other requests."""
     asked = [request(seed, options.tokens, name) for seed, name in enumerate((*names, ""))]
     company = [request(seed, options.tokens, names[seed % len(names)]) for seed in range(options.requests - len(asked))]
 
@@ -92,7 +92,7 @@ def sameness(models: Models, settings: EngineSettings, names: Sequence[str], opt
 
 
 def oracle(folder: Path, device: torch.device, settings: EngineSettings, options: Any) -> dict[str, int]:
-    """How many requests in a batch have the tokens of a model with merged weights; float32, with kernels on a GPU."""
+    """Count batched requests with the tokens of a model with merged weights; in float32, with kernels on a GPU."""
     models = build_models(folder, device)
     cuda = device.type == "cuda"
     settings = replace(settings, kernels=cuda or None)

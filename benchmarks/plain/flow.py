@@ -160,7 +160,7 @@ class _Nothing:
         return pad(x, (0, 0, self.tail, 0))
 
     def recall(self, site: int, keys: Tensor) -> Tensor:
-        """The keys as they are: there are no earlier keys."""
+        """The keys as they are, since earlier keys do not exist."""
         return keys
 
 

@@ -73,7 +73,7 @@ class _Rule:
     mel_frames: int
     """Frames that the next piece gets again, with the overlap."""
     source_frames: int
-    """How many of the frames that the next piece gets again keep their source."""
+    """Number of frames, among those that the next piece gets again, whose source is kept."""
     window: Tensor
     """Fade in, then fade out: [2 · n], of the overlap's first n samples."""
     continuous: bool

@@ -28,7 +28,7 @@ class LoRA(nn.Module):
     def __init__(self, lm: SpeechLM, rank: int) -> None:
         super().__init__()
         self.rank, self.alpha = rank, 2 * rank
-        self._host = [lm.requires_grad_(False)]  # in a list, so that it is no submodule of this module
+        self._host = [lm.requires_grad_(False)]  # a list keeps it from being registered as a submodule
         for name, module in lm.named_modules():
             if name.startswith("layers.") and name.rpartition(".")[2] in TARGETS:
                 assert isinstance(module, nn.Linear)

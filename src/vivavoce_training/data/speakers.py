@@ -61,7 +61,7 @@ def shares(recipe: str) -> dict[str, float]:
 
 
 def weight(speaker: Speaker) -> float:
-    """How often this speaker is drawn for a line, relative to a mix."""
+    """Relative frequency with which this speaker is drawn for a line; a mix has 1."""
     return 9.0 if speaker.name in FREQUENT else 2.0 if speaker.name in ENGLISH else 1.0
 
 

@@ -105,7 +105,7 @@ def _pitch_of(wave: Tensor) -> Tensor:
 def starts_apart_from(held_out: Sequence[tuple[int, int]], num_tokens: int, crop_tokens: int) -> Tensor:
     """All token positions [n] int64 where a crop of `crop_tokens` can start without touching `held_out`.
 
-    held_out: ranges of tokens [first, last); ValueError: there is no such position.
+    held_out: ranges of tokens [first, last); ValueError: all positions touch it.
     """
     allowed = torch.ones(max(0, num_tokens - crop_tokens + 1), dtype=torch.bool)
     for first, last in held_out:
