@@ -1,4 +1,4 @@
-"""Find the folder of a model, a device and a dtype by the names that a user gives. A folder is found without torch."""
+"""Finds a model's folder, a device and a dtype by the names that a user gives. To find a folder needs no torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     import torch
 
 MINI = Path(__file__).parents[1] / "data" / "mini"
-"""The default model: a small demo inside the package. A folder of this name in the current folder comes first."""
+"""The default model: a small demo inside the package. A folder `mini` in the current folder is preferred to it."""
 UNTRAINED_MODEL = "babble"
-"""A tiny model with random weights, to try everything that does not need speech."""
+"""A tiny model with random weights, for tests that need no intelligible speech."""
 BABBLE = "babble-1"
-"""Name of the untrained model's folder, which is made at first use; the number changes with the folder's layout."""
+"""Folder name of the untrained model, which is made at its first use. The number changes with the folder's layout."""
 _LARGE_BYTES = 1 << 29
-"""A model is large if the file of its language model has more bytes."""
+"""A model is large if the file of its language model has more bytes than this."""
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def model_folder(model: str | Path | None) -> Path:
-    """The folder of a model: a path, a known name (errors as `find_model`), or one of the package's own models.
+    """The folder of a model. model: a path, the name of a published or built-in model, or None for the default model.
 
-    CheckpointError: the program's own model is damaged, or cannot be made.
+    Raises the errors of `find_model`, and CheckpointError if the untrained model is damaged or cannot be made.
     """
     if not isinstance(model, str | os.PathLike | None):
         raise InvalidRequest(f"model: {model!r:.40} is of type {type(model).__name__}; give a name or a folder")
@@ -55,7 +55,7 @@ def model_folder(model: str | Path | None) -> Path:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto": a CUDA device if there is one, else the CPU. InvalidRequest: it is not there."""
+    """The device of this name; "auto": a CUDA device if present, else the CPU. InvalidRequest: it is not present."""
     import torch
 
     if name == "auto":
@@ -71,10 +71,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, folder: Path | None = None, llm: Path | None = None) -> torch.dtype:
-    """The dtype of that name; InvalidRequest: it is unknown. llm: a language model in place of the folder's.
+    """The dtype of this name; InvalidRequest: the name is unknown. llm: a language model instead of the folder's own.
 
-    "auto" is float16 on CUDA and float32 elsewhere. A large model in `folder` gets bfloat16 on a CPU that multiplies
-    it, because reading weights takes most of its time; a small model would lose more time by conversions.
+    "auto" is float16 on CUDA and float32 elsewhere, with one exception: a large model in `folder` gets bfloat16 on a
+    CPU
+    with bfloat16 instructions, because reading the weights takes most of the time there. For a small model, conversions
+    would cost more time than bfloat16 saves.
     """
     import torch
 
@@ -105,7 +107,8 @@ def _has_bfloat16() -> bool:
 
 
 def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 2) -> int:
-    """The number of processes that read texts; None: 2 to 4 on CUDA, `on_cpu` elsewhere. InvalidRequest: not 0 … 64."""
+    """The number of processes that read texts. asked: 0 … 64, else InvalidRequest; None: 2 to 4 on CUDA, else
+    `on_cpu`."""
     if asked is None:
         # Four processes read more text than one GPU speaks; with two, one is always free for short texts.
         return max(2, min(4, (os.cpu_count() or 1) // 4)) if device.type == "cuda" else on_cpu
@@ -115,9 +118,9 @@ def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 
 
 
 def share_device(device: torch.device, engines: int, bounded: bool) -> None:
-    """Limit this thread to its engine's share of a CPU's threads, so that other engines have theirs.
+    """On a CPU, limit torch to an equal share of the threads for each of several engines on the device.
 
-    bounded: each engine has a limit of memory. InvalidRequest: several engines share a GPU without such limits.
+    bounded: each engine has a memory limit. Raises InvalidRequest if several engines share a GPU without memory limits.
     """
     import torch
 
