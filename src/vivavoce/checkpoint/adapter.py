@@ -1,7 +1,7 @@
-"""LoRA adapters of a language model (arXiv:2106.09685), as folders that PEFT writes.
+"""Reads LoRA adapters of a language model (arXiv:2106.09685) from folders that PEFT writes.
 
-`adapter_config.json` says how, `adapter_model.safetensors` holds a pair of matrices for each product. What would change
-more of a model than these products is refused.
+`adapter_config.json` has the settings, `adapter_model.safetensors` a pair of matrices for each adapted linear layer. An
+adapter that changes anything else in the model is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRODUCTS = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-"""The products of a layer as the engine computes them, and the modules that an adapter may target in each."""
+"""The matrix products that the engine computes in each layer, and the PEFT modules that each product combines."""
 TARGETS = tuple(target for targets in PRODUCTS.values() for target in targets)
 _MAX_NAMES_BYTES = 4 << 20
 _TENSOR = re.compile(rf"(?:.+\.)?layers\.(\d{{1,4}})\.(?:self_attn|mlp)\.({'|'.join(TARGETS)})\.lora_([AB])\.weight")
@@ -43,15 +43,16 @@ _UNSUPPORTED = {
     "fan_in_fan_out": "the model's weights are [outputs, inputs]; train without it",
     "use_qalora": "QA-LoRA pools its inputs; train without it",
 }
-"""Fields that change what an adapter is: any value other than false, null, [] and {} is refused."""
+"""Unsupported settings, with advice; an adapter is refused if one of them is not false, null or empty."""
 _CHANGES_WEIGHTS = ("pissa", "olora", "corda", "loftq")
-"""Ways to begin (`init_lora_weights`) that change the model's own weights, which other requests need unchanged."""
+"""Refused values of `init_lora_weights`: they change the model's own weights, which other requests use, too."""
 
 
 @dataclass(frozen=True, eq=False)
 class AdapterWeights:
-    """rank: of every pair; pairs: by layer and target, A [rank, inputs] and B [outputs, rank], float32; B is multiplied
-    by the adapter's scale, so that the target's output grows by B·A·x.
+    """Weights of an adapter, float32. rank: the rank of all pairs; pairs: A [rank, inputs] and B [outputs, rank] by
+    layer
+    and target. B includes the adapter's scale: the adapter adds B·A·x to the target's output.
     """
 
     rank: int
@@ -59,12 +60,12 @@ class AdapterWeights:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The modules that it changes in some layer."""
+        """The modules that the adapter changes in at least one layer."""
         return tuple(target for target in TARGETS if any(target == one for _, one in self.pairs))
 
 
 def target_sizes(config: LMConfig) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of each target."""
+    """Number of outputs and inputs of each target."""
     hidden, inner = config.hidden_size, config.intermediate_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return {
@@ -80,7 +81,7 @@ def target_sizes(config: LMConfig) -> dict[str, tuple[int, int]]:
 
 def read_adapter(folder: Path, config: LMConfig, most_rank: int = MAX_ADAPTER_RANK) -> AdapterWeights:
     """Read an adapter for a language model of these sizes. InvalidRequest: files are missing or damaged, shapes do not
-    fit, the rank is above `most_rank`, or a feature would change more than the targets' products.
+    fit, the rank is above `most_rank`, or the adapter uses a feature that is not supported.
     """
     try:
         settings = read_json(folder / SETTINGS, "name a folder that PEFT has written")
@@ -128,7 +129,7 @@ def _problems(settings: Mapping[str, Any], most_rank: int) -> Iterator[str]:
 
 
 def _tensors(folder: Path, config: LMConfig, rank: int) -> dict[tuple[int, str], dict[str, Tensor]]:
-    """The halves of each pair, A and B."""
+    """Read the matrices A and B of each layer and target."""
     path, sizes, label = folder / WEIGHTS, target_sizes(config), f"adapter: {WEIGHTS} of {folder.name}"
     most = config.num_layers * sum(map(sum, sizes.values())) * rank * 4 + _MAX_NAMES_BYTES
     found: dict[tuple[int, str], dict[str, Tensor]] = {}

@@ -98,7 +98,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
 
 
 def _exchange(connection: socket.socket, data: bytes, field: str, limit_s: float) -> Audio:
-    """Send a recording and return its samples. InvalidAudio: it cannot be decoded; other errors: the process is broken."""
+    """Send a recording and return its samples. Errors other than InvalidAudio mean that the process is broken."""
     connection.sendall(json.dumps([field, limit_s, len(data)]).encode() + b"\n" + data)
     with connection.makefile("rb") as answers:
         rate, length, error = json.loads(answers.readline(_MAX_LINE))

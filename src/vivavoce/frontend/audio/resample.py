@@ -53,7 +53,7 @@ def _half_width(old: int, new: int) -> int:
 
 @lru_cache(maxsize=8)
 def _sinc_kernels(old: int, new: int) -> Tensor:
-    """Kernels [new, 1, 2·half_width + old]: row j gives the output sample at the fraction j/new of `old` input samples."""
+    """Kernels [new, 1, 2·half_width + old]: row j gives the output sample at position j/new in `old` input samples."""
     cutoff = _ROLLOFF * min(old, new)
     half_width = _half_width(old, new)
     positions = torch.arange(-half_width, half_width + old, dtype=torch.float64) / old

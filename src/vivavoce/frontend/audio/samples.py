@@ -20,14 +20,14 @@ MAX_REFERENCE_S = 30.0
 MIN_REFERENCE_PEAK = 1e-3
 """Minimum peak of a reference (-60 dB of full scale); a quieter recording is silence or of a muted microphone."""
 MAX_REFERENCE_PEAK = 100.0
-"""Maximum peak of a reference. Loud recordings exceed ±1 a little; a peak above this means samples on an integer scale."""
+"""Maximum peak of a reference. Loud recordings slightly exceed ±1; a peak above this means integer-scaled samples."""
 
 CANCELLED = 1e-4
 """Channels cancel each other if the energy of their mean, relative to the first channel, is below this (-40 dB)."""
 QUIET_DB = -30.0
-"""Quieter speech in a reference is amplified to this level (dB of full scale), because synthesis copies the level."""
+"""Quieter speech in a reference is amplified to this level (dB of full scale), since synthesis copies its level."""
 KEPT_QUIET_S = 0.2
-"""Seconds of silence that trimming keeps at each end of a reference. With more, the model adds pauses and loses words."""
+"""Seconds of silence that trimming keeps at each end of a reference; the model copies longer silence, and loses words"""
 LEAST_TRIMMED_S = 0.2
 """Minimum number of seconds that trimming removes at an end; with less, the end stays unchanged."""
 _FRAMES_PER_S = 100
@@ -38,7 +38,7 @@ _LARGEST_CREST_DB = 30.0
 _RUN_FRAMES = 5
 """Minimum length of a sound that counts as speech, in frames; the click of a mouse is shorter."""
 _NOISE_DB, _NEAR_DB, _FAR_DB = 6.0, 20.0, 40.0
-"""A frame is speech if it is 6 dB above the noise and at most 40 dB below the speech level, or less than 20 dB below it."""
+"""Speech frames are 6 dB above the noise and less than 40 dB below the speech level, or less than 20 dB below it."""
 _SCALE, _LARGEST = 32768, 32767
 _KNEE = 0.8
 
@@ -58,12 +58,13 @@ class Audio:
 
     @property
     def duration_s(self) -> float:
+        """Length in seconds."""
 
         return len(self.samples) / self.sample_rate
 
 
 def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
-    """Mono audio of (array, rate). array: [n], [channels, n] or [n, channels], floats or integers, else InvalidAudio."""
+    """Mono audio of (array, rate); array: [n], [channels, n] or [n, channels], float or integer, else InvalidAudio."""
     if len(pair) != 2:
         raise InvalidAudio(f"{field}: {len(pair)} values are not a recording; give (array, rate)")
     array, rate = pair
@@ -95,7 +96,7 @@ def audible(mix: NDArray[Any], channel: NDArray[Any]) -> NDArray[Any]:
 
 
 def amplified(samples: Samples, gain: float) -> Samples:
-    """Multiply samples [n] by `gain`. If gain > 1, values beyond 0.8 are compressed to stay below 1, without clipping."""
+    """Multiply samples [n] by `gain`. If gain > 1, values beyond 0.8 are compressed smoothly to below 1."""
     louder = samples * np.float32(gain)
     beyond = np.maximum(np.abs(louder) - _KNEE, 0) / (1 - _KNEE)
     bent = np.sign(louder) * (_KNEE + (1 - _KNEE) * np.tanh(beyond))

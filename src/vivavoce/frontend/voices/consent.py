@@ -37,7 +37,7 @@ class Consent:
 
 
 def given_consent(statement: str, who: str) -> Consent | None:
-    """Build a consent from two fields of a request, with the current time; None: both are empty. Raises as `Consent`."""
+    """Build a consent with the current time from two fields of a request; None: both are empty. Raises as `Consent`."""
     return Consent(statement, who) if statement.strip() or who.strip() else None
 
 

@@ -152,7 +152,7 @@ class FolderStore(VoiceStore):
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
-    """Check a folder and its parents up to `within`; make: create them. OSError: this failed, or others may change them."""
+    """Check a folder and its parents up to `within`; make: create them. OSError: failed, or other users may write."""
     if folder != within:
         _safe(folder.parent, within, make=make)
     if make:
@@ -176,7 +176,7 @@ def _read_summary(path: Path) -> VoiceSummary | None:
 
 
 def _content_version(found: os.stat_result) -> str:
-    """A version string of inode, change time and size; it is new after each save, and users cannot set a change time."""
+    """A version string of inode, change time and size; differs after each save, since nobody can set a change time."""
     return f"{found.st_ino:x}-{found.st_ctime_ns:x}-{found.st_size:x}"
 
 
