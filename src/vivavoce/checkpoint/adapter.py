@@ -51,9 +51,7 @@ _CHANGES_WEIGHTS = ("pissa", "olora", "corda", "loftq")
 @dataclass(frozen=True, eq=False)
 class AdapterWeights:
     """Weights of an adapter, float32. rank: the rank of all pairs; pairs: A [rank, inputs] and B [outputs, rank] by
-    layer
-    and target. B includes the adapter's scale: the adapter adds B·A·x to the target's output.
-    """
+    layer and target. B includes the adapter's scale: the adapter adds B·A·x to the target's output."""
 
     rank: int
     pairs: Mapping[tuple[int, str], tuple[Tensor, Tensor]]
@@ -81,8 +79,7 @@ def target_sizes(config: LMConfig) -> dict[str, tuple[int, int]]:
 
 def read_adapter(folder: Path, config: LMConfig, most_rank: int = MAX_ADAPTER_RANK) -> AdapterWeights:
     """Read an adapter for a language model of these sizes. InvalidRequest: files are missing or damaged, shapes do not
-    fit, the rank is above `most_rank`, or the adapter uses a feature that is not supported.
-    """
+    fit, the rank is above `most_rank`, or the adapter uses a feature that is not supported."""
     try:
         settings = read_json(folder / SETTINGS, "name a folder that PEFT has written")
     except CheckpointError as error:

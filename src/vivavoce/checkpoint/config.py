@@ -1,10 +1,9 @@
 """Sizes, special ids and constants of a checkpoint, as frozen dataclasses.
 
 `read_config` in `settings.py` reads the numbers from the checkpoint's files; this module has no default sizes. A
-field's
-`FileKey` is its place in the official file. Two numbers may be in no file: `FlowConfig.num_steps`, a constant of the
-official code that a model card can replace, and the mix of text and speech (`mix_text`, `mix_speech`), if the yaml has
-no `mix_ratio`.
+field's `FileKey` is its place in the official file. Two numbers may be in no file: `FlowConfig.num_steps`, a constant
+of the official code that a model card can replace, and the mix of text and speech (`mix_text`, `mix_speech`), if the
+yaml has no `mix_ratio`.
 """
 
 from __future__ import annotations

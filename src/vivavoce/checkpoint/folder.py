@@ -38,9 +38,8 @@ class TextStream(str, Enum):
 
 @dataclass(frozen=True)
 class SpeakerCard:
-    """A built-in voice on the model's card: language (ISO 639 code), sex, description of its sound, and transcript of
-    its
-    reference recording; each is "" if unknown."""
+    """A built-in voice on the model's card: its language (ISO 639 code), its sex, a description of its sound, and the
+    transcript of its reference recording; each is "" if unknown."""
 
     language: str = ""
     sex: str = ""

@@ -87,9 +87,8 @@ _WRITTEN_MODEL = re.compile(r"(?:([A-Za-z0-9_.-]{1,100})=)?(.+?)(?:[+](.+[.](?:p
 class WrittenModel:
     """A model as written on the command line or in settings: `[NAME=]MODEL[+FILE]`.
 
-    model: a known name or a folder. name: the model's name in requests; "": its usual name. llm: a file with the
-    weights
-    of another language model of the same sizes.
+    model: a known name or a folder. name: its name in requests; "": its usual name. llm: a file with the weights of
+    another language model of the same sizes.
     """
 
     model: str

@@ -33,9 +33,8 @@ _EMBEDDING_KEYS = ("embedding", "flow_embedding", "llm_embedding")
 class SavedPrompt:
     """The prompt of a saved zero-shot speaker.
 
-    text_ids: the transcript. llm_speech_tokens, flow_speech_tokens: prompts of the language model and of the flow.
-    These
-    three are [length] int32. mel: [frames, 80].
+    text_ids: the transcript; llm_speech_tokens, flow_speech_tokens: prompts of language model and flow; all [length]
+    int32. mel: [frames, 80].
     """
 
     text_ids: Tensor

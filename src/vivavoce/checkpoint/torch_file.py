@@ -27,7 +27,7 @@ MAX_BYTES = 4_000_000
 """Maximum size of the pickle and of the zip directory, which contain the tensors' names; published files have 50 kB."""
 MAX_DIMS = 8
 MAX_TIMES = 4
-"""Maximum total size of all tensors, as a multiple of the file's size; more than 1, because tied weights share bytes."""
+"""Maximum size of all tensors together, relative to the file's size; above 1, because tied weights share bytes."""
 
 _DTYPES = {
     **{"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64},
@@ -157,7 +157,7 @@ class _Reader:
             raise ValueError(f"tensors of more than {MAX_TIMES} times the file's bytes")
         if type(container) is list:
             container.extend(items)
-        elif type(container) is dict and all(type(key) is str for key in items[::2]):  # other keys may take years to hash
+        elif type(container) is dict and all(type(key) is str for key in items[::2]):  # others may take years to hash
             container.update(zip(items[::2], items[1::2], strict=True))
         else:
             raise ValueError("a name that is not text")
@@ -178,7 +178,7 @@ class _Reader:
 
 
 def _few(values: Any) -> tuple[Any, ...]:
-    """Refuse long tuples: a file could repeat a tuple a million times, or nest tuples that take years to print or hash."""
+    """Refuse long tuples, which a file could repeat a million times, or nest so that printing or hashing take years."""
     if type(values) is not tuple or len(values) > MAX_DIMS:
         raise ValueError("a tensor without a shape")
     return values

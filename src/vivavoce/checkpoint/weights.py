@@ -2,8 +2,7 @@
 
 Each part has a table that translates official parameter names to ours, in both directions. `{n}` is the number of a
 block and matches digits. A row has prefixes of names, which end at a dot or at the name's end; the first matching row
-is
-used. A name without a matching row is the same on both sides.
+is used. A name without a matching row is the same on both sides.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ def check_variant(folder: Path, variant: str | None) -> None:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a file. Unwraps a dict with a single key, such as {"module": …}, and removes the prefix
-    "module.", which DeepSpeed and DistributedDataParallel write.
-    """
+    "module.", which DeepSpeed and DistributedDataParallel write."""
     if path.suffix == ".safetensors":
         refuse_pointer(path)
         try:

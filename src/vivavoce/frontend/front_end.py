@@ -1,8 +1,7 @@
 """The front end turns a text, a voice and options into requests for the engine. It needs neither engine nor networks.
 
 The table in `modes.py` says which stage gets which features of a voice. A text, transcript or instruction for
-CosyVoice3
-may begin with its own system prompt, as in scripts for the official code. Everything up to and including
+CosyVoice3 may begin with its own system prompt, as in scripts for the official code. Everything up to and including
 `<|endofprompt|>` is then used instead of our system prompt, and is not spoken.
 """
 
@@ -39,8 +38,7 @@ from vivavoce_textnorm import CancelCheck, check_paused, is_speakable, never_can
 log = logging.getLogger(__name__)
 
 DEMO_REFERENCE_S = 12.0
-"""Longest advised reference for a demo model, in seconds. Mini loses words of short texts with 17 s, but not with 13
-s."""
+"""Longest advised reference for a demo model, in seconds. Mini loses words of short texts at 17 s, but not at 13 s."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +112,7 @@ class FrontEnd:
 
     @property
     def arrival(self) -> InputMode:
-        """The unit in which `plan_arriving` plans: words if the generation and the model's card allow them, or
-        sentences."""
+        """The unit of `plan_arriving`: words if the generation and the model's card allow this, else sentences."""
         by_words = self._modes.by_words and self.card.text_stream is TextStream.INTERLEAVED
         return InputMode.TOKENS if by_words else InputMode.SEGMENTS
 
@@ -282,8 +279,7 @@ def _unmarked(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def load_front_end(folder: Path, config: ModelConfig | None = None, text_processes: int = 0) -> FrontEnd:
-    """Load the tokenizer, the text rules and the two encoders of an official folder. Raises the errors of
-    `read_config`.
+    """Load the tokenizer, text rules and two encoders of an official folder. Raises the errors of `read_config`.
 
     config: the model's sizes; None: read them from the folder. text_processes: see `TextFrontEnd`.
     """

@@ -74,9 +74,8 @@ def choose_dtype(name: str, device: torch.device, folder: Path | None = None, ll
     """The dtype of this name; InvalidRequest: the name is unknown. llm: a language model instead of the folder's own.
 
     "auto" is float16 on CUDA and float32 elsewhere, with one exception: a large model in `folder` gets bfloat16 on a
-    CPU
-    with bfloat16 instructions, because reading the weights takes most of the time there. For a small model, conversions
-    would cost more time than bfloat16 saves.
+    CPU with bfloat16 instructions, because reading the weights takes most of the time there. For a small model,
+    conversions would take more time than bfloat16 saves.
     """
     import torch
 
@@ -107,8 +106,7 @@ def _has_bfloat16() -> bool:
 
 
 def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 2) -> int:
-    """The number of processes that read texts. asked: 0 … 64, else InvalidRequest; None: 2 to 4 on CUDA, else
-    `on_cpu`."""
+    """Number of processes that read texts. asked: 0 … 64, else InvalidRequest; None: 2 to 4 on CUDA, else `on_cpu`."""
     if asked is None:
         # Four processes read more text than one GPU speaks; with two, one is always free for short texts.
         return max(2, min(4, (os.cpu_count() or 1) // 4)) if device.type == "cuda" else on_cpu

@@ -11,8 +11,8 @@ The flow gets the speaker embedding in every mode. All generations convert voice
 source recording instead of the language model, and the flow gets the same features as in cross_lingual.
 
 In every mode, CosyVoice3 first reads a system prompt: "You are a helpful assistant.", then the instruction in mode
-instruct, then a mark that ends the prompt. CosyVoice 1's vocabulary has no token for its mark: it is read as plain
-text.
+instruct, then a mark that ends the prompt. CosyVoice 1's vocabulary has no token for its mark: the model reads the mark
+as plain text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from vivavoce.frontend.voices.voice import Voice
 
 @dataclass(frozen=True)
 class Route:
-    """The features that a mode uses. lm_text: transcript or instruction; lm_speaker: the speaker embedding as one
-    row."""
+    """The features that a mode uses. lm_text: transcript or instruction; lm_speaker: speaker embedding as one row."""
 
     lm_text: bool = False
     lm_speech: bool = False
@@ -56,8 +55,7 @@ class GenerationModes:
     by_words: bool = True
 
     def prompt(self, instruct: str = "") -> str:
-        """The prompt that precedes the spoken text, ended by the mark. Keeps an instruction that has a mark
-        unchanged."""
+        """The prompt before the spoken text, with the mark at its end; an instruction with a mark stays unchanged."""
         if self.mark in instruct or END_OF_PROMPT in instruct:
             return instruct
         return (f"{self.system} {instruct.strip()}".strip() if self.system else instruct) + self.mark
@@ -111,8 +109,7 @@ def choose_mode(
 
 
 def condition(voice: Voice, route: Route, text: tuple[int, ...] = (), system: tuple[int, ...] = ()) -> Conditioning:
-    """Select a voice's features by a route. text: ids of the transcript or instruction; system: of the system
-    prompt."""
+    """Select a voice's features by a route. text: ids of transcript or instruction; system: ids of system prompt."""
     prompted = route.flow_prompt and voice.has_prompt
     tokens = voice.speech_tokens.long()
     return Conditioning(

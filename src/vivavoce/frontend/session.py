@@ -174,8 +174,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         start(self)
 
     async def events(self) -> AsyncIterator[SpeechEvent]:
-        """Iterate over the announcement of each segment, then its chunks, without empty chunks. Raises the request's
-        error."""
+        """Iterate over each segment's announcement and its chunks, except empty ones. Raises the request's error."""
         announced = self._progress.announced
         async for chunk in self.handle:
             while announced:
@@ -188,8 +187,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """Characters and times of the segments taken so far. The last end still grows; `cut` is known at the end
-        only."""
+        """Characters and times of the segments taken so far; the last end grows, and `cut` is known at the end."""
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
         return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.outcome.cut)
 
@@ -200,8 +198,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         return tuple(timer.words) if timer is not None and self._progress.word_times else ()
 
     def heard(self, seconds: float) -> HeardText:
-        """The part of the text that is heard in the first `seconds` of audio, by words if they are known, or
-        segments."""
+        """The text that is heard in the first `seconds` of audio, by words if they are known, else by segments."""
         return heard_until(seconds, self.words, self.marks)
 
     def __repr__(self) -> str:
@@ -259,8 +256,7 @@ class _Progress:
     """The state of a session that the listener and the thread that reads the text share.
 
     text: the text read so far. spans: the characters of each segment that the engine got. samples: for each segment,
-    the
-    number of samples taken by the listener. heard: the segment being heard. word_times: chunks contain their words.
+    the number of samples taken by the listener. heard: the segment being heard. word_times: chunks contain their words.
     timer: finds the times of words; None if the speech is not tracked. loop: the event loop that reads an async
     iterable; end_source: a function that ends this reading.
     """
@@ -319,8 +315,7 @@ class _Progress:
 
 
 def _feed(text: ArrivingText, segments: Iterator[PlannedSegment], progress: _Progress) -> None:
-    """Push the rest of a text to the engine: words when the engine waits for text, segments when the listener is
-    near."""
+    """Push the rest of a text to the engine: words when it waits for text, segments when the listener is near."""
     by_words = progress.arrival is InputMode.TOKENS
     try:
         while text.wait_until_wanted() if by_words else progress.wait_until_near():

@@ -209,10 +209,8 @@ class Delivery:
 
     spoken: fraction of the words that were spoken. missing: words that seem not to be spoken. faults: errors that the
     guard found and could not repair; mended: errors that it repaired (`stands`, `repeats`, `skips`, `early_end`,
-    `loops`,
-    `silence`, `leak`). pause_s: seconds of the longest silence. length: ratio of the speech's length to the usual
-    length
-    for its text; None if unknown.
+    `loops`, `silence`, `leak`). pause_s: seconds of the longest silence. length: ratio of the speech's length to the
+    usual length for its text; None if unknown.
     """
 
     spoken: float
@@ -315,8 +313,7 @@ def marks_of(
     """The marks of a text's first segments.
 
     spans: for each segment, its first character and the character after its last. samples: the number of samples of
-    each
-    of the first segments; each gets a mark. cut: whether each segment was cut; () if this is not known yet.
+    each of the first segments; each gets a mark. cut: whether each segment was cut; () if this is not known yet.
     """
     times = pairwise(end / sample_rate for end in accumulate(samples, initial=0))
     return tuple(
@@ -330,8 +327,7 @@ class HeardText:
     """The part of a text that a listener has heard at some time.
 
     character: the input is heard up to this character, which is excluded. text: the last word or segment that has
-    begun.
-    seconds: the time, at most the length of the audio.
+    begun. seconds: the time, at most the length of the audio.
     """
 
     character: int

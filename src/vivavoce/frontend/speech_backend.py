@@ -18,8 +18,7 @@ from vivavoce_textnorm import NormalizedText
 
 
 class VoiceOptions(TypedDict, total=False):
-    """Options for storing a voice. replace: overwrite a voice of this name; adapter: the voice's LoRA adapter, or
-    ""."""
+    """Options for storing a voice. replace: overwrite a voice of this name; adapter: its LoRA adapter, or ""."""
 
     description: str
     replace: bool
@@ -57,9 +56,8 @@ class BackendStatistics:
 
     engine: counters since the start of the engine's process. memory_used, memory_total: bytes of the GPU; on a CPU,
     bytes used by the process and bytes of the machine. voices_extracted: number of recordings whose voice was
-    extracted;
-    voices_remembered: number of recordings whose voice was still cached. voice_store: "ok", or the problem. starts:
-    number of engine processes started so far. streams, capacity: as in `EngineLoad`.
+    extracted; voices_remembered: number of recordings whose voice was still cached. voice_store: "ok", or the problem.
+    starts: number of engine processes started so far. streams, capacity: as in `EngineLoad`.
     """
 
     engine: StatisticsSnapshot
@@ -135,8 +133,7 @@ class SeveralModels(Protocol):
     """A `SpeechBackend` that serves several models and has another `SpeechBackend` for each of them."""
 
     async def backend_of(self, model: str) -> SpeechBackend:
-        """Wait until a model is loaded, and return its backend. Use the backend at once: the model may be unloaded
-        later.
+        """Wait until a model is loaded, and return its backend. Use it at once: the model may be unloaded later.
 
         model: the model's name, or "" for the default model. Raises ModelNotFound if the name is unknown, and
         EngineStopped if the model is not loaded in time or does not fit into memory.
@@ -150,8 +147,7 @@ async def backend_of(backend: SpeechBackend, model: str) -> SpeechBackend:
 
 @runtime_checkable
 class AdapterBackend(Protocol):
-    """A `SpeechBackend` that loads and removes LoRA adapters while it runs; raises the errors of the same `Engine`
-    calls."""
+    """A `SpeechBackend` that loads and removes LoRA adapters while it runs; raises the errors of `Engine`'s calls."""
 
     async def adapters(self) -> tuple[AdapterInfo, ...]: ...
 

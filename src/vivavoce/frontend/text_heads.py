@@ -1,5 +1,4 @@
-"""Finds the attention heads whose weights show which text token is being spoken, and stores them for each
-checkpoint."""
+"""Finds and stores the attention heads of a checkpoint whose weights show which text token is being spoken."""
 
 from __future__ import annotations
 

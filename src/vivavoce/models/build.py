@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Models:
-    """The networks of a model. The types are those of CosyVoice 2 and 3; another generation has its own, see its stages."""
+    """The networks of a model. These are the types for CosyVoice 2 and 3; other generations have their own classes."""
 
     config: ModelConfig
     lm: SpeechLM
@@ -62,8 +62,8 @@ def build_models(
 ) -> Models:
     """Load a model folder. CheckpointError: files are missing, corrupt, or do not fit their configuration. dtype: dtype
     of language model and flow. variant: use `part.variant.pt` where it exists. language_model: if False, the language
-    model gets no weights (meta device), for synthesis from speech tokens only. llm: a file of language model weights to
-    use instead of the folder's.
+    model gets no weights (meta device), for synthesis from speech tokens only. llm: a file with weights of the language
+    model, to use instead of the folder's.
     """
     generation = detect_generation(folder)
     check_variant(folder, variant)

@@ -1,4 +1,4 @@
-"""Runs a checkpoint's speaker encoder (campplus.onnx) and speech tokenizer (speech_tokenizer_v*.onnx) in ONNX Runtime."""
+"""A checkpoint's speaker encoder (campplus.onnx) and speech tokenizer (speech_tokenizer_v*.onnx), in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -105,8 +105,7 @@ def _reason(error: Exception) -> str:
 
 def _check_file(path: Path) -> None:
     """Raise ValueError if a model has functions, which can expand without limit, or keeps tensors in other files. Such
-    a
-    tensor has an entry with the key "location", which follows its length, 8, as a varint; a varint may have redundant
+    a tensor has an entry with the key "location", which follows its length, 8, as a varint; a varint may have redundant
     bytes and then ends with 0. Functions are fields of the outermost message (onnx/onnx.proto).
     """
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
@@ -152,7 +151,7 @@ class SpeakerEncoder(OnnxEncoder):
     num_inputs = 1
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """samples: [n] float32 at 16 kHz → embedding [192] float32 on the CPU, not normalised. InvalidAudio: < 25 ms."""
+        """samples: [n] float32 at 16 kHz → [192] float32 on the CPU, not normalised. InvalidAudio: less than 25 ms."""
         embedding = self._model.run(speaker_fbank(samples).numpy()[None]).astype(np.float32)
         if embedding.size != EMBEDDING_SIZE:
             raise CheckpointError(

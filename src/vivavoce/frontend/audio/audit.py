@@ -17,8 +17,7 @@ LEAST_DB, LEAST_OVER_NOISE_DB = -45.0, 15.0
 """Limits of a good recording, in dB: the level of its speech, and the distance from speech to noise."""
 LEAST_SPEECH_S, MOST_SPEECH_S, LONGEST_PAUSE_S = 2.0, 12.0, 1.5
 TELEPHONE_HZ, TELEPHONE_DB = 4_400, -33.0
-"""A recording is narrow-band if its energy above this frequency, relative to its whole energy, is below this (in
-dB)."""
+"""A recording is narrow-band if its energy above `TELEPHONE_HZ`, relative to its whole energy, is below this (dB)."""
 TONAL_DB, TONAL_LINES = 12.0, 2
 """Hum or music: at least `TONAL_LINES` spectral peaks between the words are `TONAL_DB` above their surroundings."""
 RATES = (2.0, 30.0), (1.0, 12.0)
@@ -52,8 +51,7 @@ def audit(
     audio: Audio, transcript: str = "", advised_s: float = MOST_SPEECH_S, *, levels: Levels | None = None
 ) -> Audit:
     """Audit a checked recording. transcript: its text, or "" if unknown. advised_s: seconds of the longest advised
-    speech. levels: the recording's levels, if they are already measured.
-    """
+    speech. levels: the recording's levels, if they are already measured."""
     levels, size = levels or levels_of(audio), np.abs(audio.samples)
     speaks, peak = np.flatnonzero(levels.speaks), float(size.max())
     clipped = float(np.mean(size > 0.999 * peak)) if peak > 0.99 else 0.0
@@ -132,8 +130,7 @@ def _cut(speaks: Places, gaps: Places) -> float | None:
 
 
 def _spectra(audio: Audio, chosen: NDArray[np.bool_]) -> tuple[Values, Values]:
-    """Power spectra [windows, bins] of windows inside the chosen frames (10 ms each), and the bins' frequencies in
-    Hz."""
+    """Power spectra [windows, bins] of windows inside chosen frames of 10 ms, and the bins' frequencies in hertz."""
     size, hop = int(_WINDOW_S * audio.sample_rate), audio.sample_rate // 100
     frames = size // hop + 1
     whole = np.convolve(chosen, np.ones(frames), "valid") > frames - 0.5

@@ -3,8 +3,7 @@
 Decoders are large C libraries. A malicious recording can only attack a process that has neither the model nor voices.
 The process talks over a socket, its standard input. A request is a line of JSON (the audio's name in messages, maximum
 seconds, number of bytes), then the file's bytes. The answer is a line of JSON (sample rate, number of bytes, error),
-then
-float32 samples. The parent checks each answer, because the process might be compromised.
+then float32 samples. The parent checks each answer, because the process might be compromised.
 """
 
 from __future__ import annotations

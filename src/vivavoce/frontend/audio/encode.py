@@ -68,7 +68,7 @@ class OutputFormat:
 
     sample_rate: hertz, one of `SAMPLE_RATES`; None: the speech's own rate, but 8000 for ulaw and alaw, as telephones
     need. bitrate: bits per second; None: the codec's default. gain: factor that multiplies all samples. InvalidRequest:
-    an unknown rate or bitrate.
+    one is unknown.
     """
 
     codec: AudioFormat
@@ -139,8 +139,7 @@ def parse_format(name: str, sample_rate: int | None = None, field: str = "respon
 
 
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
-    """The format for the suffix of `path`, in upper or lower case. A path without a suffix, such as a device, means
-    WAV.
+    """The format for the suffix of `path`, in any case. A path without a suffix, such as a device, means WAV.
 
     Raises:
         InvalidRequest: the suffix names no supported format.
@@ -163,8 +162,7 @@ def open_encoder(
     """Open an encoder for mono speech at `sample_rate` (hertz). to_rate: resample the speech to this rate first.
 
     All formats encode the 16-bit samples of `to_int16`. In the table, `delay` is the audio at 24 kHz that an encoder
-    may
-    hold back; `lead` is the number of additional samples that a decoder produces before the first sample.
+    may hold back; `lead` is the number of additional samples that a decoder produces before the first sample.
 
     ======  =====================  ================  ========  =============  ====================
     format  codec                  bitrate           delay     lead           no samples at all
@@ -180,11 +178,10 @@ def open_encoder(
     ======  =====================  ================  ========  =============  ====================
 
     MP3 and ADTS files cannot mark the first and last sample, so players play the lead and up to two frames of silence
-    at
-    the end. Opus, MP3 and AAC support only certain rates: other speech is resampled to the next higher rate, which adds
-    1 ms of delay; shorter audio may give an empty file. `to_rate` adds 6 to 11 ms of delay. An open FLAC encoder takes
-    6.5 MB of memory, the others less than 0.5 MB. A tag is written before the audio: in a LIST chunk (wav), in Vorbis
-    comments (flac, opus) or in ID3 (mp3, aac); the other formats cannot store a tag.
+    at the end. Opus, MP3 and AAC support only certain rates: other speech is resampled to the next higher rate, which
+    adds 1 ms of delay; shorter audio may give an empty file. `to_rate` adds 6 to 11 ms of delay. An open FLAC encoder
+    takes 6.5 MB of memory, the others less than 0.5 MB. A tag is written before the audio: in a LIST chunk (wav), in
+    Vorbis comments (flac, opus) or in ID3 (mp3, aac); the other formats cannot store a tag.
 
     Raises:
         InvalidRequest: a rate not in `SAMPLE_RATES`, a bitrate outside 16000–160000 bit/s (320000 from 32 kHz on), or a
@@ -210,8 +207,7 @@ def write_audio(
     """Write mono `samples` [n], float32, at `sample_rate` (hertz) to a file. to_rate: the sample rate in the file.
 
     The path's suffix chooses the format (see `format_of`). A regular file is replaced atomically, also behind a
-    symbolic
-    link; devices and pipes are written directly.
+    symbolic link; devices and pipes are written directly.
 
     Raises:
         InvalidRequest: an unknown rate or suffix; the path's folder is missing; the path is a folder or not writable.

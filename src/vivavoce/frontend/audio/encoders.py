@@ -161,8 +161,7 @@ def wav_header(sample_rate: int, num_samples: int | None, tag: AudioTag | None =
     """The header of a WAV file with `num_samples` little-endian int16 mono samples: 44 bytes, and the tag's chunk.
 
     num_samples: None: the length is not known yet. Then, or for files over 4 GiB, both sizes become 0xFFFFFFFF, which
-    players understand as "until the end". The tag is before the samples, as in FFmpeg: after samples of unknown length,
-    it would be played as audio.
+    players understand as "until the end". The tag is before the samples: after them, players might play it as audio.
     """
     largest, sample_bytes, pcm, channels = 0xFFFFFFFF, 2, 1, 1
     info = info_chunk(tag) if tag else b""
@@ -271,9 +270,8 @@ def _one_processor() -> Iterator[None]:
     """Restrict this thread to one processor inside the `with` block.
 
     At the first frame, PyAV creates a filter graph, which starts a thread for each of up to 16 processors and never
-    uses
-    them: 64 streams would have about a thousand idle threads. FFmpeg counts the processors that the calling thread may
-    run on; PyAV passes on no other setting for this.
+    uses them: 64 streams would have about a thousand idle threads. FFmpeg counts the processors that the calling thread
+    may run on; PyAV passes on no other setting for this.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
@@ -356,8 +354,7 @@ class FlacEncoder(_CodecEncoder):
 class OggOpusEncoder(_CodecEncoder):
     """Opus packets in Ogg pages (RFC 3533, RFC 7845). A page is written as soon as it has a packet.
 
-    FFmpeg's muxer is not used: it holds each page back until the next page is full, which adds a page's length of
-    delay.
+    FFmpeg's muxer is not used: it holds each page back until the next one is full, which would add delay.
     """
 
     codec, sample_format, default_bitrate = "libopus", "s16", 48_000

@@ -18,8 +18,7 @@ _ROLLOFF = 0.99
 
 MAX_KERNEL_VALUES = 1 << 20
 """Maximum number of values in the kernels; beyond it, soxr resamples. Common rates need far fewer (44100 → 16000:
-75,000);
-44101 → 24000, which have no common factor, would need 10⁹."""
+75,000); 44101 → 24000, which have no common factor, would need 10⁹."""
 
 
 def resample_sinc(samples: Tensor | Samples, from_rate: int, to_rate: int) -> Tensor:

@@ -25,9 +25,9 @@ MAX_REFERENCE_PEAK = 100.0
 CANCELLED = 1e-4
 """Channels cancel each other if the energy of their mean, relative to the first channel, is below this (-40 dB)."""
 QUIET_DB = -30.0
-"""Quieter speech in a reference is amplified to this level (dB of full scale), since synthesis copies its level."""
+"""Quieter speech in a reference is amplified to this level (dB of full scale), since synthesis copies the level."""
 KEPT_QUIET_S = 0.2
-"""Seconds of silence that trimming keeps at each end of a reference; the model copies longer silence, and loses words"""
+"""Seconds of silence that trimming keeps at each end of a reference; longer silence is copied, and words are lost."""
 LEAST_TRIMMED_S = 0.2
 """Minimum number of seconds that trimming removes at an end; with less, the end stays unchanged."""
 _FRAMES_PER_S = 100
@@ -89,8 +89,7 @@ def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
 
 
 def audible(mix: NDArray[Any], channel: NDArray[Any]) -> NDArray[Any]:
-    """Choose the mean of all channels [n], or the first channel [n] if the channels cancel each other, as with a cable
-    that has swapped poles."""
+    """The mean of all channels [n], or the first channel [n] if they cancel each other (a cable with swapped poles)."""
     with np.errstate(over="ignore", invalid="ignore"):
         return channel if np.dot(mix, mix) < CANCELLED * np.dot(channel, channel) else mix
 

@@ -70,15 +70,14 @@ def split_paragraph(
 ) -> Iterator[tuple[str, str]]:
     """Split text at its punctuation and join sentences up to a maximum length, as the official front end does.
 
-    text: pieces of any length. Each segment is yielded as soon as no later text can change it, together with the text
-    after it that is known at that time.
+    text: pieces of any length. Each segment is yielded as soon as no later text can change it, with the text after it
+    that is known.
 
     `length` measures text (in characters for zh, in tokens otherwise). A segment ends if it is longer than
-    `token_min_n`
-    and the next sentence would make it longer than `token_max_n`; so a long sentence stays whole. A last segment that
-    is
-    shorter than `merge_len` is joined to the previous one. A text without final punctuation gets a full stop; a text of
-    punctuation only gives no segment. Languages other than zh and en keep all marks and use `ends_sentence`.
+    `token_min_n` and the next sentence would make it longer than `token_max_n`; so a long sentence stays whole. A last
+    segment that is shorter than `merge_len` is joined to the previous one. A text without final punctuation gets a full
+    stop; a text of punctuation only gives no segment. Languages other than zh and en keep all marks and use
+    `ends_sentence`.
     """
     if lang == "zh" or lang == "en":
         marks = _SENTENCE_MARKS[lang] + (_COMMAS if comma_split else "")
@@ -174,13 +173,12 @@ class TextSegment(NamedTuple):
 def find_spans(
     text: str, pieces: Iterable[tuple[Sequence[str], str]], said: Sequence[tuple[int, str]]
 ) -> Iterator[TextSegment]:
-    """Yield each segment with its range of characters in `text`. The ranges are in order and cover the text without
-    gaps.
+    """Yield each segment with its range of characters in `text`. The ranges are in order and cover the whole text.
 
-    pieces: lists of segments, each with the text after it that is known. said: for each block of the text, the block's
-    end in the text and its normalised words; this list grows while pieces arrive. A segment is yielded as soon as it is
-    known whether another one follows. Closing quotes and white space after a segment belong to it. A range is empty if
-    several segments speak the same character.
+    pieces: lists of segments, each together with the text after it that is known so far. said: for each block of the
+    text, the block's end in the text and its normalised words; this list grows while pieces arrive. A segment is
+    yielded as soon as it is known whether another one follows. Closing quotes and white space after a segment belong to
+    it. A range is empty if several segments speak the same character.
     """
     aligned, start, waiting = _Aligned(text, said), 0, deque[str]()
     for segments, following in chain(pieces, (((), None),)):
@@ -282,11 +280,9 @@ def matches(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of indices of a longest common subsequence, by Hyyrö's "Bit-parallel LCS-length computation revisited"
-    (2004).
-
-    Bit i of row j is 0 if the LCS of one[:i + 1] and other[:j + 1] is longer by one than that of one[:i] and other[:j +
-    1].
+    """Pairs of indices of a longest common subsequence (LCS), by bit-parallel rows (Hyyrö, "Bit-parallel LCS-length
+    computation revisited", 2004). Bit i of row j is 0 if the LCS with other[:j + 1] is longer for one[:i + 1] than for
+    one[:i].
     """
     places: dict[str, int] = {}
     for place, token in enumerate(one):

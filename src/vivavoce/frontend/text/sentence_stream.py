@@ -96,8 +96,7 @@ def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) 
     """The sentences of a text that arrives in pieces; see `SentenceSplitter`.
 
     marks: the model's special tokens, to read brackets and SSML; None: both are plain text. An SSML document is a
-    single
-    sentence, no sentence ends inside a bracket, and pauses before the first words belong to the first sentence.
+    single sentence, no sentence ends inside a bracket, and pauses before the first words belong to the first sentence.
 
     Raises:
         InvalidText: a piece or the SSML is too long or not a text; the SSML or a bracket is invalid.
@@ -138,8 +137,8 @@ class SentenceSplitter:
     `_FIRST_CLAUSE`. Text longer than `MAX_HELD` is cut at the last clause end, else at white space, else anywhere.
 
     White space around sentences is removed; nothing else is. The cuts depend only on the text, and not on how it was
-    divided into pieces. Each sentence contains a letter or a number, except perhaps the last, or one that was cut
-    because of its length.
+    divided into pieces. Each sentence contains a letter or a number, except perhaps the last sentence, or one that was
+    cut because of its length.
     """
 
     def __init__(self) -> None:

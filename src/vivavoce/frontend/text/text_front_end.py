@@ -1,5 +1,4 @@
-"""The text front end: checks and normalises the text of a request, and splits it into segments for the language
-model."""
+"""The text front end: checks, normalises and splits the text of a request into segments for the language model."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ class TextFrontEnd:
     """Prepares text as CosyVoice2's official front end does, but refuses bad input and limits the length of segments.
 
     The results equal those of the official code, except that: a text with nothing to speak is refused; segments with
-    too
-    many tokens are cut; a text longer than 500 characters is normalised block by block, each block only when its
+    too many tokens are cut; a text longer than 500 characters is normalised block by block, each block only when its
     segments are needed; text in languages other than English and Chinese is not normalised. Thread-safe.
 
     scripts: the scripts that a model was trained on, such as `frozenset({"Latin"})`. Letters of other scripts are then
@@ -117,8 +115,7 @@ class TextFrontEnd:
         return plain
 
     def warm_up(self) -> None:
-        """Load the rules of the model's languages in this process and in the text processes; takes one or two
-        seconds."""
+        """Load the rules of the model's languages, also in the text processes; this takes one or two seconds."""
         if self._official is None:
             return
         samples = [
@@ -249,8 +246,7 @@ class TextFrontEnd:
         """Normalise a text into pieces, each with the rule that changed it; official rules give a single piece.
 
         language: with natural rules also "yue". how: options of natural rules. reasoning: see `TextFilter`. A piece
-        from
-        which only this filter removed characters has the rule "left out". Raises the errors of `normalize`.
+        from which only this filter removed characters has the rule "left out". Raises the errors of `normalize`.
         """
         text_filter = TextFilter(reasoning)
         found = self._explain(text_filter.add(text, is_last=True), language, reading, how).pieces
@@ -274,8 +270,7 @@ class TextFrontEnd:
         return NormalizedText(text, (*((Piece(0, at, system),) if at else ()), *moved))
 
     def part(self, text: str) -> tuple[str, str]:
-        """Split a text into its system prompt (CosyVoice3 only; with the mark at its end, or "") and the spoken
-        text."""
+        """Split a text into its system prompt with the mark at its end ("" if not CosyVoice3) and the spoken text."""
         if not self._tokenizer.prompted:
             return "", text
         check_length(text)

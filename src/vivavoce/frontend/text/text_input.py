@@ -94,8 +94,7 @@ class TextFilter:
         """The number of characters that have gone through the filter so far."""
 
     def add(self, piece: str, is_last: bool = False) -> str:
-        """Return the next filtered text that later pieces cannot change. InvalidText: the piece is too long or no
-        `str`."""
+        """Return the next filtered text that later pieces cannot change. InvalidText: too long, or not a string."""
         check_length(piece)
         if not (self._held or self._open or _SUSPECT.search(piece)):
             self.taken, self._kept = self.taken + len(piece), self._kept + len(piece)

@@ -1,9 +1,8 @@
 """Text tokenizers: Qwen2's byte-level BPE with the special tokens of CosyVoice2 or CosyVoice3, or Whisper's tokenizer.
 
 A checkpoint's folder `CosyVoice-BlankEN` contains `vocab.json`, `merges.txt` and `tokenizer_config.json`, or all of
-them
-in one `tokenizer.json`. A CosyVoice 1 checkpoint has no vocabulary: it uses Whisper's, which is part of this package.
-transformers, tiktoken and network access are not needed.
+them in one `tokenizer.json`. A CosyVoice 1 checkpoint has no vocabulary: it uses Whisper's, which is part of this
+package. transformers, tiktoken and network access are not needed.
 """
 
 from __future__ import annotations

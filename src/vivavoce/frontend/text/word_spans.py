@@ -35,8 +35,8 @@ class WordSpan(NamedTuple):
 def words_of(text: str, spoken: str, places: Sequence[tuple[int, int]], start: int = 0) -> tuple[WordSpan, ...]:
     """The words of a segment's text that are spoken, in order; silent words are left out.
 
-    spoken: the normalised text. places: for each id of `spoken`, the range of its characters. start: position of the
-    text's first character in the input.
+    spoken: the normalised text. places: range of characters for each id of `spoken`. start: position of the text's
+    first character in the input.
     """
     written = [found.span() for found in _WORD.finditer(text)]
     ids = [_without_space(spoken, place) for place in places]
@@ -62,8 +62,7 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
     """The range of `spoken` that speaks each written word.
 
     Words that both texts contain are aligned. Written words between two aligned words, such as numbers, share the
-    spoken
-    text between them in proportion to the lengths of the written words.
+    spoken text between them in proportion to the lengths of the written words.
     """
     own, said = tokens_of(text), tokens_of(spoken)
     pairs = matches([key for _, key in own], [key for _, key in said])

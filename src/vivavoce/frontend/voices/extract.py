@@ -45,8 +45,7 @@ class VoiceExtractor:
 
     fingerprint: the model's fingerprint, which its voices contain. decode: reads recordings, see `decode_audio`.
     as_recorded: leave recordings unchanged, as the official code does; otherwise see `improved`. advised_s: longer
-    speech
-    causes a warning, because the model may then lose words.
+    speech causes a warning, because the model may then lose words.
     """
 
     config: ModelConfig

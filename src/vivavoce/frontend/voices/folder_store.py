@@ -39,12 +39,11 @@ class FolderStore(VoiceStore):
     Public voices lie in the folder itself, an owner's voices in `owners/<SHA-256 of the owner>`. The file
     `<name>.safetensors` contains the voice `<name>`; a renamed or copied file is a voice of its new name. Writes are
     atomic: a reader gets the whole old or new voice, and of two processes that add the same name one gets
-    `VoiceExists`.
-    Symbolic links are read; replacing or removing a link leaves its target unchanged.
+    `VoiceExists`. Symbolic links are read; replacing or removing a link leaves its target unchanged.
 
     Every method raises `VoiceStoreError` if the file system refuses access (no permission, disk full), if other users
-    can change the folder, or if another process keeps its lock. Clients see this message, so it does not name the
-    folder; the log and `state` do.
+    can change the folder, or if another process keeps its lock. Clients see its message, so the message does not name
+    the folder; the log and `state` do.
     """
 
     def __init__(self, folder: Path, *, wait_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -36,8 +36,8 @@ OPENAI_VOICES = (
 _RULE = f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_', '.' and spaces, no '.' first, no space at an end"
 _SIGNS = frozenset("-_. ")
 _MAX_DECOMPOSITION = 4
-"""Maximum number of code points that NFC joins into one. Names too long even so are refused before normalisation, which
-may take quadratic time."""
+"""Maximum number of code points that NFC joins into one character. A name that is too long even if they are joined is
+refused before normalisation, whose time may be quadratic."""
 
 
 ALIASES_IN_A_ROW = 2
@@ -51,8 +51,7 @@ class VoiceSummary:
     kind: "built_in" (part of the model), "stored", or "alias" (another name of the voice `stands_for`). public: all
     callers can use it, otherwise only its owner. transcript: text of its reference, or "". has_prompt: it has reference
     speech, not only a speaker embedding. language, sex: of a built-in voice, or "". consent, consent_by, consent_at:
-    see
-    `Consent`, or "". adapter: the voice's LoRA adapter, or "". warnings: advice for a better recording; only in the
+    see `Consent`, or "". adapter: the voice's LoRA adapter, or "". warnings: advice for a better recording; only in the
     answer to the request that adds the voice.
     """
 
@@ -86,9 +85,7 @@ class NameRules:
 
     def table(self, built_in: Iterable[str]) -> dict[str, str]:
         """All aliases, with the names of their voices. OpenAI's names are assigned to the built-in voices in turn, or
-        all
-        to the default voice if the model has no built-in voices. Configured aliases take precedence.
-        """
+        all to the default voice if the model has no built-in voices. Configured aliases take precedence."""
         own = list(built_in) or ([] if self.default is None else [self.default])
         return {**dict(zip(OPENAI_VOICES, cycle(own), strict=False)), **self.aliases}
 
@@ -109,8 +106,7 @@ def meant_by(name: str, voices: Container[str], table: Mapping[str, str]) -> str
 
 
 def check_voice_name(name: str) -> str:
-    """Check a name and return it in NFC, the form in which voices are stored and looked up. InvalidRequest: not
-    allowed.
+    """Check a name and return it in NFC, in which voices are stored and looked up. InvalidRequest: not allowed.
 
     A name has 1 to 64 characters: Unicode letters with combining marks, decimal digits, `-`, `_`, `.` and spaces. It
     does

@@ -53,9 +53,8 @@ class VoiceRegistry:
 
     A name is looked up among the owner's voices, then the public voices, then the model's voices, then the aliases. The
     owner "" stands for the public voices. If a stored voice of another model has kept its recording, it is extracted
-    once
-    for this model, and these features are stored in the same voice. Recent voices are cached and shared: their tensors
-    must not be changed.
+    once for this model, and these features are stored in the same voice. Recent voices are cached and shared: their
+    tensors must not be changed.
     """
 
     def __init__(
@@ -77,8 +76,7 @@ class VoiceRegistry:
 
         built_in: the model's own voices by name; the first is the default voice, unless the rules name another one.
         fingerprint: the model's fingerprint, or a function that computes it at its first use. recordings, stored:
-        maximum
-        number of cached voices from recordings, and from the store; a voice takes 0.5 MB for 30 s.
+        maximum number of cached voices from recordings, and from the store; a voice takes 0.5 MB for 30 s.
         """
         self.built_in, self.keep_recordings, self.require_consent = built_in, keep_recordings, require_consent
         self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
@@ -123,8 +121,8 @@ class VoiceRegistry:
     def requested(self, voice: str | Recording | None, owner: str, *, extract: bool = True) -> Voice:
         """Find the voice for a client's request: a name, a recording, or None for the default voice.
 
-        Raises the errors of `resolve`, and ToBeExtractedError if `extract` is False and a stored voice needs
-        extraction.
+        Raises the errors of `resolve`, and ToBeExtractedError if a stored voice needs extraction and `extract` is
+        False.
         """
         if voice is None:
             return self._check(self._default(), PUBLIC, extract)

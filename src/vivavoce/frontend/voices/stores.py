@@ -42,9 +42,8 @@ class VoiceStore(ABC):
     """The voices of all owners, by name. Safe to use from several threads and processes.
 
     Any string can be an owner, and owners never share a voice; the owner "" has the public voices. Every method may
-    raise
-    `VoiceStoreError` (a damaged voice, a disk error) and `VoiceStoreAway` (an unreachable store). The abstract methods
-    with a leading underscore get names that are already checked.
+    raise `VoiceStoreError` (a damaged voice, a disk error) and `VoiceStoreAway` (an unreachable store). The abstract
+    methods with a leading underscore get names that are already checked.
     """
 
     @abstractmethod

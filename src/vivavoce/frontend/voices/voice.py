@@ -2,10 +2,8 @@
 
 A voice file has the tensors embedding, speech_tokens, mel and prompt_text (int64). The metadata in its header are the
 voice's strings, the format's name and version, and optionally the strings of a consent and the name of an adapter,
-which
-older programs ignore. Version 2 also has files as uint8 tensors: `recording`, an audio file, and `other 1`, `other 2`
-…,
-the features for other models, each as a voice file of version 1. Reading a file never runs code from it.
+which older programs ignore. Version 2 also has files as uint8 tensors: `recording`, an audio file, and `other 1`,
+`other 2` …, the features for other models, each as a voice file of version 1. Reading a file never runs code from it.
 """
 
 from __future__ import annotations
@@ -125,9 +123,7 @@ class Voice:
 
     def aligned(self, rates: Rates) -> Voice:
         """Cut speech tokens and mel to the same duration, so that the flow can assign frames to tokens. Does nothing
-        for
-        CosyVoice 1, whose tokens are not whole frames: its flow stretches the tokens to the mel.
-        """
+        for CosyVoice 1, whose tokens are not whole frames: its flow stretches the tokens to the mel."""
         if not (per_token := rates.frames_per_token):
             return self
         count = min(len(self.mel) // per_token, len(self.speech_tokens))
@@ -339,8 +335,7 @@ def voices_from_spk2info(path: Path, fingerprint: str) -> list[Voice]:
 
     A built-in speaker becomes a voice with only an embedding, a saved zero-shot speaker a voice with a prompt. The file
     has text ids but no transcript, so the transcript is "". The file has the speech tokens twice, for the language
-    model
-    and for the flow; the flow's are used.
+    model and for the flow; the flow's are used.
 
     Raises:
         CheckpointError: the file is missing or corrupt, has other objects than tensors, or a tensor's shape is wrong.

@@ -12,9 +12,7 @@ from vivavoce.models.flow.unet import VelocityContext
 
 class ExternalEstimator(Protocol):
     """Replaces `UNet` or `DiT` for rows without cached state. out: the model's own last layer. most_rows: maximum
-    number
-    of rows in a batch, before guidance doubles them; None: no limit.
-    """
+    number of rows in a batch, before guidance doubles them; None: no limit."""
 
     out: nn.Linear | nn.Conv1d
 

@@ -27,18 +27,14 @@ MAX_FRAMES = 15_000  # frames of noise that the official code draws: 300 s, incl
 
 @cache
 def fixed_noise(num_bins: int) -> Tensor:
-    """The noise [MAX_FRAMES, bins] float32 for all requests to CosyVoice2, drawn from torch's CPU generator with seed
-    0,
-    as in the official code.
-    """
+    """CosyVoice2's noise [MAX_FRAMES, bins] float32 for all requests, drawn from torch's CPU generator, seed 0."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, num_bins, MAX_FRAMES, generator=generator)[0].T.contiguous()
 
 
 def time_steps(num_steps: int) -> list[tuple[float, float]]:
     """(t, dt) of each Euler step on the schedule 1 − cos(π/2 · k/n). t is the float32 sum of the previous steps instead
-    of the schedule's value, because the official code gives the estimator this sum.
-    """
+    of the schedule's value, because the official code gives the estimator this sum."""
     span = 1 - torch.cos(torch.linspace(0, 1, num_steps + 1) * (0.5 * math.pi))
     t, dt = span[0], span[1] - span[0]
     steps = []
@@ -51,9 +47,8 @@ def time_steps(num_steps: int) -> list[tuple[float, float]]:
 
 
 FAST_STEPS = 3
-"""Number of midpoint steps in the fast schedule. Their error with mini's flow is 5.4 %, relative to the exact solution;
-ten Euler steps have 4.3 %, five have 8.0 %.
-"""
+"""Number of midpoint steps in the fast schedule. With mini's flow, their error relative to the exact solution is 5.4 %;
+the error of ten Euler steps is 4.3 %, of five 8.0 %."""
 
 
 class Evaluation(NamedTuple):
@@ -72,8 +67,7 @@ class Evaluation(NamedTuple):
 class FlowSchedule:
     """The evaluations of the estimator from noise to mel, in order.
 
-    biases: for each evaluation, the estimator's `time_biases` [levels, 1, 1, channels], which are the same for all
-    rows.
+    biases: for each evaluation, the estimator's `time_biases` [levels, 1, 1, channels], the same for all rows.
     """
 
     evaluations: tuple[Evaluation, ...]
@@ -108,12 +102,11 @@ class FlowSchedule:
 class Path:
     """Solves the flow's ODE for a batch. x: the solution at the beginning of a step, [batch, frames, bins] float32.
 
-    Each `step` evaluates the estimator f once, with and without the conditions, for classifier-free guidance:
-    v = (1 + guidance) · f(conditions) − guidance · f(no conditions).
-    noise, mu, condition: [batch, frames, bins]. speaker: [batch, bins]. mask: [batch, 1, 1 or frames, keys] bool, True
-    for keys that a frame attends to; None: all keys. positions: [batch, frames] int, positions in the whole row; None:
-    0,
-    1, 2 …. both: runs f with and without conditions separately; None: f runs on one batch of twice the size.
+    Each `step` evaluates the estimator f once, with and without the conditions, for classifier-free guidance: v = (1 +
+    guidance) · f(conditions) − guidance · f(no conditions). noise, mu, condition: [batch, frames, bins]. speaker:
+    [batch, bins]. mask: [batch, 1, 1 or frames, keys] bool, True for keys that a frame attends to; None: all keys.
+    positions: [batch, frames] int, positions in the whole row; None: 0, 1, 2 …. both: runs f with and without
+    conditions separately; None: f runs on one batch of twice the size.
     """
 
     def __init__(
@@ -144,8 +137,7 @@ class Path:
 
     def step(self, number: int, *memories: Memory) -> None:
         """Do evaluation `number` of the schedule. memories: a memory for both halves of the doubled batch (conditional
-        rows first), or with `both` one memory for each half; none if rows have no past.
-        """
+        rows first), or with `both` one memory for each half; none if rows have no past."""
         (_, reach, move), biases = self._schedule.evaluations[number], self._schedule.biases[number]
         self._features[..., : self.x.shape[-1]] = self._point
         contexts = [VelocityContext(biases, self._mask, past, self._positions) for past in memories or (None, None)]

@@ -52,7 +52,7 @@ _INVARIANT = EncoderCuts(RelativeTile(64, 8, 3), 4, ProductTile(64, 128, 64, 4, 
 
 
 def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
-    """Choose tile sizes; invariant: the same for all batch sizes, so that a row's result does not depend on the batch."""
+    """Choose tile sizes. invariant: the same for all batch sizes, so that the batch does not change a row's result."""
     if invariant:
         return _INVARIANT
     return _FEW if tokens <= FEW_TOKENS else _MANY
@@ -61,16 +61,13 @@ def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
 class EncoderTables(NamedTuple):
     """Positions of packed tokens. All tensors are int32.
 
-    ids: [tokens, 1 + lookahead]: for each packed token, its id and the next ids in its row; −1: zeros instead.
-    row, local, ends: [tokens]: for each token, its row, its index among the row's new tokens (−1: padding), and the end
-    of
-    the keys in the row that it attends to (0: padding). frame_ends: [frames]: end of the keys for each frame.
-    first, length, past: [rows]: packed index of the row's first new token, number of new tokens, number of earlier
-    tokens.
-    slots: [rows]: index of the row's tails in `EncoderPast.tails`.
-    tiles, frame_tiles: [tiles, 3]: a part of a row for one program of the attention kernel: row, first packed position,
-    number of positions (0: idle).
-    pages: [rows, width]: the pages of each row in order; width is 0 if rows have no pages.
+    ids: [tokens, 1 + lookahead]: for each packed token, its id and the next ids in its row; −1: zeros instead. row,
+    local, ends: [tokens]: for each token, its row, its index among the row's new tokens (−1: padding), and the end of
+    the keys in the row that it attends to (0: padding). frame_ends: [frames]: end of the keys for each frame. first,
+    length, past: [rows]: packed index of the row's first new token, number of new tokens, number of earlier tokens.
+    slots: [rows]: index of the row's tails in `EncoderPast.tails`. tiles, frame_tiles: [tiles, 3]: a part of a row for
+    one program of the attention kernel: row, first packed position, number of positions (0: idle). pages: [rows,
+    width]: the pages of each row in order; width is 0 if rows have no pages.
     """
 
     ids: Tensor
@@ -96,7 +93,7 @@ class EncoderPast(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderBatch:
-    """mu: [frames, bins], the output. past: state at token rate and at mel rate; None: rows have no state and save none."""
+    """mu: [frames, bins], the output. past: cached state at token rate and at mel rate; None: no state is cached."""
 
     tables: EncoderTables
     mu: Tensor
@@ -121,10 +118,8 @@ class EncoderBlock(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class PackedEncoderWeights:
     """embedded: [ids, size], the embedded tokens. start: [size] float32, added to them. look_ahead: convolution over 1
-    +
-    `lookahead` tokens. look_back: [size, windows]; its bias is part of `start`. upsample: [upsampling · size, windows
-    of
-    `up_taps` tokens]. up_norm: the norm after upsampling, with the embedding's scale and the upper blocks' biases.
+    + `lookahead` tokens. look_back: [size, windows]; its bias is part of `start`. upsample: [upsampling · size, windows
+    of `up_taps` tokens]. up_norm: the norm after upsampling, with the embedding's scale and the upper blocks' biases.
     """
 
     embedded: Tensor
@@ -218,8 +213,7 @@ def _upsampling(encoder: TokenEncoder) -> Linear:
 
 class PackedEncoder:
     """Runs the token encoder on packed rows. invariant: a row's result does not depend on other rows, or on whether its
-    past was cached or is recomputed; this is slower. ValueError: the kernels do not support the model's sizes.
-    """
+    past was cached or is recomputed; this is slower. ValueError: the kernels do not support the model's sizes."""
 
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
         config = flow.encoder.config

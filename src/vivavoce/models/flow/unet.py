@@ -1,7 +1,6 @@
 """CosyVoice2's flow networks (arXiv:2412.10117, section 2.4).
 
-The upsampling conformer computes mu, the flow's condition at mel rate, from embedded speech tokens. The causal U-Net
-estimates the flow's velocity.
+An upsampling conformer computes mu, the flow's condition at mel rate; a causal U-Net estimates the flow's velocity.
 """
 
 from __future__ import annotations
@@ -79,13 +78,11 @@ class TokenEncoder(nn.Module):
         )
 
     def forward(self, x: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        """Encode a padded batch of whole rows → mu [batch, frames, mel bins], and the number of frames of each row,
-        [batch].
+        """Encode a padded batch of whole rows → mu [batch, frames, mel bins] and the frames of each row, [batch].
 
         x: [batch, tokens, input], embedded tokens including lookahead. lengths: [batch] int64, tokens of each row.
-        final:
-        [batch] bool; if False, the row's last `lookahead` tokens get no frames. chunked: attend chunk by chunk, as in
-        streaming, instead of to the whole row.
+        final: [batch] bool; if False, the row's last `lookahead` tokens get no frames. chunked: attend chunk by chunk,
+        as in streaming, instead of to the whole row.
         """
         config, size = self.config, x.shape[1]
         kept = torch.where(final, lengths, lengths - config.lookahead)
@@ -106,19 +103,15 @@ class TokenEncoder(nn.Module):
         memory: tuple[Memory, Memory] | None = None,
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
-        """Encode a chunk of tokens, which may follow earlier tokens and precede later ones → mu [batch, frames, mel
-        bins].
+        """Encode a chunk of tokens, with earlier and later tokens as context → mu [batch, frames, mel bins].
 
         x: [batch, tokens, input], embedded tokens including lookahead. lengths: [batch] int64, tokens of each row;
-        beyond
-        them, the lookahead is zeros, as at the end of an utterance. size: number of tokens to encode. masks: keys that
-        tokens, and that frames attend to, [batch, 1, 1 or size, keys] bool; None: all keys. keys: number of tokens in
-        the
-        longest row, with its past; None: `size`. past: [batch] int64, number of earlier tokens of each row; None: keys
-        −
-        size for all rows. memory: cached state at token rate and at mel rate, see `memory_shapes`; None: no past.
-        lookahead_ends: [batch, size] int64, for each token the position in `x` from which its lookahead is zeros; None:
-        the row's end.
+        beyond them, the lookahead is zeros, as at the end of an utterance. size: number of tokens to encode. masks:
+        keys that tokens, and that frames attend to, [batch, 1, 1 or size, keys] bool; None: all keys. keys: number of
+        tokens in the longest row, with its past; None: `size`. past: [batch] int64, number of earlier tokens of each
+        row; None: keys − size for all rows. memory: cached state at token rate and at mel rate, see `memory_shapes`;
+        None: no past. lookahead_ends: [batch, size] int64, for each token, the position in `x` from which its lookahead
+        is zeros; None: the row's end.
         """
         config, keys = self.config, keys or size
         of_tokens, of_frames = memory or (None, None)
@@ -149,9 +142,7 @@ def look_ahead(
     memory: Memory | None,
     lookahead_ends: Tensor | None,
 ) -> Tensor:
-    """Apply a convolution over later tokens, then one over earlier results; x: [batch, tokens, channels] →
-    [batch, size, channels].
-    """
+    """Convolve later tokens, then earlier results; x: [batch, tokens, channels] → [batch, size, channels]."""
     y = pad(x, (0, 0, 0, size + ahead.kernel_size[0] - 1 - x.shape[1]))
     if lookahead_ends is None:
         y = convolve(y, ahead.weight, ahead.bias)
@@ -296,8 +287,7 @@ class Level(nn.Module):
 class VelocityContext(NamedTuple):
     """biases: result of `time_biases`, for each row or for all rows. mask: [batch, 1, 1 or frames, keys], bool or
     additive; None: every frame attends to every key. memory: cached state; None: rows have no past. positions: [batch
-    or
-    1, frames] int, position of each frame in its row, for `DiT` only; None: 0, 1, 2 ….
+    or 1, frames] int, position of each frame in its row, for `DiT` only; None: 0, 1, 2 ….
     """
 
     biases: Tensor
@@ -316,7 +306,7 @@ class VelocityEstimator(nn.Module):
         raise NotImplementedError
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """features: x, mu, speaker (in every frame) and condition, [batch, frames, in] → velocity [batch, frames, bins]."""
+        """features: x, mu, speaker (in all frames), condition: [batch, frames, in] → velocity [batch, frames, bins]."""
         raise NotImplementedError
 
     def forward(
