@@ -134,14 +134,14 @@ def _tensors(folder: Path, config: LMConfig, rank: int) -> dict[tuple[int, str],
         refuse_pointer(path)
         if (size := path.stat().st_size) > most:
             raise InvalidRequest(
-                f"{label}: {size} bytes are more than the {most} that rank {rank} takes; it is of another model"
+                f"{label}: {size} bytes are more than the {most} that rank {rank} takes; it belongs to another model"
             )
         with safe_open(path, framework="pt") as file:
             names: list[str] = file.keys()
             for name in names:
                 if not (match := _TENSOR.fullmatch(name)):
                     raise InvalidRequest(
-                        f"{label}: {_shown(name)} is not lora_A or lora_B of {', '.join(TARGETS)}; train these alone"
+                        f"{label}: {_shown(name)} is not lora_A or lora_B of {', '.join(TARGETS)}; train only these"
                     )
                 layer, target, half = int(match[1]), match[2], match[3]
                 outputs, inputs = sizes[target]
@@ -152,7 +152,7 @@ def _tensors(folder: Path, config: LMConfig, rank: int) -> dict[tuple[int, str],
                         if layer >= config.num_layers
                         else f"shape {shape}, expected {wanted}"
                     )
-                    raise InvalidRequest(f"{label}: {_shown(name)} has {problem}; it is of another model")
+                    raise InvalidRequest(f"{label}: {_shown(name)} has {problem}; it belongs to another model")
                 tensor = file.get_tensor(name)
                 if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
                     raise InvalidRequest(f"{label}: {_shown(name)} has numbers that are not finite; train it again")
@@ -165,7 +165,7 @@ def _tensors(folder: Path, config: LMConfig, rank: int) -> dict[tuple[int, str],
             f"{label}: it cannot be read ({error.strerror or type(error).__name__}){pickled or '; check the folder'}"
         ) from None
     except SafetensorError:
-        raise InvalidRequest(f"{label}: it is damaged, or not a file of safetensors; save it again") from None
+        raise InvalidRequest(f"{label}: it is damaged, or not a safetensors file; save it again") from None
     return found
 
 

@@ -81,7 +81,7 @@ def detect_generation(folder: Path) -> Generation:
         fitting = [generation for generation in found if (folder / speech_tokenizer_of(generation)).is_file()]
         if len(fitting) != 1:
             names = " and ".join(YAML_OF[generation] for generation in found)
-            raise CheckpointError(f"model: {folder.absolute().name} holds {names}; remove those of other models")
+            raise CheckpointError(f"model: {folder.absolute().name} holds {names}; remove the files of other models")
         found = fitting
     if found:
         return found[0]

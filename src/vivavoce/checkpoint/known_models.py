@@ -121,8 +121,8 @@ def known_model(name: str) -> KnownModel:
             return model
     if wanted.endswith("cosyvoice-300m-25hz"):
         raise UnsupportedModel(
-            f"model: {name} has 25 speech tokens a second; of CosyVoice 1 only those of 50 are known: CosyVoice-300M, "
-            "-SFT and -Instruct, use one of them"
+            f"model: {name} has 25 speech tokens a second; only the models of CosyVoice 1 with 50 are supported; "
+            "use CosyVoice-300M, -SFT or -Instruct"
         )
     known = ", ".join(KNOWN_MODELS)
     raise ModelNotFound(f"model: {name!r} is neither a folder nor a known model; give a folder or one of {known}")

@@ -207,8 +207,8 @@ def _whole_flow(flow: Section, _: Iterable[str]) -> WholeFlowConfig:
     rate, estimator = flow.integer("input_frame_rate"), flow.section("decoder").section("estimator")
     if rate != WHOLE_RATE:
         raise UnsupportedModel(
-            f"{flow.where('input_frame_rate')}: {rate}; CosyVoice 1 is spoken at {WHOLE_RATE} speech tokens per second "
-            "only, take CosyVoice-300M, -SFT or -Instruct"
+            f"{flow.where('input_frame_rate')}: {rate}; CosyVoice 1 needs {WHOLE_RATE} speech tokens per second; "
+            "use CosyVoice-300M, -SFT or -Instruct"
         )
     channels = estimator.integers("channels")
     if len(channels) != 2 or channels[0] != channels[1]:

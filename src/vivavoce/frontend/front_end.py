@@ -274,7 +274,7 @@ class _Kept:
 def _unmarked(pieces: Iterable[str]) -> Iterator[str]:
     for piece in pieces:
         if isinstance(piece, str) and END_OF_PROMPT in piece:
-            raise InvalidText(f"text: {END_OF_PROMPT} came after the first piece; send all of the prompt in the first")
+            raise InvalidText(f"text: {END_OF_PROMPT} came after the first piece; send the whole prompt in the first")
         yield piece
 
 

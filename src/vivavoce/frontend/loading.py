@@ -56,8 +56,8 @@ def open_engine(
     external = settings.lm_backend != "torch"
     if external and llm is not None:
         raise InvalidRequest(
-            f"model: {settings.lm_backend} speaks with the folder's own language model, not with {llm.name}; leave the "
-            "file out, or take lm_backend torch"
+            f"model: {settings.lm_backend} runs the folder's own language model, not {llm.name}; leave the file out, "
+            "or choose lm_backend torch"
         )
     models = build_models(folder, device, dtype, variant, language_model=not external, llm=llm)
     if external:

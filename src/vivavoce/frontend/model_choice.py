@@ -46,11 +46,11 @@ def model_folder(model: str | Path | None) -> Path:
     except CheckpointError as error:
         if os.path.lexists(folder):
             raise CheckpointError(
-                f"model: {folder} is not the whole model {UNTRAINED_MODEL}; remove it, and the next use makes it anew"
+                f"model: {folder} is not the whole model {UNTRAINED_MODEL}; remove it, and the next use makes it again"
             ) from None
         reason = str(error).removeprefix("folder: ").rpartition("; ")[0]
         raise CheckpointError(
-            f"model: {reason}; set {HOME_VARIABLE} to a place that can be written, or name a model"
+            f"model: {reason}; set {HOME_VARIABLE} to a folder that can be written, or name a model"
         ) from None
 
 
@@ -66,7 +66,7 @@ def choose_device(name: str) -> torch.device:
         raise InvalidRequest(f"device: {name!r} is unknown; use auto, cpu, cuda, cuda:N or mps") from None
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
-        raise InvalidRequest(f"device: {name!r} is not there (`vivavoce doctor` lists what is); use auto or cpu")
+        raise InvalidRequest(f"device: {name!r} is not present (`vivavoce doctor` lists the devices); use auto or cpu")
     return device
 
 
@@ -126,4 +126,4 @@ def share_device(device: torch.device, engines: int, bounded: bool) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // engines))
     elif engines > 1 and not bounded:
         problem = f"engines: {engines} on one {device.type} device would each take all of its memory"
-        raise InvalidRequest(f"{problem}; bound the memory of each, or give each a GPU of its own")
+        raise InvalidRequest(f"{problem}; limit the memory of each engine, or give each its own GPU")

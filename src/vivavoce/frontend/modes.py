@@ -87,11 +87,13 @@ def choose_mode(
     """The wanted mode, or the mode that uses most of the voice's features. InvalidRequest: the mode is impossible."""
     mode, modes = None if wanted is None else Mode(wanted), MODES[generation]
     if mode is Mode.INSTRUCT and not instruct:
-        raise InvalidRequest("mode: instruct needs an instruction; give one as instructions")
+        raise InvalidRequest("mode: instruct needs an instruction; give it as instructions")
     if instruct and mode not in (None, Mode.INSTRUCT):
         raise InvalidRequest(f"instruct: is not used in mode {mode.value}; leave the mode out")
     if mode in (Mode.ZERO_SHOT, Mode.CROSS_LINGUAL) and not voice.has_prompt:
-        raise InvalidRequest(f"mode: {mode.value} needs reference speech, this voice has an embedding only; use sft")
+        raise InvalidRequest(
+            f"mode: {mode.value} needs reference speech, but this voice has only an embedding; use sft"
+        )
     if mode is Mode.ZERO_SHOT and not voice.prompt_text:
         raise InvalidRequest(
             "mode: zero_shot needs the reference's transcript; give prompt_text with a recording, add a stored "

@@ -68,7 +68,7 @@ class Speech:
             return NotImplemented
         if self.sample_rate != other.sample_rate:
             raise InvalidRequest(
-                f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz do not join; use one model"
+                f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz cannot be joined; use one model"
             )
         at, s = self.marks[-1].end_character if self.marks else 0, self.duration_s
         marks = tuple(moved(one, at, s) for one in other.marks)

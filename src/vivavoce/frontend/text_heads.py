@@ -107,4 +107,4 @@ def _keep(path: Path | None, heads: TextHeads | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(kept))
     except OSError as error:
-        log.warning("text heads not kept: %(reason)s", {"reason": error.strerror})
+        log.warning("text heads not stored: %(reason)s", {"reason": error.strerror})

@@ -251,7 +251,7 @@ def test_the_bytes_of_telephony(format, speech):
 
 
 def test_rates_that_are_not_made():
-    with pytest.raises(InvalidRequest, match=r"sample_rate: 11025 Hz is not made here; choose one of 8000, 16000, "):
+    with pytest.raises(InvalidRequest, match=r"sample_rate: 11025 Hz is not supported; choose one of 8000, 16000, "):
         parse_format("wav", 11_025)
     assert OutputFormat(AudioFormat.MP3, 44_100, 192_000).open(24_000).finish() == b""
     with pytest.raises(InvalidRequest, match=r"bitrate: 192000 bit/s is outside of 16000 … 160000"):

@@ -175,8 +175,8 @@ def _drain(track: _Track, limit_s: float, label: str) -> Samples:
                 raise InvalidAudio(too_long.format(label, f"more than {limit_s:g} s", limit_s))
     if promised is not None and promised - num_samples > _TOLERANCE_S * rate:
         raise InvalidAudio(
-            f"{label} is cut off: its header promises {promised / rate:.2f} s, {num_samples / rate:.2f} s are "
-            "there; upload the whole file"
+            f"{label} is cut off: its header promises {promised / rate:.2f} s, but it has "
+            f"{num_samples / rate:.2f} s; upload the whole file"
         )
     if not mixes:
         return np.zeros(0, np.float32)

@@ -51,7 +51,7 @@ class DecodingProcess:
             self.decode(_AMR)
         except InvalidAudio:
             raise MissingDependency(
-                "recordings: the process that decodes them does not start; on stderr it says what it lacks (av?)"
+                "recordings: the process that decodes them does not start; its message on stderr says why (no av?)"
             ) from None
 
     def decode(

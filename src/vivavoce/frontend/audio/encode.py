@@ -80,11 +80,11 @@ class OutputFormat:
         codec, rate, bitrate = self.codec.value, self.sample_rate, self.bitrate
         if rate is not None and not (isinstance(rate, int) and rate in SAMPLE_RATES):
             known = ", ".join(map(str, SAMPLE_RATES))
-            raise InvalidRequest(f"sample_rate: {rate!r} Hz is not made here; choose one of {known}")
+            raise InvalidRequest(f"sample_rate: {rate!r} Hz is not supported; choose one of {known}")
         if bitrate is None:
             return
         if _ENCODERS[self.codec].default_bitrate is None:
-            raise InvalidRequest(f"bitrate: {codec} is not compressed to one; leave {bitrate} out")
+            raise InvalidRequest(f"bitrate: {codec} has no bitrate; leave {bitrate} out")
         largest = MAX_BITRATE if rate is None or rate < 32_000 else MAX_BITRATE_ABOVE
         if not MIN_BITRATE <= bitrate <= largest:
             raise InvalidRequest(

@@ -226,7 +226,7 @@ def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
         given = tokenizer.token_to_id(token.content)
         if given != token_id:
             raise CheckpointError(
-                f"{path}: gives {token.content} the id {token_id}, but after vocab.json it is {given}; {_REMEDY}"
+                f"{path}: gives {token.content} the id {token_id}, but with vocab.json its id is {given}; {_REMEDY}"
             )
 
 

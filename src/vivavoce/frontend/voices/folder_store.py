@@ -61,7 +61,7 @@ class FolderStore(VoiceStore):
                 yield changed(summary, name=name, public=owner == PUBLIC)
 
     def state(self) -> str:
-        """"ok", or the reason why voices cannot be read or stored. A missing folder is ok: `save` makes it."""
+        """The state: "ok", or why voices cannot be read or stored. A missing folder is ok, because `save` makes it."""
         try:
             _files(self._folder(PUBLIC))
             disk = os.statvfs(self._root)

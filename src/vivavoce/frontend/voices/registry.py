@@ -114,7 +114,7 @@ class VoiceRegistry:
         if prompt_text:
             called = "the default one" if voice is None else voice.label
             raise InvalidRequest(
-                f"transcript: belongs to a recording; the voice, {called}, is extracted already, leave transcript out"
+                f"transcript: needs a recording, but the voice, {called}, is already extracted; leave transcript out"
             )
         return self._check(voice or self._default())
 
@@ -198,7 +198,9 @@ class VoiceRegistry:
         if self._store.version(name, owner) is not None:
             self._store.remove(name, owner)
         elif owner != PUBLIC and self._store.version(name) is not None:
-            raise VoiceNotFound(f"voice: {excerpt(name)} is a public voice, none of your own; it stays for the others")
+            raise VoiceNotFound(
+                f"voice: {excerpt(name)} is a public voice, not your own; you can remove only your own voices"
+            )
         elif name in self.built_in:
             raise InvalidRequest(f"voice: {excerpt(name)} is built into the model and cannot be removed")
         elif name in self._aliases:
@@ -229,7 +231,7 @@ class VoiceRegistry:
             return voice
         for voice in self.built_in.values():
             return voice
-        raise InvalidRequest("voice: none is given and this model brings none along; give a recording or a name")
+        raise InvalidRequest("voice: none is given, and this model has no voice of its own; give a recording or a name")
 
     def _check(self, voice: Voice, owner: str = PUBLIC, extract: bool = True) -> Voice:
         """The voice with features for this model; missing features are extracted from the voice's recording."""
@@ -258,7 +260,7 @@ class VoiceRegistry:
         except VivavoceError as error:
             fields = {"name": voice.name, "error": error}
             log.warning(
-                "voice of another model: %(name)r was extracted again, but stays in memory only: %(error)s", fields
+                "voice of another model: %(name)r was extracted again, but could not be stored: %(error)s", fields
             )
         kept = {name: getattr(voice, name) for name in ("description", "licence", "consent", "adapter")}
         return changed(features, **kept)

@@ -103,7 +103,7 @@ class VoiceStore(ABC):
 
     @abstractmethod
     def state(self) -> str:
-        """"ok", or the problem in one line without secrets. If the store is on another machine, this contacts it."""
+        """The state: "ok", or the problem in one line without secrets. A store on another machine is contacted."""
 
     def close(self) -> None:  # noqa: B027
         """Close connections; the next call opens them again."""
