@@ -31,7 +31,7 @@ _IDENTITY_FILES = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.
 
 class TextStream(str, Enum):
     INTERLEAVED = "interleaved"
-    """Blocks of text and speech tokens alternate in a sequence (`LMConfig.mix_text`, `mix_speech`), as officially."""
+    """Blocks of text and speech tokens alternate in a sequence (`LMConfig.mix_text`, `mix_speech`) (official way)."""
     SENTENCES = "sentences"
     """Each sentence is spoken once it is complete; for models with little or no training on interleaved text."""
 

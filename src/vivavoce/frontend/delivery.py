@@ -51,7 +51,7 @@ def delivery_of(
 
 
 def warnings_about(delivery: Delivery | None) -> tuple[str, ...]:
-    """Possible faults of the speech, one line each."""
+    """Warnings about possible faults of the speech, one line for each."""
     if delivery is None:
         return ()
     found = []

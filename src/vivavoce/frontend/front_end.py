@@ -151,7 +151,7 @@ class FrontEnd:
             return
         index, paused_s, natural = 0, 0.0, options.reading == "natural"
         for sentence in sentence_stream(pieces, self.text.marks if natural else None):
-            if not is_speakable(sentence.text):  # such as a line of dashes
+            if not is_speakable(sentence.text):  # there is nothing to speak, such as in a line of dashes
                 continue
             language = options.language or (sentence.language if self.card.scripts is None else None)
             named, start = replace(options, language=language), begin + sentence.start
@@ -160,7 +160,7 @@ class FrontEnd:
                     index += 1
                     check_paused(paused_s := paused_s + segment.request.pause_s)
                     yield segment
-            except InvalidText as error:  # such as code that is not to be spoken
+            except InvalidText as error:  # there is nothing to speak, such as in silent code
                 if not error.nothing_to_say:
                     raise
 

@@ -1,4 +1,4 @@
-"""Finds a model's folder, a device and a dtype by the names that a user gives. To find a folder needs no torch."""
+"""Finds a model's folder, a device and a dtype by the names that a user gives. Finding a folder does not load torch."""
 
 from __future__ import annotations
 

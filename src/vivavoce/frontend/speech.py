@@ -313,7 +313,7 @@ def marks_of(
     """The marks of a text's first segments.
 
     spans: for each segment, its first character and the character after its last. samples: the number of samples of
-    each of the first segments; each gets a mark. cut: whether each segment was cut; () if this is not known yet.
+    each segment with audio; only these segments get marks. cut: whether each segment was cut; () if this is not known yet.
     """
     times = pairwise(end / sample_rate for end in accumulate(samples, initial=0))
     return tuple(
@@ -336,7 +336,7 @@ class HeardText:
 
 
 def heard_until(seconds: float, words: Sequence[Word], marks: Sequence[Mark]) -> HeardText:
-    """The text heard after this time: up to a whole word; without words, a part of a segment in proportion to time."""
+    """The text that is heard by this time: whole words, or, without words, a part of a segment by its duration."""
     seconds = min(seconds, marks[-1].end_s if marks else 0.0)
     begun = [one for one in (words or marks) if one.start_s < seconds]
     if not begun:

@@ -141,13 +141,13 @@ class SeveralModels(Protocol):
 
 
 async def backend_of(backend: SpeechBackend, model: str) -> SpeechBackend:
-    """The backend of a model, see `SeveralModels`. A backend that has one model only is returned itself."""
+    """The backend of a model, see `SeveralModels`. A backend with only one model is returned unchanged."""
     return await backend.backend_of(model) if isinstance(backend, SeveralModels) else backend
 
 
 @runtime_checkable
 class AdapterBackend(Protocol):
-    """A `SpeechBackend` that loads and removes LoRA adapters while it runs; raises the errors of `Engine`'s calls."""
+    """A `SpeechBackend` whose LoRA adapters can change while it runs. Raises the errors of `Engine.load_adapter` …"""
 
     async def adapters(self) -> tuple[AdapterInfo, ...]: ...
 

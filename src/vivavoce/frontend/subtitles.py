@@ -138,7 +138,7 @@ def _fitting(atoms: Sequence[str]) -> int:
 
 
 def _good_end(atoms: Sequence[str], limit: int) -> int:
-    """Number of atoms to take, at most `limit`: up to the last sentence end in the second half, else clause end."""
+    """Number of atoms in a subtitle, at most `limit`: up to the last sentence or clause end in the second half."""
     if limit == len(atoms):
         return limit
     lengths = list(accumulate(map(len, atoms), initial=0))

@@ -17,9 +17,9 @@ FRAME_S = 0.01
 _QUIET = 0.03
 """A frame is quiet if its level is below this fraction of the loudest frame so far (−30 dB)."""
 _PAUSE_FRAMES = 15
-"""Quiet frames before a sound that count as a pause; fewer do not."""
+"""Minimum number of quiet frames before a sound that count as a pause."""
 _EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 10, 15, 100
-"""A word starts at the first sound after a pause, at most this many frames before, or after, its start by attention.
+"""A word's start by attention is moved to a sound after a pause at most this many frames earlier, or later.
 
 `_FIRST_FRAMES` replaces `_LATE_FRAMES` for the first word of a segment.
 """

@@ -32,7 +32,7 @@ class Models:
     vocoder: HiFT | CausalHiFT
     device: torch.device
     dtype: torch.dtype
-    folder: Path = Path()  # empty if there are no weights
+    folder: Path = Path()  # empty if the model has no weights
     merged: Path | None = None  # the folder of `vivavoce export hf`, if another runtime runs the language model
 
 

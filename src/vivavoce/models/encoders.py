@@ -93,7 +93,7 @@ def check_onnx(path: Path, remedy: str = OnnxModel.remedy) -> None:
     refuse_pointer(path)
     try:
         _check_file(path)
-    except Exception as error:  # a truncated file causes other errors
+    except Exception as error:  # also the errors of a truncated file
         raise CheckpointError(
             f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); {remedy}"
         ) from error

@@ -168,7 +168,7 @@ class RelativeSpan:
         """Scores by distance [batch, heads, queries, keys + queries − 1] → by key [batch, heads, queries, keys]."""
         if self.columns is not None:
             return scores.gather(3, self.columns.expand(-1, scores.shape[1], -1, -1))
-        # The score of query i and key j is in column queries − 1 − i + j: each row begins one column before the last.
+        # The score of query i and key j is in column queries − 1 − i + j: one column earlier for each query.
         batch, heads, queries, width = scores.shape
         padded = pad(scores, (1, 0)).view(batch, heads, width + 1, queries)
         return padded[:, :, 1:].reshape(batch, heads, queries, width)[..., : self.keys]

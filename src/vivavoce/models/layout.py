@@ -88,7 +88,7 @@ def lay_together(weights: Sequence[Tensor]) -> Tensor:
 
 
 def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
-    """If all output biases are added at a residual stream's start: the sum of biases that each reader subtracts."""
+    """The sum of later output biases, at each reader of a residual stream to whose start all these biases are added."""
     wide = [bias.float() for bias in biases]
     return torch.stack((*wide, torch.zeros_like(wide[0]))).flip(0).cumsum(0).flip(0)
 

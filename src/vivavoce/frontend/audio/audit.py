@@ -19,7 +19,7 @@ LEAST_SPEECH_S, MOST_SPEECH_S, LONGEST_PAUSE_S = 2.0, 12.0, 1.5
 TELEPHONE_HZ, TELEPHONE_DB = 4_400, -33.0
 """A recording is narrow-band if its energy above `TELEPHONE_HZ`, relative to its whole energy, is below this (dB)."""
 TONAL_DB, TONAL_LINES = 12.0, 2
-"""Hum or music: at least `TONAL_LINES` spectral peaks between the words are `TONAL_DB` above their surroundings."""
+"""A recording has hum or music if this many spectral peaks between words stand out by more than this level (dB)."""
 RATES = (2.0, 30.0), (1.0, 12.0)
 """Fewest and most letters per second of speech; the second pair is for Chinese, Japanese and Korean."""
 _WIDE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")

@@ -33,7 +33,7 @@ _MALFORMED = 3
 _LONGEST = 1 << 48
 """Numbers of frames above this mean that the length is unknown (libsndfile's SF_COUNT_MAX)."""
 _UNKNOWN_BYTES = 0x7FF00000
-"""Chunk sizes from this on mean that the length is unknown; programs that write a WAV stream use them."""
+"""Chunk sizes of at least this mean that the length is unknown; programs that write a WAV stream use them."""
 
 _AV_FORMATS = "aac,ac3,aiff,amr,ape,asf,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,tta,w64,wav,wv"
 """Allowed containers of FFmpeg. Playlists (concat, hls, dash) must not be added: they make FFmpeg open other files and
@@ -55,7 +55,7 @@ class _Track(NamedTuple):
 
 
 class _BrokenTrackError(Exception):
-    """The container was recognised, but its content cannot be decoded. The message is the decoder's."""
+    """The container was recognised, but its content cannot be decoded. The message comes from the decoder."""
 
 
 def decode_audio(

@@ -60,7 +60,7 @@ class DecodingProcess:
         """See `decode_audio`. Raises InvalidAudio also if decoding crashes, or takes too long or too much memory."""
         data, label = read_source(source, field)
         with self._lock:
-            if self._process.poll() is not None:  # it ended before this recording
+            if self._process.poll() is not None:  # the process ended before this recording
                 self.close()
                 self._start()
             began, timer = time.monotonic(), Timer(DECODE_S, _end, (self._process, self._socket))
@@ -106,7 +106,7 @@ def _exchange(connection: socket.socket, data: bytes, field: str, limit_s: float
         if error or not (0 < rate <= MAX_SAMPLE_RATE and 0 < length <= limit_s * rate * np.float32().itemsize):
             raise ValueError(error)
         samples = answers.read(length)
-    return Audio(np.frombuffer(bytearray(samples), np.float32, length // 4), int(rate))  # a bytearray is writable
+    return Audio(np.frombuffer(bytearray(samples), np.float32, length // 4), int(rate))  # bytearray: writable
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ _LARGEST_CREST_DB = 30.0
 _RUN_FRAMES = 5
 """Minimum length of a sound that counts as speech, in frames; the click of a mouse is shorter."""
 _NOISE_DB, _NEAR_DB, _FAR_DB = 6.0, 20.0, 40.0
-"""Speech frames are 6 dB above the noise and less than 40 dB below the speech level, or less than 20 dB below it."""
+"""The threshold of speech is 6 dB above the noise, but between 40 dB and 20 dB below the level of the speech."""
 _SCALE, _LARGEST = 32768, 32767
 _KNEE = 0.8
 
@@ -178,7 +178,7 @@ def levels_of(audio: Audio) -> Levels:
     levels = 10 * np.log10(np.square(frames).mean(axis=1) + 1e-30)
     peak = float(np.abs(samples).max())
     speech = max(float(np.median(np.sort(levels)[-_LOUDEST_FRAMES:])), 20 * np.log10(peak) - _LARGEST_CREST_DB)
-    noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # digital silence does not count
+    noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # without digital silence
     quiet = min(max(noise + _NOISE_DB, speech - _FAR_DB), speech - _NEAR_DB)
     runs = np.convolve(levels > quiet, np.ones(_RUN_FRAMES), "valid") > _RUN_FRAMES - 0.5
     return Levels(levels, speech, noise, np.convolve(runs, np.ones(_RUN_FRAMES)) > 0.5)

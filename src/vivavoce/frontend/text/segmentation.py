@@ -45,7 +45,7 @@ _SAME_MARK = str.maketrans("。？！；：，、．｡…", ".?!;:,,...")
 _SAME_MARKS = frozenset(".?!;:,")
 
 _REACH = 300
-"""Characters around the estimated end of a segment that are searched for its end, where words match nothing."""
+"""Maximum distance, in characters, from the estimated end of a segment to its chosen end, if no token matches."""
 # Quotes that may open or close (" ' * _) count as closing before a space, a closing mark or the text's end; the German
 # “ and « count as closing before a space or mark.
 _CLOSERS = rf"{_MARKS}\p{{Pe}}\p{{Pf}}"
@@ -70,8 +70,8 @@ def split_paragraph(
 ) -> Iterator[tuple[str, str]]:
     """Split text at its punctuation and join sentences up to a maximum length, as the official front end does.
 
-    text: pieces of any length. Each segment is yielded as soon as no later text can change it, with the text after it
-    that is known.
+    text: pieces of any length. Each segment is yielded as soon as no later text can change it, together with the text
+    after it that is known so far.
 
     `length` measures text (in characters for zh, in tokens otherwise). A segment ends if it is longer than
     `token_min_n` and the next sentence would make it longer than `token_max_n`; so a long sentence stays whole. A last

@@ -32,7 +32,7 @@ _LANGUAGES: Mapping[str, Language | None] = {
     **{"ita": "it", "rus": "ru"},
 }
 
-_SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # quick test for changes
+_SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # without these, no change
 _TAG = "(?:think(?:ing)?|reasoning)"
 _LEFT_OUT = regex.compile(
     "(?P<pair>[\ud800-\udbff][\udc00-\udfff])"

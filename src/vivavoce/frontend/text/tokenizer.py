@@ -70,7 +70,7 @@ _WORDS = (
 )
 _HIDDEN = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
 _BYTES = [chr(0x100 + _HIDDEN.index(byte)) if byte in _HIDDEN else chr(byte) for byte in range(256)]
-"""Characters for bytes 0 … 255 in GPT-2's byte-level BPE: printable bytes stay, others become U+0100 …"""
+"""GPT-2's byte-level BPE writes each byte as a character: printable bytes as themselves, others from U+0100 on."""
 _REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
@@ -154,7 +154,7 @@ def _read_whole(path: Path) -> Tokenizer:
     content = _read_text(path)
     try:
         tokenizer = Tokenizer.from_str(content)
-    except Exception as error:  # the package raises nothing more precise
+    except Exception as error:  # the package tokenizers raises no narrower type
         raise _unusable(path, error) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -168,7 +168,7 @@ def _read_parts(folder: Path) -> Tokenizer:
     merges = _read_merges(folder / "merges.txt")
     try:
         model = models.BPE(vocab=vocabulary, merges=merges)
-    except Exception as error:  # the package raises nothing more precise if a merge is not in the vocabulary
+    except Exception as error:  # a merge is not in the vocabulary; tokenizers raises no narrower type
         raise _unusable(folder / "merges.txt", error) from error
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.NFC()

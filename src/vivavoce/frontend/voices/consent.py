@@ -16,7 +16,7 @@ MAX_WHO_CHARS = 200
 class Consent:
     """A person's consent to the use of their voice. InvalidRequest: no statement, or a text exceeds its limit.
 
-    statement: what the person allows, in words. who: the person's name, or "". at: time of recording it, in ISO 8601.
+    statement: what the person allows, in words. who: the person's name, or "". at: when it was noted, in ISO 8601.
     """
 
     statement: str

@@ -175,7 +175,7 @@ def _read_summary(path: Path) -> VoiceSummary | None:
 
 
 def _content_version(found: os.stat_result) -> str:
-    """A version string of inode, change time and size; differs after each save, since nobody can set a change time."""
+    """A version string of inode, change time and size; it differs after each save: change times cannot be set."""
     return f"{found.st_ino:x}-{found.st_ctime_ns:x}-{found.st_size:x}"
 
 

@@ -28,7 +28,7 @@ POSITION_GROUPS = 16
 TIME_SINUSOIDS = 256
 NORM_EPS = 1e-6
 _ROTARY_BASE = 10000.0
-PER_BLOCK = 6  # shift, scale and gate, for attention and for feed-forward
+PER_BLOCK = 6  # modulations of a block: shift, scale and gate, for attention and for feed-forward
 
 
 class LookaheadEncoder(nn.Module):

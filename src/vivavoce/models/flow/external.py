@@ -25,7 +25,7 @@ class ExternalEstimator(Protocol):
 
 
 class ExternalEncoder(Protocol):
-    """Replaces `TokenEncoder` for single rows without cached state; `encode` has the arguments of `TokenEncoder`'s."""
+    """Replaces `TokenEncoder` for single rows without cached state; `encode` has the same arguments."""
 
     @property
     def encode(self) -> Callable[..., Tensor]: ...

@@ -104,7 +104,7 @@ Linear = tuple[Tensor, Tensor]  # matrix [out, in], contiguous, and bias [out]
 
 
 class EncoderBlock(NamedTuple):
-    """Weights of a block. mixed, contract: [out, in], without biases, see the module."""
+    """Weights of a block. mixed, contract: [out, in]; their biases are added before the first block."""
 
     attention_norm: ShiftedNorm
     queries_and_keys: Linear

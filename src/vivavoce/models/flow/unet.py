@@ -165,7 +165,7 @@ def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor 
 
 class CausalConv(nn.Conv1d):
     first = 0  # index of its first channel among the input channels of all causal convolutions
-    product: Product | None = None  # with packed weights
+    product: Product | None = None  # the product with packed weights, see `lay_out`
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__(in_channels, channels, KERNEL)
@@ -176,7 +176,7 @@ class CausalConv(nn.Conv1d):
 
 
 class PointwiseConv(nn.Conv1d):
-    product: Product | None = None  # with packed weights
+    product: Product | None = None  # the product with packed weights, see `lay_out`
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__(in_channels, channels, 1)
