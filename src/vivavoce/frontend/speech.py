@@ -313,7 +313,7 @@ def marks_of(
     """The marks of a text's first segments.
 
     spans: for each segment, its first character and the character after its last. samples: the number of samples of
-    each segment with audio; only these segments get marks. cut: whether each segment was cut; () if this is not known yet.
+    each segment with audio; only these segments get marks. cut: whether each segment was cut; () if not known yet.
     """
     times = pairwise(end / sample_rate for end in accumulate(samples, initial=0))
     return tuple(

@@ -114,7 +114,7 @@ class VoiceRegistry:
         if prompt_text:
             called = "the default one" if voice is None else voice.label
             raise InvalidRequest(
-                f"transcript: needs a recording, but the voice, {called}, is already extracted; leave transcript out"
+                f"transcript: belongs to a recording; the voice, {called}, is already extracted; leave transcript out"
             )
         return self._check(voice or self._default())
 
