@@ -425,7 +425,7 @@ def test_bitrate(format, noise):
 
 @pytest.mark.parametrize("format", LOSSLESS)
 def test_what_is_not_compressed_to_a_bitrate_has_none(format):
-    with pytest.raises(InvalidRequest, match=rf"bitrate: {format.value} is not .*; leave 64000 out"):
+    with pytest.raises(InvalidRequest, match=rf"bitrate: {format.value} has no bitrate; leave 64000 out"):
         open_encoder(format, 24_000, bitrate=64_000)
 
 
