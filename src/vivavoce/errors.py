@@ -84,11 +84,11 @@ class VoiceExists(VivavoceError, http_status=409, grpc_status="ALREADY_EXISTS"):
 
 
 class VoiceStoreError(VivavoceError):
-    """A stored voice's file is damaged or foreign, or the file system refuses to read or write it."""
+    """A stored voice's file is damaged or has another format, or the file system refuses to read or write it."""
 
 
 class VoiceStoreAway(VoiceStoreError, http_status=503, grpc_status="UNAVAILABLE", retry_after_s=5.0):
-    """A remote voice store cannot be reached now, or refuses; the same request may succeed later."""
+    """A remote voice store cannot be reached, or refuses the operation; the same request may succeed later."""
 
 
 class CheckpointError(VivavoceError, grpc_status="FAILED_PRECONDITION"):

@@ -1,7 +1,7 @@
 """Logs: one event per line, as JSON for machines or as text for terminals; all loggers of the process write here.
 
 An event's name is a constant: the argument of `log_event`, or the text of a message before its first colon. Values are
-fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. Messages of libraries are the event `library`.
+fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. Messages of libraries: event `library`.
 
 Texts, recordings, transcripts and keys are not logged. `log_event` takes plain fields; messages of errors that clients
 cause are left out, because they quote the request; URLs lose their query strings.
@@ -133,7 +133,7 @@ class JsonFormatter(logging.Formatter):
             line["message"] = message
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        # json.dumps escapes characters below a space; all others to escape are inside strings.
+        # json.dumps escapes characters below a space; `printable` escapes the others, which are all inside strings.
         return printable(json.dumps(line, ensure_ascii=False))
 
 

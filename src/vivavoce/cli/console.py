@@ -85,7 +85,7 @@ class Reporter:
 
 
 Show = Callable[[str, int, int | None, str], None]
-"""(part of the work, amount done, total amount, line to print without a bar)."""
+"""Shows progress: name of the part, amount done, total amount, and a line that is printed if there is no bar."""
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def quiet_libraries() -> Iterator[None]:
     silence, notes = logging.NullHandler(), logging.StreamHandler()
     notes.setFormatter(logging.Formatter("note: %(message)s"))
     notes.setLevel(logging.WARNING)
-    # `model.note_if_no_real_model` prints this after the work, with a way out.
+    # `model.note_if_no_real_model` prints a note instead, after the work.
     notes.addFilter(lambda record: record.name != _UNTRAINED_LOGGER)
     root, own = logging.getLogger(), logging.getLogger("vivavoce")
     root.addHandler(silence)
