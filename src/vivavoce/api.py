@@ -104,7 +104,7 @@ def load(
         dtype: "auto" (float16 on CUDA, else float32), "float32", "bfloat16", "float16"; of language model and flow.
         variant: load `llm.VARIANT.pt`, `flow.VARIANT.pt` and `hift.VARIANT.pt` where the folder has them.
         voices: folder of stored voices, or the URL of a Redis server (`redis://host`); None: the user's own folder.
-        settings: slots, memory and admission of the engine; None: sizes that fit the device, and a queue of requests.
+        settings: slots, memory and admission of the engine; None: sizes that fit the device; requests queue for room.
         text_processes: number of processes that turn numbers, dates and units into words, so that this work does not
             delay the engine; None: two to four on CUDA, none on other devices.
 
@@ -317,7 +317,7 @@ class Vivavoce:
         self, texts: Iterable[str], voice: AnyVoice = None, *, errors: Literal["raise", "return"] = "raise",
         cancel: Event | None = None, **manner: Unpack[Manner],
     ) -> Iterator[Speech | VivavoceError]:  # fmt: skip
-        """Speak several texts, batched together in the engine; results have the order of the texts. Arguments: `speak`.
+        """Speak several texts, batched together in the engine; results keep their order. Arguments as in `speak`.
 
         The iterator reads texts only as the engine has room, so there may be any number. A text that cannot be spoken
         raises its error after the speech of the texts before it. Deleting the iterator cancels the rest.

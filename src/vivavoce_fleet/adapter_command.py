@@ -42,7 +42,7 @@ class AskedServer:
             answer = httpx.request(method, address, params=query, json=body, headers=headers, timeout=TIMEOUT_S)
             told = answer.json()
             if not answer.is_success:
-                raise InvalidRequest(f"server: status {answer.status_code}: {told['error']['message']}")
+                raise InvalidRequest(f"server: answered with status {answer.status_code}: {told['error']['message']}")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
             reason = str(error) or type(error).__name__
             raise InvalidRequest(f"server: {self.server} cannot be reached ({reason}); is it running there?") from None

@@ -73,7 +73,7 @@ class FleetStream:
         self._used = set[Any]()
         """The engine that speaks, and those that ended before."""
         self._pieces: list[str | None] | None = []
-        """The pushed pieces; a piece None is the end. None instead of the list: audio has come, so no move any more."""
+        """The pushed pieces of text, None for its end. No list: audio has come, so the request stays at its engine."""
         self.verdict: Verdict | None = None
 
     async def begin(self, *refusals: VivavoceError) -> None:
@@ -216,7 +216,7 @@ class EngineFleet:
         return await self._ask(lambda engine: engine.adapters())
 
     async def add_adapter(self, name: str, folder: str) -> AdapterInfo:
-        """Load an adapter in all engines or in none. EngineStopped: an engine is not ready."""
+        """Load an adapter into all engines or into none. EngineStopped: an engine is not ready."""
         done: list[EngineClient] = []
         try:
             for one in self._all_ready():

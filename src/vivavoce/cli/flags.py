@@ -22,7 +22,7 @@ _DECLARED = "declared"
 
 
 def flag(help: str, metavar: str | None = None, *names: str, default: Any = None, **settings: Any) -> Any:
-    """Declare an option as the default of a field or parameter. names: its short names, or all its names."""
+    """Declare an option as a field's or parameter's default. names: its short names only, or all its names."""
 
     def declared(name: str) -> Any:
         own = () if any(one.startswith("--") for one in names) else (f"--{name.replace('_', '-')}",)

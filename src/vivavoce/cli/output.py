@@ -70,7 +70,7 @@ class Output:
 
     @contextmanager
     def stream(self, sample_rate: int, model: str) -> Iterator[Callable[[NDArray[np.float32]], None]]:
-        """Yield a function that encodes and writes samples [n]; even an interrupted file is valid. model: a name."""
+        """Yield a function that encodes and writes samples [n]; even an interrupted file is valid. model: its name."""
         from vivavoce.frontend.audio.encode import open_encoder
         from vivavoce.frontend.audio.tag import new_tag
 
@@ -144,7 +144,7 @@ def explaining(field: str, label: str) -> Iterator[None]:
 
 
 def check_writable(path: Path, *, field: str = "output") -> None:
-    """Check that a file can be written, without changing it. InvalidRequest about `field`, OSError: it cannot."""
+    """Check that a file can be written, without changing it. Otherwise InvalidRequest about `field`, or OSError."""
     if path.is_dir():
         raise InvalidRequest(f"{field}: {str(path)!r} is a folder; add a file name")
     if path.exists() and not os.access(path, os.W_OK):

@@ -166,7 +166,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Remove the entry of that name; comments above other entries stay. InvalidRequest: unknown name."""
+    """Remove the entry of that name; comments above others stay. InvalidRequest: unknown name, or as `read_keys`."""
     with _changing(path):
         old = {entry.name: entry for entry in read_keys(path)}
         if name not in old:

@@ -15,8 +15,8 @@ from vivavoce.frontend.speech_backend import SpeechStream
 from vivavoce_textnorm import MAX_TEXT_CHARS, is_speakable
 
 NEAR_CHARS = 600
-"""The next part is requested when the segments of a part are this many characters from its end, so that the next
-audio follows without a gap."""
+"""The next part is requested when a segment ends this many characters or fewer before the end of its part, so that the
+next audio follows without a gap."""
 _ENDS = (
     regex.compile(r"\n\s*\n"),
     regex.compile(r"[\p{Sentence_Terminal}…][\"'*_\p{Pe}\p{Pf}]*\s|\n"),

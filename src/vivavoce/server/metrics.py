@@ -65,7 +65,7 @@ class RequestMetrics:
         for fault in Fault:
             for outcome in ("heard", "mended"):
                 self._faults.labels(fault.value, outcome)
-        self._missing = counter("missing_words", "Words that seem not to be spoken, where words were timed.")
+        self._missing = counter("missing_words", "Words that seem to be missing in speech that was checked.")
         usage = {
             "requests": "Requests for speech that were accepted and ended, by the name of their key.",
             "characters": "Characters of text in these requests.",

@@ -70,7 +70,7 @@ class RateLimiter:
         """Admit a request; characters: length of its text, 0 for a streamed text, which `Permit.charge` counts.
 
         A refused request is not counted. InvalidRequest: more characters than a minute allows. Overloaded: too many
-        requests at once, or too much in this minute; it has the time to try again.
+        requests at once, or too much in this minute; its `retry_after_s` says when to try again.
         """
         name, most = principal.name, principal.concurrent
         if principal.requests_per_minute is principal.characters_per_minute is most is None:

@@ -167,13 +167,13 @@ class ModelSection(_Section):
     )
     """Limit of GPU memory in GB, including the weights; unset: all."""
     state_gb: float | None = _unset(0.5, ge=0, le=10_000)
-    """Memory in GB for cached states of voices; unset: the rest of a GPU's, or a quarter of a CPU's, 2.1 at most."""
+    """GB for cached states of voices; unset: the rest of the GPU's memory, or a quarter of the CPU's, 2.1 at most."""
     kernels: bool | None = _unset(True, "--kernels: Use vivavoce's own GPU kernels.  [default: where they are faster]")
     """Use vivavoce's own GPU kernels and CUDA graphs; unset: where they are faster."""
     flow_steps: Literal["official", "fast"] = _setting(
         "official", "--flow-steps: official (ten Euler steps) or fast (three midpoint steps)."
     )
-    """Steps of the flow for requests that do not choose: official, or fast (three fifths of the flow's work)."""
+    """Steps of the flow if a request names none: official, or fast (three fifths of the flow's work)."""
     adapters: Annotated[dict[AdapterName, FilePath], BeforeValidator(parse_pairs)] = _setting(
         {},
         "--adapter NAME=FOLDER: A LoRA adapter of the language model, which requests may name; may be repeated.",
@@ -183,7 +183,7 @@ class ModelSection(_Section):
     adapters_dir: FilePath | None = _unset(
         "/srv/adapters", "--adapters-dir FOLDER: Adapters in it may be loaded over HTTP.  [default: off]"
     )
-    """Folder below which adapters may be loaded while the server runs; unset: no adapters may."""
+    """Folder below which adapters may be loaded while the server runs; unset: none may be loaded."""
     max_adapters: int = _setting(8, ge=1, le=MAX_ADAPTERS)
     """Most adapters that are loaded at once; with adapters or adapters_dir a GPU keeps memory for all of them."""
     max_adapter_rank: int = _setting(64, ge=1, le=MAX_ADAPTER_RANK)

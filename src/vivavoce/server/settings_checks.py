@@ -36,7 +36,7 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
     if server.reference_dir and not server.upstream:
         yield "server.reference_dir: is for a Triton server's voices; give server.upstream, or leave it out"
     if model.kernels is False and model.deterministic:
-        yield "model.deterministic: needs vivavoce's own kernels; leave model.kernels out, or model.deterministic"
+        yield "model.deterministic: needs kernels of our own; leave model.kernels out, or model.deterministic"
     yield from (f"model.{problem}" for problem in backend_problems(model))
     yield from contradictory_models(settings)
     if len(model.adapters) > model.max_adapters:

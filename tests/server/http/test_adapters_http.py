@@ -135,4 +135,4 @@ def test_a_server_without_a_folder_or_of_other_engines_says_so() -> None:
     with serving(build_app, lambda: make_state(FakeBackend())) as server:
         answer = httpx.get(f"{server.url}/v1/adapters")
         assert answer.status_code == 400
-        assert "the engines behind this server load none" in answer.json()["error"]["message"]
+        assert "the engines of this server cannot load adapters" in answer.json()["error"]["message"]

@@ -45,7 +45,7 @@ class AdapterEntry(BaseModel):
     object: Literal["adapter"] = "adapter"
     rank: int
     targets: list[str] = Field(description="The modules of the language model that it changes.")
-    size_bytes: int = Field(description="Memory of the adapter.")
+    size_bytes: int = Field(description="Size of the adapter in memory.")
 
 
 class AdapterList(BaseModel):

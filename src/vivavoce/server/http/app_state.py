@@ -116,7 +116,7 @@ async def deadline_of(connection: HTTPConnection) -> float | None:
 
 
 Deadline = Annotated[float | None, Depends(deadline_of)]
-"""Parameter of a route: the deadline of `deadline_of`, counted from the arrival of the request's headers."""
+"""Parameter of a route: the deadline of the request, counted from the arrival of its headers."""
 
 
 def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], what: str = "change voices") -> None:

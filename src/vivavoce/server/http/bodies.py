@@ -27,7 +27,7 @@ MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencode
 SMALL_BYTES = 1 << 16
 """Bytes or characters of JSON that are parsed in the event loop; longer JSON is parsed in a thread."""
 MAX_SEPARATORS = 1 << 17
-"""Most commas and brackets of a JSON text: twice the number of letters in the longest text, and more."""
+"""Limit of commas and brackets in JSON, which bounds its number of values; any usual text has far fewer."""
 MAX_FORM_FIELDS = 40
 _MOST_NAMED = 10
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")

@@ -143,7 +143,7 @@ def shown(value: object) -> str:
 
 
 def _is_hidden(detail: dict[str, Any]) -> bool:
-    """Whether to hide the input: the whole body for a missing field, perhaps a secret in an unknown field."""
+    """Whether to hide the input, which is the whole body (missing field) or may be a secret (unknown field)."""
     is_unknown = detail["type"] == "extra_forbidden" and isinstance(detail.get("input"), (dict, list, type(None)))
     return is_unknown or detail["type"] == "missing"
 

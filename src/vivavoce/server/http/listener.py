@@ -25,7 +25,7 @@ from vivavoce.server.settings import ServerSection
 log = logging.getLogger(__name__)
 
 BODIES_AT_ONCE = 16
-"""Limit of all bodies in memory, in multiples of the largest body; WebSocket messages have the same limit."""
+"""Limit of all bodies in memory, as a multiple of `max_body_bytes`; WebSocket messages have the same limit."""
 SMALL_BYTES = 1 << 16
 """A WebSocket message up to this size is always accepted."""
 MARGIN = 64

@@ -31,11 +31,11 @@ LINGER_S = 10.0
 PAUSE_S = 1.0
 """Seconds without data after which the rest of a refused body is not read any more."""
 BODY_BYTES_PER_S = 16 * 1024
-"""The lowest average rate at which a body may come, after `listener_timeout_s`."""
+"""The time limit of a body is `listener_timeout_s` plus the time of its bytes at this rate."""
 CALLERS_SHARE = 4
 """The limit for the bodies of one caller is the limit for all bodies, divided by this number."""
 _HEALTH = "/health"
-"""These paths are answered even with too many connections, or an orchestrator would restart a full server."""
+"""Paths that are answered even with too many connections; or else an orchestrator would restart a full server."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
 _MAX_LOGGED_PATH = 200
 _VERSIONS = ("1.0", "1.1")

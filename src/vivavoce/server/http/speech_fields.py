@@ -106,7 +106,7 @@ class CommonFields(_SpeechOptions):
     model: str = Field(
         "",
         max_length=200,
-        description="A served model's name or published id. tts-1, tts-1-hd, gpt-4o-mini-tts, none: the default one.",
+        description="A served model's name or published id. The default model: tts-1, tts-1-hd, gpt-4o-mini-tts, none.",
     )
     voice: VoiceName | VoiceId | None = Field(
         None,

@@ -92,7 +92,7 @@ class Session:
             if not is_own_page(socket.headers, socket.scope["scheme"], self._state.settings.server.cors_origins):
                 origin = socket.headers["origin"][:100]
                 raise Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
-            if not self._state.dispatcher.ready:  # a proxy can still ask another server
+            if not self._state.dispatcher.ready:  # before accepting, so that a proxy can ask another server
                 raise EngineStopped("server: it takes no requests now; ask another one, or again in some seconds")
             fields = known_names(Start) if self._form.is_own else frozenset[str]()
             known = _QUERY.union(*(dialect.socket_query for dialect in self._state.dialects))
@@ -253,7 +253,7 @@ class Session:
             utterance.end()
 
     async def _leave(self, is_all: bool, context: str) -> None:
-        """End the text of one utterance or all. Unflushed text and a single utterance that has ended are cancelled."""
+        """End the text of one utterance or all. One with unflushed text, or a single ended one, is cancelled."""
         for one in [*self._open] if is_all else [context]:
             utterance = self._open.get(one)
             if utterance is None or (is_all and utterance.has_ended):
@@ -304,7 +304,7 @@ class Session:
         try:
             await sent_within(patience_s, sending)
         except (OSError, RuntimeError):
-            raise WebSocketDisconnect(1006) from None  # like Starlette
+            raise WebSocketDisconnect(1006) from None  # Starlette's own code for this
         if not self._open or reply["type"] == "audio":
             self._last_at = self._loop.time()
 
