@@ -138,7 +138,7 @@ class Vivavoce:
     def __init__(self, engine: Engine, front_end: FrontEnd, store: VoiceStore | None = None) -> None:
         self._engine, self._front_end, self._process = engine, front_end, os.getpid()
         self.store = store or open_voice_store(None)
-        """Voices kept by name."""
+        """The store of voices, by name."""
         self._registry = VoiceRegistry(
             front_end.extractor, self.store, built_in_voices(front_end.folder), front_end.extractor.fingerprint
         )
@@ -447,7 +447,7 @@ class Vivavoce:
         for name, value in manner.items():
             first = given.setdefault(_INTERNAL.get(name, name), value)
             if first is not value and first != value:
-                raise InvalidRequest(f"{name}: it has two names, and two values were given; leave one out")
+                raise InvalidRequest(f"{name}: this keyword has two names, and both were given; leave one out")
         find_voice = functools.partial(self._registry.resolve, voice, given.pop("prompt_text", ""))
         if given.get("sampling") is None:
             given.pop("sampling", None)

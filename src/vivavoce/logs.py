@@ -48,7 +48,7 @@ class RequestScope:
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits; "" without a valid trace context."""
+        """The trace id, 32 hexadecimal digits; "" without a valid trace context."""
         found = _TRACEPARENT.fullmatch(self.traceparent)
         return found[1] if found and found[1].strip("0") else ""
 
@@ -77,7 +77,7 @@ def note_principal(name: str) -> None:
 
 
 def configure(form: str, level: str = "info", *, log_text: bool = False, stream: TextIO | None = None) -> None:
-    """May be called again. form: json or text; log_text: also log texts of requests, and errors that quote them."""
+    """Set up logging, again if necessary. form: json or text; log_text: log texts, and errors that quote texts, too."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()

@@ -182,7 +182,7 @@ class RemoteEngine:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The device of an engine: the parts of `models` and `memory` that speaking needs."""
+    """The device, precision and slots of an engine: the parts of `models` and `memory` that callers need."""
 
     device: torch.device
     dtype: torch.dtype

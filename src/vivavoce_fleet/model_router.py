@@ -72,7 +72,7 @@ class ServedModel:
 
     @property
     def clients(self) -> Mapping[str, EngineClient]:
-        """Its engines by name, each beginning with the model's; empty if it is not in memory."""
+        """The model's engines by their names, which begin with the model's; empty if it is not in memory."""
         return {} if self.engines is None else self.engines.engines
 
 

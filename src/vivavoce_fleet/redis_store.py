@@ -27,7 +27,7 @@ from vivavoce.frontend.voices.voice import Voice, decode_voice, optional_fields
 if TYPE_CHECKING:
     from redis import Redis
 
-log = logging.getLogger("vivavoce.redis_store")  # below the logger whose INFO lines the command line shows
+log = logging.getLogger("vivavoce.redis_store")  # the command line shows notes of loggers below `vivavoce`
 
 KEY = "vivavoce:voices:"
 """Prefix of keys, followed by "public", or by "owner:" and the SHA-256 of the owner."""
@@ -191,7 +191,7 @@ class RedisStore(VoiceStore):
             code = str(error).split(" ", 1)[0]  # such as "OOM" or "READONLY"
             refusal = code if code.isupper() and code.isalpha() else type(error).__name__
             raise VoiceStoreAway(
-                f"voice store: {self.label} refuses ({refusal}); ask who runs it to look at its log"
+                f"voice store: {self.label} refuses ({refusal}); ask its operator to look at its log"
             ) from None
         except Exception as error:  # malformed answers raise errors of other classes, too
             # The package's own messages may hold a password.
@@ -280,7 +280,7 @@ class _BoundedSocket:
 
 
 def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Redis]:
-    """The package's errors and a client; left_s: seconds left for this thread's operation."""
+    """The redis package's errors, and a client. left_s: returns the seconds left for this thread's operation."""
     try:
         from redis import Connection, Redis, SSLConnection, exceptions
         from redis.backoff import NoBackoff
@@ -306,7 +306,7 @@ def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Red
 
 
 def _label(url: str) -> str:
-    """Host, port and number without user and password; InvalidRequest if the URL cannot be read."""
+    """Host, port and database of the URL, without user and password. InvalidRequest: the URL cannot be read."""
     try:
         parts = urlsplit(url)
         host, port, number = parts.hostname or "", parts.port, parts.path.strip("/")

@@ -97,6 +97,6 @@ def check_same_rate(old: ModelInfo, new: ModelInfo) -> None:
     """InvalidRequest: the audio would change its sample rate, which clients were told already."""
     if old.sample_rate != new.sample_rate:
         raise InvalidRequest(
-            f"model.model: {new.name} has audio of {new.sample_rate} Hz, and {old.name}, which speaks now, of "
+            f"model.model: {new.name} has audio of {new.sample_rate} Hz, but {old.name}, which runs now, of "
             f"{old.sample_rate} Hz; restart the server with it"
         )

@@ -16,8 +16,7 @@ from vivavoce.server.rate_limiter import Principal, busy, over_rate
 log = logging.getLogger("vivavoce.limits")
 
 KEY = "vivavoce:limits:"
-"""Prefix of keys, followed by the name of an API key in braces, so that both of its keys are in one slot of a cluster.
-"""
+"""Prefix of Redis keys. An API key's name follows in braces, so that a cluster keeps both of its keys in one slot."""
 TIMEOUT_S = 0.5
 """Seconds for connecting and for an answer, after which Redis counts as away."""
 REST_S = 3.0

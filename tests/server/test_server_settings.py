@@ -243,7 +243,7 @@ def test_what_a_cluster_puts_into_the_environment_is_no_setting() -> None:
         ("[server]\nprot = 1", "server.prot: is not a setting (vivavoce.toml); did you mean port?"),
         ("[server]\nslots = 1", "server.slots: is not a setting (vivavoce.toml); it belongs to [engine]"),
         ("[models]\nmore = 3", "models.more: 3 cannot be (vivavoce.toml); give a table of models"),
-        ("[models]\nmore = ['a', 'x/a']", "give each model a name of its own, as NAME=MODEL; a comes twice"),
+        ("[models]\nmore = ['a', 'x/a']", "give each model its own name, as NAME=MODEL; a comes twice"),
         ("[models.more]\n'a b' = 'mini'", "give names of letters, digits, dots, dashes and underscores"),
         (
             "[models.more.a]\nbase = 'mini'\nload = 'late'",

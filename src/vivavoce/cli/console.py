@@ -18,7 +18,7 @@ import typer
 from vivavoce.errors import InvalidRequest
 
 DEBUG_VARIABLE = "VIVAVOCE_DEBUG"
-"""Any value but 0 shows tracebacks and library warnings."""
+"""Environment variable; any value but 0 shows tracebacks and library warnings."""
 
 _UNTRAINED_LOGGER = "vivavoce.untrained"
 _PIPE_WIDTH = 10_000
@@ -54,7 +54,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def confirm_removal(field: str, name: str, what: str) -> None:
-    """InvalidRequest: stdin is not a terminal; typer.Exit: the user says no."""
+    """Ask the user. InvalidRequest: stdin is not a terminal. typer.Exit: the user says no."""
     if not is_terminal(sys.stdin):
         raise InvalidRequest(f"{field}: removing {name!r} cannot be undone; confirm it with --yes")
     if not typer.confirm(f"Remove the {what} {name!r} for good?", err=True):

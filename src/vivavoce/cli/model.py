@@ -1,4 +1,4 @@
-"""The model of a command: its flags, and loading it."""
+"""The flags that choose a command's model and engine, and a function that loads the model."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def add(
             check_adapter_name(about.adapter)
         store = _store(voices)
         _refuse_taken([name], store, replace)
-        decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # fails before a model loads
+        decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # a bad file fails before a model loads
     with reporter.working("extracting …"):
         from vivavoce.frontend.front_end import load_front_end
         from vivavoce.frontend.model_choice import model_folder

@@ -126,7 +126,7 @@ class RequestDispatcher:
             self._check_draining()
             left_s = None if deadline is None else deadline - began
             if left_s is not None and left_s <= 0:
-                raise _too_late("it was taken")
+                raise _too_late("the request was accepted")
             check_length(len(request.text or ""), self.rules.max_text_chars)
             permit = await self._limits.enter(principal, len(request.text or ""))
             default = self.backend.about
@@ -148,7 +148,7 @@ class RequestDispatcher:
             except InvalidText as error:
                 stream = self.silence_for(error, len(request.text or ""), about.sample_rate)
             except (TimeoutError, asyncio.TimeoutError):
-                raise _too_late("it was taken") from None
+                raise _too_late("the request was accepted") from None
         except BaseException as error:
             if permit is not None:
                 permit.leave()
@@ -242,7 +242,7 @@ class ActiveRequest:
         self._timer: asyncio.TimerHandle | None = None
         if record.deadline is not None:
             left_s = record.deadline - dispatcher.clock()
-            self._timer = asyncio.get_running_loop().call_later(left_s, self.fail, _too_late("its speech was whole"))
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.fail, _too_late("its speech was complete"))
 
     def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
         self._events = self._iterate()
@@ -316,7 +316,7 @@ class ActiveRequest:
         """End the request because its client cancels it or has disconnected; the iteration ends."""
         deadline = self._record.deadline
         if self.verdict is None and deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
-            self.fail(_too_late("its speech was whole"))
+            self.fail(_too_late("its speech was complete"))
         # A stream that failed has a verdict already, and may still hold requests and tasks.
         self._stream.cancel()
         self._finish(FinishReason.CANCELLED)
@@ -384,4 +384,4 @@ def _public(error: BaseException) -> VivavoceError:
         return error
     if isinstance(error, Exception):
         return StageFailed(f"server: an internal error ({type(error).__name__}), which was logged; ask again")
-    return RequestCancelled("request: its listener left")
+    return RequestCancelled("request: its client disconnected")

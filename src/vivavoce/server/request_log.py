@@ -112,7 +112,7 @@ class RequestLog:
         """The record of the principal's request. RequestNotFound: its id is unknown, forgotten or another's."""
         if (record := self._find(request_id, principal.name)) is None:
             raise RequestNotFound(
-                f"request: none of id {request_id[:128]!r} is remembered (up to {self._capacity} are); "
+                f"request: the id {request_id[:128]!r} is unknown (up to {self._capacity} are kept); "
                 "take the id from the x-request-id header of the answer"
             )
         return record

@@ -93,7 +93,7 @@ def parse_further_models(value: object) -> object:
         written = [parse_model(str(one).strip()) for one in value]
         names = [one.name or usual_name(one.model) for one in written]
         for name in (name for place, name in enumerate(names) if name in names[:place]):
-            raise ValueError(f"each model a name of its own, as NAME=MODEL; {name} comes twice")
+            raise ValueError(f"each model its own name, as NAME=MODEL; {name} comes twice")
         value = {name: str(replace(one, name="")) for name, one in zip(names, written, strict=True)}
     if not isinstance(value, dict):
         return value

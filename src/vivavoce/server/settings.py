@@ -134,7 +134,7 @@ class ServerSection(_Section):
     upstream: TritonAddress | None = _unset(
         "triton://localhost:8001", "--upstream triton://HOST:PORT: Speak through a Triton server, without a model."
     )
-    """Speak through this Triton server instead of a model here."""
+    """Speak through this Triton server, instead of loading a model."""
     reference_dir: FilePath | None = _unset(
         "/srv/voices", "--reference-dir FOLDER: With --upstream: recordings to use as voices."
     )
@@ -222,7 +222,7 @@ class FurtherModel(_Section):
     llm: FilePath | None = None
     """File with the weights of another language model of the same sizes, such as a fine-tuned llm.pt."""
     load: LoadTime | None = None
-    """When it is loaded; unset: as models.load says."""
+    """When the model is loaded; unset: as models.load says."""
     device: DeviceName | None = None
     gpus: GpuNumbers | None = None
     dtype: DtypeName | None = None
@@ -256,7 +256,7 @@ class ModelsSection(_Section):
 
 
 class EngineSection(_Section):
-    """The number of requests at once."""
+    """Limits of concurrent requests."""
 
     slots: int | None = _unset(
         64, "--slots: Most sequences decoded at once.  [default: as memory allows]", ge=1, le=4_096
@@ -292,13 +292,13 @@ class VoicesSection(_Section):
     default: VoiceNameText | None = _unset(
         "calm", "--default-voice NAME: Voice of requests without one.  [default: the model's first]"
     )
-    """Voice of requests without one, and of OpenAI's names for a model without voices; unset: the model's first."""
+    """Voice of requests that name none, and of OpenAI's names if the model has no voices; unset: the model's first."""
     aliases: Annotated[dict[VoiceNameText, VoiceNameText], BeforeValidator(parse_pairs)] = _setting(
         {},
         "--voice-alias NAME=VOICE: NAME speaks with this voice; may be repeated.",
         example={"alloy": "calm"},
     )
-    """Further names for voices; a stored voice of the same name wins. OpenAI's 13 names exist already."""
+    """Further names for voices; a stored voice of the same name comes first. OpenAI's 13 names exist already."""
     unknown: Literal["refuse", "default"] = _setting("refuse")
     """If a request names an unknown voice: refuse it (404), or speak with the default voice."""
     quota: int = _setting(1_000, ge=0, le=100_000)

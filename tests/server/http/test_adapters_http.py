@@ -119,7 +119,7 @@ def test_only_keys_that_may_publish_change_adapters(root: Path, tmp_path: Path) 
         assert post(server, name="brand").status_code == 401
         refused = post(server, anna, name="brand")
         assert refused.status_code == 403
-        assert "the key 'anna' may not change what everybody uses" in refused.json()["error"]["message"]
+        assert "the key 'anna' may not change adapters, which all callers use" in refused.json()["error"]["message"]
         assert post(server, boss, name="brand").status_code == 201
         assert httpx.delete(f"{server.url}/v1/adapters/brand", headers=anna).status_code == 403
         assert len(httpx.get(f"{server.url}/v1/adapters", headers=anna).json()["data"]) == 1

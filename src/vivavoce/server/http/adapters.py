@@ -117,7 +117,7 @@ def folder_below(root: Path | None, folder: str) -> Path:
 
 def _check_allowed(principal: Principal) -> None:
     if not principal.may_publish:
-        raise Forbidden(f"adapters: the key {principal.name!r} may not change what everybody uses")
+        raise Forbidden(f"adapters: the key {principal.name!r} may not change adapters, which all callers use")
 
 
 async def _backend(state: AppState, model: str, principal: Principal) -> AdapterBackend:

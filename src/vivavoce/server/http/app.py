@@ -1,4 +1,4 @@
-"""The apps of a server: for its main port, for CosyVoice's own routes, and for health alone."""
+"""The HTTP apps of a server: for its main port, for CosyVoice's own routes, and for health alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _dialect_routers(state: AppState, port: str) -> list[Callable[[AppState], AP
 
 
 class _BoundedApp(FastAPI):
-    """An app without routes, which bounds requests and answers all failures in one form."""
+    """An app, without routes so far, which limits requests and answers all failures in one JSON form."""
 
     has_pages = False
 

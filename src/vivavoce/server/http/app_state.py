@@ -25,7 +25,7 @@ REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout"
 ADMISSION_HEADER = "x-admission-seconds"
 """Seconds until a request for speech was accepted: for its text and voice, and for the wait for room."""
 SPEED_HEADER, FLOW_STEPS_HEADER, WARNING_HEADER = "x-speed", "x-flow-steps", "x-warning"
-"""The speed of the speech, and deviations from the caller's wishes."""
+"""The speed of the speech, the steps of its flow, and warnings about deviations from the request."""
 SPEECH_HEADERS = (REQUEST_ID_HEADER, ADMISSION_HEADER, SPEED_HEADER, FLOW_STEPS_HEADER, WARNING_HEADER)
 _SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
 TIMEOUT = {
@@ -35,7 +35,7 @@ TIMEOUT = {
     "description": "Seconds after which the request ends, even if its speech is incomplete.",
 }
 PUBLIC_READER = Principal("*", concurrent=16)
-"""The principal of all callers without a key while lists are open; a key cannot have this name."""
+"""The principal of callers without a key, if they may read lists (auth.open_lists); no key can have this name."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
@@ -146,7 +146,7 @@ def is_own_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:
     try:
         page, own = urlsplit(origin), urlsplit(f"//{headers.get('host', '')}")
         if page.scheme not in _PORTS or page.hostname is None:
-            return False  # "null": a sandboxed page, or a file
+            return False  # such as "null", the origin of a sandboxed page or a file
         # A proxy may have removed TLS, so the usual ports of both schemes count as the same port.
         usual = {None, _PORTS[page.scheme], _PORTS.get(scheme, 80)}
         same_port = page.port == own.port or {page.port, own.port} <= usual

@@ -1,4 +1,4 @@
-"""Bodies of requests, read within bounds: JSON, multipart forms, urlencoded forms and queries."""
+"""Bodies of requests, read within limits: JSON, multipart forms, urlencoded forms and queries."""
 
 from __future__ import annotations
 

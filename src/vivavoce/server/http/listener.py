@@ -64,7 +64,7 @@ class BoundedConnection(asyncio.Protocol):
         self._is_idle = False
         self._requests = 0
         self._held = bytearray()
-        """Data that came while uvicorn had paused reading."""
+        """Data that was received while uvicorn had paused reading."""
         self._is_paused = self._is_websocket = False
         self._has_left = False
         self.is_unread = False
@@ -210,7 +210,7 @@ class BoundedConnection(asyncio.Protocol):
             self._forward(data)
 
     def _leave(self, exc: Exception | None) -> None:
-        """Report the end to uvicorn, once. exc None: uvicorn closes the transport, too."""
+        """Report the end of the connection to uvicorn, once. exc: None: uvicorn closes the transport, too."""
         if not self._has_left:
             self._has_left = True
             self._held.clear()
@@ -272,7 +272,7 @@ def bind(host: str, port: int, field: str) -> socket.socket:
     except OSError as error:
         listening.close()
         raise InvalidRequest(
-            f"{field}: {port} at {host} cannot be listened at ({error.strerror or error}); choose another one"
+            f"{field}: cannot listen on port {port} of {host} ({error.strerror or error}); choose another one"
         ) from None
     listening.setblocking(False)
     return listening

@@ -67,8 +67,8 @@ class VoiceEntry(BaseModel):
     consent_by: str = Field(description='The person who gave the consent, "" if unknown.')
     consent_at: str = Field(description='When the consent was stored (ISO 8601, UTC), "" without one.')
     adapter: str = Field(description='Its adapter, for requests that name none; "" without one.')
-    warnings: list[str] = Field(description="Faults of the recording, in the answer that stores it.")
-    created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
+    warnings: list[str] = Field(description="Faults of the recording; only in the answer that adds the voice.")
+    created_at: int | None = Field(None, description="Unix time of storing it; only in the answer that adds it.")
 
 
 class Label(BaseModel):
