@@ -227,7 +227,7 @@ def test_two_engines_fit_if_both_are_bounded_and_there_is_room_for_both() -> Non
 def test_another_sample_rate_needs_a_restart() -> None:
     one, other = ModelInfo("old", "", 24_000, demo=False), ModelInfo("new", "", 22_050, demo=False)
     check_same_rate(one, one)
-    with pytest.raises(InvalidRequest, match=r"model.model: new has audio of 22050 Hz, and old, .* 24000 Hz; restart"):
+    with pytest.raises(InvalidRequest, match=r"model.model: new has audio of 22050 Hz, but old, .* 24000 Hz; restart"):
         check_same_rate(one, other)
 
 
