@@ -1,10 +1,10 @@
-"""Errors of each width of numbers against recorded float32 tensors, on the device at hand.
+"""Measures the errors of float32, float16 and bfloat16 against recorded float32 tensors, on this machine's device.
 
     python -m benchmarks.accuracy REFERENCE CHECKPOINT [--json FILE]
 
 REFERENCE: a folder of goldens (see docs/parity.md), of which `goldens/v2-full/full.npz` is read. CHECKPOINT: the folder
-that the reference's maker wrote for it. The language model is fed the recorded tokens, so that every step is compared
-whatever a rounding would have chosen before it.
+of the model that made the reference. The language model gets the recorded tokens as input, so that every step can be
+compared, even if rounding would have changed an earlier token.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Arrays = dict[str, np.ndarray]
 
 
 class Dictated:
-    """Says the recorded tokens, and keeps the scores that the model had for each."""
+    """A chooser that returns the recorded tokens, and keeps the model's scores for each of them."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens
         self.scores: list[Tensor] = []
 
     def __call__(self, scores: Tensor, state: SamplingState) -> Tensor:
-        """See `Chooser`."""
+        """The recorded token of this position, whatever the scores."""
         self.scores.append(scores[0].clone())
         return self._tokens[state.counts.clamp(max=len(self._tokens) - 1)]
 
@@ -64,7 +64,7 @@ def language_model(models: Models, arrays: Arrays) -> dict[str, float]:
 
 
 def flow(models: Models, arrays: Arrays) -> dict[str, float]:
-    """Relative errors (rms) of mels, whole and as the official first chunk."""
+    """Relative errors (rms) of mels, of the whole utterance and of the official first chunk."""
     voice = Conditioning(
         torch.from_numpy(arrays["llm/embedding"]),
         flow_tokens=torch.from_numpy(arrays["flow/prompt_token"]).long(),
@@ -103,7 +103,7 @@ def vocoder(models: Models, arrays: Arrays) -> dict[str, float]:
 
 @torch.inference_mode()
 def measure(reference: Path, checkpoint: Path, device: torch.device) -> list[dict[str, Any]]:
-    """One row of errors for each width."""
+    """A row of errors for each dtype."""
     (golden,) = reference.glob("goldens/v2-full/full.npz")
     arrays = dict(np.load(golden))
     rows: list[dict[str, Any]] = []

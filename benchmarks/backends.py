@@ -1,10 +1,10 @@
-"""Backends side by side on one machine: one stream, throughput, memory, error to float32, and what is to be installed.
+"""Compares backends on one machine: one stream, throughput, memory, error against float32, and size to install.
 
     python -m benchmarks.backends --model mini --json benchmarks/results/backends/cpu.json
 
-Each row is a process of its own, so that its memory is its own, and they run one after the other. A row whose runtime
-or file is not there says why it was not run. What backends read has to lie in the model's folder: `vivavoce export`,
-see docs/backends.md. Nothing else should work on the machine meanwhile.
+Each row runs in a new process, so that its memory can be measured, one row after the other. A row whose runtime or file
+is missing tells why it was not run. The backends' files must be in the model's folder: `vivavoce export` writes them,
+see docs/backends.md. No other program should use the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vivavoce_bench.measure import save_json
 TOKENS = 125
 """Speech tokens of each request: the same work for every row."""
 PACKAGES = {"vllm": "vllm", "trtllm": "tensorrt_llm", "onnx": "onnxruntime", "tensorrt": "tensorrt"}
-"""The package that a backend needs besides torch."""
+"""Backend → the package that it needs besides torch."""
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def _in_a_process(given: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _row(lm: str, flow: str, dtype: str, folder: Path, device: str, together: int, mel_file: Path) -> dict[str, Any]:
-    """Figures of one row; `not_run`: the reason for missing figures. The first row leaves its mel for the others."""
+    """Measure one row; `not_run`: why it has no figures. Mels are compared with the first row's, in `mel_file`."""
     row: dict[str, Any] = {"lm": lm, "flow": flow, "dtype": dtype}
     try:
         settings = EngineSettings(lm_backend=lm, flow_backend=flow, admission=AdmissionMode.ALL)
@@ -98,7 +98,7 @@ def _row(lm: str, flow: str, dtype: str, folder: Path, device: str, together: in
 
 @torch.inference_mode()
 def _mel(tts: vivavoce.Vivavoce) -> np.ndarray:
-    """Mel of given tokens in a given voice, by the flow of an engine that has nothing else to do."""
+    """The flow's mel of fixed tokens in a fixed voice; the engine must be idle."""
     stage = tts.engine.stages.flow
     assert stage is not None
     tokens = tuple(range(100, 100 + TOKENS))
@@ -112,14 +112,14 @@ def _mel(tts: vivavoce.Vivavoce) -> np.ndarray:
 
 
 def _memory_bytes(device: str) -> int:
-    """The most that the process has taken: of the GPU what torch keeps, else of the host."""
+    """Peak memory of this process: what torch reserved on a GPU, else the resident memory."""
     if device == "cuda":
         return torch.cuda.max_memory_reserved()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _installed_bytes(packages: Iterable[str]) -> int:
-    """Size of these packages' own files, without what they need in turn."""
+    """Size of these packages' files, without their dependencies."""
     files = [file for one in packages for file in importlib.metadata.files(one) or ()]
     return sum(path.stat().st_size for file in files if (path := Path(str(file.locate()))).is_file())
 
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mini", help="name or folder")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--dtype", nargs="+", default=["float32"], help="widths; backends run in the first one")
+    parser.add_argument("--dtype", nargs="+", default=["float32"], help="dtypes; backends run in the first one")
     parser.add_argument("--flow", nargs="*", default=["onnx", "jit", "aoti", "tensorrt"], help="backends of the flow")
     parser.add_argument("--lm", nargs="*", default=["vllm", "trtllm"], help="backends of the language model")
     parser.add_argument("--together", type=int, default=4, help="utterances at once for the throughput")

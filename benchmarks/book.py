@@ -1,13 +1,13 @@
-"""A whole book, read while its process is killed at random times, and checked.
+"""Reads a whole book while its process is killed at random times, and checks the result.
 
     python -m benchmarks.book --characters 300000 --out /tmp/book --json book.json
     python -m benchmarks.book --characters 20000 --over http --out /tmp/book --json http.json
 
 The book is an EPUB of generated sentences with chapters, footnotes, tables, pictures and two languages. `read` runs
-`vivavoce read` and kills it (SIGKILL) `--kills` times; `http` makes a job of a server, kills the server instead, and
-speaks for a live listener all the time. In the end: the check of the ledger, chapters of the file against those of the
-book, pauses in the audio where the times say so, segments beside a kill spoken again to the same bits, and the largest
-memory of the process.
+`vivavoce read` and kills it (SIGKILL) `--kills` times. `http` runs a job on a server and kills the server instead; all
+the time, a client requests live speech. At the end it checks that no segment is missing in the ledger, that the file
+has the book's chapters, that the pauses are silent, and that segments spoken again have the same samples. It also tells
+the process's peak memory.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from vivavoce_books.ledger import open_ledger
 from vivavoce_books.plan import Plan, plan_book
 
 LATE_S = 5.0
-"""Most seconds between a share of the work and the kill that belongs to it."""
+"""Longest delay of a kill, in seconds, after its share of the work is done."""
 QUIET = 10 ** (-45 / 20)
-"""Loudest sample of a pause in the file: codecs smear the speech beside it."""
+"""Highest amplitude in a pause of the file: codecs smear nearby speech into the pause."""
 RATE = 24_000
 ALONE_S, REST_S = 60.0, 10.0
-"""Seconds for which the listener is served alone, for comparison, and those between two of its requests: a job takes
-the time that listeners leave, and on a busy machine they leave none while they speak."""
+"""Seconds in which the listener is served without the job, for comparison; seconds between two of its requests. On a
+busy machine the job proceeds only between these requests."""
 LIVE_TEXT = "A listener hears this sentence while a book is made. Another one follows, and then it is over."
 
 
 def peak_bytes(process: int) -> int:
-    """Largest resident memory so far of a process and of its children; Linux only."""
+    """Peak resident memory so far of a process and its children; Linux only."""
     total = 0
-    with suppress(OSError, ValueError, IndexError):  # it has ended
+    with suppress(OSError, ValueError, IndexError):  # the process has ended
         status = Path(f"/proc/{process}/status").read_text()
         total = 1024 * int(status.partition("VmHWM:")[2].split()[0])
         for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
@@ -62,7 +62,7 @@ def peak_bytes(process: int) -> int:
 
 
 class Kills:
-    """Tells when to kill: at random shares of the work, and up to `LATE_S` later."""
+    """Decides when to kill the process: up to `LATE_S` after random shares of the work are done."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._chance, self.at = random.Random(seed), list[float]()
@@ -82,7 +82,7 @@ class Kills:
 
 
 def read(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
-    """Run `vivavoce read` to its end."""
+    """Run `vivavoce read`, kill it and run it again, until the book is complete."""
     command = [sys.executable, "-m", "vivavoce", "read", str(book), "-o", str(out), "--times", "--subtitles", "srt"]
     log, peak, began, share = out.with_suffix(".log"), 0, time.monotonic(), 0.0
     places: list[int] = []
@@ -106,7 +106,7 @@ def read(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
 
 
 def over_http(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
-    """Make a job of a server, and start the server again after each kill."""
+    """Run a job on a server, kill the server and start it again, until the job is complete."""
     jobs, peak, identity, began, share = out.parent / "jobs", 0, "", time.monotonic(), 0.0
     listener, alone = Listener(), Listener()
     while True:
@@ -146,7 +146,7 @@ def over_http(book: Path, out: Path, kills: Kills) -> dict[str, Any]:
 
 
 class Listener:
-    """Asks for speech again and again, and notes how late each piece is for one who plays it at once."""
+    """Requests speech repeatedly, and notes how late pieces are for a client that plays them at once."""
 
     def __init__(self) -> None:
         self._late_s, self._first_s, self._go_on = list[float](), list[float](), threading.Event()
@@ -197,7 +197,7 @@ class Listener:
 
 
 def check(out: Path, plan: Plan, made: Made, again: Sequence[int]) -> dict[str, Any]:
-    """Everything that is known of the file and its ledger. again: places of segments that are spoken once more."""
+    """Check the file and its ledger. again: indices of segments that are spoken again, for comparison."""
     from vivavoce_books.writing import timeline
 
     with open_ledger(Path(f"{out}.ledger")) as ledger:
@@ -232,7 +232,7 @@ _MODEL: list[Any] = []
 
 
 def spoken_again(plan: Plan, place: int, kept: np.ndarray) -> bool:
-    """Whether a process that was never killed speaks the segment with the same samples."""
+    """Whether this process, which was never killed, speaks the segment with the same samples."""
     import vivavoce
     from vivavoce_books.speaking import cut_silence, known_language, seed_of
 
@@ -246,7 +246,7 @@ def spoken_again(plan: Plan, place: int, kept: np.ndarray) -> bool:
 
 
 def decode(path: Path) -> np.ndarray:
-    """[n] float32, at the rate of the model."""
+    """The file's samples [n], float32, at the model's sample rate."""
     import av
 
     with closing(av.open(str(path))) as opened:
@@ -254,7 +254,7 @@ def decode(path: Path) -> np.ndarray:
 
 
 def chapters_of(path: Path) -> list[tuple[str, float]]:
-    """Titles and starts of the chapters, as FFmpeg's library tells them."""
+    """Titles of the chapters and their starts in seconds, as FFmpeg reads them."""
     import av
 
     with closing(av.open(str(path))) as opened:
@@ -267,9 +267,9 @@ def main() -> None:
     parser.add_argument("--chapters", type=int, default=12)
     parser.add_argument("--over", choices=("read", "http"), default="read")
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--again", type=int, default=20, help="segments that are spoken again (read only)")
+    parser.add_argument("--again", type=int, default=20, help="number of segments to speak again (with --over read)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True, help="a folder; what it holds of an earlier run is removed")
+    parser.add_argument("--out", type=Path, required=True, help="output folder; files of an earlier run are removed")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     folder = given.out / given.over

@@ -1,12 +1,12 @@
-"""Compare two results of one benchmark, and name each figure that got worse by more than equal runs differ.
+"""Compare two results of one benchmark, and list each figure that got worse by more than equal runs differ.
 
     python -m benchmarks.compare benchmarks/results/gpu/h200-loads.json /tmp/figures/gpu.json
-    python -m benchmarks.compare OLD.json NEW.json --noise 0.05    # of both sides' own machine, measured by you
+    python -m benchmarks.compare OLD.json NEW.json --noise 0.05    # noise that you measured
 
-The exit code is 1 if a figure is worse, or if the new file lacks it. The unit that a figure's name ends with says which
-way is better, and how much equal runs on one machine differ (`UNITS`). A file of repeated runs, as `--repeat` of
-`benchmarks.gpu` writes it, holds under `spread` the least and the most of each figure: where that is more, it counts.
-Figures of other units are settings, counts or descriptions, and are not compared.
+The exit code is 1 if a figure is worse, or missing in the new file. The unit in a figure's name tells whether higher or
+lower is better, and how much equal runs on one machine differ, the noise (`UNITS`). A file of repeated runs
+(`benchmarks.gpu --repeat`) has each figure's minimum and maximum under `spread`: if they differ by more than the noise,
+this difference is used. Figures without such a unit are settings, counts or descriptions, and are not compared.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 SAME_MACHINE = ("hardware", "device", "generation", "torch")
-"""Keys that have to be equal in both files."""
+"""Keys whose values must be equal in both files."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Figures whose names this pattern is found in.
+    """The unit of figures whose names contain the pattern.
 
-    noise: the part of a figure by which equal runs differ on one machine; least: smaller differences than this, in the
-    figure's own unit, mean nothing.
+    noise: relative difference between equal runs on one machine; least: smallest difference that counts, in the
+    figure's own unit.
     """
 
     pattern: str
@@ -39,22 +39,22 @@ class Unit:
 
 
 UNITS = (
-    Unit(r"audio_s_per_s", 0.04, higher_is_better=True),  # 723 … 740 in one process, 3 % more between machines
+    Unit(r"audio_s_per_s", 0.04, higher_is_better=True),  # 723 … 740 in equal runs, 3 % more between machines
     Unit(r"_tflops?\b|_gb_per_s|_per_s(?:_|$)", 0.05, higher_is_better=True),
     Unit(r"margin_ms", 0.15, higher_is_better=True, least=20.0),
-    Unit(r"ttfb_ms_p99", 0.25, least=5.0),  # of few requests: the slowest one
+    Unit(r"ttfb_ms_p99", 0.25, least=5.0),  # with few requests, the slowest one
     Unit(r"_ms(?:_|$)", 0.10, least=0.5),
     Unit(r"_rtf$|^rtf$", 0.10),
     Unit(r"_(?:failed|refused|underruns|underrun_requests)$", 0.0),
     Unit(r"^start_.*_s$", 0.20, least=2.0),
     Unit(r"_bytes$|_gb$", 0.03),
 )
-"""The first that fits counts."""
+"""A figure has the first unit whose pattern fits its name."""
 
 
 @dataclass(frozen=True)
 class Worse:
-    """A figure that got worse; change: by which part of the old one. new is None where it is missing."""
+    """A figure that got worse; new: None if it is missing; noise: the relative difference that is allowed."""
 
     name: str
     old: float
@@ -69,11 +69,11 @@ class Worse:
 
 
 def main() -> None:
-    """Print what is worse; exit code 1 if anything is, 2 if the files cannot be compared."""
+    """Print figures that are worse; exit code 1 if there are any, 2 if the files cannot be compared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, help="result file of the version before")
     parser.add_argument("new", type=Path, help="result file of this version")
-    parser.add_argument("--noise", type=float, help="part by which equal runs differ, in place of each unit's own")
+    parser.add_argument("--noise", type=float, help="relative difference between equal runs, for all units")
     options = parser.parse_args()
     old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (options.old, options.new))
     for key in SAME_MACHINE:
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def worse(old: Mapping[str, Any], new: Mapping[str, Any], noise: float | None = None) -> Iterator[Worse]:
-    """Each figure of `old` that `new` lacks, or has worse by more than the noise."""
+    """Each figure of `old` that is missing in `new`, or worse there by more than the noise."""
     for name in compared(old):
         unit, before, now = unit_of(name), old[name], new.get(name)
         assert unit is not None
@@ -116,7 +116,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _spread(figures: Mapping[str, Any], name: str) -> float:
-    """The part of a figure by which repeated runs of one version differ."""
+    """Relative difference of a figure between repeated runs of one version."""
     least, most = figures.get("spread", {}).get(name, (0.0, 0.0))
     return (most - least) / abs(figures[name]) if most > least and figures[name] else 0.0
 

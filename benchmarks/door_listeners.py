@@ -1,7 +1,7 @@
-"""Listeners that the HTTP server alone keeps up with: speech that costs nothing to make, at its listeners' pace.
+"""Measures how many listeners the HTTP server alone can serve, with a backend that computes no speech.
 
-Each listener is sent half a second of audio every half second. How late a piece leaves the door is how long it waited
-for the others' encoding and sending: `python -m benchmarks.door_listeners --format mp3 --listeners 64 256`.
+The backend gives each listener half a second of audio every half second. A piece that leaves the server late has waited
+for other pieces to be encoded and sent: `python -m benchmarks.door_listeners --format mp3 --listeners 64 256`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ RATE = 24_000
 PIECE_S = 0.5
 FIRST_S = 0.12
 ARRIVING = 0.3
-"""All listeners come within such a share of their speech."""
+"""All listeners connect within this share of the length of their speech."""
 
 
 @dataclass
 class Lateness:
-    """Seconds after its time at which a piece had left the door, of first pieces and of all others."""
+    """Seconds from the due time of a piece until it has left the server, for first pieces and for all others."""
 
     first: list[float] = field(default_factory=list)
     later: list[float] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Lateness:
 
 @dataclass
 class PacedStream:
-    """Half a second of a hummed vowel for each letter of the text, each when its listener needs it."""
+    """A stream of half a second of a hummed vowel for each letter of the text, sent in real time."""
 
     letters: int
     lateness: Lateness
@@ -56,7 +56,7 @@ class PacedStream:
     stopped: bool = False
 
     def cancel(self) -> None:
-        """Its listener has left."""
+        """Stop the stream, whose listener has left."""
         self.stopped = True
 
     async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
@@ -75,34 +75,34 @@ class PacedStream:
 
 @dataclass
 class PacedSpeaker:
-    """The part of a speech backend that speaking needs."""
+    """A speech backend with only the members that speaking needs."""
 
     lateness: Lateness = field(default_factory=Lateness)
     about: ModelInfo = field(default_factory=lambda: ModelInfo("paced", "a hum", RATE, demo=True))
     ready: bool = True
 
     async def speak(self, order: SpeechRequest) -> PacedStream:
-        """At once."""
+        """Return a stream without waiting."""
         return PacedStream(len(order.text or ""), self.lateness)
 
 
 @cache
 def hum(seconds: float) -> np.ndarray:
-    """[n] float32: forty harmonics of 120 Hz and some breath, which costs an encoder about what speech does."""
+    """[n] float32: forty harmonics of 120 Hz and some noise; encoding it costs about as much as encoding speech."""
     time_s = np.arange(int(RATE * seconds)) / RATE
     voice = sum(np.sin(2 * np.pi * 120 * k * time_s + k * k) / k for k in range(1, 41))
     return (0.2 * voice + 0.01 * np.random.default_rng(0).standard_normal(len(time_s))).astype(np.float32)
 
 
 def serve(control: Connection) -> None:
-    """A door in a process of its own: tells its port, then at a word the lateness and the seconds of CPU."""
+    """The server's process: send its port; after any message, send the lateness and the CPU seconds."""
 
     async def run() -> None:
         speaker = PacedSpeaker()
         dispatcher = RequestDispatcher(cast(SpeechBackend, speaker))
         state = AppState(dispatcher, KeyRing(), ServerSettings())
         for seconds in (FIRST_S, PIECE_S):
-            hum(seconds)  # kept from here on
+            hum(seconds)  # fills the cache
         listener = Listener(build_app(state), bind("127.0.0.1", 0, "port"), state.settings.server)
         await listener.start()
         control.send(listener.port)
@@ -115,7 +115,7 @@ def serve(control: Connection) -> None:
 
 
 async def listen(port: int, audio_format: AudioFormat, listeners: int, pieces: int) -> None:
-    """All listeners; raises if an answer is missing or cut."""
+    """Run all listeners; RuntimeError: an answer is missing or cut."""
     body = json.dumps({"input": "a" * pieces, "response_format": audio_format.value}).encode()
     head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     head += "content-type: application/json\r\nconnection: close\r\n\r\n"
@@ -133,11 +133,11 @@ async def listen(port: int, audio_format: AudioFormat, listeners: int, pieces: i
 
 
 def measure(audio_format: AudioFormat, listeners: int, seconds: float) -> str:
-    """One line of figures."""
+    """Measure one load; the result is a line of figures."""
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
     server.start()
-    there.close()  # so that the end of a server that cannot start is seen here
+    there.close()  # so that `recv` ends if the server cannot start
     port = here.recv()
     began = time.perf_counter()
     asyncio.run(listen(port, audio_format, listeners, round(seconds / PIECE_S)))
@@ -151,7 +151,7 @@ def measure(audio_format: AudioFormat, listeners: int, seconds: float) -> str:
         for name, late in figures.items()
     )
     name = f"{audio_format.value}, {listeners} listeners"
-    return f"{name}: {told} (p50 / p99); the door took {busy_s / took_s:.0%} of a core"
+    return f"{name}: {told} (p50 / p99); the server took {busy_s / took_s:.0%} of a core"
 
 
 def main() -> None:
@@ -159,8 +159,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     formats = [each.value for each in AudioFormat]
     parser.add_argument("--format", nargs="+", choices=formats, default=["pcm", "mp3"], help="formats to try")
-    parser.add_argument("--listeners", nargs="+", type=int, default=[16, 64, 128, 256], help="at once")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of speech for each")
+    parser.add_argument("--listeners", nargs="+", type=int, default=[16, 64, 128, 256], help="listeners at once")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of speech for each listener")
     options = parser.parse_args()
     for name in options.format:
         for listeners in options.listeners:

@@ -1,13 +1,13 @@
-"""One engine against several behind one server, and one of them killed under load.
+"""Compares one engine with several behind one server, and kills an engine under load.
 
     python -m benchmarks.fleet --model /tmp/vivavoce-v2-release --gpus 0,1 --concurrency 64 256
     python -m benchmarks.fleet --model babble --device cpu --engines 2 --concurrency 4 --requests 8 --tokens 25
 
-`streams`: a server with one engine, then one with all, each asked by as many users for each engine (users who ask
-again when answered, from processes of their own): time to first audio, underruns, audio per second. `offline`: whole
-texts through the Python API, by `vivavoce bench --offline`. `kill`: an engine ends by SIGKILL while all speak: what
-became of each stream, and how long it took until all engines were ready again. A folder that is not there is made, with
-random weights of the release's sizes (--tiny: of tiny ones).
+`streams` loads a server with one engine, then a server with all, with the same number of users per engine. It gives the
+time to first audio, underruns, and audio per second. Users run in other processes, and send a request when the last is
+answered. `offline` speaks whole texts by `vivavoce bench --offline`. `kill` kills an engine (SIGKILL) under load; it
+gives the outcome of the streams, and the time until all engines are ready again. A missing model folder is made, with
+random weights in the release's sizes, or in tiny sizes with --tiny.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vivavoce_bench.measure import rounded, save_json
 
 PARTS = ("streams", "kill", "offline")
 RECOVERY_S = 300.0
-"""Longest restart of an engine."""
+"""Longest time, in seconds, that engines may take to restart."""
 RATE = 24_000
 KEYS = (
     "requests", "ok", "refused", "failed", "ttfb_ms_p50", "ttfb_ms_p99", "gap_ms_p99", "underruns", "underrun_requests",
@@ -49,12 +49,12 @@ HUNG, CUT = "hung", "cut"
 
 
 class ClearError(Exception):
-    """The server answered with an error, or cut the answer, which its client sees."""
+    """The server answered with an error, or cut its answer in a way that the client notices."""
 
 
 @dataclass(frozen=True)
 class WireTarget:
-    """See `bench.Target`: streams over a plain socket, which costs its process as little as can be."""
+    """A `Target` of a load: requests speech over a plain socket, which costs the client least."""
 
     host: str
     port: int
@@ -64,7 +64,7 @@ class WireTarget:
     sample_rate: int = RATE
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        """See `bench.Target`."""
+        """Yield the pieces of the utterance's audio as they arrive."""
         sampling = {"min_ratio": self.ratio, "max_ratio": self.ratio} if self.ratio else {}
         wanted = {"input": utterance.text, "response_format": "pcm", "seed": utterance.seed, "sampling": sampling}
         body = json.dumps(wanted | ({"voice": self.voice} if self.voice else {})).encode()
@@ -87,26 +87,26 @@ class WireTarget:
             writer.close()
 
     async def _within(self, work: Any) -> bytes:
-        """The bytes that it reads; TimeoutError: nothing has come for so long that the stream hangs."""
+        """The bytes that `work` reads; TimeoutError: it got no bytes for `patience_s` seconds."""
         read: bytes = await asyncio.wait_for(work, self.patience_s)
         return read
 
 
 def ask(target: WireTarget, utterances: Sequence[Utterance], concurrency: int) -> list[Outcome]:
-    """The users of one process."""
+    """Run the users of one process."""
     return asyncio.run(run_load(target, utterances, ClosedLoop(concurrency)))
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """Users in several processes, which were started before anything is measured. Their clocks are one (Linux)."""
+    """Users in several processes, which start before the measurement. The processes share one clock (Linux)."""
 
     pool: ProcessPoolExecutor
     processes: int
     options: argparse.Namespace
 
     def load(self, url: str, concurrency: int, requests: int, purpose: str) -> list[Outcome]:
-        """Users at once."""
+        """Send `requests` requests from `concurrency` users at once."""
         host, _, port = url.removeprefix("http://").partition(":")
         target = WireTarget(
             host, int(port), self.options.tokens_per_text_token, self.options.voice, self.options.patience_s
@@ -122,7 +122,7 @@ class Crowd:
 
 @contextmanager
 def crowd(options: argparse.Namespace) -> Iterator[Crowd]:
-    """Users until the block ends."""
+    """A `Crowd`; its processes end with the block."""
     with ProcessPoolExecutor(options.clients, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(abs, range(options.clients)))
         yield Crowd(pool, options.clients, options)
@@ -139,14 +139,14 @@ def server(options: argparse.Namespace, engines: int, log: Path) -> Iterator[Ser
 
 
 def places(options: argparse.Namespace, engines: int) -> list[str]:
-    """The flags of the first `engines` engines."""
+    """The flags that give a server the first `engines` engines."""
     if options.gpus:
         return ["--gpus", ",".join(options.gpus.split(",")[:engines])]
     return ["--device", options.device, "--engines", str(engines)]
 
 
 def await_engines(url: str, since: float, ready: bool = True) -> float:
-    """Seconds from that moment until all engines are ready, or one of them is not."""
+    """Seconds from `since` until all engines are ready or, with `ready` False, until one is not."""
     while time.monotonic() - since < RECOVERY_S:
         try:
             with urllib.request.urlopen(f"{url}/health") as answer:
@@ -160,7 +160,7 @@ def await_engines(url: str, since: float, ready: bool = True) -> float:
 
 
 def streams(process: ServeProcess, crowd: Crowd, engines: int) -> dict[str, Any]:
-    """Figures of each number of users for each engine."""
+    """Figures for each number of users per engine."""
     options, found = crowd.options, {}
     for each in options.concurrency:
         users, requests = each * engines, max(options.requests, 2 * each) * engines
@@ -179,7 +179,7 @@ def engine_processes(server_process: int) -> list[int]:
 
 
 def kill(process: ServeProcess, crowd: Crowd, engines: int, log: Path) -> dict[str, Any]:
-    """The outcome of each stream when an engine ended by SIGKILL."""
+    """Kill an engine under load; the result counts the outcomes of the streams."""
     options = crowd.options
     users, requests = max(options.concurrency) * engines, max(options.requests, 3 * max(options.concurrency)) * engines
     victim, times = engine_processes(process.process_id)[-1], []
@@ -229,7 +229,7 @@ def offline(options: argparse.Namespace, engines: int, folder: Path) -> dict[str
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All parts that are wanted."""
+    """Run the parts that `--only` names."""
     engines = len(options.gpus.split(",")) if options.gpus else options.engines
     found: dict[str, Any] = {
         "command": " ".join(["python -m benchmarks.fleet", *sys.argv[1:]]),
@@ -254,7 +254,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, Any], engines: int) -> dict[str, Any]:
-    """Audio per second of all engines against one, and the 99th percentiles of the time to first audio."""
+    """Ratios of all engines to one engine: audio per second, and 99th percentile of the time to first audio."""
     made, one, key = {}, found.get("streams_1", {}), "throughput_audio_s_per_s"
     for each in (name for name in one if name != "ready_s"):
         both = found[f"streams_{engines}"][each]
@@ -266,7 +266,7 @@ def ratios(found: dict[str, Any], engines: int) -> dict[str, Any]:
 
 
 def hardware(options: argparse.Namespace) -> str:
-    """The speaker of this load."""
+    """The name of the first GPU, or of the processor."""
     import torch
 
     from vivavoce_bench.hardware import processor
@@ -275,26 +275,26 @@ def hardware(options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Measure, print as it comes, write JSON."""
+    """Measure, print figures as they are measured, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a folder, which is made if it is not there, or a name")
-    parser.add_argument("--tiny", action="store_true", help="a folder that is made has tiny sizes")
-    parser.add_argument("--gpus", help="numbers, such as 0,1; without them: --engines on --device")
+    parser.add_argument("--model", required=True, help="a name, or a folder, which is made if it is missing")
+    parser.add_argument("--tiny", action="store_true", help="make a missing folder with tiny sizes")
+    parser.add_argument("--gpus", help="GPU numbers, such as 0,1; default: --engines on --device")
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--concurrency", nargs="+", type=int, default=[64, 256], help="users for each engine")
-    parser.add_argument("--requests", type=int, default=0, help="for each engine; at least twice the users")
-    parser.add_argument("--tokens-per-text-token", type=float, default=8.0, help="how long speech is; 0: as it ends")
-    parser.add_argument("--tokens", type=int, default=250, help="of offline speech")
-    parser.add_argument("--offline-concurrency", type=int, default=256, help="for each engine")
-    parser.add_argument("--voice", help="a voice's name; none: the model's first, which all engines hold")
-    parser.add_argument("--admission", default="all", help="refuse shows how the server is without gaps")
+    parser.add_argument("--requests", type=int, default=0, help="requests per engine; at least twice the users")
+    parser.add_argument("--tokens-per-text-token", type=float, default=8.0, help="0: the model ends the speech")
+    parser.add_argument("--tokens", type=int, default=250, help="speech tokens of offline requests")
+    parser.add_argument("--offline-concurrency", type=int, default=256, help="requests per engine")
+    parser.add_argument("--voice", help="a voice's name; default: the model's first, which all engines have")
+    parser.add_argument("--admission", default="all", help="refuse: the server rejects streams that would have gaps")
     parser.add_argument("--kill-after-s", type=float, default=3.0)
-    parser.add_argument("--patience-s", type=float, default=60.0, help="a stream that brings nothing for so long hangs")
+    parser.add_argument("--patience-s", type=float, default=60.0, help="without data for this long, a stream hangs")
     parser.add_argument("--clients", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 4)), help="processes")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(
-        "--serve-flags", nargs=argparse.REMAINDER, default=[], help="the last ones: more for the server"
+        "--serve-flags", nargs=argparse.REMAINDER, default=[], help="more flags for the server; must be last"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fleet/fleet.json"))

@@ -1,11 +1,11 @@
-"""How often the guard finds faults that were put into speech, and how often it finds some in speech without.
+"""Measures how often the guard finds faults that were put into speech, and how often it gives a false alarm.
 
     python -m benchmarks.guard [--model NAME] [--count NUMBER] [--seed NUMBER] [--json FILE]
 
-The language model speaks sentences while its attention to the text is read. Then faults are put into what it has made:
-speech tokens, with their attention, are left out, repeated, looped or cut off. For a leak the model reads its
-reference's own speech tokens as if it had just spoken them. Sentences without a fault tell false alarms; each is
-listed, because the model may really have left its text. `runaways` are sentences that only their limit of length ended.
+The language model speaks sentences, and its attention to the text is recorded. Then faults are put into its output:
+speech tokens, with their attention, are left out, repeated, looped or cut off. For a leak, the model reads the speech
+tokens of its reference as if it had just spoken them. An alarm in the unchanged output is false; each is listed,
+because the model may really have left its text. `runaways` are sentences that ended only at their length limit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SLOTS, CAPACITY = 16, 2048
 FAULTS = ("early_end", "skip", "repeat", "loop", "stand")
 LONGEST, LEAKED = 200, 50
 Row = NDArray[np.float32] | None
-"""The attention to the prompt's text and to the text behind it."""
+"""A speech token's attention to the prompt's text and the text behind it; None: not recorded."""
 
 
 class Spoken(NamedTuple):
@@ -50,7 +50,7 @@ class Spoken(NamedTuple):
     tokens: list[int]
     rows: list[Row]
     most: int
-    """The language model is ended at this many tokens."""
+    """Limit of speech tokens, at which the language model is stopped."""
 
     @property
     def is_runaway(self) -> bool:
@@ -60,12 +60,12 @@ class Spoken(NamedTuple):
 def heads_of(engine: vivavoce.Vivavoce) -> TextHeads:
     know_heads(engine.engine, engine.front_end)
     if engine.engine.text_heads is None:
-        raise SystemExit("this model has no heads that follow the text")
+        raise SystemExit("this model has no attention heads that follow the text")
     return engine.engine.text_heads
 
 
 def guarded(engine: vivavoce.Vivavoce, seed: int) -> Iterator[tuple[str, PlannedSegment]]:
-    """Guarded sentences without end, each in the next voice and with the next seed."""
+    """Endless guarded sentences, each with the next voice and the next seed."""
     lines = [line.strip() for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line.strip()]
     voices = engine.voices()
     for number in itertools.count():
@@ -74,7 +74,7 @@ def guarded(engine: vivavoce.Vivavoce, seed: int) -> Iterator[tuple[str, Planned
 
 
 def speak(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[Spoken]:
-    """Speech tokens of sentences and the attention of each; no audio is made."""
+    """Generate the speech tokens of `count` sentences, with each token's attention; no audio is made."""
     models, heads = engine.engine.models, heads_of(engine)
     live, done, waiting = dict[int, Spoken](), list[Spoken](), list[Spoken]()
     for line, planned in itertools.islice(guarded(engine, seed), count):
@@ -107,7 +107,7 @@ def speak(engine: vivavoce.Vivavoce, count: int, seed: int) -> list[Spoken]:
 
 
 def look(tokens: Sequence[int], rows: Sequence[Row], text: GuardedText, unspoken: int) -> FoundFault | None:
-    """The first fault, found as the engine would, for whom speech arrives step by step."""
+    """The first fault that the guard finds if it gets the tokens step by step, as in the engine; None: no fault."""
     cursor = TextCursor()
     for count, row in enumerate(rows, start=1):
         cursor.add(1, None if row is None else row[None], -unspoken)
@@ -135,7 +135,7 @@ def broken(fault: str, tokens: list[int], rows: list[Row], dice: random.Random) 
 
 
 def leaked(engine: vivavoce.Vivavoce, one: Spoken) -> tuple[list[int], list[Row]]:
-    """The speech as if the voice said the first seconds of its reference before the text; no tokens: it has none."""
+    """Tokens and attention of speech that begins with the reference's first seconds; empty without a reference."""
     models, heads, request = engine.engine.models, engine.engine.text_heads, one.planned.request
     voice = request.conditioning
     assert heads is not None

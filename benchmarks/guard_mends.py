@@ -1,13 +1,13 @@
-"""How often the guard mends faults that are forced into decoding, offline and in streams.
+"""Measures how often the guard repairs faults that are forced on the language model, offline and in streams.
 
     python -m benchmarks.guard_mends [--model NAME] [--count NUMBER] [--seed NUMBER] [--json FILE]
 
-Each sentence is spoken once as the model chooses. Then a fault is put into its speech tokens, and they are forced on
-the model: its attention, which the guard sees, is that of a model which has left its text. Only the first attempt is
-forced; what the guard draws again is the model's own choice. `noticed` is the share of faulty speeches in which the
-guard finds something. `mended` is the share of these whose last attempt goes through the whole text without a finding,
-and in which nothing of the fault was turned into sound before. A stream has less time for that than offline work.
-`runaways` counts speech that only its limit of length ended.
+Each sentence is spoken once with tokens that the model chooses. Then a fault is put into these speech tokens, and they
+are forced on the model, so that the guard sees the attention of a model which has left its text. Only the first attempt
+is forced; in the guard's further attempts the model chooses its tokens. `noticed` is the share of faulty speeches in
+which the guard finds a fault. `mended` is the share of these whose last attempt speaks the whole text without a fault,
+and in which no part of the fault became audio. A stream leaves less time for this than offline work. `runaways` counts
+speeches that ended only at their length limit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WAYS = {"offline": None, "stream": ChunkPolicy.low_latency()}
 
 
 class Forced:
-    """A `Chooser`: the forced tokens of a seed one after the other, all others by repetition-aware sampling."""
+    """A `Chooser` that gives a seed's forced tokens in order, and samples all others (repetition-aware sampling)."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, Sequence[int]] = {}
@@ -59,7 +59,7 @@ class Forced:
 
 
 def spoken(engine: Engine, requests: Sequence[EngineRequest]) -> Iterator[RequestResult]:
-    """The results in order: as many at once as run at their listeners' pace."""
+    """The results in order. On a CPU, streams run one at a time, as more would be slower than real time."""
     at_once = 1 if engine.models.device.type == "cpu" and requests[0].policy else AT_ONCE
     for first in range(0, len(requests), at_once):
         handles = [engine.submit(one) for one in requests[first : first + at_once]]

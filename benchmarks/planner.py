@@ -1,14 +1,14 @@
-"""The planner's simulation of a load, beside the engine's figures under it.
+"""Compares the planner's simulation of loads with figures of the engine under the same loads.
 
     python -m benchmarks.planner --loads 64,256,450 --beyond 600,700 --out benchmarks/results/planner/h200.json
     python -m benchmarks.planner --read benchmarks/results/planner/h200.json        # simulate again, measure nothing
     python -m benchmarks.planner --out /tmp/planner.json                            # on a CPU: tiny sizes
 
-Measured are batches of each stage alone, then the loads, each several times, as `vivavoce bench --rate` puts them on.
-The simulation gets the costs of this machine's batches alone ("here") or those that `vivavoce plan` has ("stored").
-A load is foretold if the p50 of the time to first audio is within 15 % of the runs' median, and the p99 within 25 % of
-it or within the runs; the limit is the first load whose p99 or gaps are beyond what is allowed, and must be the same.
-The model has random weights in the release's sizes and is made on the first run. A CPU's figures mean nothing.
+It measures batches of each stage alone, then each load several times, as `vivavoce bench --rate` does. The simulation
+uses the costs of these batches ("here") or the costs that `vivavoce plan` uses ("stored"). It is right if its p50 of
+the time to first audio is within 15 % of the runs' median, and its p99 within 25 % of their median or in their range.
+It must also find the same limit: the largest load before the first load whose p99 or gaps exceed what is allowed. The
+model has random weights in the release's sizes and is made on the first run. A CPU's figures mean nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    """Measure, or read what was measured; simulate; print both side by side."""
+    """Measure, or read earlier figures; simulate; print measured and simulated figures side by side."""
     asked = _parser().parse_args()
     figures = json.loads(asked.read.read_text(encoding="utf-8")) if asked.read else _measured(asked)
     priors = {"here": alone(figures)}
@@ -85,19 +85,19 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.add_argument("--read", type=Path, help="figures that were measured before")
     parser.add_argument("--out", type=Path, default=Path("planner.json"), help="file for the figures")
-    parser.add_argument("--model", type=Path, help="folder of the random model, made if it is not there")
-    parser.add_argument("--generation", choices=("v2", "v3"), default="v2", help="of the random model")
+    parser.add_argument("--model", type=Path, help="folder of the random model, made if it is missing")
+    parser.add_argument("--generation", choices=("v2", "v3"), default="v2", help="generation of the random model")
     parser.add_argument("--loads", type=numbers, default=[1, 2, 3] if tiny else [64, 256, 450], help="listeners")
     parser.add_argument("--beyond", type=numbers, default=[], help="loads that are measured once, to find the limit")
-    parser.add_argument("--runs", type=int, default=3, help="of each load")
-    parser.add_argument("--seconds", type=float, default=20.0, help="in which the listeners of a run come")
-    parser.add_argument("--tokens", type=int, default=25 if tiny else 250, help="of each speech, 25 a second")
-    parser.add_argument("--ttfb-p99", type=float, default=300.0, help="milliseconds that are allowed")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each load")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds in which a run's listeners come")
+    parser.add_argument("--tokens", type=int, default=25 if tiny else 250, help="speech tokens of a request")
+    parser.add_argument("--ttfb-p99", type=float, default=300.0, help="largest p99 that is allowed, in ms")
     return parser
 
 
 def _measured(asked: argparse.Namespace) -> Figures:
-    """Stages alone, then the loads; written as they come."""
+    """Measure the stages alone, then the loads; write figures as they are measured."""
     cuda, generation = torch.cuda.is_available(), Generation(asked.generation)
     folder = asked.model or Path(f"/tmp/vivavoce-{generation.value}-{'release' if cuda else 'tiny'}")
     model = make_model(folder, RELEASE if cuda else TINY, generation)
@@ -126,11 +126,11 @@ def _measured(asked: argparse.Namespace) -> Figures:
 
 
 def _stages(model: Path, device: torch.device) -> Iterator[Figures]:
-    """Milliseconds of batches that have the device for themselves."""
+    """Milliseconds of batches that run alone on the device."""
     cuda = device.type == "cuda"
     models = build_models(model, device, torch.float16 if cuda else torch.float32)
     kernels = uses_kernels(models, EngineSettings())
-    # Launches are recorded on a stream of their own, as the engine's queues have one.
+    # CUDA graphs are recorded on a separate stream, as each queue of the engine has one.
     with torch.cuda.stream(torch.cuda.Stream()) if cuda else nullcontext():
         yield from stages.decode(models, reader(), SLOTS if cuda else (1, 4), kernels)
         yield from stages.flow(models, reader(), FLOW_CASES if cuda else FLOW_CASES[:3], kernels)
@@ -146,7 +146,7 @@ def _runs(tts: Vivavoce, model: Path, asked: argparse.Namespace) -> Iterator[Fig
 
 
 def batches(figures: Mapping[str, float]) -> Iterator[tuple[Stage, BatchSize, float]]:
-    """The stages' figures as sizes and seconds."""
+    """(stage, batch size, seconds) of each of the stages' figures."""
     for key, ms in figures.items():
         stage, *numbers = re.split(r"_step_ms_|_ms_|x|_past", key)
         if "floor" in key or "audio" in key or "steps_ms" in key or stage not in set(Stage):
@@ -160,18 +160,18 @@ def batches(figures: Mapping[str, float]) -> Iterator[tuple[Stage, BatchSize, fl
 
 
 def alone(figures: Figures) -> Priors:
-    """Costs of batches that run alone, fitted by the engine's own filter."""
+    """Costs of batches that run alone, fitted by the engine's cost model."""
     priors = CPU_PRIORS if figures["tiny"] else ALONE_COSTS[Generation(figures["generation"])]
     costs = CostModel(dict(priors))
     for _ in range(ROUNDS):
         for batch in batches(figures["stages"]):
             costs.observe(*batch)
     found = {Stage(stage): cost.coefficients for stage, cost in vars(costs.snapshot()).items()}
-    return {stage: cost._replace(fixed=max(cost.fixed, 1e-6)) for stage, cost in found.items()}  # a prior has some
+    return {stage: cost._replace(fixed=max(cost.fixed, 1e-6)) for stage, cost in found.items()}  # priors must exceed 0
 
 
 def _engine(figures: Figures) -> tuple[Any, MemoryPlan]:
-    """Outlines of the networks, and how memory was divided."""
+    """Outlines of the networks (no weights), and the memory plan."""
     generation = Generation(figures["generation"])
     if figures["tiny"]:
         models = outline_models(_tiny(generation), torch.float32)
@@ -186,7 +186,7 @@ def _tiny(generation: Generation) -> ModelConfig:
 
 
 def simulated(machine: Machine, run: Figures) -> Figures:
-    """The same figures of the same arrivals; a few listeners come before, as in the measured run."""
+    """Simulate a measured run with the same arrivals; a few listeners come before, as in the measured run."""
     policy, tokens = policy_for(machine.models.config.generation, None), round(25 * run["listeners"] / run["rate"])
     before = OpenLoop(run["rate"]).arrivals(WARM_UP)
     begin = before[-1] + 100.0
@@ -199,7 +199,7 @@ def simulated(machine: Machine, run: Figures) -> Figures:
 
 
 def compared(figures: Figures, allowed_ms: float) -> tuple[list[Figures], dict[str, int]]:
-    """A row for each load and each simulation of it; and how many listeners a device was found to hold."""
+    """A row for each load and each simulation of it; and the limits, measured and simulated, in listeners."""
     loads = figures["loads"]
     sizes = sorted({run["listeners"] for run in loads})
     by_load = {size: [run for run in loads if run["listeners"] == size] for size in sizes}
@@ -213,7 +213,7 @@ def compared(figures: Figures, allowed_ms: float) -> tuple[list[Figures], dict[s
 
 
 def _limit(by_load: Mapping[int, Sequence[Figures]], allowed_ms: float) -> int:
-    """The largest load up to which nearly everyone was served in time, in the median run; 0: none."""
+    """The largest load up to which the median run kept to the allowed p99 and share of gaps; 0: no load did."""
     most = 0
     for size, runs in by_load.items():
         gaps = median(run["underrun_requests"] / run["requests"] for run in runs)
@@ -246,7 +246,7 @@ def _said(right: bool) -> str:
 
 
 def _span(values: Iterable[float]) -> str:
-    """All of the runs."""
+    """The values of all runs as a text."""
     return " / ".join(f"{one:.0f}" for one in values)
 
 

@@ -28,8 +28,8 @@ def make_random_adapter(
     size: float = 1.0,
     **settings: Any,
 ) -> Path:
-    """Write one that changes what a model of these sizes says; size: of the change, against the products' own outputs
-    at alpha = rank; settings: more fields of its configuration.
+    """Write an adapter that changes the output of a model of these sizes. size: of the change of a layer's output,
+    relative to that output, if alpha = rank; settings: more fields of the adapter's configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
     plain: dict[str, Any] = {
@@ -64,7 +64,7 @@ def make_random_adapter(
 
 
 def merge_adapter(lm: torch.nn.Module, folder: Path) -> None:
-    """Add scale · B·A to the weights of a language model, in place, by the folder's own files."""
+    """Add scale · B·A to the weights of a language model, in place; all three are read from the adapter's folder."""
     settings, tensors = json.loads((folder / SETTINGS).read_text()), load_file(folder / WEIGHTS)
     scale = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings["use_rslora"] else settings["r"])
     parameters = dict(lm.named_parameters())

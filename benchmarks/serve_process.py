@@ -1,4 +1,4 @@
-"""A real `vivavoce serve` in a process of its own, on a free port of this machine."""
+"""Runs a real `vivavoce serve` in a separate process, on a free port of this machine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LAST_LINES = 30
 
 
 class ServerBroken(RuntimeError):
-    """It did not come up; the message ends with what it said last."""
+    """The server did not start; the message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True)
 class ServeProcess:
-    """One that answers.
+    """A server that is ready.
 
-    url: http://host:port; process_id: of the server; start_s: from its start to the first request, as it says itself.
+    url: http://host:port; process_id: of the server; start_s: seconds from its start until it was ready, by its log.
     """
 
     url: str
@@ -52,10 +52,10 @@ def serve_process(
 ) -> Iterator[ServeProcess]:
     """Run `python -m MODULE serve FLAGS` at a free port of 127.0.0.1 while the block runs.
 
-    flags: beyond host and port; log: where its stderr goes; variables: of its environment, beside this process's own.
+    flags: besides host and port; log: file for its stderr; variables: added to this process's environment.
 
     Raises:
-        ServerBroken: it ended before it could speak, or took longer than `patience_s`.
+        ServerBroken: it ended before it was ready, or took longer than `patience_s`.
     """
     command = [sys.executable, "-m", module, "serve", "--host", "127.0.0.1", "--port", "0", *flags]
     process = subprocess.Popen(
@@ -80,7 +80,7 @@ def serve_process(
 
 
 def _read(lines: IO[str], log: Path, told: SimpleQueue[tuple[str, float] | None]) -> None:
-    """Keep what it says, and tell where it speaks; None: it says no more."""
+    """Write the server's output to `log`; put (URL, seconds to start) into `told`, and None at the end."""
     with log.open("w", encoding="utf-8") as kept:
         for line in lines:
             kept.write(line)
@@ -94,9 +94,9 @@ def _ready(told: SimpleQueue[tuple[str, float] | None], log: Path, patience_s: f
     try:
         found = told.get(timeout=patience_s)
     except Empty:
-        raise ServerBroken(f"server: cannot speak after {patience_s:g} s; it said:\n{last_words(log)}") from None
+        raise ServerBroken(f"server: not ready after {patience_s:g} s; its log ends:\n{last_words(log)}") from None
     if found is None:
-        raise ServerBroken(f"server: ended before it could speak; it said:\n{last_words(log)}")
+        raise ServerBroken(f"server: ended before it was ready; its log ends:\n{last_words(log)}")
     return found
 
 

@@ -1,10 +1,10 @@
-"""The cost of Triton on top of the engine: first chunk and whole answer, with 1, 4 and 16 users at a time.
+"""Measures what Triton adds to the engine: time to first chunk and to the whole answer with 1, 4 and 16 users.
 
     python -m benchmarks.triton_overhead --out benchmarks/results/triton --name epyc2-mini
 
-The engine in this process, then a server of the model set `fast`, then one of `staged`, with the same texts, voice,
-chunks and seed. The language model of `cosyvoice2` samples as the original deployment does, so its speech has other
-tokens: see the seconds of audio beside the latencies.
+It measures servers of the model sets `staged` and `fast`, then the engine in this process, with the same texts, voice,
+chunks and seed. The language model of `cosyvoice2` samples as in the original deployment, so its speech has other
+tokens: compare the seconds of audio, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TASKS = (1, 4, 16)
 SEED = 42
 IN_PROCESS = "in process"
 MODELS = {"cosyvoice2": ModelSet.STAGED, "vivavoce": ModelSet.FAST, IN_PROCESS: None}
-"""The speakers, and the models that a server then holds; this process last, which keeps a GPU's memory."""
+"""Measured model → the server's model set, None: no server. This process is last, as it keeps a GPU's memory."""
 Ask = Callable[[LoadOptions], Coroutine[Any, Any, Sequence[Outcome]]]
 KEYS = (
     "ok", "failed", "first_chunk_ms_avg", "first_chunk_ms_p50", "first_chunk_ms_p95", "total_ms_avg", "total_ms_p50",
@@ -47,7 +47,7 @@ KEYS = (
 
 
 def main() -> None:
-    """Measure, print as it comes, write JSON and a table."""
+    """Measure, print figures as they are measured, and write JSON and a table."""
     options = _parser().parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device, folder = choose_device(options.device), model_folder(options.model)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def table(found: dict[str, Any], tasks: Sequence[int]) -> str:
-    """The figures for people: Markdown."""
+    """The figures as a Markdown table."""
     lines = [
         "| users | speaks | first chunk, ms (p50, p95) | beside the engine | whole answer, ms (p50, p95) "
         "| beside the engine | RTF of the load |",
@@ -86,7 +86,7 @@ def _row(model: str, tasks: int, found: dict[str, Any]) -> str:
 
 def _load(model: str, tasks: int, requests: int) -> LoadOptions:
     requests = max(requests, 2 * tasks)
-    texts = SENTENCES[:: max(len(SENTENCES) // requests, 1)]  # short and long ones
+    texts = SENTENCES[:: max(len(SENTENCES) // requests, 1)]  # short and long texts
     utterances = [Utterance(f"text{place}", text) for place, text in enumerate(texts)]
     return LoadOptions(
         "", utterances, model, manner=Manner(seed=SEED), num_tasks=tasks, requests=requests, warmup=tasks
@@ -94,7 +94,7 @@ def _load(model: str, tasks: int, requests: int) -> LoadOptions:
 
 
 async def _in_process(load: LoadOptions, synthesizer: Vivavoce) -> list[Outcome]:
-    """The same load without a server: each request is timed from its text to its chunks."""
+    """Run the load without a server; each request is timed from its text to its chunks."""
     loop, zero_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     voice = next(iter(built_in_voices(synthesizer.front_end.folder).values()))
     places, outcomes = iter(range(load.total)), list[Outcome]()
@@ -127,7 +127,7 @@ async def _in_process(load: LoadOptions, synthesizer: Vivavoce) -> list[Outcome]
 
 @contextmanager
 def _speaker(model: str, folder: Path, device: str, environment: Path | None) -> Iterator[Ask]:
-    """A speaker: the engine here, or a server of one model set; nothing else runs meanwhile."""
+    """A function that runs a load on the engine in this process, or on a server of one model set."""
     models = MODELS[model]
     if models is not None:
         with _server(models, folder, device, environment) as server:
@@ -166,12 +166,12 @@ async def _warm_and_here(load: LoadOptions, synthesizer: Vivavoce) -> Sequence[O
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--name", default="triton", help="of the result files")
+    parser.add_argument("--name", default="triton", help="name of the result files")
     parser.add_argument("--model", default="mini", help="name or folder")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--env-dir", type=Path, help="the server's environment; without: the user's own")
+    parser.add_argument("--env-dir", type=Path, help="the server's environment; default: the user's own")
     parser.add_argument("--tasks", type=int, nargs="+", default=TASKS, help="users at a time")
-    parser.add_argument("--requests", type=int, default=16, help="two per user at least")
+    parser.add_argument("--requests", type=int, default=16, help="requests; at least two per user")
     return parser
 
 

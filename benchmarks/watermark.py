@@ -1,11 +1,11 @@
-"""How well the mark of synthetic speech is found, how often it is found where there is none, and what it costs.
+"""Measures how often the watermark is found in marked and in unmarked speech, and its cost.
 
     python -m benchmarks.watermark [--speech FOLDER] [--limit NUMBER] [--only PART …] [--json FILE]
 
-The mini model speaks 200 texts in four voices, which --speech keeps. Each is marked, 5 s from a random place of it are
-attacked, and the detector is asked; the same without the mark. Patterns of other keys, which nothing carries, tell how
-the scores of unmarked speech are distributed further out. PESQ is measured if the package pesq is installed; the
-words need pocketsphinx.
+The mini model speaks 200 texts in four voices; the folder --speech keeps them. From each speech, with and without the
+mark, 5 s at a random place are attacked and given to the detector. Scores with other keys, which are in no speech, show
+how rare high scores of unmarked speech are. PESQ is measured if the package pesq is installed; word error rates need
+pocketsphinx.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from vivavoce_provenance.detector import THRESHOLD, contrasts, match
 SENTENCES = Path(__file__).parent / "sentences/held_out.txt"
 RECORDINGS = sorted((Path(__file__).parents[1] / "tests/data").glob("**/*.wav"))
 CLIP_S, BEFORE_S = 5.0, 5.4
-"""Seconds that are examined, and those that are attacked: a faster speech is shorter."""
+"""Seconds given to the detector, and seconds that are attacked: more, as an attack may shorten them."""
 OTHER_KEYS = [f"key {number}".encode() for number in range(50)]
 WORDS_HEARD = 40
 PARTS = ("attacks", "quality", "processor_seconds_per_second", "sounds", "words")
 Row = dict[str, Any]
 Note = Callable[[Row], None]
 Spoken = list[tuple[str, Samples, Samples, int]]
-"""(text, speech, the same with the mark, hertz)."""
+"""(text, samples without the mark, samples with the mark, sample rate in Hz)."""
 
 
 def speech(folder: Path) -> Iterator[tuple[str, str, Samples, int]]:
-    """(voice, text, samples, hertz) of three sentences each; made once, and kept in the folder."""
+    """(voice, text, samples, sample rate in Hz) of texts of three sentences; made once, and kept in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [line for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line.strip()][::2]
     texts = [f"{lines[i]} {lines[i + 1]} {lines[(i + 37) % len(lines)]}" for i in range(0, len(lines) - 1, 2)]
@@ -62,14 +62,14 @@ def speech(folder: Path) -> Iterator[tuple[str, str, Samples, int]]:
 
 
 def marked(samples: Samples, rate: int) -> Samples:
-    """The whole speech with the mark, given in pieces of 100 ms."""
+    """The whole speech with the mark, which is added in pieces of 100 ms."""
     stream = WatermarkStream(rate)
     pieces = np.split(samples, range(rate // 10, len(samples), rate // 10))
     return np.concatenate([*map(stream.mark, pieces), stream.finish()])
 
 
 def clip(samples: Samples, rate: int, attack: Attack, chance: np.random.Generator) -> tuple[Samples, int]:
-    """5 s of it, or as much as there is, from a random place, attacked."""
+    """An attacked clip of 5 s, or less if the speech is shorter, from a random place; and its sample rate."""
     length = min(len(samples), round(BEFORE_S * rate))
     begin = int(chance.integers(0, len(samples) - length + 1))
     after, rate = attack(samples[begin : begin + length], rate, chance)
@@ -77,7 +77,7 @@ def clip(samples: Samples, rate: int, attack: Attack, chance: np.random.Generato
 
 
 def attacked(said: list[tuple[Samples, Samples, int]], name: str, attack: Attack) -> tuple[Row, list[float], Any]:
-    """One row of the table, the scores of unmarked clips, and those by other keys."""
+    """The row of an attack, the scores of unmarked clips, and their scores with other keys."""
     chance = np.random.default_rng(0)
     with_mark, without, others = [], [], []
     for plain, with_it, rate in said:
@@ -100,9 +100,9 @@ def attacked(said: list[tuple[Samples, Samples, int]], name: str, attack: Attack
 
 
 def chance_of(scores: list[float]) -> Row:
-    """How often scores without the mark pass the threshold: counted, and by a fitted tail.
+    """The chance that a score without the mark passes the threshold: counted, and estimated from a fitted tail.
 
-    The tail of the largest of many matches falls as exp(−z²/2s²) if they are normal; s is fitted to the upper 1 %.
+    A score is the largest of many matches. For normal matches its tail falls as exp(−z²/2s²); s fits the upper 1 %.
     """
     values = np.array(scores)
     begin = float(np.quantile(values, 0.99))
@@ -136,7 +136,7 @@ def other_sounds() -> Iterator[tuple[str, NDArray[Any], int]]:
 
 
 def quality(said: list[tuple[Samples, Samples, int]]) -> Row:
-    """Distances of marked speech from unmarked."""
+    """Differences between marked and unmarked speech."""
     found: dict[str, list[float]] = {"segmental_snr_db": [], "log_spectral_distance_db": [], "peak_growth": []}
     for plain, with_it, rate in said:
         hop = rate // 50
@@ -153,7 +153,7 @@ def quality(said: list[tuple[Samples, Samples, int]]) -> Row:
         found["log_spectral_distance_db"].append(float(distance))
         found["peak_growth"].append(float(np.abs(with_it).max() / np.abs(plain).max()))
         if find_spec("pesq"):
-            pesq = import_module("pesq").pesq  # it has no types
+            pesq = import_module("pesq").pesq  # the package has no types
             waves = [soxr.resample(wave, rate, 16_000) for wave in (plain, with_it)]
             found.setdefault("pesq_wideband", []).append(pesq(16_000, *waves, "wb"))
     return {
@@ -181,7 +181,7 @@ def cost(said: list[tuple[Samples, Samples, int]]) -> Row:
 
 
 def words(spoken: Spoken) -> Row:
-    """Word error rates of the large vocabulary, without and with the mark."""
+    """Word error rates of a recogniser with a large vocabulary, without and with the mark."""
     from vivavoce_bench.evaluate.recogniser import PocketSphinx, as_floats, prepare
 
     recogniser, found = PocketSphinx(), {}
@@ -196,7 +196,7 @@ def words(spoken: Spoken) -> Row:
 
 
 def all_attacks(spoken: Spoken, note: Note) -> None:
-    """A row for each attack, and how unmarked speech scores; noted after each attack."""
+    """Run all attacks; after each, note a row per attack so far, and the scores of unmarked speech."""
     said = [(plain, with_it, rate) for _, plain, with_it, rate in spoken]
     at_22k = [(soxr.resample(plain, rate, 22_050), 22_050) for plain, _, rate in said]
     rows, unmarked, others = [], [], []
@@ -214,7 +214,7 @@ def all_attacks(spoken: Spoken, note: Note) -> None:
 
 
 def sounds() -> Row:
-    """Scores of sounds that are not speech of mini, by the key and by others."""
+    """Scores of sounds that are not speech of mini, with the key and with other keys."""
     scores: dict[str, list[float]] = {}
     for name, samples, rate in other_sounds():
         found = contrasts(np.asarray(samples, np.float32), rate)
@@ -226,7 +226,7 @@ def sounds() -> Row:
 
 
 def main() -> None:
-    """Run the parts; the file keeps what other runs have found, and is written as soon as something is known."""
+    """Run the parts. The JSON file keeps figures of other runs, and is written whenever a figure is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speech", type=Path, default=Path("build/watermark"))
     parser.add_argument("--limit", type=int, default=200)

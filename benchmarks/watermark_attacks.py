@@ -1,4 +1,4 @@
-"""What may happen to speech on its way: compression, a telephone, changes of speed, noise."""
+"""Attacks on the watermark: changes of speech, such as compression, a telephone, changes of speed, noise."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vivavoce.frontend.audio.encode import AudioFormat, encode_whole, open_encod
 
 Samples = NDArray[np.float32]
 Attack = Callable[[Samples, int, np.random.Generator], tuple[Samples, int]]
-"""(samples [n], hertz, chance) → (samples, hertz)."""
+"""(samples [n], sample rate in Hz, random generator) → (samples, sample rate in Hz)."""
 
 
 def unchanged(samples: Samples, rate: int, chance: np.random.Generator) -> tuple[Samples, int]:
-    """Leave it as it is."""
+    """Leave the speech as it is."""
     return samples, rate
 
 
@@ -36,14 +36,14 @@ def compressed(format: AudioFormat, bitrate: int) -> Attack:
 
 
 def telephone(samples: Samples, rate: int, chance: np.random.Generator) -> tuple[Samples, int]:
-    """µ-law at 8 kHz (G.711)."""
+    """Encode and decode as a telephone does: µ-law at 8 kHz (G.711)."""
     code = ~np.frombuffer(encode_whole(AudioFormat.ULAW, samples, rate), np.uint8)
     sizes = ((((code & 15).astype(np.int32) << 3) + 132) << ((code >> 4) & 7).astype(np.int32)) - 132
     return (np.where(code & 128, -sizes, sizes) / 32768).astype(np.float32), 8_000
 
 
 def resampled(speed: float) -> Attack:
-    """Play it faster or slower, the pitch with it."""
+    """Play the speech faster or slower, which changes the pitch, too."""
     return lambda samples, rate, chance: (soxr.resample(samples, rate * speed, rate), rate)
 
 
@@ -69,7 +69,7 @@ def stretched(speed: float) -> Attack:
 
 
 def quieter(samples: Samples, rate: int, chance: np.random.Generator) -> tuple[Samples, int]:
-    """Turn it down by 0 to 20 dB."""
+    """Lower the volume by 0 to 20 dB."""
     return samples * np.float32(10 ** (-chance.uniform(0, 20) / 20)), rate
 
 
@@ -95,10 +95,10 @@ ATTACKS: dict[str, Attack] = {
     "volume": quieter,
     "noise 30 dB": noisy(30),
 }
-"""Those that the mark has to survive."""
+"""Attacks that the mark must survive."""
 HARDER: dict[str, Attack] = {
     "noise 20 dB": noisy(20),
     "opus 16 kbit/s": compressed(AudioFormat.OPUS, 16_000),
     "aac 32 kbit/s": compressed(AudioFormat.AAC, 32_000),
 }
-"""Those that show where it ends."""
+"""Stronger attacks, which show the mark's limits."""

@@ -1,9 +1,9 @@
-"""How far the times of words are from a forced alignment of the same audio.
+"""Measures how far the times of words are from a forced alignment of the same audio.
 
     python -m benchmarks.words [--model NAME] [--voice NAME …] [--limit NUMBER] [--stream] [--json FILE]
 
-A phone aligner of pocketsphinx (`pip install 'vivavoce[eval]'`), whose grid is 10 ms, tells when each word begins. It
-reads English words of its own dictionary: other sentences are left out, and so are words that it cannot place.
+Pocketsphinx (`pip install 'vivavoce[eval]'`) aligns phones on a grid of 10 ms, which gives the start of each word. It
+knows the English words of its dictionary. Sentences with other words, or that it cannot align, are left out.
 """
 
 from __future__ import annotations

@@ -575,7 +575,7 @@ def test_values_of_a_wrong_type_are_named(tts, reference):
         (lambda: tts.normalize("Hi.", lexicon="words.txt"), "lexicon: 'words.txt' is of type str, not Mapping"),
         (lambda: tts.speak("Hi.", speed="1"), "speed: '1' is not a number; choose one in 0.5"),
         (lambda: tts.speak("Hi.", instructions="x" * 4_097), "instructions: 4097 characters exceed 4096"),
-        (lambda: tts.speak("Hi.", mode="instruct"), "mode: .*give one as instructions"),
+        (lambda: tts.speak("Hi.", mode="instruct"), "mode: .*give it as instructions"),
         (lambda: tts.speak("Hi.", reference, transcript=5), "transcript: 5 is of type int, not str"),
         (lambda: tts.extract_voice(reference, 5), "transcript: 5 is of type int, not str"),
         (lambda: tts.speak("Hi.", reference, transcript="A", prompt_text="B"), "prompt_text: it has two names"),
@@ -586,8 +586,8 @@ def test_values_of_a_wrong_type_are_named(tts, reference):
         (lambda: vivavoce.SamplingParams(top_k=True), "top_k: True is outside of 1"),
         (lambda: vivavoce.load(5), "model: 5 is of type int; give a name or a folder"),
         (lambda: tts.check(None), "text: None is of type NoneType, not str"),
-        (lambda: speech.to_bytes("mp3", 16_000.0), "sample_rate: 16000.0 Hz is not made here"),
-        (lambda: speech.to_bytes("wav", "8000"), "sample_rate: '8000' Hz is not made here"),
+        (lambda: speech.to_bytes("mp3", 16_000.0), "sample_rate: 16000.0 Hz is not supported"),
+        (lambda: speech.to_bytes("wav", "8000"), "sample_rate: '8000' Hz is not supported"),
         (lambda: tts.embed(written), r"is empty \(0 bytes\); it is read from its position, .*call seek\(0\)"),
     ]:
         with pytest.raises(InvalidRequest, match=told):
@@ -624,7 +624,7 @@ def test_speech_and_speech(tts):
         (one.duration_s, both.duration_s)
     )
     assert both.timings.total_s == one.timings.total_s + other.timings.total_s
-    with pytest.raises(InvalidRequest, match="24000 and 16000 Hz do not join"):
+    with pytest.raises(InvalidRequest, match="24000 and 16000 Hz cannot be joined"):
         one + vivavoce.Speech(other.samples, 16_000, other.timings)
 
 

@@ -1,1 +1,1 @@
-"""How many listeners the entry process of a server carries: engines that compute nothing, clients elsewhere."""
+"""Measures how many listeners the entry process of a server can serve, with engines that compute nothing."""

@@ -1,12 +1,12 @@
-"""How many listeners the entry process of a server carries: HTTP, WebSocket and gRPC, with engines that cost nothing.
+"""Measures how many listeners the entry process of a server can serve over HTTP, WebSocket and gRPC.
 
     python -m benchmarks.entry --listeners 500 1000 2000 4000 --out entry.json
 
-A real `vivavoce serve` in front of engine processes that send 24 kHz speech at its listeners' pace and compute nothing,
-and listeners in processes of their own, each of whom asks for another 10 s when the last are heard. Each load has a
-server of its own. The figures are: the share of a core that the entry process takes, and of it the event loop's thread;
-the lateness of pieces, against the moment at which all audio before them has been played; first audio; failures.
-`carries` is the largest load without failures of which 99 % of the pieces are at most 100 ms late. Linux only.
+Each load has a new `vivavoce serve`. Its engine processes compute nothing and send 24 kHz audio in real time. Listeners
+run in other processes; each requests another 10 s of speech when the last are played. The figures are the share of a
+core that the entry process takes, and that its event loop's thread takes; the lateness of pieces, counted from the
+moment at which all audio before them has been played; the time to first audio; and failures. `carries` is the largest
+load without failures in which 99 % of the pieces are at most 100 ms late. Linux only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vivavoce_bench.measure import percentiles, rounded, save_json
 
 LATE_MS = 100.0
 STARTING_S, SETTLING_S, PATIENCE_S = 4.0, 1.0, 60.0
-"""Seconds for the clients' processes to start; between the last arrival and the first figure; until they have told."""
+"""Seconds for client processes to start, then from the last arrival to the first figure, and to wait for results."""
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, protocol: str, listeners: int) -> dict[str, Any]:
-    """Figures of one load on a server of its own."""
+    """Figures of one load on a new server."""
     grpc_port = _free_port()
     flags = [
         "--device",
@@ -115,7 +115,7 @@ def _heard(client: subprocess.Popen[bytes]) -> Heard:
         client.kill()
         told = b""
     if not told:
-        raise SystemExit("a process of listeners has ended, or hangs; what it said is above")
+        raise SystemExit("a process of listeners has ended, or hangs; its messages are above")
     return Heard(**json.loads(told))
 
 
@@ -129,7 +129,7 @@ def _loads(options: argparse.Namespace, protocol: str, listeners: int, port: int
 
 
 def carried(loads: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """For each protocol the largest number of listeners up to which all loads kept to the limit; 0: none did."""
+    """Protocol → the largest number of listeners up to which no load failed or was late; 0: every load was."""
     most: dict[str, int] = {}
     for protocol in dict.fromkeys(load["protocol"] for load in loads):
         most[protocol] = 0
@@ -154,10 +154,10 @@ def line(load: dict[str, Any]) -> str:
 
 
 def _busy_s(process: int) -> tuple[float, float]:
-    """Seconds of CPU so far: of all threads of the process, and of the first one, which has the event loop."""
+    """CPU seconds so far: of all threads of the process, and of its first thread, which runs the event loop."""
     seconds = {}
     for thread in Path(f"/proc/{process}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
             fields = (thread / "stat").read_text().rpartition(")")[2].split()
             seconds[int(thread.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return sum(seconds.values()), seconds[process]
@@ -177,12 +177,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.entry", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--listeners", nargs="+", type=int, default=[500, 1000, 2000, 4000], help="at once")
+    parser.add_argument("--listeners", nargs="+", type=int, default=[500, 1000, 2000, 4000], help="listeners at once")
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS))
-    parser.add_argument("--engines", type=int, default=min(8, os.cpu_count() or 1), help="processes")
-    parser.add_argument("--clients", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes")
-    parser.add_argument("--seconds", type=float, default=16.0, help="of a load")
-    parser.add_argument("--arriving", type=float, default=5.0, help="seconds until all listeners have come")
+    parser.add_argument("--engines", type=int, default=min(8, os.cpu_count() or 1), help="engine processes")
+    parser.add_argument("--clients", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="client processes")
+    parser.add_argument("--seconds", type=float, default=16.0, help="length of a load")
+    parser.add_argument("--arriving", type=float, default=5.0, help="seconds until all listeners have connected")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/entry/entry.json"))
     return parser
 

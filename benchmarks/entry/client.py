@@ -1,4 +1,4 @@
-"""`python -m benchmarks.entry.client LOAD`: listeners of a server, in a process of their own; LOAD: `Load` as JSON.
+"""`python -m benchmarks.entry.client LOAD`: listeners of a server in a separate process; LOAD: `Load` as JSON.
 
 It prints `Heard` as JSON.
 """
@@ -29,9 +29,9 @@ _PACKAGE = "vivavoce.v1"
 
 @dataclass(frozen=True)
 class Load:
-    """What one process of listeners does.
+    """The load of one process of listeners.
 
-    at_s: the time of the machine's clock at which it begins; arriving_s: all have come by then; seconds: it ends then.
+    at_s: its start on the machine's monotonic clock; arriving_s: seconds until all have connected; seconds: its length.
     """
 
     protocol: str
@@ -46,7 +46,7 @@ class Load:
 
 @dataclass
 class Heard:
-    """first, pieces: as of `Listening`, of all; whole: speeches that came to their end."""
+    """Results of all listeners. first, pieces: as in `Listening`; whole: number of complete speeches."""
 
     first: list[float] = field(default_factory=list)
     pieces: list[tuple[float, float, float]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Heard:
 
 
 Speech = Callable[[str, int], AsyncGenerator[bytes, None]]
-"""(text, listener) → audio as it comes; raises if it does not come whole."""
+"""(text, number of the listener) → audio as it arrives; raises an error if the audio is incomplete."""
 
 
 def http(load: Load) -> Speech:
@@ -151,7 +151,7 @@ async def listen(load: Load) -> Heard:
             heard.first += hearing.first
             heard.pieces += hearing.pieces
 
-    # The first speech of each is shorter, so that later ones begin and end evenly in time.
+    # Each listener's first speech has a random length, so that later speeches do not begin and end together.
     tasks = [asyncio.create_task(one(place, draw.uniform(1.0, SPEECH_S))) for place in range(load.listeners)]
     await asyncio.sleep(load.at_s + load.seconds - loop.time())
     for task in tasks:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.entry.engine FD`: an engine's process that speaks at the pace of listeners, without a model."""
+"""`python -m benchmarks.entry.engine FD`: an engine process that sends audio in real time, without a model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PacedEngine:
         task.add_done_callback(lambda _: self._speaking.pop(number, None))
 
     async def _speak(self, number: int, letters: int) -> None:
-        """Each piece is sent when all audio before it has been played."""
+        """Send each piece when all audio before it would have been played."""
         loop = asyncio.get_running_loop()
         due, sizes = loop.time(), pieces(letters)
         self._send(messages.Event(number, SegmentText(0, 0, letters)))

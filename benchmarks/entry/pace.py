@@ -1,4 +1,4 @@
-"""The pieces of a speech that costs nothing to make, and the time that is written into each of them."""
+"""Pieces of synthetic audio, and the time that is written into each of them."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 RATE = 24_000
 TOKEN = RATE // 25
 LETTERS_PER_S = 15
-"""Of a text: what a voice speaks in a second."""
+"""Letters of a text that are spoken in a second."""
 SENTENCE = "The harbour lay quiet, and the last boats came home before the storm. "
 _DIGITS, _BASE = 4, 1 << 15
-"""A time in microseconds, as so many samples of 15 bits each."""
+"""Number of samples that hold a time in microseconds, and the number of values of each sample (15 bits)."""
 
 
 def text_of(seconds: float) -> str:
-    """A text that takes so long to speak."""
+    """A text whose speech lasts this long."""
     letters = max(1, round(seconds * LETTERS_PER_S))
     return (SENTENCE * (letters // len(SENTENCE) + 1))[:letters]
 
 
 def pieces(letters: int) -> list[int]:
-    """Samples of each piece of a text of so many letters, cut as streams of an engine are."""
+    """Number of samples of each piece of a text's speech, which is cut as an engine cuts streams."""
     left, sizes, policy = max(1, letters * RATE // LETTERS_PER_S), list[int](), ChunkPolicy.low_latency()
     while left > 0:
         sizes.append(min(left, policy.next_hop(len(sizes), 0, 0, 0, 0.0) * TOKEN))
         left -= sizes[-1]
-    if len(sizes) > 1 and sizes[-1] < TOKEN:  # too short for a time
+    if len(sizes) > 1 and sizes[-1] < TOKEN:  # too short to hold a time
         last = sizes.pop()
         sizes[-1] += last
     return sizes
 
 
 def stamped(samples: NDArray[np.float32], at_s: float) -> NDArray[np.float32]:
-    """A copy that begins with a time of the machine's monotonic clock."""
+    """A copy whose first samples hold `at_s`, a time of the machine's monotonic clock."""
     micros, marked = int(at_s * 1e6), samples.copy()
     for place in range(_DIGITS):
         marked[place] = micros % _BASE / 32768
@@ -46,16 +46,16 @@ def stamped(samples: NDArray[np.float32], at_s: float) -> NDArray[np.float32]:
 
 
 def read_stamp(audio: bytes) -> float:
-    """The time at the beginning of 16-bit audio."""
+    """The time that `stamped` wrote into the first samples of 16-bit audio."""
     digits = np.frombuffer(audio, "<i2", _DIGITS)
     return sum(int(digit) * _BASE**place for place, digit in enumerate(digits)) / 1e6
 
 
 @dataclass
 class Listening:
-    """One speech as its listener gets it.
+    """One speech as its listener receives it.
 
-    first: seconds from the request to its first piece; pieces: of each, when it was due, when it came, its seconds.
+    first: seconds from the request to the first piece; pieces: (due time, arrival, seconds of audio) of each piece.
     """
 
     sizes: list[int]
@@ -67,7 +67,7 @@ class Listening:
     _place: int = 0
 
     def take(self, audio: bytes, at_s: float) -> None:
-        """Some audio has come; a piece is there with its last byte."""
+        """Receive some audio; a piece arrives with its last byte."""
         while audio and self._place < len(self.sizes):
             left = 2 * self.sizes[self._place] - self._got
             part, audio = audio[:left], audio[left:]

@@ -1,1 +1,1 @@
-"""The engine on one GPU: every figure of docs/performance.md's table in one run."""
+"""Measures the engine on one GPU: all figures of the table in docs/performance.md in one run."""

@@ -1,14 +1,14 @@
-"""Measure every row of docs/performance.md's table on the GPU at hand, within ten minutes.
+"""Measure every row of the table in docs/performance.md on this machine's GPU, within ten minutes.
 
     python -m benchmarks.gpu --out benchmarks/results/gpu            # everything
     python -m benchmarks.gpu --only stages --out /tmp/figures        # stages | loads | bounded | startup
     python -m benchmarks.gpu --generation v3 --name h200-v3 --out benchmarks/results/gpu
-    python -m benchmarks.gpu --only memory --out /tmp/figures        # what bounds of 8, 16 and 24 GB are kept to
+    python -m benchmarks.gpu --only memory --out /tmp/figures        # are limits of 8, 16 and 24 GB kept?
     python -m benchmarks.gpu --only loads --repeat 3 --out /tmp/figures    # for `python -m benchmarks.compare`
     python -m benchmarks.gpu --generation v3 --no-kernels --only loads --loads stream1 offline256 --out /tmp/figures
 
-The model has random weights in the release's sizes and is made on the first run (--model says where). On a CPU, or
-with --tiny, sizes are tiny: then the figures mean nothing, and the run shows that it works.
+The model has random weights in the release's sizes and is made on the first run (in the folder --model). On a CPU, or
+with --tiny, sizes are tiny: such a run only tests this program, and its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from vivavoce_bench.measure import save_json
 from vivavoce_bench.random_checkpoint import RELEASE, TINY
 
 PARTS = ("stages", "loads", "bounded", "startup", "memory")
-"""All but the last one are measured if none is named."""
+"""Without --only, all parts but the last are measured."""
 Figures = dict[str, Any]
 
 
 def main() -> None:
-    """Run the parts, print as they come, write JSON, table and picture."""
+    """Run the parts, print figures as they are measured, and write JSON, a table and a picture."""
     options = _parser().parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     tiny = options.tiny or not torch.cuda.is_available()
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def middle(runs: Sequence[Figures]) -> Figures:
-    """Each figure's median over the runs; `spread`: its least and its most. Others are those of the last run."""
+    """Each float figure's median over the runs; `spread`: its minimum and maximum. Other values: of the last run."""
     if len(runs) == 1:
         return runs[0]
     values = {key: [run[key] for run in runs if isinstance(run.get(key), float)] for key in runs[-1]}
@@ -93,20 +93,20 @@ def middle(runs: Sequence[Figures]) -> Figures:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--name", default="gpu", help="of the result files")
-    parser.add_argument("--model", type=Path, help="folder of the random model, made if it is not there")
+    parser.add_argument("--name", default="gpu", help="name of the result files")
+    parser.add_argument("--model", type=Path, help="folder of the random model, made if it is missing")
     parser.add_argument(
-        "--generation", choices=[one.value for one in Generation], default="v2", help="of the random model"
+        "--generation", choices=[one.value for one in Generation], default="v2", help="generation of the random model"
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts to run")
     names = [load.name for load in loads.LOADS]
-    parser.add_argument("--loads", nargs="+", choices=names, default=names, help="of the part loads (all)")
+    parser.add_argument("--loads", nargs="+", choices=names, default=names, help="loads to run; default: all")
     parser.add_argument(
-        "--repeat", type=int, default=1, metavar="N", help="run all N times; medians, with their spread"
+        "--repeat", type=int, default=1, metavar="N", help="run all N times; gives medians and their spread"
     )
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes")
-    parser.add_argument("--flow-steps", choices=["official", "fast"], default="official", help="of the part loads")
-    parser.add_argument("--no-kernels", action="store_true", help="plain PyTorch, to compare with")
+    parser.add_argument("--tiny", action="store_true", help="use a model of tiny sizes")
+    parser.add_argument("--flow-steps", choices=["official", "fast"], default="official", help="steps in loads")
+    parser.add_argument("--no-kernels", action="store_true", help="use plain PyTorch, for comparison")
     return parser
 
 
@@ -116,7 +116,7 @@ def _stages(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
     conditioning = reader()
     kernels = not plain and uses_kernels(models, EngineSettings())
     cases = stages.FLOW_CASES if not tiny else (stages.FlowCase(1, 30, 174), stages.FlowCase(2, 204))
-    # Launches are recorded on a stream of their own, as the engine's lanes have one.
+    # CUDA graphs are recorded on a separate stream, as each lane of the engine has one.
     with torch.cuda.stream(torch.cuda.Stream()) if cuda else nullcontext():
         yield from stages.decode(models, conditioning, (1, 4) if tiny else (1, 8, 64, 256), kernels)
         yield from stages.flow(models, conditioning, cases, kernels)
@@ -129,7 +129,7 @@ def _loads(model: Path, tiny: bool, plain: bool, which: tuple[loads.Load, ...], 
         if tiny:
             which = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, 2, offline=True, tokens=25))
         yield from loads.loads(tts, model, which)
-        # A named tuple would be a list in JSON.
+        # JSON would make a list of a named tuple.
         yield {
             "costs": {
                 stage: asdict(cost) | {"coefficients": cost.coefficients._asdict()}
@@ -141,7 +141,7 @@ def _loads(model: Path, tiny: bool, plain: bool, which: tuple[loads.Load, ...], 
 
 
 def _bounded(model: Path, tiny: bool) -> Iterable[Figures]:
-    """The loads whose memory is bounded."""
+    """Run loads with a memory limit."""
     cases = ((60, loads.LOADS[-1]), (16, loads.Load.listeners(20)))
     for gigabytes, one in cases if not tiny else ((4, loads.Load.listeners(2, tokens=25)),):
         tts = _loaded(model, memory_bytes=int(gigabytes * 1e9))

@@ -1,4 +1,4 @@
-"""LoRA adapters in one batch: throughput beside none, and whether each request says what it says alone.
+"""Measures LoRA adapters in one batch: throughput against none, and whether a request's tokens are those it has alone.
 
 python -m benchmarks.gpu.adapters --out benchmarks/results/gpu/adapters.json
 """
@@ -32,7 +32,7 @@ from vivavoce_bench.random_checkpoint import RELEASE, TINY
 
 T = TypeVar("T")
 SIZE = 0.3
-"""Of the adapters' changes: trained ones change less than random ones of size 1."""
+"""Size of the adapters' changes: trained adapters change less than random ones of size 1."""
 
 
 def request(seed: int, tokens: int, adapter: str = "") -> EngineRequest:
@@ -42,7 +42,7 @@ def request(seed: int, tokens: int, adapter: str = "") -> EngineRequest:
 
 
 def run(models: Models, settings: EngineSettings, work: Callable[[Engine], T]) -> T:
-    """The result of `work` with an engine in the memory that those before it have left."""
+    """The result of `work` with a new engine, after the memory of earlier engines is freed."""
     gc.collect()
     if models.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -51,7 +51,7 @@ def run(models: Models, settings: EngineSettings, work: Callable[[Engine], T]) -
 
 
 def speak(engine: Engine, asked: Sequence[EngineRequest]) -> tuple[list[tuple[int, ...]], float]:
-    """The speech tokens of requests that speak together, and their audio's seconds for each second."""
+    """Speech tokens of requests that run at once, and seconds of audio per second."""
     begun = time.perf_counter()
     results = [handle.result() for handle in [engine.submit(one) for one in asked]]
     seconds = time.perf_counter() - begun
@@ -60,8 +60,8 @@ def speak(engine: Engine, asked: Sequence[EngineRequest]) -> tuple[list[tuple[in
 
 
 def throughput(models: Models, settings: EngineSettings, names: Sequence[str], options: Any) -> dict[str, float]:
-    """Audio seconds a second of the same requests: in an engine without adapters, in one that has some and uses none,
-    and with one of them in each request.
+    """Seconds of audio per second for the same requests: in an engine without adapters, in an engine whose adapters are
+    not used, and with an adapter in each request.
     """
     found, plain = {}, replace(settings, adapters={})
     asked = [request(seed, options.tokens) for seed in range(options.requests)]
@@ -78,7 +78,7 @@ def throughput(models: Models, settings: EngineSettings, names: Sequence[str], o
 
 
 def sameness(models: Models, settings: EngineSettings, names: Sequence[str], options: Any) -> dict[str, int]:
-    """How many of the requests, one for each adapter and one without, say alone what they say in company."""
+    """Count requests, one per adapter and one without, with the same tokens alone and with other requests."""
     asked = [request(seed, options.tokens, name) for seed, name in enumerate((*names, ""))]
     company = [request(seed, options.tokens, names[seed % len(names)]) for seed in range(options.requests - len(asked))]
 
@@ -92,7 +92,7 @@ def sameness(models: Models, settings: EngineSettings, names: Sequence[str], opt
 
 
 def oracle(folder: Path, device: torch.device, settings: EngineSettings, options: Any) -> dict[str, int]:
-    """How many requests in company say what a model with merged weights says, in float32, with kernels on a GPU."""
+    """Count batched requests with the tokens of a model with merged weights; in float32, with kernels on a GPU."""
     models = build_models(folder, device)
     cuda = device.type == "cuda"
     settings = replace(settings, kernels=cuda or None)
@@ -112,7 +112,7 @@ def oracle(folder: Path, device: torch.device, settings: EngineSettings, options
 
 
 def main() -> None:
-    """Measure in 16 bit on CUDA, and compare."""
+    """Measure (in 16 bit on CUDA), and compare with merged weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", type=Path)

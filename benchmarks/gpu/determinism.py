@@ -1,4 +1,4 @@
-"""Differences of a request's tokens and audio, alone and in company, by default and in the deterministic mode.
+"""Compares tokens and audio of requests alone and with other requests, by default and in the deterministic mode.
 
 python -m benchmarks.gpu.determinism --out benchmarks/results/gpu/determinism.json
 """
@@ -27,7 +27,7 @@ from vivavoce_bench.random_checkpoint import RELEASE, TINY
 
 
 def compare(models: Models, settings: EngineSettings, requests: int, tokens: int) -> dict[str, Any]:
-    """Each request alone, then all at once."""
+    """Run some requests alone, then all at once, and compare."""
     with Engine(models, settings) as engine:
         engine.warm_up(0.0)
         asked = [_request(seed, tokens) for seed in range(requests)]

@@ -1,4 +1,4 @@
-"""The engine under load: what `vivavoce bench` measures, in one process over one loaded model."""
+"""Measures the engine under loads, as `vivavoce bench` does, in one process with one loaded model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, measured
 
 TOKENS = 250
-"""Ten seconds of speech."""
+"""Speech tokens of a request: ten seconds of speech."""
 RECORDING = Path(__file__).parents[2] / "docs" / "samples" / "warm.mp3"
-"""Altered for each request of a load with fresh voices."""
+"""The recording of loads with fresh voices; it is altered for each request."""
 SPEECH_S = TOKENS / 25
 
 
@@ -32,15 +32,15 @@ class Load:
     offline: bool = False
     tokens: int = TOKENS
     fresh: bool = False
-    """Each request brings a recording that was never heard before."""
+    """Each request brings a new recording of a voice."""
 
     @classmethod
     def listeners(cls, count: int, tokens: int = TOKENS) -> Load:
-        """Random users; that many listen at once on average, each as long as the speech lasts."""
+        """Users arrive at random; on average `count` listen at once, each as long as the speech lasts."""
         return cls(f"listeners{count}", round(1.8 * count), rate=count / (tokens / 25), tokens=tokens)
 
     def options(self) -> str:
-        """The options as they are typed."""
+        """The options as on a command line."""
         load = f"--rate {self.rate:g}" if self.rate else f"--concurrency {self.concurrency}"
         fresh = f" --voice {RECORDING.name} --fresh-voice" if self.fresh else ""
         how = fresh + (" --offline" if self.offline else "")
@@ -61,7 +61,7 @@ LOADS = (
 
 
 def of(generation: Generation, names: Sequence[str]) -> tuple[Load, ...]:
-    """The loads of these names: of CosyVoice 1 twice as many tokens are as long."""
+    """The loads with these names; CosyVoice 1 needs twice as many tokens for the same length."""
     scale = 2 if generation is Generation.V1 else 1
     return tuple(replace(load, tokens=scale * load.tokens) for load in LOADS if load.name in names)
 
@@ -75,9 +75,9 @@ KEYS = (
 def loads(
     tts: Vivavoce, model: Path, which: tuple[Load, ...], memory_gb: float | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Figures of each load, their keys beginning with its name, and the command that gives them.
+    """Figures of each load, under keys that begin with its name, and the command that measures them.
 
-    memory_gb: the bound that `tts`, which is warmed up, was loaded with.
+    tts: loaded with the limit `memory_gb`, if given, and warmed up.
     """
     bound = f"--memory {memory_gb:g} " if memory_gb else ""
     if (steps := tts.engine.settings.flow_steps) != EngineSettings().flow_steps:

@@ -1,7 +1,7 @@
-"""Peak GPU memory of an engine with a bound, against the bound and the plan: one process for each bound.
+"""Compares an engine's peak GPU memory with its memory limit and its plan; each limit has a process of its own.
 
-The most is what the driver counts for the device, read all the time from the first allocation to the end of the loads,
-plus the context that was there before; the device must be idle otherwise.
+The peak is the most that the driver reports for the device from the first allocation to the end of the loads, plus the
+CUDA context, which exists before. No other program may use the device.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from vivavoce_bench.planning import plan_engine
 
 GIGABYTES = (8, 16, 24)
 CLOSE = 0.97
-"""Share of a bound that a plan should fill at least."""
+"""Smallest share of a limit that a plan should use."""
 LOADS = (loads.Load.listeners(20), loads.Load("offline64", 64, concurrency=64, offline=True))
 TINY_LOADS = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, concurrency=2, offline=True, tokens=25))
 _PERIOD_S = 0.005
 
 
 class Meter:
-    """The most that `used` gave while it ran; used: bytes that are taken now."""
+    """Records the most that `used` gives while `running`; used: gives the bytes in use now."""
 
     def __init__(self, used: Callable[[], int]) -> None:
         self._used, self._done = used, threading.Event()
@@ -44,7 +44,7 @@ class Meter:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Look all the time."""
+        """Measure periodically until the block ends."""
         thread = threading.Thread(target=self._look, daemon=True)
         thread.start()
         try:
@@ -55,7 +55,7 @@ class Meter:
             self.look()
 
     def look(self) -> None:
-        """Look once."""
+        """Measure once."""
         self.most = max(self.most, self._used())
 
     def _look(self) -> None:
@@ -64,7 +64,7 @@ class Meter:
 
 
 def bounds(model: Path, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Figures of each bound, in a process of its own; a process that ends with an error leaves that instead."""
+    """Figures of each limit, from a process of its own; if the process fails, an error in place of them."""
     for gigabytes in GIGABYTES:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "figures.json"
@@ -75,7 +75,7 @@ def bounds(model: Path, tiny: bool) -> Iterator[dict[str, Any]]:
 
 
 def measure(model: Path, gigabytes: int, tiny: bool) -> dict[str, Any]:
-    """One bound, in this process, which has not used the device yet."""
+    """Measure one limit in this process, which must not have used the device before."""
     allowed, cuda = int(gigabytes * 1e9), torch.cuda.is_available()
     before = _driver_bytes()
     meter = Meter(_device_bytes if cuda else _host_bytes)
@@ -102,9 +102,9 @@ def measure(model: Path, gigabytes: int, tiny: bool) -> dict[str, Any]:
 
 
 def figures(found: dict[str, Any], took: int, reserved: int) -> dict[str, Any]:
-    """Figures from the device's peak and the peak that torch had reserved of it, in bytes.
+    """Figures from the device's peak use (`took`) and the peak that torch reserved (`reserved`), in bytes.
 
-    batches_bytes: measured counterpart of the plan's constants for batches; cuda_bytes: of `CUDA_BYTES`.
+    batches_bytes: measured counterpart of the plan's constants for batches; cuda_bytes: counterpart of `CUDA_BYTES`.
     """
     plan, allowed = found["plan"], found["allowed_bytes"]
     return {
@@ -123,12 +123,12 @@ def _device_bytes() -> int:
 
 
 def _host_bytes() -> int:
-    """A stand-in without a GPU, to show that the run works."""
+    """Resident memory of this process, in place of a GPU's, to test this program."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def _driver_bytes() -> int | None:
-    """Bytes of the device that are used, as the driver tells without a context of ours; None: it does not."""
+    """Bytes in use on the device, which nvidia-smi tells without a CUDA context of this process; None: unknown."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     with suppress(OSError, ValueError):
         return int(subprocess.run(command, capture_output=True, text=True, check=False).stdout) << 20

@@ -1,4 +1,4 @@
-"""The model that is measured (random weights, a reader with a prompt of 3.5 s), its device's clock, and the machine."""
+"""The model to measure (random weights, a voice with a prompt of 3.5 s), timing on its device, facts of the machine."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from vivavoce_bench.random_checkpoint import (
 )
 
 PROMPT_TOKENS, PROMPT_TEXT = 87, 20
-"""3.5 seconds of reference and its transcript, as in the measurements of the official code."""
+"""Speech tokens of 3.5 s of reference, and text ids of its transcript, as in measurements of the official code."""
 FRAMES_PER_TOKEN = 2
 
 
 def make_model(folder: Path, sizes: SizesOf = RELEASE, generation: Generation = Generation.V2) -> Path:
-    """Write it, unless it is there; a minute and 2.6 GB in the release's sizes."""
+    """Write the model to `folder`, unless it exists; takes a minute and 2.6 GB in the release's sizes."""
     if not folder.exists():
         make_babble_checkpoint(folder, generation, sizes=sizes)
     write_spk2info(folder / SPEAKERS, {"reader": _reader(generation)})
@@ -39,7 +39,7 @@ def make_model(folder: Path, sizes: SizesOf = RELEASE, generation: Generation = 
 
 
 def reader() -> Conditioning:
-    """The same reader as the stages of CosyVoice 2 and 3 take him."""
+    """The voice of the model as input of the stages of CosyVoice 2 and 3."""
     entry = _reader(Generation.V2)
     prompt = entry.prompt
     assert prompt is not None
@@ -63,7 +63,7 @@ def _reader(generation: Generation) -> SpeakerEntry:
 def origin(module: str, device: torch.device, arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """The first keys of every result file: the command, versions, commit and hardware.
 
-    arguments: of `module`; None: this process's.
+    arguments: arguments of `module`; None: this process's.
     """
     command = shlex.join(("python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)))
     return {"command": command, "vivavoce": __version__, "commit": _commit(), **machine(device)}
@@ -79,7 +79,7 @@ def _commit() -> str | None:
 
 
 def device_ms(work: Callable[[], None], device: torch.device, repeats: int) -> float:
-    """Median of `repeats` runs of work that was run before, each from an idle device to an idle device."""
+    """Median milliseconds of `repeats` runs of `work`, each with an idle device before and after it."""
     taken = sorted(_once(work, device) for _ in range(repeats))
     return taken[len(taken) // 2]
 

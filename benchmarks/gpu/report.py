@@ -1,4 +1,4 @@
-"""The results: JSON for machines, a table beside the targets, and a picture."""
+"""Shows the results as a table beside the targets, and as a picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Goal:
     scale: float = 1.0
 
     def row(self, figures: Figures) -> tuple[str, str, str, str, str]:
-        """Label, figure, target, stretch, and what of it was reached."""
+        """Label, figure, target, stretch target, and which of the two was reached."""
         value = figures.get(self.key)
         if value is None:
             return self.label, "–", f"{self.target:g}", f"{self.stretch:g}", "not measured"
@@ -36,7 +36,7 @@ class Goal:
 
 
 GOALS: dict[Generation, tuple[Goal, ...]] = {
-    # It is batched, and has no kernels of its own: what a listener needs, and no more, is asked for.
+    # CosyVoice 1 is batched and has no kernels of its own; its targets are only what a listener needs.
     Generation.V1: (
         Goal("one stream: TTFB p50, ms", "stream1_ttfb_ms_p50", 1000, 500),
         Goal("64 listeners: TTFB p99, ms", "listeners64_ttfb_ms_p99", 2000, 1000),
@@ -81,7 +81,7 @@ def table(figures: Figures) -> str:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """Draw each stage's time beside its floor, and listeners' TTFB by their number; errors as in `measure.picture`."""
+    """Draw each stage's time over its floor, and TTFB by the number of listeners; errors as in `measure.picture`."""
     with picture(path, (12.0, 4.5), 2) as (left, right):
         names, ratios = _over_floors(figures)
         left.barh(names, ratios)

@@ -1,4 +1,4 @@
-"""Each stage by itself, as the engine runs it, beside the floor that its counted operations and bytes set."""
+"""Measures each stage alone, as the engine runs it, beside its floor: the least time for its operations and bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
 BYTES_PER_S, FLOPS = 4.3e12, 788e12
-"""Peak reading and multiplying of one H200 (bf16, random data), measured with large copies and products."""
+"""Peak bandwidth and FLOP/s of one H200 (bf16, random data), measured with large copies and matrix products."""
 TEXT, STEPS, REPEATS, TOGETHER = 40, 40, 3, 8
 
 Figures = dict[str, Any]
@@ -32,7 +32,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class FlowCase:
-    """One shape of a flow batch: rows, new frames of each, and frames before them that are read as state."""
+    """One shape of a flow batch: rows, new frames of each row, and earlier frames, which are read as state."""
 
     rows: int
     frames: int
@@ -40,7 +40,7 @@ class FlowCase:
 
     @property
     def name(self) -> str:
-        """Its name in the figures."""
+        """The name of the case in the figures."""
         return f"{self.rows}x{self.frames}" + (f"_past{self.past}" if self.past else "")
 
 
@@ -57,7 +57,7 @@ VOCODER_CASES = ((1, 30), (1, 100), (32, 100), (32, 500), (128, 100))
 
 @torch.inference_mode()
 def decode(models: Models, voice: Conditioning, slots: Sequence[int], kernels: bool) -> Iterator[Figures]:
-    """Milliseconds of a decode step for each number of used slots, the sampling included."""
+    """Milliseconds of a decode step, with sampling, for each number of used slots."""
     for count in slots:
         stage = LMStage(models, slots=count, capacity=1024, kernels=kernels)
         _read(stage, models, voice, count)
@@ -83,7 +83,7 @@ def decode(models: Models, voice: Conditioning, slots: Sequence[int], kernels: b
 
 
 def _read(stage: LMStage, models: Models, voice: Conditioning, count: int) -> tuple[float, int]:
-    """Fill `count` slots; milliseconds of the first prefill, of several together, and rows of each prompt."""
+    """Fill `count` slots; gives milliseconds of the first prefill, of up to `TOGETHER` prompts, and a prompt's rows."""
     sampling = SamplingParams(exact_tokens=400)
     request = SegmentRequest(voice, text=(1,) * TEXT, sampling=sampling)
     run, taken = plain_run(models.config.lm, request, official=False, room=None), []
@@ -98,7 +98,7 @@ def _read(stage: LMStage, models: Models, voice: Conditioning, count: int) -> tu
 
 @torch.inference_mode()
 def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels: bool) -> Iterator[Figures]:
-    """Milliseconds of the Euler steps of one batch, and of all of it with the encoder."""
+    """Milliseconds of the Euler steps of a batch, and of the whole batch with its encoder, for each case."""
     up = models.config.flow.encoder.upsampling
     prompt = len(voice.flow_tokens)
     largest = max(case.rows * (case.frames + case.past) for case in cases if case.past)
@@ -186,9 +186,9 @@ def vocoder(models: Models, cases: Sequence[tuple[int, int]], kernels: bool) -> 
 
 
 def estimator_flops(estimator: UNet | DiT, rows: int, frames: int, past: int = 0) -> float:
-    """Operations of the products of one call of the flow's estimator, every new frame seeing all the row's frames.
+    """Operations of the matrix products in one call of the flow's estimator; new frames attend to all frames of a row.
 
-    rows: guidance's doubling included; frames: new ones of each row; past: those before them, read as state.
+    rows: twice the streams, due to guidance; frames: new frames of each row; past: earlier frames, read as state.
     """
     # The time embedding is the same for all requests, and computed once.
     weights = sum(
@@ -201,9 +201,9 @@ def estimator_flops(estimator: UNet | DiT, rows: int, frames: int, past: int = 0
 
 
 def decode_bytes(config: LMConfig, slots: int, positions: int, width: int) -> float:
-    """Bytes that a decode step reads at least: weights once, keys and values of every slot.
+    """Fewest bytes that a decode step reads: all weights once, and keys and values of every slot.
 
-    positions: that each slot looks back on; width: bytes of a number.
+    positions: number of positions that a slot attends to; width: bytes of a number.
     """
     size, inner = config.hidden_size, config.num_heads * config.head_dim
     keys = 2 * config.num_kv_heads * config.head_dim
@@ -214,7 +214,7 @@ def decode_bytes(config: LMConfig, slots: int, positions: int, width: int) -> fl
 
 
 def vocoder_flops(vocoder: HiFT | CausalHiFT, seconds: float) -> float:
-    """Operations of the convolutions for that much audio."""
+    """Operations of the vocoder's convolutions for this much audio."""
     config = vocoder.config
     rate = config.sample_rate / config.samples_per_frame
     total = rate * (_weights(vocoder.f0) + vocoder.conv_pre.weight.numel())
@@ -222,7 +222,7 @@ def vocoder_flops(vocoder: HiFT | CausalHiFT, seconds: float) -> float:
     for stage, factor in enumerate(config.upsample_rates):
         kernel, taps = config.upsample_kernels[stage], 1.0
         if isinstance(vocoder, CausalHiFT):
-            # A repeated input stands several times under a kernel: it is multiplied once, by the sum of its weights.
+            # A kernel covers a repeated input several times, and multiplies it only once, by the sum of the weights.
             taps = factor * (1 + math.ceil((kernel - 1) / factor)) / kernel
         total += rate * taps * vocoder.ups[stage].weight.numel()  # type: ignore[operator]
         rate *= factor

@@ -1,4 +1,4 @@
-"""From nothing to an engine that has recorded its launches and knows its costs, in processes of their own."""
+"""Measures the start of an engine in a new process, until it has recorded CUDA graphs and measured its costs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 FEW = 8
-"""Streams of the third start."""
+"""Number of streams that the third start warms up for."""
 
 
 def startups(model: Path) -> dict[str, Any]:
-    """Seconds of a first start, with empty compilers' caches, of a second one, and of one for few streams."""
+    """Seconds of a first start, with an empty cache of the compiler, of a second start, and of one for few streams."""
     with tempfile.TemporaryDirectory() as caches:
         environment = {**os.environ, "TRITON_CACHE_DIR": caches}
 

@@ -1,8 +1,8 @@
-"""Where the GPU's time goes under load: its idle share, each stream's share, and the kernels that take most.
+"""Profiles the GPU under load: its idle share, each CUDA stream's share, and the kernels that take most time.
 
     python -m benchmarks.gpu.trace --listeners 64 --seconds 2 --out benchmarks/results/gpu/trace-64.json
 
-`--offline N` looks at N whole utterances at once instead. `--chrome FILE` keeps the whole trace for a viewer.
+`--offline N` profiles N offline utterances at once instead. `--chrome FILE` writes the whole trace for a viewer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_KERNELS = 25
 
 
 class Span(NamedTuple):
-    """One kernel or copy on the device; nanoseconds."""
+    """One kernel or copy on the device; times in nanoseconds."""
 
     start: int
     end: int
@@ -71,11 +71,11 @@ def summary(spans: list[Span]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Load the engine, wait until the load is at its height, and look."""
+    """Load the engine, wait until the load is at its peak, and profile."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--listeners", type=int, default=64)
     parser.add_argument("--offline", type=int, metavar="N")
-    parser.add_argument("--after", type=float, default=8.0, metavar="S", help="seconds of load before looking")
+    parser.add_argument("--after", type=float, default=8.0, metavar="S", help="seconds of load before profiling")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--model", type=Path, default=Path("/tmp/vivavoce-v2-release"))
     parser.add_argument("--out", type=Path, required=True)

@@ -1,12 +1,12 @@
-"""The cost of HTTP on top of the engine: first byte and whole answer at 1, 4, 16 and 64 streams, beside it in process.
+"""Measures what HTTP adds to the engine: time to first byte and to the whole answer at 1, 4, 16 and 64 streams.
 
     python -m benchmarks.http_overhead --output http.json                                  # the mini model
     python -m benchmarks.http_overhead --model /tmp/full --random release --exact-tokens 125 --output http.json
 
-Processes on one machine: the engine behind the Python API, a `vivavoce serve`, and the server's clients. Engine and
-server take turns with the same texts, voices, seeds and chunks, and idle meanwhile; on a GPU each has two fifths of the
-memory (--memory: so many GB). Each of N users asks again as soon as an answer is whole; each side is asked something
-else before, for warming up. Then a second server, which notes when a request passes where, tells where the time goes.
+Three processes run on one machine: the engine behind the Python API, a `vivavoce serve`, and the server's clients.
+Engine and server get the same texts, voices, seeds and chunks in turns; the other is idle. On a GPU each has two fifths
+of the memory, or --memory GB. Each of N users sends a request as soon as the last answer is complete; other requests
+warm each side up before. Then a second server, which records when a request passes its stages, shows where time goes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vivavoce_bench.report import figures
 
 USERS = (1, 4, 16, 64)
 TURNS = 2
-"""The sides take turns that often at each load, in the other order every second time."""
+"""Number of turns of each side at each load; every second turn is in reverse order."""
 MEMORY_SHARE = 0.4
 KEYS = (
     "requests", "ok", "refused", "failed", "ttfb_ms_mean", "ttfb_ms_p50", "ttfb_ms_p99", "underrun_requests", "audio_s",
@@ -45,7 +45,7 @@ Found = dict[str, Any]
 
 
 def main() -> None:
-    """Measure, print as it comes, write JSON."""
+    """Measure, print figures as they are measured, and write JSON."""
     options = _parser().parse_args()
     # The engine here gets the same setting as the server's processes: see cli/main.py.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -59,12 +59,12 @@ def _measure(options: argparse.Namespace, settings: ServerSettings, folder: Path
     with ExitStack() as stack:
         engine = stack.enter_context(child("benchmarks.http_overhead.engine", settings.model_dump_json()))
         found = _about(options, settings, engine)
-        print(f"{found['hardware']}: the engine speaks", flush=True)
+        print(f"{found['hardware']}: the engine is ready", flush=True)
         loads = _loads(options, engine)
         with ExitStack() as serving:
             server = serving.enter_context(serve_process(_flags(settings), folder / "server.log"))
             found["server_start_s"] = server.start_s
-            print(f"the server speaks after {server.start_s:.1f} s", flush=True)
+            print(f"the server is ready after {server.start_s:.1f} s", flush=True)
             sides = {ENGINE: engine}
             for kind in options.client:
                 sides[kind] = serving.enter_context(child("benchmarks.http_overhead.client", server.url, kind))
@@ -78,7 +78,7 @@ def _measure(options: argparse.Namespace, settings: ServerSettings, folder: Path
 
 
 def _side_by_side(users: int, load: tuple[Load, Load], sides: dict[str, Child]) -> Found:
-    """One load through each of the sides, in turns."""
+    """Run one load through each side, the engine and the kinds of clients, in turns."""
     warm_up, measured = load
     for child_ in sides.values():
         child_.run(warm_up)
@@ -131,7 +131,7 @@ def _figures(results: Sequence[Result]) -> Found:
 
 
 def _spans(users: int, load: tuple[Load, Load], client: Child, folder: Path) -> Found:
-    """Where the time to the first byte goes."""
+    """Mean time of each stage of a request until the first byte."""
     warm_up, measured = load
     client.run(warm_up)
     outcomes = client.run(measured).outcomes
@@ -169,7 +169,7 @@ def _about(options: argparse.Namespace, settings: ServerSettings, engine: Child)
 
 
 def _loads(options: argparse.Namespace, engine: Child) -> dict[int, tuple[Load, Load]]:
-    """(warm-up, what is measured) for each number of users."""
+    """Number of users → (load for warming up, load to measure)."""
     ratios = {} if options.exact_tokens is None else _ratios(options.exact_tokens, engine.about["text_tokens"])
     texts = tuple(ratios) or tuple(engine.about["text_tokens"])
     workload = Workload(texts, engine.about["voices"])
@@ -183,12 +183,12 @@ def _loads(options: argparse.Namespace, engine: Child) -> dict[int, tuple[Load, 
 
 
 def _ratios(tokens: int, text_tokens: dict[str, int]) -> dict[str, float]:
-    """Speech tokens per text token that give each text `tokens` speech tokens, where the limits allow it."""
-    # Half a token more: the product is rounded down.
+    """Text → speech tokens per text token that give it `tokens` speech tokens; only ratios from 1 to 50."""
+    # Half a token is added, because the product is rounded down.
     ratios = {text: (tokens + 0.5) / size for text, size in text_tokens.items()}
     kept = {text: ratio for text, ratio in ratios.items() if 1 <= ratio <= 50}
     if not kept:
-        raise SystemExit(f"exact_tokens: {tokens} are 1 to 50 times the text tokens of no sentence; choose about 100")
+        raise SystemExit(f"exact_tokens: {tokens} is not 1 to 50 times the text tokens of a sentence; choose about 100")
     return kept
 
 
@@ -246,18 +246,18 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--output", type=Path, required=True, help="the JSON to write")
-    parser.add_argument("--model", type=Path, help="name or folder; without: mini")
-    parser.add_argument("--random", choices=("tiny", "release"), help="random weights, made if --model is not there")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--model", type=Path, help="name or folder; default: mini")
+    parser.add_argument("--random", choices=("tiny", "release"), help="random weights of this size, made if missing")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
-    parser.add_argument("--memory", type=float, metavar="GB", help="of a GPU, for each of the two engines")
-    parser.add_argument("--admission", default="all", choices=("queue", "all"), help="of streams too many")
-    parser.add_argument("--policy", default="low_latency", choices=[one.value for one in Schedule], help="of chunks")
-    parser.add_argument("--client", nargs="+", choices=KINDS, default=["openai"], help="what asks the server")
+    parser.add_argument("--memory", type=float, metavar="GB", help="GPU memory of each of the two engines")
+    parser.add_argument("--admission", default="all", choices=("queue", "all"), help="for streams beyond the capacity")
+    parser.add_argument("--policy", default="low_latency", choices=[one.value for one in Schedule], help="chunk policy")
+    parser.add_argument("--client", nargs="+", choices=KINDS, default=["openai"], help="clients of the server")
     parser.add_argument("--users", type=_counts, default=list(USERS), metavar="N,N", help="streams at the same time")
     parser.add_argument("--rounds", type=int, default=4, help="requests of each user")
-    parser.add_argument("--requests", type=int, default=40, help="smallest number in each load")
+    parser.add_argument("--requests", type=int, default=40, help="least number of requests in each load")
     parser.add_argument(
         "--exact-tokens", type=int, metavar="N", help="speech tokens of each request, for random weights"
     )

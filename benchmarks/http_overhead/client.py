@@ -1,6 +1,6 @@
-"""`python -m benchmarks.http_overhead.client URL KIND`: users of a server, in a process of their own.
+"""`python -m benchmarks.http_overhead.client URL KIND`: users of a server, in a separate process.
 
-KIND: through the openai package's streaming call, as OpenAI's documents show it, or through httpx without it ("raw").
+KIND: "openai", the openai package's streaming call as in OpenAI's documents, or "raw", httpx without that package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = ("openai", "raw")
 
 @dataclass(frozen=True, eq=False)
 class HttpSpeaker:
-    """See `LoadTarget`; its connections stay open, and a request that fails is a figure and not asked again."""
+    """A `LoadTarget` over HTTP. Connections stay open; a failed request is counted and not repeated."""
 
     client: httpx.AsyncClient
     package: openai.AsyncOpenAI | None
@@ -30,7 +30,7 @@ class HttpSpeaker:
 
     @classmethod
     def open(cls, url: str, kind: str) -> HttpSpeaker:
-        """The openai package has connections of its own; httpx as many as there are users."""
+        """Connect: the openai package has connections of its own, httpx has one for each user."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         client = httpx.AsyncClient(base_url=f"{url}/v1", limits=limits, timeout=TIMEOUT_S)
         if kind == "raw":
@@ -38,7 +38,7 @@ class HttpSpeaker:
         return cls(client, openai.AsyncOpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0, timeout=TIMEOUT_S))
 
     def target(self, load: Load) -> HttpTarget:
-        """See `LoadTarget`."""
+        """The target for the requests of one load."""
         return HttpTarget(self, load)
 
     async def close(self) -> None:
@@ -50,14 +50,14 @@ class HttpSpeaker:
 
 @dataclass(frozen=True, eq=False)
 class HttpTarget:
-    """See `Target`."""
+    """A `Target` of one load: sends each utterance to the server as a request."""
 
     speaker: HttpSpeaker
     load: Load
     sample_rate: int = SAMPLE_RATE
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        """See `Target`."""
+        """Yield the pieces of the utterance's audio as they arrive."""
         own = self.load.own_fields(utterance)
         headers = {"x-request-id": self.load.request_id(utterance.number)}
         wanted: dict[str, Any] = {"model": "tts-1", "input": utterance.text, "response_format": "pcm"}
@@ -87,7 +87,7 @@ class HttpTarget:
             yield plain.aiter_raw()
 
     async def close(self) -> None:
-        """See `Target`; the connections stay."""
+        """Do nothing: the connections stay open for the next load."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.http_overhead.engine SETTINGS`: the engine in this process, asked through the Python API.
+"""`python -m benchmarks.http_overhead.engine SETTINGS`: the engine in this process, used through the Python API.
 
-SETTINGS: a server's settings as JSON. It says first: the machine, the voices, and each sentence's text tokens.
+SETTINGS: a server's settings as JSON. Its first output tells the machine, the voices, and each sentence's text tokens.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from vivavoce_bench.texts import SENTENCES
 
 @dataclass(frozen=True, eq=False)
 class EngineSpeaker:
-    """See `LoadTarget`."""
+    """A `LoadTarget` with the engine in this process."""
 
     tts: Vivavoce
     accepted_s: dict[int, float] = field(default_factory=dict)
 
     def target(self, load: Load) -> EngineTarget:
-        """See `LoadTarget`."""
+        """The target for the requests of one load."""
         return EngineTarget(self, load)
 
 
 @dataclass(frozen=True, eq=False)
 class EngineTarget:
-    """See `Target`; texts are read out in threads, as a program with other users does."""
+    """A `Target` of one load; requests begin in threads, as in a program with several users."""
 
     speaker: EngineSpeaker
     load: Load
 
     @property
     def sample_rate(self) -> int:
-        """See `Target`."""
+        """Samples per second of the audio."""
         return self.speaker.tts.sample_rate
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        """See `Target`."""
+        """Yield the pieces of the utterance's audio as they arrive."""
         sampling = SamplingParams(**self.load.sampling(utterance.text))  # type: ignore[arg-type]
         stream = await asyncio.to_thread(
             self.speaker.tts.astream,
@@ -63,7 +63,7 @@ class EngineTarget:
             yield Piece(len(chunk.samples))
 
     async def close(self) -> None:
-        """See `Target`; the speaker stays."""
+        """Do nothing: the engine stays loaded for the next load."""
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _text_tokens(tts: Vivavoce, text: str) -> int:
-    front_end = tts.front_end.text  # what bounds a length counts in its tokens, which the API does not show
+    front_end = tts.front_end.text  # limits of length count its tokens, which the API does not show
     return sum(len(front_end.encode(segment)) for segment in front_end.segments(text, reading="natural"))
 
 

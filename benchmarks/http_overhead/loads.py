@@ -1,4 +1,4 @@
-"""A load as it crosses to the process that puts it on its target, and what came of it on the way back: JSON lines."""
+"""Loads that are sent to a child process, which runs them against its target, and their results; as JSON lines."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Load:
-    """Users, each of whom sends the next utterance when the last one's audio is whole.
+    """Users, each of whom sends the next utterance when the audio of the last is complete.
 
-    name: unique among the loads; ratios: speech tokens per text token of texts whose length is fixed.
+    name: unique among the loads; ratios: text → speech tokens per text token, for texts of a fixed length.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Load:
     ratios: Mapping[str, float] = field(default_factory=dict)
 
     def sampling(self, text: str) -> dict[str, float]:
-        """Limits of the speech's length; empty: the model ends it."""
+        """Limits of the speech's length; empty: the model decides it."""
         ratio = self.ratios.get(text)
         return {} if ratio is None else {"min_ratio": ratio, "max_ratio": ratio}
 
@@ -50,7 +50,7 @@ class Load:
 class Result:
     """The outcomes of a load; times are of the machine's monotonic clock, which all its processes share.
 
-    accepted_s: where the target tells it, when each number's request was with the engine.
+    accepted_s: number of an utterance → time at which the engine got its request, if the target tells it.
     """
 
     outcomes: Sequence[Outcome]
@@ -58,14 +58,14 @@ class Result:
 
 
 class LoadTarget(Protocol):
-    """A process's target of loads."""
+    """The target that a child process runs loads against."""
 
     @property
     def accepted_s(self) -> dict[int, float]:
-        """See `Result`; filled while a load runs."""
+        """Number of an utterance → time at which the engine got its request; filled while a load runs."""
 
     def target(self, load: Load) -> Target:
-        """The speaker of this load."""
+        """The target for the requests of this load."""
 
 
 class Child:
@@ -74,10 +74,10 @@ class Child:
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self._name, self._process = name, process
         self.about: dict[str, Any] = self._read()
-        """Its own description, once it is ready."""
+        """The description that the process sends when it is ready."""
 
     def run(self, load: Load) -> Result:
-        """Put the load on the target, and wait for all of it."""
+        """Run the load in the process, and wait for its result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(load)) + "\n")
         self._process.stdin.flush()
@@ -103,14 +103,14 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self._name} has ended; what it said is above")
+            raise SystemExit(f"{self._name} has ended; its messages are above")
         told: dict[str, Any] = json.loads(line)
         return told
 
 
 @contextmanager
 def child(module: str, *arguments: str) -> Iterator[Child]:
-    """One, while the block runs; it ends when its input does."""
+    """A `Child` for the block; the process ends when its input is closed."""
     command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
     with subprocess.Popen(
@@ -128,7 +128,7 @@ def child(module: str, *arguments: str) -> Iterator[Child]:
 
 
 def answer_loads(about: Mapping[str, Any], speaker: LoadTarget, close: Callable[[], Any]) -> None:
-    """The child's part: say that it is ready, then run what is asked for, in one event loop, until there is no more."""
+    """Run in the child process: send `about`, then run each load from stdin, until stdin is closed."""
     loop = asyncio.new_event_loop()  # one for all loads, so that connections stay open between them
     try:
         _write(about)
@@ -150,7 +150,7 @@ def answer_loads(about: Mapping[str, Any], speaker: LoadTarget, close: Callable[
 
 
 def read_load(told: dict[str, Any]) -> Load:
-    """The inverse of `asdict` for a load, also after JSON."""
+    """The load of which `asdict` gave this dictionary, also after JSON."""
     return Load(**{**told, "utterances": [Utterance(**one) for one in told["utterances"]]})
 
 
@@ -159,7 +159,7 @@ def _write(value: Mapping[str, Any]) -> None:
 
 
 async def counted(chunks: AsyncIterator[bytes]) -> AsyncIterator[Piece]:
-    """Pieces of 16-bit audio of which the network may cut a sample in two."""
+    """Pieces of 16-bit audio; a chunk from the network may end within a sample."""
     rest = 0
     async for chunk in chunks:
         samples, rest = divmod(rest + len(chunk), 2)

@@ -26,12 +26,12 @@ def overhead(figure: Found, engine: Found) -> Found:
 
 
 def section(found: Found) -> str:
-    """Both tables, and where they come from: Markdown."""
+    """Both tables, with an introduction, as Markdown."""
     return "\n".join([introduction(found), "", table(found), "", spans_table(found), ""])
 
 
 def introduction(found: Found) -> str:
-    """The setting, in two lines."""
+    """The machine, settings and command, in two lines."""
     tokens = "" if found["exact_tokens"] is None else f", {found['exact_tokens']} speech tokens a request"
     return (
         f"{found['hardware']}, model {found['model']}, {found['dtype']}{tokens}; admission {found['admission']}, "
@@ -40,10 +40,10 @@ def introduction(found: Found) -> str:
 
 
 def table(found: Found) -> str:
-    """Latencies beside each other: each door's, and what it adds to the engine's."""
+    """Latencies of the engine and of each kind of client, and what HTTP adds to the engine's."""
     lines = [
-        "| streams | through | first byte, ms (p50 / p99) | the door adds, ms | whole answer, ms (p50 / p99) "
-        "| the door adds, ms | audio s per s |",
+        "| streams | through | first byte, ms (p50 / p99) | HTTP adds, ms | whole answer, ms (p50 / p99) "
+        "| HTTP adds, ms | audio s per s |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [_row(found, users, side) for users in found["users"] for side in (ENGINE, *found["clients"])]
@@ -68,7 +68,7 @@ def _added(added: Found, latency: str) -> str:
 
 
 def spans_table(found: Found) -> str:
-    """Where the time to the first byte goes: means, the rows of each column add up."""
+    """Mean time of each stage of a request until the first byte; the stages in a column add up to its total."""
     users = found["users"]
     lines = [
         f"| mean ms to the first byte | {' | '.join(f'{count} streams' for count in users)} |",

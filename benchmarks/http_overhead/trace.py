@@ -1,4 +1,4 @@
-"""When a request passed which place of the server, written down by the server's processes and put together here."""
+"""Records when a request passes each place of a server; joins the records of the server's processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vivavoce_bench.load import Ending, Outcome
 from vivavoce_bench.measure import percentile
 
 FOLDER = "HTTP_OVERHEAD_TRACES"
-"""The variable that tells a traced server's processes where to write."""
+"""Environment variable: the folder to which a traced server's processes write."""
 SPANS = {
-    "to_server": "the client's call to the door",
-    "door": "the door reads and checks it, until it is sent to the engine's process",
+    "to_server": "the client's call to the server",
+    "door": "the server reads and checks it, until it is sent to the engine's process",
     "to_engine": "on the way there",
     "front": "text and voice, until the engine has it",
     "engine": "the engine, to the first chunk",
@@ -24,12 +24,12 @@ SPANS = {
     "encode": "made into bytes",
     "to_client": "on the way to the client",
 }
-"""The time to the first byte, from beginning to end: each span begins where the one before it ends."""
+"""The parts of the time to the first byte, in order: each span begins where the span before it ends."""
 Trace = Mapping[str, Any]
 
 
 class TraceLog:
-    """One process's part: times of requests that are under way, written when the last one of a request is known."""
+    """One process's times of running requests; a request is written when its last time is known."""
 
     def __init__(self, name: str) -> None:
         path = Path(os.environ[FOLDER]) / f"{name}.jsonl"
@@ -37,23 +37,23 @@ class TraceLog:
         self._open: dict[int, dict[str, Any]] = {}
 
     def begin(self, number: int, **values: Any) -> None:
-        """A request, by the number that it has between the processes."""
+        """A request begins; number: its number in messages between the processes."""
         self._open[number] = {"number": number, **values}
 
     def mark(self, number: int, place: str) -> None:
-        """It passes a place; the first time counts."""
+        """A request passes a place; only the first time counts."""
         if (trace := self._open.get(number)) is not None:
             trace.setdefault(place, time.monotonic())
 
     def end(self, number: int, place: str) -> None:
-        """It passes its last place."""
+        """A request passes its last place; write its times."""
         self.mark(number, place)
         if (trace := self._open.pop(number, None)) is not None:
             os.write(self._file, json.dumps(trace).encode() + b"\n")
 
 
 def read_traces(folder: Path) -> dict[str, Trace]:
-    """The traces of both processes for each request, by its id."""
+    """Id of a request → its times in both processes."""
     engine = {trace["number"]: trace for trace in _lines(folder / "engine.jsonl")}
     return {
         trace["id"]: {**engine[trace["number"]], **trace}
@@ -63,7 +63,7 @@ def read_traces(folder: Path) -> dict[str, Trace]:
 
 
 def spans(outcome: Outcome, trace: Trace) -> dict[str, float]:
-    """Seconds of each of `SPANS`; their sum is the time to the first byte."""
+    """Seconds of each span in `SPANS`; their sum is the time to the first byte."""
     times = [
         outcome.start_s,
         *(trace[place] for place in ("accepted", "sent", "received", "submitted", "made", "came", "written")),
@@ -73,7 +73,7 @@ def spans(outcome: Outcome, trace: Trace) -> dict[str, float]:
 
 
 def mean_spans(outcomes: Sequence[Outcome], request_ids: Sequence[str], traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Means and medians in ms over the requests that ended well, and how many there were.
+    """Means and medians of the spans, in ms, over the requests that succeeded, and the number of these requests.
 
     request_ids: in the order of the outcomes.
     """

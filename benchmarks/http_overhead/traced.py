@@ -1,6 +1,6 @@
-"""`python -m benchmarks.http_overhead.traced serve …`: `vivavoce serve` that writes down when requests pass where.
+"""`python -m benchmarks.http_overhead.traced serve …`: `vivavoce serve` that records when requests pass each place.
 
-Its figures tell where time goes, not how much there is: what is measured beside the engine is the server as it is.
+Its figures tell only where time goes. The server that is compared with the engine records nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vivavoce_fleet import engine_fleet
 
 LOG = TraceLog("server")
 _visitor: ContextVar[dict[str, Any] | None] = ContextVar("visitor", default=None)
-"""The HTTP request that is worked on, with the number that it gets."""
+"""The current HTTP request: its id, the time at which it came, and its number once it has one."""
 
 
 class TracedHost(EngineClient):
-    """Notes its messages as they go and come; they cannot be seen from elsewhere."""
+    """An `EngineClient` that records when its messages are sent and received."""
 
     def __init__(self, settings: EngineProcessSettings, **place: Any) -> None:
         super().__init__(settings, (sys.executable, "-m", "benchmarks.http_overhead.traced_worker"), **place)
@@ -50,7 +50,7 @@ class TracedHost(EngineClient):
 
 
 def watched(app: ASGIApp) -> ASGIApp:
-    """Around an app: when a request has come, and when its first audio is written."""
+    """Wrap an app to record when a request comes, and when its first audio is written."""
 
     async def watching(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -1,4 +1,4 @@
-"""The engine's process of a traced server: notes when a request comes, is with the engine, and has its first chunk."""
+"""The engine process of a traced server: records when a request comes, is submitted, and has its first chunk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG = TraceLog("engine")
 
 
 class TracedServer(process.EngineServer):
-    """See `TracedHost`."""
+    """An `EngineServer` that records the times of requests."""
 
     async def _speak(self, number: int, request: SpeechRequest) -> None:
         LOG.begin(number)

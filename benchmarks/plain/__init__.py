@@ -1,6 +1,6 @@
-"""The plainest correct way from a request to audio: one at a time, no batch, no slots, nothing remembered.
+"""The plain loop: the simplest correct synthesis, one request at a time, without batches, slots or caches.
 
-The engine is checked against it (what it says must be the same) and measured against it (`python -m benchmarks.plain`).
+Tests check that the engine gives the same output; `python -m benchmarks.plain` measures this loop, for comparison.
 """
 
 from benchmarks.plain.lm import Chooser as Chooser

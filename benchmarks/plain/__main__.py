@@ -1,4 +1,4 @@
-"""`python -m benchmarks.plain`: the figures of `vivavoce bench`, of the plain way."""
+"""`python -m benchmarks.plain`: the figures of `vivavoce bench`, measured with the plain loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and return the exit code: 1 if a request failed, 2 for a mistake."""
+    """Run, and return the exit code: 1 if a request failed, 2 if the command is wrong."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     try:
@@ -47,13 +47,13 @@ def _load(request: BenchRequest) -> Vivavoce:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.plain", description=__doc__)
-    parser.add_argument("--concurrency", type=int, help="users who ask again when answered (default: 1)")
-    parser.add_argument("--rate", type=float, help="instead: users who come at random, per second")
+    parser.add_argument("--concurrency", type=int, help="users who send a request after each answer (default: 1)")
+    parser.add_argument("--rate", type=float, help="or: requests per second, at random times")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--text-file", type=Path)
-    parser.add_argument("--words", help="MIN-MAX")
-    parser.add_argument("--tokens", type=int, help="speech tokens of every request, whatever the model says")
+    parser.add_argument("--words", help="words per text, MIN-MAX")
+    parser.add_argument("--tokens", type=int, help="exact number of speech tokens of each request")
     parser.add_argument("--voice", action="append", default=[])
     parser.add_argument("--transcript", action="append", default=[])
     parser.add_argument("--offline", action="store_true")

@@ -1,4 +1,4 @@
-"""Speech tokens → mel, everything computed anew at every call."""
+"""Speech tokens → mel; each call computes everything again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LOOKAHEAD_SLOPE = 0.01
 
 @dataclass(frozen=True)
 class FlowInput:
-    """tokens: [n] int64, the prompt's and then the target's (lookahead included if not `final`); prompt_mel: [prompt
-    frames, bins], possibly of no frames; embedding: [speaker size]; final: no more tokens will follow.
+    """tokens: [n] int64, of the prompt and then of the target (with lookahead if not `final`); prompt_mel: [prompt
+    frames, bins], may be empty; embedding: [speaker size]; final: no more tokens will follow.
     """
 
     tokens: Tensor
@@ -64,7 +64,7 @@ def whole_mels(flow: Flow, items: Sequence[FlowInput], chunked: bool) -> list[Te
 
 
 def whole_mels_v1(flow: FlowV1, items: Sequence[WholeInput]) -> list[Tensor]:
-    """`whole_mels` by CosyVoice 1's flow."""
+    """`whole_mels` for CosyVoice 1's flow."""
     noise = fixed_noise(flow.config.num_mel_bins).to(flow.speaker_projection.weight.device)
     path, _ = flow.begin(items, FlowSchedule.euler(flow.estimator, flow.config.num_steps), noise)
     for number in range(flow.config.num_steps):
@@ -73,9 +73,9 @@ def whole_mels_v1(flow: FlowV1, items: Sequence[WholeInput]) -> list[Tensor]:
 
 
 def official_mel(models: Models, conditioning: Conditioning, tokens: Sequence[int], final: bool) -> Tensor:
-    """All mel after the prompt, as the official code makes it: the last time of a row attends to all of it.
+    """All mel after the prompt, as the official code makes it: attention by chunks or, if final, to the whole row.
 
-    tokens: of the sequence; not final: the lookahead's included  →  [frames, bins] float32
+    tokens: of the sequence, with the lookahead if not final  →  [frames, bins] float32
     """
     item = FlowInput(_row(conditioning, tokens), conditioning.flow_mel, conditioning.embedding, final)
     return whole_mels(models.flow, [item], chunked=not final)[0]
@@ -83,17 +83,17 @@ def official_mel(models: Models, conditioning: Conditioning, tokens: Sequence[in
 
 @dataclass(frozen=True)
 class Unit:
-    """Tokens of a row that a stream computes at once: up to `end`; it knows the row's tokens up to `known`."""
+    """Tokens of a row that a stream computes at once, up to `end`; at that time, tokens up to `known` exist."""
 
     end: int
     known: int
 
 
 def stream_units(prompt: int, hops: Sequence[int], tokens: int, lookahead: int, model_lookahead: int) -> list[Unit]:
-    """The prompt's unit, which knows nothing but the prompt, and that of each hop.
+    """The unit of the prompt, which needs no other tokens, and the unit of each hop.
 
-    prompt: its tokens; tokens: of the sequence, as far as they exist; lookahead: that each hop waits for;
-    model_lookahead: that the model is able to use.
+    prompt: number of its tokens; tokens: number of the sequence's tokens so far; lookahead: tokens that each hop waits
+    for; model_lookahead: tokens of lookahead that the model can use.
     """
     units = [Unit(prompt - model_lookahead, prompt)] if prompt > model_lookahead else []
     end = prompt
@@ -104,10 +104,10 @@ def stream_units(prompt: int, hops: Sequence[int], tokens: int, lookahead: int, 
 
 
 def stream_mel(models: Models, conditioning: Conditioning, tokens: Sequence[int], units: Sequence[Unit]) -> Tensor:
-    """All mel after the prompt up to the last unit's end, as a stream hears it that never takes anything back.
+    """All mel after the prompt up to the last unit's end, as in a stream, which cannot change earlier frames.
 
-    Each unit is cut into near-equal blocks of at most a chunk of attention, and a frame sees everything before the
-    end of its block. The lookahead of a unit's last tokens ends with what was known then.
+    Each unit is cut into nearly equal blocks of at most a chunk of attention. A frame attends to everything before the
+    end of its block. The lookahead of a unit's last tokens has only the tokens that existed then.
 
     tokens: of the sequence  →  [frames, bins] float32
     """
@@ -151,21 +151,21 @@ def _solve(flow: Flow, conditioning: Conditioning, mu: Tensor, mask: Tensor) -> 
 
 
 class _Nothing:
-    """The past of a row that is computed from its start: zeros before convolutions, no keys."""
+    """A `Memory` of a row that is computed from its start: zeros before convolutions, no earlier keys."""
 
     tail = UPSAMPLING_KERNEL - 1
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """See `Memory`."""
+        """x with zeros before its start."""
         return pad(x, (0, 0, self.tail, 0))
 
     def recall(self, site: int, keys: Tensor) -> Tensor:
-        """See `Memory`."""
+        """The keys as they are, since earlier keys do not exist."""
         return keys
 
 
 class _CutShort(_Nothing):
-    """Like `_Nothing`; in the one convolution that looks ahead, each unit is stopped where its knowledge ends."""
+    """Like `_Nothing`, but the lookahead convolution gets only the tokens that exist when a unit is computed."""
 
     tail = HISTORY_KERNEL - 1
 
@@ -176,7 +176,7 @@ class _CutShort(_Nothing):
         self._seen = torch.cat(parts, dim=1)
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """See `Memory`; what comes here is the lookahead's output, which is replaced."""
+        """The stored output with zeros before it; x, the lookahead convolution's output, is replaced."""
         assert x.shape == self._seen.shape
         return super().extend(first, self._seen)
 
@@ -191,7 +191,7 @@ def _look_ahead(flow: Flow, embedded: Tensor, start: int, unit: Unit) -> Tensor:
 
 
 def _block_ends(units: Sequence[Unit], most: int) -> list[int]:
-    """For each token of the row the end of its block."""
+    """The end of the block of each token in the row."""
     ends: list[int] = []
     for unit in units:
         start = len(ends)

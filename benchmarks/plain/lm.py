@@ -29,7 +29,7 @@ class LMPrompt:
 
 
 def prompt_rows(lm: SpeechLM, prompt: LMPrompt) -> Tensor:
-    """[sos, prompt text, text, task, prompt speech]  →  [rows, hidden]."""
+    """Embeddings [rows, hidden] of sos, prompt text, text, task and prompt speech, in this order."""
     vocabulary = lm.config.vocabulary
     parts = (
         (lm.control_rows, (vocabulary.sos,)),
@@ -43,10 +43,10 @@ def prompt_rows(lm: SpeechLM, prompt: LMPrompt) -> Tensor:
 def plain_tokens(
     models: Models, request: SegmentRequest, official: bool = False, chooser: Chooser | None = None
 ) -> list[int]:
-    """All speech tokens of a request, stop ids left out; those of a conversion as they are.
+    """All speech tokens of a request, without stop ids; a voice conversion's tokens are returned as they are.
 
     official: forbid only one of the stop ids before the minimum length, as the official code does.
-    chooser: stands in for repetition-aware sampling with the request's settings and seed.
+    chooser: replaces repetition-aware sampling with the request's settings and seed.
     """
     return list(decode(models, request, official, chooser))
 
@@ -55,7 +55,7 @@ def plain_tokens(
 def decode(
     models: Models, request: SegmentRequest, official: bool = False, chooser: Chooser | None = None
 ) -> Iterator[int]:
-    """Like `plain_tokens`, each token as soon as it is drawn."""
+    """Like `plain_tokens`, but yields each token as soon as it is drawn."""
     if request.speech_tokens is not None:
         yield from request.speech_tokens
         return
@@ -87,7 +87,7 @@ def decode(
 
 
 def repetition_aware(models: Models, request: SegmentRequest) -> Chooser:
-    """Sampling as the request and the checkpoint set it, from the request's own noise."""
+    """Sampling with the request's settings, else the checkpoint's, and with the request's seed."""
     given, default, device = request.sampling, models.config.lm.sampling, models.device
     window = default.win_size if given.win_size is None else given.win_size
     tau_r = default.tau_r if given.tau_r is None else given.tau_r
@@ -112,7 +112,7 @@ def repetition_aware(models: Models, request: SegmentRequest) -> Chooser:
 
 
 def _lengths(models: Models, request: SegmentRequest, official: bool) -> tuple[int, int]:
-    """(fewest, most) speech tokens."""
+    """Fewest and most speech tokens of the request."""
     sampling, num_text = request.sampling, len(request.text)
     if sampling.exact_tokens is not None:
         return sampling.exact_tokens, sampling.exact_tokens

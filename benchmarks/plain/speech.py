@@ -1,4 +1,4 @@
-"""One request → audio: offline, or chunk by chunk with its whole history computed anew for each."""
+"""One request → audio: offline, or in chunks, each of which computes the whole history again."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def plain_stream(
     chooser: Chooser | None = None,
     source_noise: bool = True,
 ) -> Iterator[NDArray[np.float32]]:
-    """Samples of each chunk, [n] float32, as soon as the policy lets it be made.
+    """Samples of each chunk, [n] float32, as soon as the policy allows the chunk.
 
-    Official joins: attention on the official grid, the last chunk attending to all; the speed is ignored, as in the
-    official code. Seamless ones: attention by blocks, see `stream_mel`.
+    Official joins: attention on the official grid of chunks, and of the last chunk to everything; the speed is ignored,
+    as in the official code. Seamless joins: attention by blocks, see `stream_mel`.
     """
     speaker = _Speaker(models, request, policy, source_noise)
     tokens: list[int] = []
@@ -70,7 +70,7 @@ def plain_stream(
 
 
 class _Speaker:
-    """The spoken part of one stream."""
+    """The state of one stream."""
 
     def __init__(self, models: Models, request: SegmentRequest, policy: ChunkPolicy, source_noise: bool) -> None:
         self._models, self._request, self._policy = models, request, policy
@@ -86,7 +86,7 @@ class _Speaker:
         return sum(self._hops)
 
     def wanted_hop(self, produced: int) -> int:
-        """Tokens of the next chunk; `produced`: tokens that there are."""
+        """Number of tokens in the next chunk; produced: number of tokens so far."""
         return self._policy.next_hop(
             chunks=len(self._hops),
             spoken=self.spoken,
@@ -97,7 +97,7 @@ class _Speaker:
         )
 
     def chunk(self, tokens: Sequence[int], hop: int, final: bool) -> NDArray[np.float32]:
-        """The next `hop` of the tokens as samples."""
+        """The samples of the next `hop` tokens."""
         end = self.spoken + hop
         known = tokens if final else tokens[: end + self._policy.lookahead]
         self._hops.append(hop)

@@ -1,4 +1,4 @@
-"""The plain way behind the methods of `vivavoce.Vivavoce` that a benchmark calls; requests take turns."""
+"""The plain loop with the methods of `vivavoce.Vivavoce` that a benchmark calls; requests run one at a time."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class PlainTalker:
         self._turn = asyncio.Lock()
 
     def normalize(self, text: str) -> str:
-        """The text as it is spoken."""
+        """The text with numbers and signs in words, as it is spoken."""
         return self._front_end.text.explain(text).spoken
 
     @property
     def card(self) -> ModelCard:
-        """The model's name, and what it says of itself."""
+        """The model's card: its name and description."""
         return self._front_end.card
 
     @property
@@ -72,14 +72,14 @@ class PlainTalker:
         return self._models.config.rates.sample_rate
 
     def warm_up(self) -> None:
-        """There is nothing to prepare."""
+        """Do nothing: the plain loop needs no warm-up."""
 
     def close(self) -> None:
-        """Stop the thread that works."""
+        """Stop the worker thread."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     async def aspeak(self, text: str, voice: Voice | None, *, seed: int, sampling: SamplingParams) -> Whole:
-        """A whole text, segment by segment, as soon as all requests before it are done."""
+        """Speak a whole text, segment by segment, when all earlier requests are done."""
 
         def work() -> list[NDArray[np.float32]]:
             requests = self._requests(text, voice, seed, sampling)
@@ -90,7 +90,7 @@ class PlainTalker:
     async def astream(
         self, text: str, voice: Voice | None, *, policy: ChunkPolicy, seed: int, sampling: SamplingParams
     ) -> AsyncIterator[AudioChunk]:
-        """Chunks of a text, as soon as all requests before it are done and each is made."""
+        """Stream a text when all earlier requests are done; each chunk comes as soon as it is made."""
         loop = asyncio.get_running_loop()
         async with self._turn:
             pieces = self._pieces(text, voice, seed, sampling, policy)

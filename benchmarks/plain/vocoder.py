@@ -1,4 +1,4 @@
-"""Mel → samples: whole, or piece by piece with what must be remembered between the pieces."""
+"""Mel → samples: whole, or piece by piece with a state that is kept between pieces."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
 OVERLAP_FRAMES = 8
-"""Frames at the end of each piece that wait for the next one to be faded into."""
+"""Frames at the end of each piece that are held back and faded into the next piece."""
 CONTEXT_FRAMES = 16
-"""Frames before the overlap that a seamless piece sees again: more than the generator's reach to the left."""
+"""Frames before the overlap that a seamless piece gets again: more than the generator's reach to the left."""
 
 
 def whole(vocoder: HiFT | CausalHiFT, mel: Tensor, seed: int | None) -> NDArray[np.float32]:
-    """mel: [frames, bins]; seed: of the source's noise, None: no noise  →  [frames · hop] float32."""
+    """Vocode a whole mel [frames, bins]; seed: of the source's noise, None: no noise  →  [frames · hop] float32."""
     noise = source_noise(vocoder, seed, 0, len(mel), mel.device)
     samples: NDArray[np.float32] = vocoder(mel.T[None], noise)[0].cpu().numpy()
     return samples
@@ -39,17 +39,17 @@ def source_noise(
 
 
 def at_speed(mel: Tensor, speed: float) -> Tensor:
-    """The whole mel in int(frames / speed) frames, as the official code has it; mel: [frames, bins]."""
+    """The whole mel, stretched to int(frames / speed) frames as in the official code; mel: [frames, bins]."""
     if speed == 1.0:
         return mel
     return interpolate(mel.T[None], size=max(1, int(len(mel) / speed)), mode="linear")[0].T
 
 
 def stretched(mel: Tensor, speed: float, final: bool) -> Tensor:
-    """A stream's mel at another speed, as far as it can be known.
+    """A stream's mel at another speed, as far as it can be computed.
 
-    Output frame k lies at (k + 1/2) · speed − 1/2 of the input, ends repeated; before the end it is there once both
-    its neighbours are.
+    Output frame k lies at (k + 1/2) · speed − 1/2 of the input, whose ends are repeated. If not final, an output frame
+    needs both its neighbours in the input.
 
     mel: [frames, bins]; final: no more frames will follow  →  [frames', bins]; int(frames / speed) of them if final
     """
@@ -68,36 +68,36 @@ def stretched(mel: Tensor, speed: float, final: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class _Rule:
-    """The state that is carried from piece to piece."""
+    """Rules for the state that is kept from piece to piece."""
 
     mel_frames: int
-    """Frames seen again, the overlap included."""
+    """Frames that the next piece gets again, with the overlap."""
     source_frames: int
-    """Number of those frames that keep their source."""
+    """Number of frames, among those that the next piece gets again, whose source is kept."""
     window: Tensor
     """Fade in, then fade out: [2 · n], of the overlap's first n samples."""
     continuous: bool
-    """The source's phase runs on from the last kept frame; otherwise it starts anew."""
+    """True: the source's phase continues after the last kept frame; False: it starts again."""
 
 
 def _rule(joins: CrossfadeMode, hop: int) -> _Rule:
     if joins is CrossfadeMode.OFFICIAL:
         window = torch.from_numpy(np.hamming(2 * OVERLAP_FRAMES * hop).astype(np.float32))
         return _Rule(OVERLAP_FRAMES, OVERLAP_FRAMES, window, continuous=False)
-    # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
-    # A raised cosine between sample centres adds up to one everywhere.
+    # A fade of one frame is enough: there the old version has most of its right neighbours, and the new version has
+    # all its neighbours. A raised cosine between sample centres adds up to one everywhere.
     size = 2 * hop
     window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square()
     return _Rule(OVERLAP_FRAMES + CONTEXT_FRAMES, CONTEXT_FRAMES, window, continuous=True)
 
 
 def wave_stream(vocoder: HiFT | CausalHiFT, joins: CrossfadeMode, seed: int | None) -> WaveStream | HistoryStream:
-    """One stream's vocoder: pieces of mel in, samples out."""
+    """The vocoder of one stream, which gets pieces of mel and gives samples."""
     return HistoryStream(vocoder, seed) if isinstance(vocoder, CausalHiFT) else WaveStream(vocoder, joins, seed)
 
 
 class HistoryStream:
-    """The causal vocoder's: all that came so far is vocoded again, as in the official code."""
+    """A stream of the causal vocoder: each piece vocodes the whole mel so far again, as in the official code."""
 
     def __init__(self, vocoder: CausalHiFT, seed: int | None) -> None:
         self._vocoder, self._seed = vocoder, seed
@@ -112,10 +112,10 @@ class HistoryStream:
 
 
 class WaveStream:
-    """CosyVoice2's.
+    """A stream of CosyVoice2's vocoder.
 
-    The last `OVERLAP_FRAMES` of a piece lack their right neighbours: they are held back and faded into the next
-    piece's version of them. The source of frames already spoken is kept, so that its noise and phase run on.
+    The last `OVERLAP_FRAMES` of a piece lack their right neighbours: they are held back and faded into the next piece's
+    version of them. The source of frames already spoken is kept, so that its noise and phase continue.
     """
 
     def __init__(self, vocoder: HiFT, joins: CrossfadeMode, seed: int | None) -> None:

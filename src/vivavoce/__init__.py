@@ -16,20 +16,20 @@ from importlib import import_module
 
 from vivavoce.version import __version__ as __version__
 
-# OpenMP's threads spin while they wait for one another, which made speech six times slower on a busy machine. A short
-# spin costs some per cent on an idle one. The variable is read once, when torch is imported, which happens later.
+# OpenMP's threads busy-wait for one another, which made speech six times slower on a machine with other load. Shorter
+# busy-waiting costs a few per cent on an idle machine. OpenMP reads the variable once, when torch is imported later.
 if not ("torch" in sys.modules or {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"} & os.environ.keys()):
     os.environ["GOMP_SPINCOUNT"] = "10000"
 
-# onnxruntime ≥ 1.31 writes a device id under the user's cache and sends events to its maker. It reads this when it is
-# imported, which happens after this line in every process of ours; child processes inherit it.
+# onnxruntime ≥ 1.31 writes a device id into the user's cache folder and sends events to its maker. It reads this
+# variable when it is imported, always after this line. Child processes inherit the variable.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# oneDNN keeps the compiled form of up to 1,024 shapes of batches, which is 0.4 GB after the first minutes of a book. It
-# reads this limit at its first computation. A stream repeats far fewer shapes.
+# oneDNN caches compiled primitives for up to 1,024 batch shapes, which take 0.4 GB after the first minutes of a book.
+# It reads this limit at its first computation. A stream has far fewer different shapes than the new limit.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
-TYPE_CHECKING = False  # for type checkers: `python -m vivavoce` would look for `typing` in the current folder first
+TYPE_CHECKING = False  # not imported: `python -m vivavoce` would first look for `typing` in the current folder
 if TYPE_CHECKING:
     from typing import Any
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-# `-m` puts the current folder first in sys.path: a folder `triton` or `torch` in it would hide that library. It stays
-# only if it is the checkout itself. Imports before this line cannot be protected here; the command `vivavoce` is not
-# affected at all.
+# `-m` puts the current folder first in sys.path: a folder `triton` or `torch` there would hide the library. The folder
+# stays in sys.path only if it is the checkout itself. The imports above are not protected. The command `vivavoce` does
+# not have this problem.
 if __name__ == "__main__" and sys.path[:1] == [os.getcwd()] != [os.path.dirname(os.path.dirname(__file__))]:
     del sys.path[0]
 

@@ -45,7 +45,7 @@ from vivavoce.frontend.voices.stores import VoiceStore, open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices, check_fits
 
 _untrained = logging.getLogger("vivavoce.untrained")
-"""A logger for one warning, so that a program that warns its user itself can switch it off."""
+"""Logs one warning: the model is untrained. A program that tells its user itself can switch this logger off."""
 ChunkStream = RequestSession
 """The result of `stream` and `astream`."""
 AnyVoice = Voice | AudioSource | None
@@ -97,18 +97,18 @@ def load(
     """Load a model and its voices.
 
     Args:
-        model: an official CosyVoice2 folder, or the name of a downloaded one ("CosyVoice2-0.5B"). None: the
+        model: an official CosyVoice2 folder, or the name of a downloaded model ("CosyVoice2-0.5B"). None: the
             mini model in the package, a demo that speaks English and shows how the program works.
-        device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested. Several, such as
-            ["cuda:0", "cuda:1"]: an engine on each, in a process of its own; if one ends, its requests fail.
-        dtype: of language model and flow: "auto" (float16 on CUDA, else float32), "float32", "bfloat16", "float16".
-        variant: take `llm.VARIANT.pt` and the like where the folder has them.
-        voices: folder of stored voices, or the URL of a redis (`redis://host`); None: the user's own folder.
-        settings: slots, memory and admission of the engine; None: as the device allows, and everyone waits in turn.
-        text_processes: processes that read texts out (numbers, dates, units), so that many users' texts do not hold up
-            the engine; None: two to four on CUDA, none elsewhere.
+        device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested. With a list, such
+            as ["cuda:0", "cuda:1"], each device has an engine in its own process; if one ends, its requests fail.
+        dtype: "auto" (float16 on CUDA, else float32), "float32", "bfloat16", "float16"; of language model and flow.
+        variant: load `llm.VARIANT.pt`, `flow.VARIANT.pt` and `hift.VARIANT.pt` where the folder has them.
+        voices: folder of stored voices, or the URL of a Redis server (`redis://host`); None: the user's own folder.
+        settings: slots, memory and admission of the engine; None: sizes that fit the device; requests queue for room.
+        text_processes: number of processes that turn numbers, dates and units into words, so that this work does not
+            delay the engine; None: two to four on CUDA, none on other devices.
 
-    On CUDA, cuDNN's attention is switched off for the whole process: it plans anew for every length it meets.
+    On CUDA, cuDNN's attention is switched off for the whole process, because it makes a new plan for every new length.
 
     Raises:
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
@@ -138,7 +138,7 @@ class Vivavoce:
     def __init__(self, engine: Engine, front_end: FrontEnd, store: VoiceStore | None = None) -> None:
         self._engine, self._front_end, self._process = engine, front_end, os.getpid()
         self.store = store or open_voice_store(None)
-        """Voices kept by name."""
+        """The store of voices, by name."""
         self._registry = VoiceRegistry(
             front_end.extractor, self.store, built_in_voices(front_end.folder), front_end.extractor.fingerprint
         )
@@ -149,7 +149,7 @@ class Vivavoce:
         self.sample_rate: int = front_end.config.rates.sample_rate
         """Samples per second of all audio that comes out."""
         self.device: torch.device = engine.models.device
-        """Where the networks run: the first of several."""
+        """The device of the networks; the first one if there are several."""
         self.dtype: torch.dtype = engine.models.dtype
         """Precision of language model and flow."""
 
@@ -176,15 +176,15 @@ class Vivavoce:
 
     @property
     def costs(self) -> CostSnapshot:
-        """The measured cost of each stage's batches by their size, with which admission plans."""
+        """The measured cost of each stage's batches by their size; admission uses it to plan."""
         return self.engine.costs
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
-        """Prepare for the first request: load the tables that read texts, record the stages' launches on a CUDA device,
-        and measure the costs that admission and deadlines are planned with.
+        """Prepare for the first request: load the tables of text normalisation, record the stages' kernel launches on
+        a CUDA device, and measure the costs with which admission and deadlines are planned.
 
-        streams: record only the launches of this many low_latency streams at once, which takes less time, and others
-        when they first occur; None: record the launches of any load. InvalidRequest: it is below 1.
+        streams: number of concurrent low_latency streams. Only their launches are recorded now, which takes less time;
+        others are recorded when they first occur. None: record the launches of any load. InvalidRequest: below 1.
         """
         self.front_end.text.warm_up()
         self.engine.warm_up(seconds, streams)
@@ -193,10 +193,10 @@ class Vivavoce:
         return f"Vivavoce({self.card.name!r}, {self.device}, {str(self.dtype).removeprefix('torch.')})"
 
     def close(self) -> None:
-        """Finish the open requests, and stop; nothing can be spoken after it.
+        """Finish the open requests and stop the engine; this object cannot speak afterwards.
 
         If the device takes 300 s for one step, the open requests end with EngineStopped. In a process that was forked
-        after the model was loaded nothing happens: the model is the other process's.
+        after the model was loaded, this method does nothing, because the parent process owns the engine.
         """
         if os.getpid() != self._process:
             return
@@ -210,13 +210,13 @@ class Vivavoce:
         self.close()
 
     def load_adapter(self, name: str, folder: str | Path) -> AdapterInfo:
-        """Load a LoRA adapter of the language model, a folder of PEFT's, for speech that names it; errors as
-        `Engine.load_adapter`. There must be room: `EngineSettings.max_adapters`.
+        """Load a LoRA adapter of the language model from a folder that PEFT has written. Requests choose it by `name`.
+        `EngineSettings.max_adapters` limits the number of adapters. Errors are those of `Engine.load_adapter`.
         """
         return self.engine.load_adapter(name, folder)
 
     def remove_adapter(self, name: str) -> None:
-        """Unload an adapter; speech that has it goes on. AdapterNotFound: the name is not loaded."""
+        """Unload an adapter; running requests with it continue. AdapterNotFound: the name is not loaded."""
         self.engine.remove_adapter(name)
 
     def voices(self) -> list[str]:
@@ -226,11 +226,11 @@ class Vivavoce:
     def voice(self, voice: AnyVoice = None, transcript: str = "", *, prompt_text: str = "") -> Voice:
         """The voice that `speak` would take for these two arguments; prompt_text: the former name of `transcript`.
 
-        The voices of the last recordings are kept, so do not change a voice's tensors.
+        Voices of recent recordings are cached, so do not change a voice's tensors.
 
         Raises:
-            VoiceNotFound: neither a name nor a file.
-            InvalidRequest: a voice of another model, a transcript without a recording, or no built-in voice.
+            VoiceNotFound: `voice` is neither the name of a voice nor a file.
+            InvalidRequest: the voice fits another model, a transcript has no recording, or no voice is built in.
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
         """
         self._check_process()
@@ -247,13 +247,13 @@ class Vivavoce:
         return self.front_end.text.explain(text, how.language, how.reading, how.natural, how.reasoning).spoken
 
     def check(self, text: str) -> None:
-        """Refuse a text of any length for characters that cannot be spoken: InvalidText names them."""
+        """Check a text of any length. InvalidText names its characters that the model cannot speak."""
         self.front_end.text.check(text)
 
     def embed(self, source: AudioSource) -> Tensor:
-        """The speaker embedding of 0.5 to 30 s of speech: [192] float32, not normalised, and nothing else of a voice.
+        """The speaker embedding of 0.5 to 30 s of speech: [192] float32, not normalised.
 
-        Two of one speaker point in about the same direction: compare them by cosine. InvalidAudio: the source is
+        Embeddings of one speaker point in similar directions: compare them by cosine. InvalidAudio: the source is
         unreadable, too short, too long, silent or not finite.
         """
         return self.front_end.extractor.embedding(source)
@@ -261,42 +261,42 @@ class Vivavoce:
     def speak(
         self, text: str, voice: AnyVoice = None, *, cancel: Event | None = None, **manner: Unpack[Manner]
     ) -> Speech:
-        """Speak a text of up to 20,000 characters; the speech's `marks` say when each segment of it is heard.
+        """Speak a text of up to 20,000 characters; `marks` of the result give the time of each segment of the text.
 
-        A text with nothing to say, such as "👍", is 0.2 s of silence; an empty one is refused.
+        A text without words, such as "👍", gives 0.2 s of silence; an empty text is refused.
 
         Args:
             text: what to say; numbers, dates and units are read out.
-            voice: see the class.
-            cancel: set it in another thread to give the speech up; Ctrl-C does so, too.
+            voice: a voice in one of the forms that the class lists.
+            cancel: an event; set it in another thread to cancel the speech. Ctrl-C cancels the speech, too.
 
         Keywords of the manner:
-            transcript: the words of the voice's recording; without them the voice is cloned, its manner is not.
-            mode: zero_shot, cross_lingual, instruct or sft; None: the fullest that the voice allows.
+            transcript: the words of the voice's recording; without them only the voice is cloned, not its manner.
+            mode: zero_shot, cross_lingual, instruct or sft; None: instruct if there are `instructions`, else by voice.
             instructions: how to say it, in words.
             speed: 0.5 … 2.0.
-            seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own).
+            seed: the same seed gives the same audio; `stream` gives other audio, as it computes attention in chunks.
             sampling: None: as the model's own configuration says.
-            language: of the text, one of nine codes ("en", "zh", "de", …); None: detected from the text.
+            language: the text's language, one of nine codes ("en", "zh", "de", …); None: detected from the text.
             reading: the rules that read numbers and signs: natural, official or off.
-            lexicon: words → how to say them; for natural rules, as the next two.
+            lexicon: words → pronunciations. This and the next two keywords need natural rules.
             emojis: silent or named.
-            code: read or silent.
-            reasoning: that of a language model, between <think> and </think>: silent or read.
-            word_times: tell when each word is heard, in `Speech.words` or the `words` of chunks; the first use of a
-                model looks for the heads of its attention that know it.
-            guard: notice speech that leaves its text (repeats, skips, loops, ends early), and speak the part again with
-                another seed; `Speech.delivery` tells.
+            code: code between backticks: read or silent.
+            reasoning: text between <think> and </think> in the output of a language model: silent or read.
+            word_times: give the time of each word, in `Speech.words` or the `words` of chunks; the first use of a model
+                searches for the attention heads that follow the text.
+            guard: detect speech that deviates from its text (repeats, skips, loops, ends early), and speak that part
+                again with another seed; `Speech.delivery` reports it.
             flow_steps: official (ten Euler steps) or fast (three midpoint steps, three fifths of the flow's work);
-                None: as the engine's settings say. CosyVoice 1 has only official ones.
-            adapter: a LoRA adapter of the language model by its name (`load_adapter`), "none": without one; None: the
-                voice's own, if it names one.
+                None: as the engine's settings say. CosyVoice 1 has only official steps.
+            adapter: name of a loaded LoRA adapter of the language model (`load_adapter`); "none": no adapter; None: the
+                adapter that the voice names, if any.
             prompt_text, instruct: former names of transcript and instructions.
-            options: all but the transcript in one value; other keywords change it.
+            options: all keywords except the transcript in one value; other keywords override its fields.
 
         Raises:
             RequestCancelled: `cancel` was set.
-            TypeError: another keyword.
+            TypeError: a keyword is unknown.
             VivavoceError: bad input; the message names the field, the limit and the value.
         """
         return self._begin(text, *self._read(voice, manner), cancel).result(cancel)
@@ -317,10 +317,10 @@ class Vivavoce:
         self, texts: Iterable[str], voice: AnyVoice = None, *, errors: Literal["raise", "return"] = "raise",
         cancel: Event | None = None, **manner: Unpack[Manner],
     ) -> Iterator[Speech | VivavoceError]:  # fmt: skip
-        """Speak each text as `speak` would, in their order, but together in the engine's batches; arguments as there.
+        """Speak several texts, batched together in the engine; results keep their order. Arguments as in `speak`.
 
-        Texts are taken as there is room for them, so there may be any number. The first one that cannot be spoken ends
-        it with its error, after the speech of those before it; letting go of the iterator cancels what is left.
+        The iterator reads texts only as the engine has room, so there may be any number. A text that cannot be spoken
+        raises its error after the speech of the texts before it. Deleting the iterator cancels the rest.
 
         errors: "return": a text that cannot be spoken gives its VivavoceError in its place, and the others are spoken.
         """
@@ -355,7 +355,7 @@ class Vivavoce:
                 yield from ready(self.engine.memory.slots)
             yield from ready(0)
         except InvalidRequest:
-            yield from ready(0)  # the texts before the one that is refused
+            yield from ready(0)  # speech of the texts before the refused one
             raise
         finally:
             for one in waiting:
@@ -363,7 +363,7 @@ class Vivavoce:
                     one.handle.cancel()
 
     async def aspeak(self, text: str, voice: AnyVoice = None, **manner: Unpack[Manner]) -> Speech:
-        """`speak` for an event loop, which goes on meanwhile; cancelling the task gives the speech up."""
+        """`speak` for asyncio, without blocking the event loop; cancelling the task cancels the speech."""
         cancel, how = Event(), self._read(voice, manner)
         pending = await in_turn(lambda: self._begin(text, *how, cancel), cancel.set)
         return await pending.result_async()
@@ -376,11 +376,11 @@ class Vivavoce:
         policy: ChunkPolicy | None = None,
         **manner: Unpack[Manner],
     ) -> ChunkStream:
-        """Speak in chunks, each as soon as it is made; arguments as in `speak`. The stream's `marks` say when each
-        segment of the text was heard; `close`, or letting go of the stream, cancels it.
+        """Speak in chunks, each as soon as it is made; arguments as in `speak`. The stream's `marks` give the
+        time of each segment of the text. Closing or deleting the stream cancels it.
 
         `text` may be an iterable of pieces, such as a language model's output: speech starts while they arrive.
-        Bad input is refused here, before the first chunk; a piece that arrives later, when it arrives.
+        Bad input raises an error here, before the first chunk; a bad piece of an iterable raises it when it arrives.
         """
         find_voice, chosen = self._read(voice, manner)
         engine = self.engine
@@ -416,7 +416,7 @@ class Vivavoce:
         seed: int = 0,
         prompt_text: str = "",
     ) -> Speech:
-        """Say the words of a recording (30 s at most) in another voice; transcript: what the voice's recording says."""
+        """Say the words of a recording (30 s at most) in another voice; transcript: words of the voice's recording."""
         target, started = self.voice(voice, transcript or prompt_text), time.perf_counter()
         check_seed(seed)
         check_fits(target, self.front_end.config)
@@ -432,22 +432,22 @@ class Vivavoce:
         as_recorded: bool = False,
         consent: Consent | None = None,
     ) -> Voice:
-        """Extract a voice from 0.5 to 30 s of speech; keep it, recording included, with `tts.store.save(voice)`.
+        """Extract a voice from 0.5 to 30 s of speech. `tts.store.save(voice)` stores it together with the recording.
 
-        as_recorded: use the recording unchanged, as the official code does: its quiet ends and its level stay.
-        consent: what the person who is heard allows.
+        as_recorded: use the recording unchanged, as the official code does: with its silent ends and its level.
+        consent: the uses that the recorded person allows.
         """
         extractor = replace(self.front_end.extractor, as_recorded=as_recorded)
         return replace(extractor.extract_to_keep(source, transcript or prompt_text), name=name, consent=consent)
 
     def _read(self, voice: AnyVoice, manner: Manner) -> tuple[Callable[[], Voice], SpeakOptions]:
-        """A function that finds the voice, which may block, and the options."""
+        """Return a function that finds the voice (it may block), and the options."""
         _refuse_unknown(manner, Manner.__annotations__)
         given: dict[str, Any] = {}
         for name, value in manner.items():
             first = given.setdefault(_INTERNAL.get(name, name), value)
             if first is not value and first != value:
-                raise InvalidRequest(f"{name}: it has two names, and two values were given; leave one out")
+                raise InvalidRequest(f"{name}: this keyword has two names, and both were given; leave one out")
         find_voice = functools.partial(self._registry.resolve, voice, given.pop("prompt_text", ""))
         if given.get("sampling") is None:
             given.pop("sampling", None)

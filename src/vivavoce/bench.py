@@ -1,3 +1,3 @@
-"""The names of `vivavoce_bench`, where scripts look for them."""
+"""Re-exports the names of `vivavoce_bench` for scripts that import `vivavoce.bench`."""
 
 from vivavoce_bench import *  # noqa: F403

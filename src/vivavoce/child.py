@@ -40,7 +40,7 @@ def ignore_signals(*more: signal.Signals) -> None:
 
 
 def end_with_parent() -> None:
-    """On Linux: let this process be killed when the thread that started it ends, even while it is stopped."""
+    """On Linux: have the kernel kill this process, even a stopped one, when the thread that started it ends."""
     if sys.platform == "linux":
         import ctypes
 
@@ -66,6 +66,6 @@ def shut_in(memory_bytes: int) -> None:
         _, hard = resource.getrlimit(limit)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
-    if sys.platform == "linux":  # root could raise the limits again
+    if sys.platform == "linux":  # drop all capabilities, with which root could raise the limits again
         version_3 = 0x20080522
         ctypes.CDLL(None).capset(struct.pack("Ii", version_3, 0), bytes(24))

@@ -1,3 +1,3 @@
-"""The names of `vivavoce_dialects.compat`, where scripts look for them."""
+"""Re-exports the names of `vivavoce_dialects.compat` for scripts that import `vivavoce.compat`."""
 
 from vivavoce_dialects.compat import *  # noqa: F403

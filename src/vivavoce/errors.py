@@ -1,6 +1,6 @@
 """Every error that vivavoce raises on purpose, with its stable code and its HTTP, gRPC and exit status.
 
-A message is one line. It names the field, the value and the limit, and ends with the way out. Exit code 1: the user
+A message is one line. It names the field, the value and the limit, and ends with a remedy. Exit code 1: the user
 cannot mend the error; 130: interrupted, as in shells.
 """
 
@@ -35,7 +35,7 @@ class InvalidRequest(VivavoceError, http_status=400, grpc_status="INVALID_ARGUME
 
 
 def check_kind(field: str, value: object, kind: type, remedy: str) -> None:
-    """Refuse a value of another type; remedy: ends the message of the InvalidRequest."""
+    """InvalidRequest: the value has another type than `kind`. remedy: the end of the error's message."""
     if not isinstance(value, kind):
         raise InvalidRequest(f"{field}: {value!r:.40} is of type {type(value).__name__}, not {kind.__name__}; {remedy}")
 
@@ -84,11 +84,11 @@ class VoiceExists(VivavoceError, http_status=409, grpc_status="ALREADY_EXISTS"):
 
 
 class VoiceStoreError(VivavoceError):
-    """A stored voice's file is damaged or foreign, or the file system refuses to read or write it."""
+    """A stored voice's file is damaged or has another format, or the file system refuses to read or write it."""
 
 
 class VoiceStoreAway(VoiceStoreError, http_status=503, grpc_status="UNAVAILABLE", retry_after_s=5.0):
-    """A remote voice store cannot be reached now, or refuses; the same request may succeed later."""
+    """A remote voice store cannot be reached, or refuses the operation; the same request may succeed later."""
 
 
 class CheckpointError(VivavoceError, grpc_status="FAILED_PRECONDITION"):
@@ -96,7 +96,7 @@ class CheckpointError(VivavoceError, grpc_status="FAILED_PRECONDITION"):
 
 
 class UnsupportedModel(CheckpointError, grpc_status="UNIMPLEMENTED"):
-    """A model folder of a generation, or with a feature, that this version does not support."""
+    """This version does not support the generation of the model, or a feature of it."""
 
 
 class ModelNotFound(VivavoceError, http_status=404, grpc_status="NOT_FOUND"):

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False, sync: bool = False) -> Iterator[BinaryIO]:
-    """Replace `path` when the block ends without an error. private: mode 0600; sync: survives a power cut."""
+    """Replace `path` when the block ends without an error. private: with mode 0600; sync: flush it to the disk."""
     new = path.with_name(f".{path.name[:32]}.{secrets.token_hex(6)}.part")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
     try:
@@ -46,7 +46,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
         new, old = Path(workshop) / "new", Path(workshop) / "old"
         new.mkdir()
         yield new
-        # Two renames: not every system can exchange folders in one.
+        # Two renames, because not every system can exchange two folders in one step.
         if final.exists():
             os.replace(final, old)
         try:
@@ -58,7 +58,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
 
 
 def untrusted(path: Path, *, any_owner: bool = False) -> str | None:
-    """The reason why other users can change the file or folder, with the way out; None if they cannot.
+    """The reason why other users can change the file or folder, and how to mend it; None if they cannot.
 
     Other users are all but root and this process' user; any_owner: any owner is accepted. Write permission for the
     group is accepted, because someone has to grant it on purpose. OSError: the file does not exist.
@@ -76,7 +76,7 @@ def locked(path: Path, *, on_wait: Callable[[], None] | None = None, timeout_s: 
     """Hold the lock of a folder or a file (created if missing); one thread of one process at a time.
 
     on_wait: called before waiting for another holder; an exception from it ends the attempt. Never remove a lock file:
-    another process could then lock a second one.
+    another process could then create and lock a second file.
 
     Raises:
         OSError: the path is a link, or cannot be opened. TimeoutError: another process still holds the lock.

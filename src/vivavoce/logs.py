@@ -1,7 +1,7 @@
 """Logs: one event per line, as JSON for machines or as text for terminals; all loggers of the process write here.
 
 An event's name is a constant: the argument of `log_event`, or the text of a message before its first colon. Values are
-fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. Messages of libraries are the event `library`.
+fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. Messages of libraries: event `library`.
 
 Texts, recordings, transcripts and keys are not logged. `log_event` takes plain fields; messages of errors that clients
 cause are left out, because they quote the request; URLs lose their query strings.
@@ -48,7 +48,7 @@ class RequestScope:
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits; "" without a valid trace context."""
+        """The trace id, 32 hexadecimal digits; "" without a valid trace context."""
         found = _TRACEPARENT.fullmatch(self.traceparent)
         return found[1] if found and found[1].strip("0") else ""
 
@@ -77,7 +77,7 @@ def note_principal(name: str) -> None:
 
 
 def configure(form: str, level: str = "info", *, log_text: bool = False, stream: TextIO | None = None) -> None:
-    """May be called again. form: json or text; log_text: also log texts of requests, and errors that quote them."""
+    """Set up logging, again if necessary. form: json or text; log_text: log texts, and errors that quote texts, too."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
@@ -133,7 +133,7 @@ class JsonFormatter(logging.Formatter):
             line["message"] = message
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        # json.dumps escapes characters below a space; all others to escape are inside strings.
+        # json.dumps escapes characters below a space; `printable` escapes the others, which are all inside strings.
         return printable(json.dumps(line, ensure_ascii=False))
 
 

@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Successful calls so far; computed: they computed the value; hits: they found it, or waited for another thread."""
+    """Successful calls so far. computed: they computed a value; hits: they found the value or waited for it."""
 
     computed: int
     hits: int

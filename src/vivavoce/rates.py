@@ -20,7 +20,7 @@ class Rates:
         return 0 if rest else frames
 
     def frames_of(self, tokens: int) -> int:
-        """Whole mel frames of this many speech tokens.
+        """The number of whole mel frames of this many speech tokens.
 
         The official int(tokens / 50 · 22050 / 256) gives the same number for all lengths that the flow accepts.
         """

@@ -1,4 +1,4 @@
-"""The values of a book: chapters of blocks that are spoken, and text that is left out, with the reasons."""
+"""Data types of a book: chapters, the blocks that are spoken, and text that is left out with the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vivavoce.errors import InvalidRequest
 Choice = Literal["skip", "speak"]
 
 MAX_BOOK_BYTES = 20_000_000
-"""Most bytes of a book with its markup, or of an EPUB's files that are read; the longest novels have 12,000,000."""
+"""Maximum bytes of a book with its markup, or of the files read from an EPUB; the longest novels have 12,000,000."""
 SUFFIXES = (".epub", ".html", ".htm", ".xhtml", ".md", ".markdown", ".txt")
 FOREIGN: dict[str, tuple[bytes, int]] = {
     "a PDF": (b"%PDF", 0),
@@ -23,11 +23,11 @@ FOREIGN: dict[str, tuple[bytes, int]] = {
     "a Word document": (b"\xd0\xcf\x11\xe0", 0),
     "a DjVu scan": (b"AT&TFORM", 0),
 }
-"""Signs of formats that are not read, each with its place in the file."""
+"""Unsupported format → bytes that identify it, and their offset in the file."""
 
 
 class BlockKind(str, Enum):
-    """A list item, a quotation, a verse and a table's row are paragraphs."""
+    """Kind of a block; a list item, a quotation, a verse and a row of a table are paragraphs."""
 
     HEADING = "heading"
     PARAGRAPH = "paragraph"
@@ -36,9 +36,9 @@ class BlockKind(str, Enum):
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of speech; a newline in `text` ends a line of verse.
+    """A heading, a paragraph or a scene break; a newline in `text` ends a line of verse.
 
-    language: ISO code where the book names one for this block.
+    language: ISO code, if the book names one for this block.
     """
 
     kind: BlockKind
@@ -57,7 +57,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Chapter:
-    """title: empty where the book names none."""
+    """A chapter of a book; title: empty if the book names none."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -66,7 +66,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Cover:
-    """The picture of the front, as it is stored in the book."""
+    """The picture of the front cover, as it is stored in the book."""
 
     content: bytes
     media_type: str
@@ -74,7 +74,7 @@ class Cover:
 
 @dataclass(frozen=True)
 class Book:
-    """language: ISO code; None where the book does not say."""
+    """A whole book; language: ISO code, None if the book names none."""
 
     title: str
     author: str
@@ -85,7 +85,7 @@ class Book:
 
 @dataclass(frozen=True)
 class BookOptions:
-    """Which parts beside the text are spoken."""
+    """Parts of a book beside its main text; each is skipped or spoken."""
 
     footnotes: Choice = "skip"
     tables: Choice = "skip"
@@ -94,7 +94,7 @@ class BookOptions:
 
 
 def open_book(path: Path, options: BookOptions = BookOptions()) -> Book:
-    """Read a book, whose content tells its format; the suffix decides between HTML, Markdown and plain text.
+    """Read a book. Its content tells the format; the suffix decides only between HTML, Markdown and plain text.
 
     Raises:
         InvalidRequest: the file cannot be read, is not a book, is damaged or beyond a limit.

@@ -1,4 +1,4 @@
-"""The cast of a book, and the lines and tags in its text that give a stretch to one of the cast."""
+"""The cast of a book: names and their voices, and the labels and tags in a text that say which name speaks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TAG = rf"\[voice:\s*(?P<tag>{_NAME})\]|(?P<end>\[/voice\])"
 
 @dataclass(frozen=True)
 class Part:
-    """The voice of one name of the cast, as `--voice` takes it; transcript: the words of a recording."""
+    """The voice of one name of the cast, as `--voice` takes it; transcript: its words, if the voice is a recording."""
 
     voice: str | None = None
     transcript: str = ""
 
 
 Cast = Mapping[str, Part]
-"""Names in small letters, `NARRATOR` among them."""
+"""Name in lower case → its voice; `NARRATOR` is always in it."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_cast(given: Sequence[str], narrator: Part) -> dict[str, Part]:
 
 
 def cast_of(voices: Mapping[str, str], narrator: str | None) -> dict[str, Part]:
-    """The cast of names with the names of their voices. InvalidRequest: a name has signs that no name may have."""
+    """Make a cast from names and their voices. InvalidRequest: a name has a character that names must not have."""
     for name in voices:
         if not regex.fullmatch(_NAME, name.strip()):
             raise InvalidRequest(f"cast: {name[:70]!r} is not a name; use 1 to 64 characters without [ ] = | # and :")
@@ -89,10 +89,10 @@ def _entry(text: str, place: str) -> tuple[str, Part]:
 
 
 def stretches(text: str, cast: Cast, role: str) -> tuple[list[Span], list[Span], str]:
-    """The stretches of a block with their roles, what of it is a label or a tag, and the role that goes on after it.
+    """Split a block by role: spans that are spoken, spans of labels and tags, and the role of the text that follows.
 
-    A line that begins with a name of the cast and a colon is spoken by that name up to the line's end. A tag holds up
-    to the next tag. role: that of the text before. InvalidRequest: a tag names a person who is not in the cast.
+    A line that begins with a name of the cast and a colon is spoken by that name up to the line's end. A tag applies up
+    to the next tag. role: role of the text before. InvalidRequest: a tag names a person who is not in the cast.
     """
     names = "|".join(regex.escape(name) for name in sorted(cast, key=len, reverse=True))
     sign = regex.compile(rf"{_TAG}|^[ \t]*(?P<label>{names})[ \t]*[:：]\s*|(?P<line>\n)", regex.M | regex.I)

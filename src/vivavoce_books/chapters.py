@@ -1,4 +1,4 @@
-"""Items of a book, which the readers find in its order, and their division into chapters."""
+"""The items of a book, which its reader finds in order, and the division of items into chapters."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ FRONT_TITLES = {
     "index": r"(?:general |subject )?index|索引",
 }
 MAX_FRONT_SHARE = 0.25
-"""Share of the book up to which a chapter with such a title is front matter; a larger one holds the text itself."""
+"""A chapter with a title of `FRONT_TITLES` is front matter only up to this share of the book's characters."""
 
 
 @dataclass(frozen=True)
 class Item:
     """A block, or text that is left out (kind None, with its reason).
 
-    title: a chapter begins here, with this title. level: of a heading, from 1. ids: anchors that lead here.
-    note: it is part of the footnote with that anchor ("": unknown). refs: the notes that it refers to.
+    title: title of the chapter that begins here. level: level of a heading, from 1. ids: anchors that lead here. note:
+    anchor of the footnote that the item belongs to ("": unknown). refs: anchors of the notes that it refers to.
     """
 
     kind: BlockKind | None
@@ -62,7 +62,7 @@ def combined_title(first: str, second: str) -> str:
 
 
 def start_at_headings(items: Iterable[Item]) -> list[Item]:
-    """Chapters begin at the headings of levels 1 and 2; without any, at those of the highest level there is."""
+    """Begin chapters at headings of levels 1 and 2 or, if there are none, at headings of the highest level."""
     items = list(items)
     levels = {item.level for item in items if item.kind is BlockKind.HEADING and item.note is None}
     deepest = max(2, min(levels, default=2))
@@ -75,7 +75,7 @@ def start_at_headings(items: Iterable[Item]) -> list[Item]:
 
 
 def divide(items: Iterable[Item], options: BookOptions) -> tuple[Chapter, ...]:
-    """Chapters of the items: those without text join the next; notes stand at the end."""
+    """Divide items into chapters. A chapter without text joins the next one; footnotes move to a chapter's end."""
     sections: list[_Section] = []
     for item in items:
         if item.title is not None or not sections:
@@ -121,7 +121,7 @@ def _without_front_matter(sections: list[_Section]) -> list[_Section]:
 
 
 def _end_of_contents(sections: list[_Section], at: int) -> int:
-    """Index behind a table of contents, whose lines look like the headings of chapters without text."""
+    """Index of the section behind a table of contents, whose lines look like headings of chapters without text."""
     first = at + 1
     stop = next((i for i in range(first, len(sections)) if sections[i].has(BlockKind.PARAGRAPH)), len(sections))
     titles = [section.title.casefold() for section in sections]
@@ -131,7 +131,7 @@ def _end_of_contents(sections: list[_Section], at: int) -> int:
 
 
 def _joined(sections: list[_Section]) -> list[_Section]:
-    """A section of headings alone is the beginning of the next one."""
+    """Join each section that has only headings to the next section."""
     joined: list[_Section] = []
     for section in sections:
         last = next((before for before in reversed(joined) if not before.front), None)
@@ -144,7 +144,7 @@ def _joined(sections: list[_Section]) -> list[_Section]:
 
 
 def _place_notes(sections: list[_Section]) -> None:
-    """Each footnote moves to the end of the chapter that refers to it."""
+    """Move each footnote to the end of the chapter that refers to it."""
     owner: dict[str, int] = {}
     for at, section in enumerate(sections):
         for item in section.items:
@@ -156,7 +156,7 @@ def _place_notes(sections: list[_Section]) -> None:
                 moved[owner.get(item.note, at)].append(item)
         rest = [item for item in section.items if item.note is None]
         if len(rest) < len(section.items) and at and not section.has(BlockKind.PARAGRAPH):
-            # "Notes": the heading goes with them
+            # leave out the heading "Notes", too
             rest = [replace(item, kind=None, reason="footnote") if item.kind else item for item in rest]
         section.items = rest
     for section, notes in zip(sections, moved, strict=True):

@@ -1,4 +1,4 @@
-"""`vivavoce read`: a book in, an audiobook out; a run that was ended goes on where it was."""
+"""The command `vivavoce read`, which makes an audiobook from a book; a new run continues one that was ended."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class Manner:
     speed: flags.SpeedOption = 1.0
     seed: flags.SeedOption = 0
     pause_sentence: float = flag("Seconds of silence between sentences.", "SECONDS", default=0.25)
-    pause_paragraph: float = flag("Between paragraphs.", "SECONDS", default=0.6)
-    pause_heading: float = flag("Around headings, and after a chapter.", "SECONDS", default=1.5)
-    pause_scene: float = flag("Where the scene changes.", "SECONDS", default=2.0)
+    pause_paragraph: float = flag("Seconds of silence between paragraphs.", "SECONDS", default=0.6)
+    pause_heading: float = flag("Seconds of silence around headings, and after a chapter.", "SECONDS", default=1.5)
+    pause_scene: float = flag("Seconds of silence where the scene changes.", "SECONDS", default=2.0)
 
     def pauses(self) -> Pauses:
         return Pauses(self.pause_sentence, self.pause_paragraph, self.pause_heading, self.pause_scene)
@@ -87,7 +87,7 @@ def read(
 ) -> None:
     """Speak a book into an audiobook with chapters.
 
-    Ctrl-C, or a crash, loses no more than the sentences in work: the same command goes on where it was.
+    After Ctrl-C or a crash, the same command goes on where it was; only the sentences in work are spoken again.
     """
     from vivavoce.frontend.speech import SpeakOptions
 
@@ -139,7 +139,7 @@ def read(
 
 
 def tracks_of(out: str, split: bool, book: Book, chosen: Sequence[int]) -> list[Track]:
-    """The files to write. InvalidRequest: a suffix that is not made here, or two chapters with one name."""
+    """The files to write. InvalidRequest: a suffix is not supported, or several chapters would get one name."""
     if not split:
         tracks = [Track(Path(out), book.title, tuple(chosen))]
     else:
@@ -189,7 +189,7 @@ def _clock(seconds: float) -> str:
 
 
 def _loaded(choice: ModelChoice, reporter: Reporter) -> Vivavoce:
-    """The model; on a GPU in its deterministic mode, in which a resumed book has the bits of an uninterrupted one."""
+    """Load the model, on a GPU in deterministic mode: a resumed book then equals an uninterrupted one bit by bit."""
     from vivavoce.frontend.model_choice import choose_device
 
     if choose_device(choice.device).type == "cuda":

@@ -1,4 +1,4 @@
-"""EPUB 2 and 3: documents by the spine, chapters by the table of contents."""
+"""Reads EPUB 2 and 3: the spine gives the order of the documents, the table of contents gives the chapters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REPAIR = "repair it, for example with Calibre"
 
 @dataclass(frozen=True)
 class _Entry:
-    """A line of the table of contents, which names a place ("text/one.xhtml", "part2")."""
+    """An entry of the table of contents: its title, and the place it links to ("text/one.xhtml", "part2")."""
 
     title: str
     path: str
@@ -37,7 +37,7 @@ class _Entry:
 
 
 class _Archive:
-    """The files in an EPUB; together no more than the limit of a book is inflated."""
+    """The files in an EPUB; in all, at most `MAX_BOOK_BYTES` are unpacked."""
 
     def __init__(self, path: Path) -> None:
         self.label = repr(path.name)
@@ -79,7 +79,7 @@ class _Archive:
             raise InvalidRequest(f"book: {name!r} in {self.label} is broken XML ({error}); {_REPAIR}") from None
 
     def within(self, folder: str, href: str) -> str:
-        """The name of a file that another one in `folder` names."""
+        """The name in the archive of a link `href` from a file in `folder`. InvalidRequest: it leads outside."""
         name = posixpath.normpath(posixpath.join(folder, unquote(href)))
         if name.startswith(("../", "/")) or name == "..":
             raise InvalidRequest(f"book: {self.label} names a file outside itself ({href[:80]!r}); {_REPAIR}")
@@ -87,7 +87,7 @@ class _Archive:
 
 
 def _check_directory(path: Path, label: str) -> None:
-    """Bound the archive's directory before it is read as a whole (its end: APPNOTE.TXT of PKWARE, section 4.3.16)."""
+    """Check the size of the zip directory before it is read (its end: APPNOTE.TXT of PKWARE, section 4.3.16)."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 65_557))
         tail = file.read()
@@ -151,7 +151,7 @@ def _check_locks(archive: _Archive) -> None:
 def _contents(
     archive: _Archive, package: ElementTree.Element, manifest: dict[str, ElementTree.Element], folder: str
 ) -> tuple[list[_Entry], dict[str, str]]:
-    """Lines of the table of contents, and documents that are front matter, each with its reason."""
+    """Entries of the table of contents, and the documents that are front matter, each with the reason."""
     fronts: dict[str, str] = {}
     for reference in _all(package, "reference"):
         _add_front(fronts, archive, folder, reference.get("type", ""), reference.get("href", ""))
@@ -205,7 +205,7 @@ def _items(
     options: BookOptions,
     fronts: dict[str, str],
 ) -> list[Item]:
-    """Items of all documents in the order of the spine; each document begins with one that has its path as anchor."""
+    """Items of all documents in the order of the spine; a document's first item has the document's path as anchor."""
     items: list[Item] = []
     links, spine = Links(), _all(package, "itemref")
     for reference in spine:
@@ -228,7 +228,7 @@ def _items(
 
 
 def _with_titles(items: list[Item], entries: list[_Entry]) -> list[Item]:
-    """Chapters begin where the table of contents says, and with a document that begins with a heading of its own."""
+    """Begin chapters where the table of contents says, and at documents that begin with a heading."""
     places = {anchor: at for at, item in reversed(list(enumerate(items))) for anchor in item.ids}
     titles: dict[int, str] = {}
     for entry in entries:

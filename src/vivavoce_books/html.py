@@ -1,4 +1,4 @@
-"""HTML and Markdown: the blocks of a document in their order, and its silent parts."""
+"""Reads HTML and Markdown: the blocks of a document in order, and the parts that are not spoken."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 MAX_DEPTH = 100
-"""Elements within each other; books have about 20."""
+"""Maximum depth of nested elements; books have about 20."""
 MAX_OPEN_TAGS = 300
-"""Signs < in a row without a >: html.parser's time grows with their square."""
+"""Maximum number of < without a > between them; the time of html.parser grows with the square of this number."""
 UNSEEN = frozenset({"head", "script", "style", "template", "title", "meta", "link"})
 BLOCK = re.compile(
     "address|article|aside|blockquote|body|caption|center|d[dlt]|details|dialog|div|fieldset|figcaption|figure|footer"
@@ -32,7 +32,7 @@ OPTIONAL_ENDS = {"p": BLOCK.pattern, "li": "li", "a": "a", "tr": "tr"} | {
     **dict.fromkeys(("dt", "dd"), "d[dt]"),
     **dict.fromkeys(("td", "th"), "t[dhr]"),
 }
-"""Tags that may lack an end, which then comes before one of these; html.parser would nest them (HTML, 13.1.2.4)."""
+"""Tag with an optional end tag → start tags that end it (HTML, 13.1.2.4); html.parser would nest these elements."""
 SILENT_TAGS = {
     **{"rt": "ruby", "rp": "ruby", "rtc": "ruby", "svg": "image", "math": "formula", "nav": "table of contents"},
     **dict.fromkeys(("audio", "video", "iframe", "object", "canvas"), "media"),
@@ -44,7 +44,7 @@ SILENT_KINDS = {
     **dict.fromkeys(("backlink", "doc-backlink", "footnote-backref"), "footnote reference"),
     "pg-boilerplate": "Project Gutenberg's licence",
 }
-"""By epub:type, role and class."""
+"""epub:type, role or class of an element that is not spoken → the reason."""
 FRONT_KINDS = {
     **dict.fromkeys(("cover", "doc-cover"), "cover page"),
     **dict.fromkeys(("titlepage", "halftitlepage", "title-page"), "title page"),
@@ -52,14 +52,14 @@ FRONT_KINDS = {
     **dict.fromkeys(("toc", "doc-toc", "landmarks", "page-list", "loi", "lot"), "table of contents"),
     **dict.fromkeys(("index", "doc-index"), "index"),
 }
-"""By epub:type and role: front matter, and the index."""
+"""epub:type or role of front matter and of an index → the reason to leave it out."""
 NOTES = {f"{prefix}{name}" for prefix in ("", "doc-") for name in ("footnote", "endnote", "footnotes", "endnotes")}
 _NOTE_SIGN = re.compile(r"[\[(［]?\s*(?:\d{1,4}|[*†‡§¶]{1,4}|[ivxlc]{1,6}|[a-z])\s*[.\])］]?|[↩↑⏎^]\ufe0e?")
 
 
 @dataclass
 class Links:
-    """Footnotes found so far: a link to an anchor not seen yet leads to a note, and a link back returns from it."""
+    """Footnotes found so far: a link to an anchor that was not seen yet leads to a note, other links lead back."""
 
     seen: set[str] = field(default_factory=set)
     notes: set[str] = field(default_factory=set)
@@ -67,9 +67,9 @@ class Links:
 
 @dataclass(frozen=True)
 class Here:
-    """Properties of an element that those within it have, too.
+    """Properties that an element passes on to the elements in it.
 
-    table: of a table that is more than layout; row: of a row of one, whose cells are one block; lines: line ends count.
+    table: in a table that is not mere layout. row: in a row of such a table, which is one block. lines: keep line ends.
     """
 
     language: str | None = None
@@ -134,7 +134,7 @@ def _is_text(node: object) -> bool:
 
 
 class Page:
-    """Items of one document, in order. base: its path within the book, for links; reason: all of it is silent."""
+    """Items of one document, in order. base: its path within the book, for links; reason: why all of it is silent."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class Page:
     def _image(self, tag: Tag) -> None:
         alt, after = attribute(tag, "alt"), tag.next_sibling
         if len(alt) == 1 and alt.isalpha() and isinstance(after, str) and after[:1].isalpha():
-            self._pieces.append((alt, None))  # an initial: the word goes on behind it
+            self._pieces.append((alt, None))  # an initial: the rest of the word follows
         elif alt.strip():
             self._silent.append((one_line(alt), "image"))
 
@@ -271,7 +271,7 @@ class Page:
         self._ids.append(key)
         self._links.seen.add(key)
         if key in self._links.notes and here.note is None and not any(text.strip() for text, _ in self._pieces):
-            self._note = key  # the block that begins with it is the note
+            self._note = key  # the block that begins here is the note
 
     def _key(self, name: str, href: str = "") -> str:
         if not name:
@@ -311,7 +311,7 @@ class Page:
 
 
 def _is_layout(table: Tag) -> bool:
-    """Whether a table only places its text: it has one column, or says so."""
+    """Whether a table is used for layout only: its role says so, or it has one column."""
     if attribute(table, "role") in ("presentation", "none"):
         return True
     return all(len(row.find_all(["td", "th"], recursive=False)) < 2 for row in table.find_all("tr"))
@@ -319,7 +319,7 @@ def _is_layout(table: Tag) -> bool:
 
 _METADATA = re.compile(r"---[ \t]*\n((?:[^\n]*\n){0,200}?)(?:---|\.\.\.)[ \t]*(?:\n|$)")
 _NOTE = re.compile(r"(?m)^(\[\^[^\]\s]{1,40}\]):")
-"""A footnote: a paragraph of its own, and no definition of a link."""
+"""The start of a footnote, which becomes a paragraph; Markdown would read it as the definition of a link."""
 
 
 def read_markdown(text: str, label: str, options: BookOptions) -> Book:
@@ -327,7 +327,7 @@ def read_markdown(text: str, label: str, options: BookOptions) -> Book:
         from markdown_it import MarkdownIt
     except ImportError:
         raise MissingDependency("Markdown needs markdown-it-py; type pip install 'vivavoce[books]'") from None
-    # More levels than the reader of HTML permits: markdown-it drops what is deeper without a word.
+    # maxNesting is above `MAX_DEPTH`, because markdown-it silently drops deeper elements, whereas `Page` raises.
     reader = MarkdownIt("commonmark", {"html": True, "maxNesting": 2 * MAX_DEPTH}).enable(["table", "strikethrough"])
     head = _METADATA.match(text)
     pairs = re.findall(r"(?m)^(title|author|lang)(?:uage)?:(.+)$", head[1] if head else "")

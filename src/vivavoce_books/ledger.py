@@ -1,4 +1,4 @@
-"""The ledger of a book: one SQLite file that keeps each spoken segment once, so that a run goes on where one ended."""
+"""The ledger of a book: one SQLite file that keeps each spoken segment, so that a new run continues an ended one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _TABLES = (
 
 
 class Piece(NamedTuple):
-    """Characters start … end − 1 of a segment's text, which are heard for `frames` samples; closes: they end a
-    sentence; cut: their speech was ended for its length, so that words may be missing.
+    """Characters start … end − 1 of a segment's text, which are heard for `frames` samples. closes: they end a
+    sentence. cut: their speech was stopped at the length limit, so that words may be missing.
     """
 
     start: int
@@ -46,15 +46,15 @@ class Spoken:
 
 
 class Ledger:
-    """Made by `open_ledger`. Errors of all methods: InvalidRequest, one line; the file then holds whole segments."""
+    """A ledger, made by `open_ledger`. All methods raise InvalidRequest; the file still holds only whole segments."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path, self._connection = path, connection
 
     def agree(self, settings: Mapping[str, str], *, shown: bool = True) -> None:
-        """Keep the settings; refuse those that differ from what a segment was spoken with, the first by its name.
+        """Store the settings. InvalidRequest names the first setting that differs from the one of the stored segments.
 
-        shown: whether a person can compare the values, which are fingerprints otherwise.
+        shown: whether the message shows the two values; a person cannot compare fingerprints.
         """
         with _explaining(self.path), self._connection as transaction:
             kept = dict(transaction.execute("SELECT * FROM settings WHERE EXISTS (SELECT 1 FROM segments)"))
@@ -65,7 +65,7 @@ class Ledger:
             transaction.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", settings.items())
 
     def places(self) -> set[int]:
-        """The places (`Segment.index`) of the segments that it has."""
+        """`Segment.index` of each stored segment."""
         with _explaining(self.path):
             return {place for (place,) in self._connection.execute("SELECT place FROM segments")}
 
@@ -81,7 +81,7 @@ class Ledger:
         return tuple(Piece(*one) for one in json.loads(self._row("pieces", place)))
 
     def samples(self, place: int) -> NDArray[np.int16]:
-        """[n] int16."""
+        """Samples of a stored segment, [n] int16."""
         return decoded(self._row("audio", place))
 
     def _row(self, column: str, place: int) -> bytes:
@@ -102,17 +102,17 @@ def decoded(content: bytes) -> NDArray[np.int16]:
 
 
 def samples_in(path: Path, place: int) -> NDArray[np.int16]:
-    """[n] int16: a segment that is in a shared ledger, while another process writes it."""
+    """Samples of a segment, [n] int16, from a shared ledger to which another process may write meanwhile."""
     with _explaining(path), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
         return Ledger(path, connection).samples(place)
 
 
 @contextmanager
 def open_ledger(path: Path, *, restart: bool = False, shared: bool = False) -> Iterator[Ledger]:
-    """Open it for this process alone, until the block ends. restart: without what it held; shared: others may read it.
+    """Open a ledger for this process alone until the block ends. restart: empty it; shared: let others read it.
 
     Raises:
-        InvalidRequest: another run has it, it is another file, or cannot be written.
+        InvalidRequest: another run uses the file, it is not a ledger, or it cannot be written.
     """
     with _explaining(path), closing(sqlite3.connect(path, timeout=0.0)) as connection:
         connection.execute(f"PRAGMA {'journal_mode = WAL' if shared else 'locking_mode = EXCLUSIVE'}")

@@ -1,4 +1,4 @@
-"""Plain text: paragraphs of hard-wrapped lines, chapters by their headings' looks."""
+"""Reads plain text: joins hard-wrapped lines to paragraphs, and finds chapters by the look of their headings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _gutenberg_parts(text: str) -> tuple[str, str, str]:
 
 
 def _items(text: str) -> Iterator[Item]:
-    """Items of the groups of lines between blank ones; a page's number does not part a paragraph."""
+    """Items of the groups of lines between blank lines; a page number does not split a paragraph."""
     words = cache(partial(vocabulary, text))
     width = _width(text)
     referred = set(re.findall(r"\S[ \t]*\[(\d{1,3}|[*†‡§])\]", text))
@@ -122,7 +122,7 @@ def _is_heading(whole: str, lines: int, last: Item | None) -> bool:
 
 
 def _paragraphs(lines: list[str], width: int) -> Iterator[str]:
-    """Paragraphs of a group of lines; a line's end is meant where the next word would have fitted."""
+    """Paragraphs of a group of lines; a line end is kept if the next word would have fitted into the line."""
     text = ""
     for at, line in enumerate(lines):
         before = lines[at - 1] if at else ""

@@ -1,4 +1,4 @@
-"""A book, a cast and pauses → the segments that are spoken one by one, and the check that nothing is lost."""
+"""Divides a book into segments, which are spoken one by one, and checks that no text is lost."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vivavoce_books.cast import NARRATOR, Cast, Span, stretches
 from vivavoce_textnorm import is_speakable
 
 MAX_CHARS = 400
-"""Characters of a segment at most, but for a sentence that is longer."""
+"""Maximum characters of a segment; only a single sentence may be longer."""
 _JOIN = "\n\n"
 _FEED = 1_000
 _ENDS = regex.compile(r"(?:[\p{Sentence_Terminal}…:;][\"'*_\p{Pe}\p{Pf}]*\s*|\n\s*)\Z")
 _DENSE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _SECONDS_EACH = 1 / 15
 _SECONDS_DENSE = 1 / 4.5
-"""Seconds for a character in Latin script, spaces included, and for a character that stands for a syllable."""
+"""Estimated seconds of speech for a Latin character, spaces included, and for a character that is a syllable."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Segment:
-    """Characters start … end − 1 of a chapter, spoken by one voice in one go.
+    """Characters start … end − 1 of a chapter, spoken by one voice in one request.
 
-    index: its place in the whole book, whichever chapters are chosen. opens, closes: whether a sentence begins and ends
-    with it; block: the block of the chapter that it belongs to.
+    index: its place in the whole book, whichever chapters are chosen. opens, closes: whether a sentence begins at its
+    start and ends at its end; block: index of its block in the chapter.
     """
 
     index: int
@@ -68,7 +68,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Plan:
-    """texts, left_out: of each chapter, its text and what of that is left out on purpose."""
+    """A book divided into segments. texts: one a chapter; left_out: the spans of each text that are not spoken."""
 
     book: Book
     pauses: Pauses
@@ -81,7 +81,7 @@ class Plan:
 
 
 def plan_book(book: Book, cast: Cast, pauses: Pauses = Pauses()) -> Plan:
-    """InvalidRequest: a tag names a person who is not in the cast."""
+    """Divide a book into segments. InvalidRequest: a tag names a person who is not in the cast."""
     texts, segments, left_out = [], list[Segment](), []
     for number, chapter in enumerate(book.chapters):
         texts.append(_JOIN.join(block.text for block in chapter.blocks))
@@ -110,7 +110,7 @@ def _segments(chapter: Chapter, language: str | None, cast: Cast, skipped: list[
 
 
 def _groups(block: Block, spoken: Iterable[Span], at: int, skipped: list[Span]) -> Iterator[tuple[int, int, str]]:
-    """Sentences of one stretch, gathered up to `MAX_CHARS`; those without a word are left out."""
+    """Sentences of each span, in groups of up to `MAX_CHARS` characters; a group without words is skipped."""
     for stretch in spoken:
         text, groups = block.text[stretch.start : stretch.end], list[tuple[int, int]]()
         pieces = (text[begin : begin + _FEED] for begin in range(0, len(text), _FEED))
@@ -150,14 +150,14 @@ def estimate_s(text: str) -> float:
 
 
 def parse_chapters(given: str | None, count: int) -> list[int]:
-    """Indices of chapters, in order. InvalidRequest: it has another form, or names chapters that are not there."""
+    """Parse "1-3,5" to sorted indices. InvalidRequest: it has another form, or names chapters that do not exist."""
     if given is None:
         return list(range(count))
     found = set[int]()
     for part in given.replace(" ", "").split(","):
         first, dash, last = part.partition("-")
         if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise InvalidRequest(f"chapters: {part!r} is neither a number nor a range; write such as 1-3,5")
+            raise InvalidRequest(f"chapters: {part!r} is neither a number nor a range; write them as in 1-3,5")
         numbers = range(int(first), int(last or first) + 1)
         if not numbers or numbers[0] < 1 or numbers[-1] > count:
             raise InvalidRequest(f"chapters: {part!r} is outside of 1 … {count}; the list of chapters shows them")
@@ -166,7 +166,7 @@ def parse_chapters(given: str | None, count: int) -> list[int]:
 
 
 def fingerprints_of(plan: Plan) -> dict[str, str]:
-    """Fingerprints of the text and of its division among the cast, by names that a ledger keeps."""
+    """Name of a setting in the ledger → fingerprint of the text, or of its division among the cast."""
     segments = "\0".join(f"{one.role} {one.chapter} {one.start} {one.language} {one.text}" for one in plan.segments)
     return {
         "text of the book": hashlib.sha256("\0".join(plan.texts).encode()).hexdigest(),
@@ -176,8 +176,8 @@ def fingerprints_of(plan: Plan) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Check:
-    """Characters of the chosen chapters, without white space: of each chapter's text they were spoken by one segment,
-    left out on purpose, lost, or spoken twice. not_read: what the book's reader left out, by reasons.
+    """Number of characters in the chosen chapters, without white space: spoken once, left out on purpose, lost, or
+    spoken twice (doubled). not_read: reason → number of characters that the book's reader left out.
     """
 
     spoken: int
@@ -192,7 +192,7 @@ class Check:
 
 
 def check_spoken(plan: Plan, heard: Mapping[int, Iterable[tuple[int, int]]]) -> Check:
-    """heard: of each chosen chapter, the ranges of characters for which there is audio."""
+    """Compare texts and audio; heard: chapter → ranges of characters for which there is audio."""
     counts, not_read = np.zeros(4, int), dict[str, int]()
     for chapter, ranges in heard.items():
         text = plan.texts[chapter]

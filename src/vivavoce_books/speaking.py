@@ -1,4 +1,4 @@
-"""Speak the segments that a ledger lacks, several at once, each with a seed of its own."""
+"""Speaks the segments that a ledger lacks, several at once, each with a seed of its own."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from vivavoce.frontend.speech_result import Speech
 
 MAX_AT_ONCE, AT_ONCE_ON_CPU = 64, 4
-"""Segments in work: enough to fill the batches of a GPU; a CPU gains little by more, and memory grows by each."""
+"""Maximum segments spoken at once: 64 fill the batches of a GPU, a CPU gains little above 4; each needs memory."""
 SILENT = round(32768 * 10 ** (-50 / 20))
-"""Samples up to this, -50 dBFS, are silence at the ends of sentences."""
+"""Amplitude of int16 samples, -50 dBFS, up to which the ends of sentences are silence."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that the audio of a segment depends on. voices: of each role; manner: other keywords of `speak`."""
+    """Everything that the audio of a segment depends on. voices: role → voice; manner: other arguments of `speak`."""
 
     plan: Plan
     voices: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Job:
 
 
 def seed_of(seed: int, index: int) -> int:
-    """The seed of a segment, whatever was spoken before it."""
+    """The seed of a segment, which does not depend on the segments spoken before it."""
     return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:6], "big")
 
 
@@ -49,7 +49,7 @@ def place_of(plan: Plan, segment: Segment) -> str:
 
 
 def check_texts(tts: Vivavoce, plan: Plan, segments: Iterable[Segment]) -> None:
-    """InvalidRequest: names the first segment that the model cannot speak."""
+    """Raise InvalidRequest for the first segment that the model cannot speak."""
     for one in segments:
         try:
             check_characters(one.text)
@@ -59,7 +59,7 @@ def check_texts(tts: Vivavoce, plan: Plan, segments: Iterable[Segment]) -> None:
 
 
 class Speaker(Protocol):
-    """Speech with one model: a `Vivavoce`, or a server's."""
+    """Speaks with one model: a `Vivavoce`, or the `Server` of a job's process."""
 
     @property
     def sample_rate(self) -> int: ...
@@ -90,7 +90,7 @@ def speak_missing(
             if not pending:
                 return
             finished = wait(pending, return_when=FIRST_COMPLETED).done
-            # First the segments that can be stored, then an error.
+            # Store the complete segments before the error of another one is raised.
             for future in sorted(finished, key=lambda one: one.exception() is not None):
                 segment = pending.pop(future)
                 ledger.add(segment.index, future.result(), tts.sample_rate)
@@ -132,7 +132,7 @@ def cut_silence(speech: Speech, segment: Segment) -> Spoken:
 
 
 def known_language(tts: Speaker, code: str | None) -> str | None:
-    """The language, if its rules are known and the model has its script; None leaves it to be told from the text."""
+    """The code, if the model can speak the language, else None: then the language is detected from the text."""
     try:
         tts.normalize("1", language=code)
         return code

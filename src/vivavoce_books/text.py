@@ -1,4 +1,4 @@
-"""Text of books: bytes to characters, lines to paragraphs, and the marks in them that are not spoken."""
+"""Cleans texts of books: bytes become characters, lines become paragraphs, and footnote marks are taken out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection
 from vivavoce.errors import InvalidRequest
 
 LINE_END = "\u2028"
-"""Stands for a line's end that is meant, as of a verse, until the text is tidy."""
+"""Stands for a line end that has to stay, as in a verse, until `tidy` makes a newline of it."""
 _CJK = "[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]"
 _INVISIBLE = str.maketrans(dict.fromkeys("\u00ad\u200b\u2060\ufeff"))
 _NOTE_MARK = re.compile(r"[ \t\xa0]{0,9}[\[［〔]\s?(?:\d{1,3}|[*†‡§]{1,3}|\^[^\]\s]{1,40})?\s?[\]］〕]")
 NOTE_START = re.compile(r"(\[\^[^\]\s]{1,40}\]):\s")
-"""How a footnote begins in Markdown."""
+"""The start of a footnote in Markdown."""
 _BROKEN_WORD = re.compile(r"(?<![^\W\d_])([^\W\d_]{1,40})-[ \t]{0,9}\n\s*([^\W\d_]+)")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 ORNAMENT = re.compile(r"[\s*⁂∗⁎•·~–—=_#❦☙❧❖✦✧★☆◇◆○●※+°-]*[*⁂∗⁎•·~–—=_#❦☙❧❖✦✧★☆◇◆○●※+°-]")
@@ -30,7 +30,7 @@ CHAPTER_LINE = re.compile(
     r"|[IVXLC]{1,8}\.?",
     re.DOTALL,
 )
-"""A line that opens a chapter wherever it stands alone."""
+"""Matches a line that opens a chapter if it stands alone."""
 
 _CODES = {"eng": "en", "deu": "de", "ger": "de", "fra": "fr", "fre": "fr", "spa": "es", "ita": "it", "por": "pt"} | {
     **{"rus": "ru", "zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
@@ -38,13 +38,13 @@ _CODES = {"eng": "en", "deu": "de", "ger": "de", "fra": "fr", "fre": "fr", "spa"
 
 
 def language_code(tag: str | None) -> str | None:
-    """The ISO code of a language tag ("en-GB": "en"); None for none and for those that name no language."""
+    """The ISO code of a language tag ("en-GB": "en"); None if there is no tag, or it names no language."""
     code = re.split("[-_]", (tag or "").strip().lower())[0]
     return _CODES.get(code, code) if re.fullmatch("[a-z]{2,3}", code) and code not in ("und", "zxx", "mul") else None
 
 
 def decode(content: bytes, label: str, *, markup: bool = False) -> str:
-    """Characters of a text: by its byte order mark, what its markup declares, UTF-8, GB 18030, Windows-1252."""
+    """Decode a text: UTF-16 with a byte order mark, UTF-8, the encoding in its markup, GB 18030 or Windows-1252."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         named = ["utf-16"]
     else:
@@ -62,7 +62,7 @@ def decode(content: bytes, label: str, *, markup: bool = False) -> str:
             text = content.decode(encoding) if runs and fits else ""
         except UnicodeDecodeError:
             continue
-        # Text of another encoding decodes as Chinese, too, but then has none of its commonest signs.
+        # Text in another encoding may decode as GB 18030, but then lacks the commonest Chinese characters.
         if text and (encoding == "cp1252" or not {"的", "。", "，"}.isdisjoint(text)):
             return _checked(text, label)
     raise InvalidRequest(f"book: {label} has an unknown encoding; save it as UTF-8")
@@ -75,12 +75,12 @@ def _checked(text: str, label: str) -> str:
 
 
 def vocabulary(text: str) -> frozenset[str]:
-    """The words of a text that no line's end has broken."""
+    """The words of a text, except words that a line end splits."""
     return frozenset(_WORD.findall(_BROKEN_WORD.sub(" ", text.lower())))
 
 
 def tidy(text: str, words: Callable[[], Collection[str]]) -> tuple[str, list[str]]:
-    """The text with its lines joined, and the note marks that were in it. words: the vocabulary of the whole text."""
+    """Join the lines of a text and take out its note marks; returns both. words: the vocabulary of the whole text."""
     marks = [mark.strip() for mark in _NOTE_MARK.findall(text)]
     text = _NOTE_MARK.sub("", NOTE_START.sub("", text.lstrip(), count=1)).translate(_INVISIBLE)
     text = _BROKEN_WORD.sub(lambda found: _whole_word(found[1], found[2], words()), text)
@@ -90,7 +90,7 @@ def tidy(text: str, words: Callable[[], Collection[str]]) -> tuple[str, list[str
 
 
 def _whole_word(left: str, right: str, words: Collection[str]) -> str:
-    """The word that a line's end has broken; the hyphen stays where the book writes it elsewhere, too."""
+    """Join a word that a line end splits; the hyphen stays if the book writes it elsewhere, too."""
     one, hyphened = f"{left}{right}".lower(), f"{left}-{right}".lower()
     both = len(left) > 2 and left.lower() in words and right.lower() in words
     keep = one not in words and (hyphened in words or both or right[0].isupper())

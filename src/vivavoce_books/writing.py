@@ -1,4 +1,4 @@
-"""A ledger → audio files with chapters, tags and a cover, subtitles, and the times of each sentence."""
+"""Writes audio files with chapters, tags and a cover from a ledger, and subtitles and the times of each sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Blocks = Iterator[NDArray[np.int16]]
 
 
 class Kind(NamedTuple):
-    """A container of FFmpeg's, its codec, bits per second, and the container's options."""
+    """An audio format of FFmpeg: its container, its codec, bits per second, and options of the container."""
 
     container: str
     codec: str
@@ -45,7 +45,7 @@ KINDS = {
 }
 _PICTURES = {b"\xff\xd8\xff": ("mjpeg", "jpeg_pipe", "image/jpeg"), b"\x89PNG": ("png", "png_pipe", "image/png")}
 MAX_PEAK = 10 ** (-1 / 20)
-"""True peak to which a gain for loudness may raise a chapter: -1 dBTP."""
+"""Maximum true peak of a chapter after a gain for loudness: -1 dBTP, as a factor."""
 _QUIETEST = -69.0
 _SILENT_TAG = regex.compile(r"\[(?:pause|/?voice)\b[^\[\]\n]*\]|</?[\p{L}|!][^<>\n]*>", regex.I)
 _SAID_TAG = regex.compile(r"\[[a-z]{4,8}: ?([^\[\]\n]{1,100})\]")
@@ -110,7 +110,7 @@ def heard_of(segment: Segment, plan: Plan, ledger: Ledger, at: int, rate: int) -
 
 
 def audio(heard: Iterable[Heard], ledger: Ledger, gains: Mapping[int, float] = {}) -> Blocks:
-    """The samples of a timeline, a segment at a time; gains: factors of chapters."""
+    """The samples of a timeline, piece by piece; gains: chapter → factor for its samples."""
     for _, group in groupby(heard, key=lambda one: one.segment.index):
         pieces, at = list(group), 0
         samples, gain = ledger.samples(pieces[0].segment.index), gains.get(pieces[0].segment.chapter)
@@ -163,7 +163,7 @@ def read_picture(cover: Cover) -> Picture | None:
         return None
     codec, form, media_type = _PICTURES[sign]
     try:
-        with av.open(io.BytesIO(cover.content), format=form) as opened:  # the format named: nothing else is opened
+        with av.open(io.BytesIO(cover.content), format=form) as opened:  # FFmpeg tries this format only
             stream = opened.streams.video[0]
             sizes = stream.width, stream.height
             return Picture(cover.content, codec, media_type, *sizes) if all(sizes) else None
@@ -175,7 +175,7 @@ def write_audio(
     path: Path, rate: int, blocks: Blocks, marks: Sequence[tuple[str, int, int]], tags: Mapping[str, str],
     picture: Picture | None,
 ) -> None:  # fmt: skip
-    """Write a whole file, or none. marks: title, first sample and end of each chapter.
+    """Write a complete file, or none. marks: title, first sample and end of each chapter.
 
     InvalidRequest: the place cannot be written, or is full.
     """
@@ -213,7 +213,7 @@ def write_audio(
 
 
 def _block(picture: Picture) -> str:
-    """A picture in a comment of Ogg, as RFC 9639 has it in FLAC; 3: the front cover."""
+    """Encode a picture for a comment of Ogg, as RFC 9639 has it in FLAC; type 3 is the front cover."""
     name = picture.media_type.encode()
     head = struct.pack(f">II{len(name)}sI", 3, len(name), name, 0)
     sizes = struct.pack(">IIIII", picture.width, picture.height, 24, 0, len(picture.content))
@@ -235,7 +235,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def readable_text(text: str, marks: Iterable[str] = ()) -> str:
-    """A text without the tags that say how it is spoken; marks: those of the model, such as "[laughter]"."""
+    """The text without the tags that control speech; marks: tags of the model, such as "[laughter]"."""
     for mark in marks:
         text = text.replace(mark, " ")
     return " ".join(_SAID_TAG.sub(r"\1", _SILENT_TAG.sub(" ", text)).split())
@@ -252,7 +252,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Extras:
-    """Things that are made beside, or of, the audio; each as the option of that name has it."""
+    """Further results of a run; each field is the command's option of that name."""
 
     subtitles: str | None = None
     times: bool = False
@@ -262,7 +262,7 @@ class Extras:
 def write_track(
     track: Track, plan: Plan, ledger: Ledger, rate: int, extras: Extras, marks: Iterable[str]
 ) -> Iterator[str]:
-    """Write a file and what belongs to it; gives lines to report. marks: as of `readable_text`."""
+    """Write an audio file and its extras; yields lines to report. marks: as in `readable_text`."""
     from vivavoce.frontend.audio.tag import COMMENT, SOFTWARE
     from vivavoce.frontend.subtitles import Cue, to_srt, to_vtt
 
@@ -301,7 +301,7 @@ def write_track(
     if cut:
         first = cut[0].segment
         yield (
-            f"note: {len(cut)} sentences were ended for their length, words may be missing; the first: "
+            f"note: {len(cut)} sentences were stopped at the length limit, words may be missing; the first: "
             f"chapter {first.chapter + 1}, character {first.start + cut[0].piece.start:,}"
         )
 

@@ -1,1 +1,1 @@
-"""Interfaces of other products, spoken by the core: ElevenLabs, DashScope, Wyoming, and CosyVoice's own."""
+"""Interfaces of other products that a server can offer: ElevenLabs, DashScope, Wyoming, and CosyVoice's own."""

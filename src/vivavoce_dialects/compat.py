@@ -47,7 +47,7 @@ from vivavoce.frontend.voices.voice import Voice, built_in_voices, voices_to_spk
 from vivavoce.models.features import SAMPLE_RATE
 from vivavoce_hub.download import download
 
-log = logging.getLogger("vivavoce.compat")  # where scripts import it
+log = logging.getLogger("vivavoce.compat")  # scripts import this module by that name
 
 Folder = str | Path
 Text = str | Iterable[str]
@@ -74,7 +74,7 @@ def _with_old_keywords(call: _Call) -> _Call:
             if new is None:
                 log.warning("old keyword: %(old)s has no effect; leave it out", {"old": old})
             elif new in keywords:
-                raise TypeError(f"{call.__name__}() has both {old} and {new}, its name today; leave {old} out")
+                raise TypeError(f"{call.__name__}() has both {old} and {new}, its new name; leave {old} out")
             else:
                 log.warning("old keyword: %(old)s is called %(new)s now", {"old": old, "new": new})
                 keywords[new] = value

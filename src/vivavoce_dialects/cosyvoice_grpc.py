@@ -1,4 +1,4 @@
-"""CosyVoice's own service: one text in, its audio out piece by piece."""
+"""CosyVoice's own gRPC service: a request holds one text, and its audio is streamed back in pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT_RATE = 16_000
 """Samples per second of `prompt_audio`, which has no header."""
 WARNING = "x-warning"
 ADMISSION = "x-admission-seconds"
-"""Seconds until the request was accepted: its text, its voice, and the wait for room."""
+"""Metadata key: seconds from the request to its admission, for the text, the voice and the wait for a slot."""
 
 
 async def infer(call: Call) -> Metadata:
@@ -58,7 +58,7 @@ def _speech_request(content: bytes, owner: str) -> SpeechRequest:
     transcript, samples = given("prompt_text") if mode == "zero_shot" else "", payload.prompt_audio
     if not samples:
         raise InvalidAudio(f"prompt_audio: is missing; send 16-bit mono samples at {PROMPT_RATE} Hz")
-    if samples[:4] == b"RIFF" and samples[8:12] == b"WAVE":  # a file, which tells its rate
+    if samples[:4] == b"RIFF" and samples[8:12] == b"WAVE":  # a WAV file, whose header has the rate
         return SpeechRequest(text, Recording(samples, transcript), owner, mode=mode, reading="official")
     if len(samples) % 2:
         raise InvalidAudio(

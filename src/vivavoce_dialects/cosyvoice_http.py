@@ -25,7 +25,7 @@ _NAMES = {"text": "tts_text", "instruct": "instruct_text", "reference audio": RE
 
 @dataclass(frozen=True)
 class _Route:
-    """texts: required fields; takes_recording: it needs a recording, too."""
+    """A route of the service. texts: required form fields; takes_recording: whether it needs a recording, too."""
 
     path: str
     mode: str

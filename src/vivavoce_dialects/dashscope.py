@@ -1,4 +1,4 @@
-"""The messages of DashScope's WebSocket, by which CosyVoice is spoken to in Aliyun's cloud (docs/from-cosyvoice.md)."""
+"""The messages of DashScope's WebSocket, the interface of CosyVoice in Aliyun's cloud (docs/from-cosyvoice.md)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from vivavoce.server.utterance import Reply
 from vivavoce_textnorm import MAX_TEXT_CHARS, Lexicon, excerpt, phonemes
 
 DEFAULT_FORMAT, DEFAULT_RATE = "mp3", 22_050
-"""The audio of a client that names neither; its package calls that `Default`, at a rate of 0."""
+"""Format and rate for a client that names neither; its package sends `Default` and a rate of 0."""
 MAX_WORDS = 500
-"""Most words of a task's own."""
+"""Maximum number of words in the `hot_fix` of a task."""
 _USUAL_VOLUME = 50
 _CLOUD_MODEL = re.compile(r"cosyvoice-v\d(\.\d)?(-[a-z]+)?", re.ASCII)
-"""Names of the cloud's models; the default model answers to them."""
+"""Names of the cloud's models; the server's default model is used for them."""
 _FIELD = "payload.parameters."
 _CODES = {
     "unauthorized": "InvalidApiKey",
@@ -46,7 +46,7 @@ _CODES = {
     "voice_store_away": "ServiceUnavailable",
     "out_of_memory": "ServiceUnavailable",
 }
-"""Our codes → the cloud's names of them; others are mistakes in a message, or internal errors."""
+"""Our error code → the cloud's code; for other codes, `_failed` chooses InternalError or InvalidParameter."""
 _SENTENCES = {"segment": "sentence-begin", "segment_done": "sentence-end"}
 
 
@@ -62,7 +62,7 @@ def router(state: AppState) -> APIRouter:
 
 
 class HotFix(BaseModel):
-    """Words of a task's own: how they are pronounced, in pinyin, and what is said in their place."""
+    """Words of one task: their pronunciation in pinyin, and the text that replaces them."""
 
     model_config = ConfigDict(extra="forbid")
     pronunciation: list[dict[str, str]] = Field([], max_length=MAX_WORDS)
@@ -96,7 +96,7 @@ class Parameters(BaseModel):
         return {name: one for name, one in fields.items() if one is not None} if isinstance(fields, dict) else fields
 
     def output(self) -> OutputFormat:
-        """InvalidRequest: a rate that is not made, or a bit rate that the codec does not have."""
+        """The format of the audio. InvalidRequest: the rate, or the bit rate with this codec, is not supported."""
         codec = AudioFormat(DEFAULT_FORMAT if self.format == "Default" else self.format)
         bits = 1_000 * self.bit_rate or None
         try:
@@ -105,14 +105,14 @@ class Parameters(BaseModel):
             raise renamed(error, {"sample_rate": _FIELD + "sample_rate", "bitrate": _FIELD + "bit_rate"}) from None
 
     def language(self) -> str | None:
-        """The first hint; InvalidRequest: the server does not know this language."""
+        """The language of the first hint; InvalidRequest: the server does not know this language."""
         try:
             return parse_language(self.language_hints[0]) if self.language_hints else None
         except InvalidRequest as error:
             raise renamed(error, {"language": _FIELD + "language_hints"}) from None
 
     def lexicon(self, marks: frozenset[str]) -> Lexicon:
-        """The words of `hot_fix`; marks: the model's. InvalidRequest: the model does not have those of a syllable."""
+        """The words of `hot_fix`; marks: the model's tags. InvalidRequest: the model lacks the tags of a syllable."""
         fix, words = self.hot_fix, dict[str, str]()
         for word, written in (entry for one in fix.pronunciation for entry in one.items()):
             said = phonemes("pinyin", written, marks)
@@ -194,7 +194,7 @@ class _Start(Start):
 def _start(payload: _Payload) -> _Start:
     asked = payload.parameters
     if asked.pitch != 1:
-        raise InvalidRequest(f"{_FIELD}pitch: {asked.pitch:g} is not made here; leave it at 1, the voice's own")
+        raise InvalidRequest(f"{_FIELD}pitch: {asked.pitch:g} is not supported; leave it at 1, the voice's own")
     fields = {
         "model": payload.model,
         "voice": asked.voice,
@@ -209,19 +209,19 @@ def _start(payload: _Payload) -> _Start:
 
 
 class DashScopeForm(MessageForm):
-    """Tasks, one after the other on a connection, each of which is an utterance whose context is the task's id."""
+    """Tasks, which run one after another on a connection; each is an utterance whose context is the task's id."""
 
     is_own, is_strict, answers_to_a_start, end = False, True, True, "finish-task"
 
     def __init__(self) -> None:
         self._task: str | None = None
         self._ended: str | None = None
-        """The last task that has ended; messages for it may still be on their way."""
+        """Id of the last task that has ended; messages that still arrive for it are ignored."""
         self._has_finished = self._has_failed = False
-        """All text of the task has come; an error has been told, and nothing may follow it."""
+        """Whether all text of the task has arrived, and whether an error was sent, after which nothing may follow."""
         self._request_id = ""
         self._text, self._first, self._characters = "", 0, 0
-        """The text from character `_first` of the task on, and the number of all its characters."""
+        """The task's text from character `_first` on, this position, and the number of all characters of the task."""
         self._words: list[dict[str, Any]] = []
         """Words of the sentence that is being spoken."""
 
@@ -297,7 +297,7 @@ class DashScopeForm(MessageForm):
         return None
 
     def _sentence(self, task: str, kind: str, reply: Reply) -> str:
-        """The begin of a sentence, or its end with the times of its words."""
+        """The event for the beginning of a sentence, or for its end with the times of its words."""
         start, end = reply["start_character"], reply["end_character"]
         self._text, self._first = self._text[max(0, start - self._first) :], max(start, self._first)
         words, self._words = (self._words, []) if kind == "segment_done" else ([], self._words)
@@ -326,7 +326,7 @@ def _event(task: str, event: str, payload: Mapping[str, Any], **attributes: Any)
 
 
 def _failed(task: str, error: Mapping[str, Any]) -> str:
-    """The event of a failure, with the cloud's code for it; our own, and the field, are attributes."""
+    """The event of a failure with the cloud's code; our own code and the field's name are attributes."""
     own = "InternalError" if error["type"] == "server_error" else "InvalidParameter"
     header = {"task_id": task, "event": "task-failed", "error_code": _CODES.get(error["code"], own)}
     told = {"code": error["code"], "param": error["param"]}

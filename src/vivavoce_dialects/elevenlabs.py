@@ -62,7 +62,7 @@ _READ = {
 }
 _WITHOUT_EFFECT = {"auto_mode", "enable_logging", "enable_ssml_parsing", "apply_text_normalization"}
 SOCKET_QUERY = frozenset(_READ | _WITHOUT_EFFECT | {"optimize_streaming_latency"})
-"""Names in the address of a WebSocket."""
+"""Query parameters that the address of a WebSocket may have."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
 _QUERY = frozenset(("output_format", "optimize_streaming_latency", "enable_logging"))
 _OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
@@ -187,7 +187,7 @@ _SUBSCRIPTION: dict[str, Any] = {
     **{"can_use_professional_voice_cloning": False, "max_credit_limit_extension": 0, "open_invoices": []},
     **{"has_open_invoices": False, "current_overage": {"amount": "0", "currency": "usd"}},
 }
-"""ElevenLabs' clients read here how many characters a month has left. We have no such quota: limits show in errors."""
+"""Clients read here how many characters are left this month. This server has no such quota; errors tell its limits."""
 _USER: dict[str, Any] = {
     **{"created_at": 0, "seat_type": "workspace_admin", "subscription": _SUBSCRIPTION},
     **dict.fromkeys(("is_new_user", "can_use_delayed_payment_methods"), False),
@@ -234,7 +234,7 @@ def _model(about: ModelInfo) -> dict[str, Any]:
 
 
 def first_message(fields: Mapping[str, Any], query: Mapping[str, str]) -> MessageForm | None:
-    """The form of a client whose first message on the server's own WebSocket has a text without a type."""
+    """The form for a client of ElevenLabs on the server's own WebSocket: its first message has a text, but no type."""
     return ElevenLabsForm(query.get("voice_id"), query) if "text" in fields and "type" not in fields else None
 
 
@@ -248,13 +248,13 @@ def output_format(name: str) -> OutputFormat:
     except InvalidRequest:
         pass
     raise InvalidRequest(
-        f"output_format: {name[:40]!r} is not made here; use {DEFAULT_FORMAT}, pcm_16000, wav_24000, ulaw_8000, "
+        f"output_format: {name[:40]!r} is not supported; use {DEFAULT_FORMAT}, pcm_16000, wav_24000, ulaw_8000, "
         "opus_48000_64 or another rate of these"
     )
 
 
 def _usual_models(about: ModelInfo) -> re.Pattern[str]:
-    """A single model answers to every name; of several, the default one to those of ElevenLabs' models."""
+    """Names that mean the default model: any name if it is the only model, else the names of ElevenLabs' models."""
     return _THEIR_MODELS if about.others else _ANY_MODEL
 
 
@@ -263,7 +263,7 @@ def _fields(
 ) -> dict[str, Any]:
     found = {"voice": voice, "seed": seed, "speed": settings.speed if settings else None}
     found["model"] = None if model is None else str(model)[:200]
-    with suppress(InvalidRequest):  # an unknown language is told from the text
+    with suppress(InvalidRequest):  # the language is then detected from the text
         found["language"] = parse_language(language or "auto")
     return {name: value for name, value in found.items() if value is not None}
 
@@ -278,7 +278,7 @@ def _voice(voice: VoiceSummary) -> dict[str, Any]:
 
 
 class Alignment:
-    """Times of a text's characters, by the words that are known; other characters share their segment's time evenly."""
+    """Times of a text's characters, interpolated between the known times of words and of segments."""
 
     def __init__(self, text: str = "") -> None:
         self.text, self.last = readable(text), " "
@@ -298,7 +298,7 @@ class Alignment:
                 knots += [(word["start_character"], word["start"]), (end, word["end"])]
             if "end" in mark:
                 end, end_s = mark["end_character"], mark["end"]
-                if not self.until:  # a notice may be heard before the first segment
+                if not self.until:  # a spoken notice may come before the first segment
                     knots[0] = (self._timed, mark["start"])
         count = max(0, end - self._timed)
         if end_s is not None:
@@ -449,7 +449,7 @@ class ElevenLabsForm(MessageForm):
         return {"audio": audio, "isFinal": None, "normalizedAlignment": alignment, "alignment": alignment}
 
     def _aligned(self, alignment: Alignment, mark: Reply) -> dict[str, Any]:
-        """Times are counted from the end of the alignment before, with `sync_alignment` from the audio's beginning."""
+        """Times in ms from the end of the previous alignment or, with `sync_alignment`, from the start of the audio."""
         first = 0.0 if self._query.get("sync_alignment") == "true" else alignment.until
         characters, times = alignment.take([mark])
         edges = [round(1000 * (time - first)) for time in times]

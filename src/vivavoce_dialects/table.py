@@ -1,4 +1,4 @@
-"""The interfaces of other products that a server speaks beside its own."""
+"""The interfaces of other products that a server offers beside its own."""
 
 from __future__ import annotations
 

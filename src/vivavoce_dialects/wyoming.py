@@ -31,13 +31,13 @@ from vivavoce_textnorm import MAX_TEXT_CHARS
 
 PROTOCOL = "wyoming"
 LINE_BYTES, DATA_BYTES = 65_536, 262_144
-"""Longest line and payload of an event, and its longest data, which may hold a text of 20,000 characters."""
+"""Maximum bytes of an event's line and payload, and of its data, which may hold a text of 20,000 characters."""
 TEXT_PAUSE_S = 120.0
-"""Longest wait for the next piece of a text."""
+"""Longest wait for the next piece of a text, in seconds."""
 PATIENCE_S = 1.0
-"""Silence of a client after which its connection may be closed for another one."""
+"""Seconds without a message after which a client's connection may be closed in favour of another client."""
 CLOSING_S = 2.0
-"""Longest wait, when a connection is closed, for the client to read the data that was sent last."""
+"""Seconds that a client gets to read the last data when its connection is closed."""
 SEND_BYTES = 8 * 1024
 """Unsent bytes above which a sender waits: 170 ms of audio."""
 SERVICE = "_wyoming._tcp.local."
@@ -79,7 +79,7 @@ async def serving_wyoming(
 
 
 class _Connection:
-    """One client: its events come in while audio goes out. waits_since: inf while a text is spoken."""
+    """A client's connection. waits_since: loop time at which it became idle; inf while a text is spoken."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Connection:
         self._utterance: StreamedUtterance | None = None
         self._is_streamed = False
         self._characters = self._samples = 0
-        """Characters of the utterance that came, and samples of its audio that were sent."""
+        """Number of received characters of the utterance, and number of sent samples of its audio."""
         writer.transport.set_write_buffer_limits(high=SEND_BYTES)
 
     async def serve(self) -> None:
@@ -117,7 +117,7 @@ class _Connection:
                 if not done:
                     if not self._takes_text:
                         return
-                    raise InvalidRequest(f"text: none came for {TEXT_PAUSE_S:g} s; send synthesize-stop at its end")
+                    raise InvalidRequest(f"text: no piece came for {TEXT_PAUSE_S:g} s; send synthesize-stop at its end")
         except VivavoceError as error:
             # The dispatcher counts errors of an utterance itself.
             if self._utterance is None or not self._utterance.delivery.done():

@@ -1,1 +1,1 @@
-"""Several engines as one: a group for Python, a fleet for a server; and voices that servers share in a redis."""
+"""Several engines as one: a group for the Python API, a fleet for a server. Also voices that servers share in Redis."""

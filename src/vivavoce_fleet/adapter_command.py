@@ -11,7 +11,7 @@ from vivavoce.cli.flags import REQUIRED, JsonOption, QuietOption, argument, comm
 from vivavoce.errors import InvalidRequest
 
 TIMEOUT_S = 120.0
-"""A model that has to be loaded first is waited for, and an adapter of gigabytes."""
+"""Seconds to wait for an answer; the server may have to load a model first, or an adapter of gigabytes."""
 _PATH = "/v1/adapters"
 
 app = group(
@@ -23,14 +23,14 @@ app = group(
 
 @dataclass(frozen=True)
 class AskedServer:
-    """The server, and which of its models is meant."""
+    """The server, and one of its models."""
 
     server: str = flag("Address of the server.", "URL", default="http://127.0.0.1:8880")
     key: str | None = flag("API key of the server.", "KEY", envvar="VIVAVOCE_API_KEY")
     model: str = flag("One of the server's models.  [default: its default model]", "NAME", "-m", default="")
 
     def ask(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
-        """The answer. InvalidRequest: the server cannot be reached, or refuses, with its own words."""
+        """Send a request, return the answer. InvalidRequest: no answer, or the server's own refusal."""
         import httpx
 
         if not self.server.startswith(("http://", "https://")):
@@ -42,10 +42,10 @@ class AskedServer:
             answer = httpx.request(method, address, params=query, json=body, headers=headers, timeout=TIMEOUT_S)
             told = answer.json()
             if not answer.is_success:
-                raise InvalidRequest(f"server: it answers {answer.status_code}: {told['error']['message']}")
+                raise InvalidRequest(f"server: answered with status {answer.status_code}: {told['error']['message']}")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
             reason = str(error) or type(error).__name__
-            raise InvalidRequest(f"server: {self.server} cannot be asked ({reason}); is it running there?") from None
+            raise InvalidRequest(f"server: {self.server} cannot be reached ({reason}); is it running there?") from None
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(
                 f"server: {self.server} answers {answer.status_code}, but not as vivavoce does; check the address"
@@ -77,11 +77,11 @@ def list_(at: AskedServer, as_json: JsonOption = False) -> None:
 def add(
     name: str = _NAME,
     *,
-    folder: str = flag("Its folder, below the server's model.adapters_dir.  [default: NAME]", "FOLDER", default=""),
+    folder: str = flag("The folder, below the server's model.adapters_dir.  [default: NAME]", "FOLDER", default=""),
     at: AskedServer,
     quiet: QuietOption = False,
 ) -> None:
-    """Load an adapter into all engines of a model. The key must be one that may publish."""
+    """Load an adapter into all engines of a model. The API key needs may_publish."""
     told = at.ask("POST", _PATH, {"name": name, "folder": folder, "model": at.model})
     size = size_text(told["size_bytes"])
     Reporter(quiet).report(f"adapter {name!r} is loaded (rank {told['rank']}, {size}); requests may name it")
@@ -89,6 +89,6 @@ def add(
 
 @command(app, "vivavoce adapter remove news")
 def remove(name: str = _NAME, *, at: AskedServer, quiet: QuietOption = False) -> None:
-    """Remove an adapter. Requests that speak with it are finished. The key must be one that may publish."""
+    """Remove an adapter. Running requests with it are finished. The API key needs may_publish."""
     at.ask("DELETE", f"{_PATH}/{quote(name, safe='')}")
     Reporter(quiet).report(f"adapter {name!r} is removed; no new request may name it")

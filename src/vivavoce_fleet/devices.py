@@ -30,7 +30,7 @@ def devices_of(gpus: str | None, engines: int, device: str) -> list[str]:
 def seen_alone(device: str) -> tuple[str, dict[str, str]]:
     """The device's name inside a process that sees only this GPU, and the environment variables of that process.
 
-    CUDA gives every thread device 0 by default, and takes memory of each device that was used.
+    A process that sees all GPUs may take memory on two: CUDA gives every new thread device 0 by default.
     """
     if not device.startswith("cuda:"):
         return device, {}

@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Submit = Callable[[SpeechRequest, set[Any], tuple[VivavoceError, ...]], Awaitable[SpeechStream]]
-"""Gives a request to an engine that is not in the set, and adds that engine to it; raises the refusal with the shortest
-wait, including the refusals in the tuple."""
+"""Sends a request to an engine that is not in the set, and adds the engine to the set. If all engines refuse, it raises
+the refusal with the shortest wait; the refusals in the tuple count, too."""
 MOST_LOST = 2
-"""Engines that may end under one request: a request that crashes engines must not end a whole fleet."""
+"""Largest number of engines that one request may crash, so that it cannot crash a whole fleet."""
 
 
 def open_engines(
     settings: EngineProcessSettings, of: str = "", adapters: tuple[tuple[str, str], ...] = ()
 ) -> EngineFleet:
-    """One engine or several, as the settings say; none is started yet. Errors as `devices_of`.
+    """A fleet of the engines that the settings name, not started yet. Errors as `devices_of`.
 
     adapters: names and folders of adapters beyond those of the settings.
     """
@@ -45,8 +45,8 @@ def open_engines(
 def make_engines(settings: EngineProcessSettings, of: str = "") -> dict[str, EngineClient]:
     """The engines by name, in the order of their start; see `open_engines`.
 
-    of: one of several models, with whose name those of its engines begin.
-    Engines that share a device keep `model.engines`, so that each takes its share of the threads.
+    of: the model's name, if the server has several; the names of its engines begin with it.
+    Engines that share a device keep `model.engines`, so that each uses its share of the threads.
     """
     model = settings.model
     devices = devices_of(model.gpus, model.engines, model.device)
@@ -63,7 +63,7 @@ def make_engines(settings: EngineProcessSettings, of: str = "") -> dict[str, Eng
 class FleetStream:
     """A `SpeechStream` that moves to another engine if its own ends before the first audio.
 
-    Until then pushed text is kept, and segments wait for the first audio, since another engine sends its own.
+    Until then, pushed text is kept, and events of segments are held back, because another engine sends its own.
     """
 
     def __init__(self, submit: Submit, request: SpeechRequest, sample_rate: int) -> None:
@@ -73,11 +73,11 @@ class FleetStream:
         self._used = set[Any]()
         """The engine that speaks, and those that ended before."""
         self._pieces: list[str | None] | None = []
-        """The pushed text, None at its end. Without a list: there was audio, and the request stays at its engine."""
+        """The pushed pieces of text, None for its end. No list: audio has come, so the request stays at its engine."""
         self.verdict: Verdict | None = None
 
     async def begin(self, *refusals: VivavoceError) -> None:
-        """Give the request to an engine that has not had it; errors as `SpeechBackend.speak`, or of `refusals`."""
+        """Send the request to an engine that has not had it; errors as `SpeechBackend.speak`, or of `refusals`."""
         self._stream = await self._submit(self._request, self._used, refusals)
         for piece in self._pieces or ():  # nothing here waits, so that no other piece comes in between
             await (self._stream.end() if piece is None else self._stream.push(piece))
@@ -102,12 +102,12 @@ class FleetStream:
                 break
             except VivavoceError as error:
                 if self.verdict is not None:
-                    return  # its listener has cancelled it
+                    return  # the client has cancelled it
                 await self._move(error)
         self.verdict = self.verdict or self._stream.verdict
 
     def _stay_here(self) -> None:
-        """Stay at the engine of the first audio; EngineStopped: it has ended, so another one speaks the whole text."""
+        """Keep the request at its engine. EngineStopped: the engine has ended, so another must speak the whole text."""
         ended = self._stream.verdict
         if ended is not None and ended.error_code == EngineStopped.code:
             raise EngineStopped(ended.error or "")
@@ -142,8 +142,8 @@ class FleetStream:
 class EngineFleet:
     """The `SpeechBackend` of one engine or several; used in one event loop.
 
-    engines: by name, in the order of their start; one may be replaced by another of its name. All use the same store of
-    voices and read it for each request, so that they see each other's changes.
+    engines: by name, in the order of their start; a new engine of the same name may replace an engine. All engines use
+    the same store of voices and read it for each request, so that they see each other's changes.
     """
 
     def __init__(self, engines: Mapping[str, EngineClient]) -> None:
@@ -153,7 +153,7 @@ class EngineFleet:
     async def start(self) -> None:
         """Wait until the first engine is ready, then begin to start the others; VivavoceError: the first cannot start.
 
-        The first one may download a model and compile kernels, which the others then find.
+        The first engine may download a model and compile kernels, which the others then use.
         """
         await self._first.start()
         self._starting = [asyncio.ensure_future(self._start(name)) for name in list(self.engines)[1:]]
@@ -216,7 +216,7 @@ class EngineFleet:
         return await self._ask(lambda engine: engine.adapters())
 
     async def add_adapter(self, name: str, folder: str) -> AdapterInfo:
-        """Load it in all engines or in none; EngineStopped: one of them is not ready."""
+        """Load an adapter into all engines or into none. EngineStopped: an engine is not ready."""
         done: list[EngineClient] = []
         try:
             for one in self._all_ready():
@@ -264,8 +264,8 @@ class EngineFleet:
     ) -> Result:
         """The answer of the first engine that does not refuse.
 
-        goes_on: whether the next engine is asked after this refusal; used: engines that are not asked, to which the one
-        that answers is added.
+        goes_on: whether to ask the next engine after a refusal. used: engines that are not asked; the engine that
+        answers is added.
         """
         used = set() if used is None else used
         asked = set(used)
@@ -283,11 +283,11 @@ class EngineFleet:
         raise shortest_wait(refusals or (EngineStopped("engine: all of them are starting; ask again in some seconds"),))
 
     def _next(self, key: bytes | None, asked: set[EngineClient]) -> EngineClient | None:
-        """The engine to ask; one that has replaced another meanwhile is asked, too."""
+        """The next engine to ask; an engine that has replaced another one meanwhile is asked, too."""
         loads = [EngineLoad(name, one.ready, one.active, one.capacity) for name, one in self.engines.items()]
         ready = [self.engines[load.name] for load in order(loads, key)]
         if len(self.engines) == 1:
-            ready = [self._first]  # which says itself why it does not speak
+            ready = [self._first]  # its own error says why it does not speak
         return next((one for one in ready if one not in asked), None)
 
 

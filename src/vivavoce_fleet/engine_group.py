@@ -1,7 +1,7 @@
 """Several engines as one, each in a process of its own; texts and voices stay in the calling process.
 
-Python runs one thread at a time, and launching one fast GPU's batches takes most of it: two engines in one process
-would wait for each other. `main` runs an engine's process; its argument is its socket's file descriptor.
+Python runs one thread at a time, and launching the batches of one fast GPU takes most of its time: two engines in one
+process would wait for each other. `main` runs an engine's process; its argument is the file descriptor of its socket.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from vivavoce_fleet.group_messages import (
 from vivavoce_fleet.routing import EngineLoad, is_retryable, order, shortest_wait
 
 _OPENING = 0
-"""The number of an engine's first answer: its slots once it is loaded, or the error of loading it."""
+"""Message number of an engine's first answer: its number of slots, or the error of loading it."""
 _GONE = "engine: its process has ended, and its requests are lost; ask again, another engine then speaks"
 
 
@@ -127,7 +127,7 @@ class RemoteEngine:
         self._connection.close()
 
     def _number_of(self, voice: Conditioning) -> int:
-        """The voice's number. The voice is sent only when it is not in use yet."""
+        """The voice's number. A voice that the process does not have yet is sent first."""
         with self._state:
             if (number := self._voices.get(voice)) is None:
                 number = self._voices[voice] = next(self._numbers)
@@ -141,7 +141,7 @@ class RemoteEngine:
         self._send_bytes(written.getvalue())
 
     def _send_bytes(self, message: bytes) -> None:
-        """Send without waiting for another sender in this thread: garbage collection while it sends may send, too."""
+        """Send without waiting for a sender in this thread: garbage collection during a send may send, too."""
         if os.getpid() != self._home:  # in a forked process the connection belongs to the parent
             return
         self._unsent.append(message)
@@ -182,7 +182,7 @@ class RemoteEngine:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The device of an engine: the parts of `models` and `memory` that speaking needs."""
+    """The device, precision and slots of an engine: the parts of `models` and `memory` that callers need."""
 
     device: torch.device
     dtype: torch.dtype
@@ -192,7 +192,7 @@ class DeviceInfo:
 class EngineGroup:
     """Several engines as one `EngineInterface`; `routing` chooses the engine of each request.
 
-    An engine that has ended is not restarted: the others go on.
+    An engine that has ended is not restarted; the other engines continue.
     """
 
     def __init__(self, engines: Mapping[str, tuple[Callable[[], Engine], dict[str, str]]], device: DeviceInfo) -> None:
@@ -298,7 +298,7 @@ class EngineGroup:
 
 
 def open_group(devices: Sequence[torch.device], dtype: torch.dtype, open_one: Callable[..., Engine]) -> EngineGroup:
-    """An engine for each device; a device that is listed twice gets two.
+    """A group with an engine for each device; a device that is listed twice gets two engines.
 
     open_one: opens the engine of a device, with the number of `engines` on it; it is pickled.
     """

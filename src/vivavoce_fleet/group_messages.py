@@ -1,4 +1,4 @@
-"""Messages between an engine group and its engines' processes; a voice is sent once, then by its number."""
+"""Messages between an engine group and its engines' processes; a voice is sent once, later only its number."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Ended:
     number: int
     result: RequestResult
     capacity: int
-    """Number of streams that the engine now keeps up with."""
+    """Number of streams that the engine can serve in time now."""
 
 
 class VoicePickler(pickle.Pickler):

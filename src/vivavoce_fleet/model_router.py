@@ -34,21 +34,21 @@ from vivavoce_textnorm import NormalizedText
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Seconds between looks at which models speak."""
+"""Seconds between two checks of which models are speaking."""
 LOADING_S = 5.0
 """Seconds after which a request for a model that is being loaded may be sent again."""
 FAILED_S = 30.0
-"""Seconds for which a model that could not be loaded is refused before it is tried again."""
+"""Seconds after a failed load in which requests for the model are refused; then it is tried again."""
 
 
 @dataclass(eq=False)
 class ServedModel:
-    """One model.
+    """One model of a server.
 
-    info: what its folder tells, or itself once it is loaded; open: opens its engines, which are to be started, with
-    these adapters beside those of the settings; engines: None: it is not in memory, or is still being loaded; used_at:
-    the last time that it was asked or spoke; failed_until: after a load that failed, the time of the next try;
-    adapters: those that were added until it was unloaded; changing: its engines are being replaced, so that it stays.
+    info: from its folder, or from its engines once they are loaded. open: returns its engines, not started yet, with
+    the given adapters besides those of the settings. engines: None while it is not in memory or is being loaded.
+    used_at: time of the last request or speech. failed_until: after a failed load, the time of the next try. adapters:
+    adapters that were added before it was unloaded. changing: its engines are being replaced; it is not unloaded.
     """
 
     info: ModelInfo
@@ -63,7 +63,7 @@ class ServedModel:
 
     @property
     def is_held(self) -> bool:
-        """Whether it takes memory."""
+        """Whether the model takes memory."""
         return self.engines is not None or self.loading is not None
 
     @property
@@ -72,14 +72,14 @@ class ServedModel:
 
     @property
     def clients(self) -> Mapping[str, EngineClient]:
-        """Its engines by name, each beginning with the model's; empty if it is not in memory."""
+        """The model's engines by their names, which begin with the model's; empty if it is not in memory."""
         return {} if self.engines is None else self.engines.engines
 
 
 @dataclass(frozen=True)
 class Limits:
-    """max_loaded: most models in memory; unload_after_s: idle time after which one may be unloaded for another; wait_s:
-    longest wait of a request for its model; keep_idle_s: idle time after which one is unloaded anyway, None: never.
+    """max_loaded: most models in memory. unload_after_s: idle seconds after which a model may be unloaded for another.
+    wait_s: longest wait in seconds for a model. keep_idle_s: idle seconds after which a model is unloaded; None: never.
     """
 
     max_loaded: int | None = None
@@ -91,8 +91,8 @@ class Limits:
 class ModelRouter:
     """The `SpeechBackend` of several models; used in one event loop.
 
-    The default model, the first one, stays in memory and has the voices: each model extracts a stored voice that has no
-    features of it from the voice's recording. A model that ends is started again and harms no other.
+    The default model, the first one, stays in memory and keeps the voices. A model that needs other features of a voice
+    extracts them from the voice's recording. A model that ends is restarted, without an effect on the others.
     """
 
     def __init__(self, models: Mapping[str, ServedModel], limits: Limits = Limits()) -> None:
@@ -102,11 +102,11 @@ class ModelRouter:
         self._default.engines = self._default.open(())
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
-        """Engines of unloaded models, until they have freed their memory."""
+        """Tasks that close the engines of unloaded models, until these have freed their memory."""
         self._now = asyncio.get_running_loop().time
 
     async def start(self) -> None:
-        """Wait until the default model is ready, then begin to load those that are to be kept.
+        """Wait until the default model is ready, then begin to load the models that are not on demand.
 
         VivavoceError: the default model cannot be loaded.
         """
@@ -119,7 +119,7 @@ class ModelRouter:
 
     @property
     def engines(self) -> Mapping[str, EngineClient]:
-        """The engines of the models in memory, by the model's name, or by that and the engine's."""
+        """The engines of all models in memory, by their names, which begin with the model's name."""
         return {name: one for model in self._models.values() for name, one in model.clients.items()}
 
     @property
@@ -157,20 +157,20 @@ class ModelRouter:
         await _opened(self._default).remove_voice(owner, name)
 
     async def statistics(self) -> BackendStatistics | None:
-        """None: each engine has statistics of its own."""
+        """Always None, because each engine has statistics of its own."""
         return None
 
     def settle(self, settings: Sequence[EngineProcessSettings]) -> None:
-        """Open the engines of each model, in the models' order, with these settings from now on."""
+        """From now on, open the engines of each model with these settings, which have the models' order."""
         for (name, model), own in zip(self._models.items(), settings, strict=True):
             model.open = partial(open_engines, own, name)
 
     async def replace(
         self, now: Sequence[EngineProcessSettings], wanted: Sequence[EngineProcessSettings], drain_s: float, gap: bool
     ) -> None:
-        """Replace the engines of the models in memory, one model after the other; others get the new settings later.
+        """Replace the engines of the models in memory, one model after the other; others get the settings later.
 
-        now, wanted: the settings of each model, in the models' order; drain_s, gap and errors as of `Replacement`.
+        now, wanted: the settings of each model, in the models' order; drain_s, gap and errors as in `Replacement`.
         """
         for (name, model), old, new in zip(self._models.items(), now, wanted, strict=True):
             if model.loading is not None:
@@ -210,7 +210,7 @@ class ModelRouter:
         return found.engines
 
     def _load(self, model: ServedModel) -> asyncio.Task[None]:
-        """Begin to load a model, unless that has begun. Raises the last failure; EngineStopped without room."""
+        """Begin to load a model, unless it is being loaded. EngineStopped: the last load failed, or no room."""
         if model.loading is None:
             self._check_failure(model)
             self._make_room(model)
@@ -241,7 +241,7 @@ class ModelRouter:
                 await engines.close()
 
     def _make_room(self, model: ServedModel) -> None:
-        """Unload a model for this one, if one has to be. EngineStopped: all are needed."""
+        """Unload another model if this one needs its room. EngineStopped: all models are in use."""
         held = [one for one in self._models.values() if one.is_held]
         most = self._limits.max_loaded
         if most is None or len(held) < most:
@@ -255,7 +255,7 @@ class ModelRouter:
         self._unload(oldest)
 
     def _idle(self) -> list[ServedModel]:
-        """The models that may be unloaded, as nothing runs in them."""
+        """The models that may be unloaded, because they have no stream."""
         may_go = [one for one in self._models.values() if one.on_demand and one.engines is not None]
         return [one for one in may_go if not (one.streams or one.changing)]
 
@@ -267,7 +267,7 @@ class ModelRouter:
         task.add_done_callback(self._leaving.discard)
 
     def look(self) -> None:
-        """Note which models speak, since a stream may be longer than the idle time; unload those idle for too long."""
+        """Note the time of use of all models that are speaking; unload models that were idle for `keep_idle_s`."""
         now, keep_s = self._now(), self._limits.keep_idle_s
         for model in self._models.values():
             if model.streams:
@@ -307,7 +307,7 @@ def _opened(model: ServedModel) -> EngineFleet:
 def open_models(
     settings: EngineProcessSettings, further: Mapping[str, tuple[ModelSection, bool]], limits: Limits
 ) -> EngineFleet | ModelRouter:
-    """The backend of the model in the settings, and of further ones by name, each with whether it is loaded on demand.
+    """The backend of the settings' model and of further ones. further: by name, a section and whether it is on demand.
 
     Nothing is started yet. Errors as `model_folder`, `read_info` and `open_engines`, and InvalidRequest: two models
     have one name.
@@ -333,7 +333,7 @@ def settings_of_models(settings: EngineProcessSettings, further: Iterable[ModelS
 
 
 def gpus_of(section: ModelSection) -> set[str]:
-    """The GPUs of a model's engines, each by one name."""
+    """The GPUs of a model's engines; "auto" and "cuda" count as "cuda:0"."""
     devices = devices_of(section.gpus, section.engines, section.device)
     return {"cuda:0" if device in ("auto", "cuda") else device for device in devices} - {"cpu"}
 

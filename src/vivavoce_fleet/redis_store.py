@@ -1,8 +1,8 @@
-"""Voices in one redis, which several servers share.
+"""A store of voices in Redis, which several servers share.
 
 Every namespace (the public voices, and those of each owner) is one hash, which holds three fields for each voice:
-`head:ID`, `about:ID` and `data:ID`, where ID is the name without its case. As index and values are one key, neither
-can be there without the other, whatever is deleted, evicted or restored.
+`head:ID`, `about:ID` and `data:ID`, where ID is the name without its case. Index and values are in the same hash, so
+they can only be deleted, evicted or restored together.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from vivavoce.frontend.voices.voice import Voice, decode_voice, optional_fields
 if TYPE_CHECKING:
     from redis import Redis
 
-log = logging.getLogger("vivavoce.redis_store")  # below the logger whose INFO lines the command line shows
+log = logging.getLogger("vivavoce.redis_store")  # the command line shows notes of loggers below `vivavoce`
 
 KEY = "vivavoce:voices:"
 """Prefix of keys, followed by "public", or by "owner:" and the SHA-256 of the owner."""
 TIMEOUT_S = 1.0
-"""For a connection and each piece of an answer; options in the URL such as `?socket_timeout=2` win."""
+"""Seconds for connecting, and for each piece of an answer; options such as `?socket_timeout=2` in the URL win."""
 DEADLINE_S = 3.0
-"""No operation waits for another piece of an answer after this time."""
+"""Seconds after which an operation does not wait for another piece of its answer."""
 HEALTH_CHECK_S = 30
-"""A connection idle for longer is checked before the next command."""
+"""A connection that was idle for more seconds than this is checked before the next command."""
 REST_S = 3.0
 """Seconds between two attempts to reach a server that is away; other requests fail at once."""
 DEFAULT_PORT = 6379
@@ -75,13 +75,13 @@ return {'kept'}
 """ARGV: id, head, about, data, bytes of a head before its name, "1" to replace, most voices (−1: any), most bytes,
 the nonce that is to be replaced ("": any).
 
-Answers {"kept"}, {"taken"}, {"twin", the name that differs in case only}, {"many"}, {"large"} or {"changed"}. The same
-head twice is the same save twice: the answer to the first was lost.
+Answers {"kept"}, {"taken"}, {"twin", the name that differs in case only}, {"many"}, {"large"} or {"changed"}. If the
+head is stored already, the same save was sent twice, because its first answer was lost.
 """
 
 
 class RedisStore(VoiceStore):
-    """A `VoiceStore` in redis, which connects with the first command; values are the bytes of `voice.py`.
+    """A `VoiceStore` in Redis. It connects with the first command; values are the bytes of `voice.py`.
 
     While redis is away, every method raises `VoiceStoreAway`. One request in `REST_S` seconds tries to reach it, the
     others do not wait. A redis that refuses a command counts as away for that command.
@@ -94,7 +94,7 @@ class RedisStore(VoiceStore):
         self._errors, self._redis = _client(url, self.label, lambda: self._operation.until - clock())
         self._rest_s, self._clock = rest_s, clock
         self._lock = Lock()
-        self._away: str | None = None  # since when, and why; None while it answers
+        self._away: str | None = None  # a message with time and cause; None while it answers
         self._away_since = self._next_try = 0.0
 
     def summaries(self, owner: str = PUBLIC) -> list[VoiceSummary]:
@@ -108,7 +108,7 @@ class RedisStore(VoiceStore):
         return sorted((changed(one, public=owner == PUBLIC) for one in known), key=lambda one: one.name)
 
     def state(self) -> str:
-        """Answer "ok" if redis answers and is durable, else the problem in one line."""
+        """Return "ok" if redis answers and is durable, else the problem in one line."""
         key = self._key(PUBLIC)
         try:
             risk = self._ask(lambda redis: self._find_risk(redis, key))
@@ -134,7 +134,7 @@ class RedisStore(VoiceStore):
     ) -> bool:
         key, name = self._key(owner), voice.name
         head = "".join(_Head(uuid.uuid4().hex, _digest(content), name))
-        # Older programs take four values, the last one by its truth.
+        # Older versions read four values, and take the truth value of the last one as has_prompt.
         last = {"has_prompt": voice.has_prompt, **told} if (told := optional_fields(voice)) else voice.has_prompt
         about = json.dumps([name, voice.description, voice.transcript, last], ensure_ascii=False)
         limits = (quota.voices, quota.total_bytes) if quota else (-1, -1)
@@ -151,7 +151,7 @@ class RedisStore(VoiceStore):
     def _remove(self, name: str, owner: str) -> bool:
         if self._version(name, owner) is None:
             return False
-        # Sent twice, or by two servers at once, the second finds nothing, and the voice is removed all the same.
+        # If the command is sent twice, the second one finds nothing; the voice is removed all the same.
         key = self._key(owner)
         self._ask(lambda redis: redis.hdel(key, *(f"{part}:{folded(name)}" for part in ("head", "about", "data"))))
         return True
@@ -161,7 +161,7 @@ class RedisStore(VoiceStore):
         return head.nonce if head is not None and head.name == name else None
 
     def _key(self, owner: str) -> str:
-        """The owner's hash; starts the clock of an operation on it."""
+        """The key of the owner's hash. The deadline of an operation on it begins now."""
         self._operation.until = self._clock() + DEADLINE_S
         return KEY + ("public" if owner == PUBLIC else f"owner:{namespace_id(owner)}")
 
@@ -177,7 +177,7 @@ class RedisStore(VoiceStore):
     def _ask(self, command: Callable[[Redis], _Answer]) -> _Answer:
         """The server's answer to a command, which may be sent twice if the connection breaks.
 
-        VoiceStoreAway: unreachable now or a moment ago, refuses the command, or answers nonsense.
+        VoiceStoreAway: redis is or was just now unreachable, refuses the command, or sends a malformed answer.
         """
         with self._lock:
             now, away = self._clock(), self._away
@@ -188,12 +188,12 @@ class RedisStore(VoiceStore):
             answer = command(self._redis)
         except self._errors.ResponseError as error:
             self._set_away(None)
-            code = str(error).split(" ", 1)[0]  # that begins a refusal: "OOM", "READONLY", …
+            code = str(error).split(" ", 1)[0]  # such as "OOM" or "READONLY"
             refusal = code if code.isupper() and code.isalpha() else type(error).__name__
             raise VoiceStoreAway(
-                f"voice store: {self.label} refuses ({refusal}); ask who runs it to look at its log"
+                f"voice store: {self.label} refuses ({refusal}); ask its operator to look at its log"
             ) from None
-        except Exception as error:  # nonsense answers raise errors outside of the package's own
+        except Exception as error:  # malformed answers raise errors of other classes, too
             # The package's own messages may hold a password.
             cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
             raise _absence(self._set_away(getattr(cause, "strerror", None) or type(error).__name__)) from None
@@ -215,7 +215,7 @@ class RedisStore(VoiceStore):
         return away or ""
 
     def _find_risk(self, redis: Redis, key: str) -> str | None:
-        """Why redis refuses voices or may lose acknowledged ones; None if all is well, or if it hides its settings."""
+        """The reason why redis refuses voices or may lose stored ones; None: no reason, or it hides its settings."""
         redis.hmget(key, "head:")
         redis.hdel(key, "head:")  # a write without effect: names are never empty
         try:
@@ -268,7 +268,7 @@ def _read_about(about: bytes) -> VoiceSummary | None:
 
 
 class _BoundedSocket:
-    """A socket bound by the operation's deadline: redis' own timeout bounds one piece, not all of them."""
+    """A socket that obeys the operation's deadline; redis' own timeout limits only each piece of an answer."""
 
     def __init__(self, plain: Any, left_s: Callable[[], float]) -> None:
         self._plain, self._left_s = plain, left_s
@@ -280,7 +280,7 @@ class _BoundedSocket:
 
 
 def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Redis]:
-    """The package's errors and a client; left_s: seconds left for this thread's operation."""
+    """The redis package's errors, and a client. left_s: returns the seconds left for this thread's operation."""
     try:
         from redis import Connection, Redis, SSLConnection, exceptions
         from redis.backoff import NoBackoff
@@ -306,13 +306,13 @@ def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Red
 
 
 def _label(url: str) -> str:
-    """Host, port and number without user and password; InvalidRequest if the URL cannot be read."""
+    """Host, port and database of the URL, without user and password. InvalidRequest: the URL cannot be read."""
     try:
         parts = urlsplit(url)
         host, port, number = parts.hostname or "", parts.port, parts.path.strip("/")
-        # A password with one of these signs may look like a host; then an "@" follows later.
+        # A password with /, ? or # may look like a host; then an "@" follows later.
         is_whole = "@" not in parts.path + parts.query + parts.fragment
-        # The number has one place, which messages name.
+        # The database number must be in the path, which messages show, and not in the query.
         is_plain = "db" not in parse_qs(parts.query, keep_blank_values=True)
         can_be_read = host and port != 0 and is_whole and is_plain and (not number or number.isdecimal())
     except ValueError:  # a port that is not a number

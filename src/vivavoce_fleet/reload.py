@@ -1,4 +1,4 @@
-"""Take over changed settings, and replace engines, while a server runs."""
+"""Applies changed settings, and replaces engines, while a server runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BY_A_NEW_ENGINE = {
     *(name for name in SETTINGS if name.startswith(("model.", "engine."))),
 } - {"model.gpus", "model.engines", "model.lexicons"}
 _OF_AN_ENGINE = ("model.", "engine.", "voices.", "provenance.watermark")
-"""Without an engine of its own, a server reads them at its start or not at all."""
+"""A server without an engine of its own reads these settings only at its start, or never."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,18 @@ def _of_models(settings: ServerSettings, lexicons: Lexicons | None) -> list[Engi
 
 
 class Reloader:
-    """Reads the settings anew for each signal; one reload runs at a time, and later signals make one more."""
+    """Reads the settings again at each signal. One reload runs at a time; signals meanwhile cause one more."""
 
     def __init__(
         self, read: Callable[[], ServerSettings], state: AppState, listeners: Collection[Listener] = ()
     ) -> None:
-        """read: the settings of the files, variables and flags of the start."""
+        """read: returns the settings from the file, variables and flags with which the server was started."""
         self._read, self._state, self._listeners = read, state, listeners
         self._dispatcher = state.dispatcher
         self._wanted, self._new_engines = asyncio.Event(), False
 
     def ask(self, new_engines: bool = False) -> None:
-        """new_engines: replace the engines even if their settings are the same, with a gap if it has to be."""
+        """new_engines: replace the engines even with unchanged settings, and with a gap in service if necessary."""
         self._new_engines = self._new_engines or new_engines
         self._wanted.set()
 
@@ -117,7 +117,7 @@ class Reloader:
             self._dispatcher.metrics.reloads.labels(outcome).inc()
 
     def _checked(self) -> tuple[ServerSettings, Changes, Lexicons | None]:
-        """The new settings; InvalidRequest: the first thing that is wrong with them, or with what they name."""
+        """Read and check the new settings. InvalidRequest: the first problem of the settings or of their files."""
         old, new = self._state.settings, self._read()
         changes = changes_between(old, new)
         result = with_values(old, new, (*changes.at_once, *changes.by_a_new_engine))
@@ -139,7 +139,7 @@ class Reloader:
         for name, engine in backend.engines.items() if isinstance(backend, (EngineFleet, ModelRouter)) else ():
             try:
                 await engine.reload(settings.voices, settings.logging, lexicons)
-            except VivavoceError as error:  # it has ended, or hangs, and gets them when it is started again
+            except VivavoceError as error:  # the ended or hanging engine gets them at its restart
                 log.warning("reload late: engine %(name)s: %(error)s", {"name": name, "error": error})
         if changes.by_a_restart:
             names = ", ".join(changes.by_a_restart)
@@ -151,7 +151,7 @@ class Reloader:
         state = self._state
         wanted, backend = with_values(state.settings, new, names), self._dispatcher.backend
         if not isinstance(backend, (EngineFleet, ModelRouter)):
-            raise InvalidRequest("engine: this server has none of its own; restart what speaks for it")
+            raise InvalidRequest("engine: this server has no engine of its own; restart the server behind it")
         log.info("engine changing: a new one starts with %(names)s", {"names": ", ".join(names) or "the same settings"})
         now, then = _of_models(state.settings, lexicons), _of_models(wanted, lexicons)
         if isinstance(backend, ModelRouter):
@@ -162,5 +162,5 @@ class Reloader:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a terminal that is open: one that closes sends SIGHUP."""
+    """Whether this process has an open terminal. A terminal that closes sends SIGHUP."""
     return any(os.isatty(number) for number in range(3))

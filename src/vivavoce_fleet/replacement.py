@@ -1,7 +1,7 @@
 """Replace the engines of a running server, one by one.
 
-The new engine is ready before requests go to it, and the old one ends when those that it has are over. Where both do
-not fit on the device, the old one ends first: its requests go to the other engines of a fleet, or are refused.
+The new engine gets requests once it is ready, and the old engine ends when its own requests have ended. If both do not
+fit on the device, the old engine ends first: new requests go to other engines of the fleet, or are refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _REPLACED = "engine: another one has taken its place, and the speech was not fin
 class Replacement:
     """How the engines of one server are replaced.
 
-    engines: those of the server, by name, which are changed; drain_s: seconds that requests of an old engine have to
-    end, after which those that have not sounded yet are spoken by another engine; gap: if there is one engine and no
-    room for two, it ends before the new one starts, and requests are refused meanwhile; of: as of `make_engines`.
+    engines: the server's engines by name; the dictionary is changed. drain_s: seconds that requests of an old engine
+    have to end; then another engine speaks the requests without audio so far. gap: if there is one engine and no room
+    for two, it ends before the new one starts, and requests are refused meanwhile. of: as in `make_engines`.
     """
 
     engines: dict[str, EngineClient]
@@ -37,9 +37,9 @@ class Replacement:
     of: str = ""
 
     async def replace(self, now: EngineProcessSettings, wanted: EngineProcessSettings) -> None:
-        """Replace all engines, each by its name; adapters that were added stay. now, wanted: the settings of all.
+        """Replace all engines, one by one; adapters that were added stay. now, wanted: the old and the new settings.
 
-        VivavoceError: an engine was not replaced, and neither were those after it.
+        VivavoceError: an engine was not replaced, and neither were the engines after it.
         """
         added = next(iter(self.engines.values())).added_adapters
         fresh, former = (make_engines(one._replace(adapters=added), self.of) for one in (wanted, now))
@@ -81,7 +81,7 @@ class Replacement:
         except VivavoceError:
             await new.close()
             self.engines[name] = former
-            with suppress(VivavoceError):  # it is started again and again
+            with suppress(VivavoceError):  # the client repeats a failed start
                 await former.start(about)
             raise
 
@@ -94,9 +94,9 @@ class Replacement:
 
 
 def check_same_rate(old: ModelInfo, new: ModelInfo) -> None:
-    """InvalidRequest: what clients were told of the audio would not hold any more."""
+    """InvalidRequest: the audio would change its sample rate, which clients were told already."""
     if old.sample_rate != new.sample_rate:
         raise InvalidRequest(
-            f"model.model: {new.name} has audio of {new.sample_rate} Hz, and {old.name}, which speaks now, of "
+            f"model.model: {new.name} has audio of {new.sample_rate} Hz, but {old.name}, which runs now, of "
             f"{old.sample_rate} Hz; restart the server with it"
         )

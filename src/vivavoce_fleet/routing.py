@@ -31,8 +31,8 @@ _TOLD_APART = 1 << 16
 class EngineLoad:
     """One engine's state at one moment.
 
-    name: unique, and constant while the fleet lives; ready: the engine takes requests; streams: its current streams,
-    including any just sent; capacity: streams that it keeps up with by its admission's estimate, 1 or more.
+    name: unique, and constant while the fleet lives. ready: the engine accepts requests. streams: its current streams,
+    including those just sent. capacity: streams that it can serve in time, as its admission estimates; 1 or more.
     """
 
     name: str
@@ -44,7 +44,7 @@ class EngineLoad:
     def headroom(self) -> float:
         """Share of the engine's real time that is left: 1 if it is idle, 0 or less if it is overloaded.
 
-        So each idle engine gets its turn, and an estimate of its capacity that was too low is corrected.
+        All idle engines have the same headroom, so each is used, which corrects an estimate that was too low.
         """
         return 1 - self.streams / self.capacity
 

@@ -16,15 +16,14 @@ from vivavoce.server.rate_limiter import Principal, busy, over_rate
 log = logging.getLogger("vivavoce.limits")
 
 KEY = "vivavoce:limits:"
-"""Prefix of keys, followed by the name of an API key in braces, so that both of its keys are in one slot of a cluster.
-"""
+"""Prefix of Redis keys. An API key's name follows in braces, so that a cluster keeps both of its keys in one slot."""
 TIMEOUT_S = 0.5
-"""For a connection and for an answer; then Redis counts as away."""
+"""Seconds for connecting and for an answer, after which Redis counts as away."""
 REST_S = 3.0
 """Seconds between two attempts to reach a Redis that is away; other requests do not wait for it."""
 LEASE_S, RENEWAL_S = 60.0, 20.0
-"""A running request counts for so long without a renewal, so that those of a server that died are forgotten; and
-seconds between renewals."""
+"""Seconds for which a running request counts without a renewal, so that requests of a dead server are forgotten; and
+seconds between two renewals."""
 
 TAKE = """
 local rates, running, id, most, lease = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -92,18 +91,18 @@ class SharedCounts:
         self._label, self._clock = label, clock
         self._away, self._next_try = False, 0.0
         self._running: dict[str, str] = {}
-        """The keys of requests that run, by their ids."""
+        """The Redis key of each running request, by the request's id."""
         self._renewing: asyncio.Task[None] | None = None
         self._leaving = set[asyncio.Task[Any]]()
 
     async def take(self, principal: Principal, identity: str | None, prices: dict[str, int]) -> None:
-        """Count a request, or with identity None more of its text; Overloaded: a limit of all servers is reached."""
+        """Count a request, or if identity is None, more text. Overloaded: a limit over all servers is reached."""
         rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
         paid = [(what, rate, tokens) for what, tokens in prices.items() if (rate := rates[what]) is not None]
         most = -1 if identity is None or principal.concurrent is None else principal.concurrent
         keys = [f"{KEY}{{{principal.name}}}:{part}" for part in ("rates", "running")]
         if most >= 0 and identity is not None:
-            self._running[identity] = keys[1]  # also without an answer: it may have been counted
+            self._running[identity] = keys[1]  # Redis may have counted it even if no answer comes
             if self._renewing is None:
                 self._renewing = asyncio.ensure_future(self._keep_renewing())
         arguments = [identity or "", most, LEASE_S, *(part for one in paid for part in one)]
@@ -148,7 +147,7 @@ class SharedCounts:
         self._next_try = self._clock() + REST_S
         try:
             answer = await asyncio.wait_for(command(), 2 * TIMEOUT_S)
-        except Exception as error:  # the package's own, those of the network, and nonsense answers
+        except Exception as error:  # errors of the package, the network or a malformed answer
             if not self._away:
                 reason = type(error).__name__  # its text may hold a password
                 fields = {"place": self._label, "reason": reason}

@@ -1,1 +1,1 @@
-"""Our gRPC service: `server.start_grpc` opens its port; `vivavoce.clients.grpc` is the client."""
+"""The server's gRPC service: `server.start_grpc` opens its port; `vivavoce.clients.grpc` is the client."""

@@ -25,13 +25,13 @@ from vivavoce.server.settings import ServerSection
 
 PROTOCOL = "grpc"
 LEAST_STREAMS = 8
-"""Lowest limit of a connection's calls and of a caller's messages that are read at once; `max_conc` may be lower."""
+"""The limits of calls per connection and of messages read at once per caller are never lower, unlike `max_conc`."""
 REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
 ERROR_CODE = "error-code"
 RETRY_AFTER = "retry-after-ms"
 """Milliseconds after which the same request may succeed; sent only if waiting helps."""
 PUSHBACK = "grpc-retry-pushback-ms"
-"""The same for gRPC itself: clients with a retry policy wait that long and try again on their own."""
+"""The same milliseconds for gRPC itself: clients with a retry policy wait that long and try again by themselves."""
 
 Metadata = tuple[tuple[str, str], ...]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -110,7 +110,7 @@ class Calls:
 
     @asynccontextmanager
     async def speaking(self, call: Call) -> AsyncIterator[bytes]:
-        """The first message of a call for speech, which counts for `max_conc` until it ends; errors as `message`."""
+        """Yield the first message of a call for speech, which counts for `max_conc` meanwhile. Errors: `message`."""
         try:
             content = await self.message(call.context, call.principal.name)
             if self._speaking >= self._max_conc:

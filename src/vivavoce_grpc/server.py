@@ -23,9 +23,9 @@ from vivavoce_grpc.speech import PACKAGE as SPEECH
 from vivavoce_grpc.speech import add_voice, list_voices, remove_voice, speak
 
 MOST_BYTES = int(2 * 16_000 * MAX_REFERENCE_S) + 240_000
-"""Longest message: a recording of 16-bit samples at 16 kHz, and texts of 20,000 characters in UTF-8."""
+"""Longest message in bytes: a recording of 16-bit samples at 16 kHz, and texts of 20,000 characters in UTF-8."""
 CONNECTION_S, GRACE_S = 3_600, 6 * 3_600
-"""After an hour a connection accepts no new calls; the last ones may run longer than any speech."""
+"""After an hour a connection accepts no new calls; its last calls have six hours, longer than any speech."""
 HEALTH, REFLECTION = "grpc.health.v1", "grpc.reflection.v1"
 SERVING, NOT_SERVING = 1, 2
 
@@ -33,7 +33,7 @@ SERVING, NOT_SERVING = 1, 2
 async def start_grpc(
     dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection, dialects: Sequence[Dialect] = ()
 ) -> tuple[grpc.aio.Server, int]:
-    """Serve in the running event loop; returns the server and its port. grpc_port 0: a free one."""
+    """Serve in the running event loop; returns the server and its port. grpc_port 0: any free port."""
     calls, patience_ms = Calls(dispatcher, keys, settings), int(1_000 * settings.request_timeout_s)
     host, port = settings.host, settings.grpc_port or 0
     # gRPC's own limit of all calls is not used: it would refuse health checks, too.
@@ -64,7 +64,7 @@ async def start_grpc(
     }
     for dialect in dialects:
         answers |= dialect.grpc_services()
-    # All are streams: messages of unary calls are read before this program sees the call and its key.
+    # All methods are streams, since gRPC reads the message of a unary call before this code can check the key.
     services: Any = {f"{HEALTH}.Health": {"Check": grpc.stream_unary_rpc_method_handler(partial(check, calls))}}
     for service, methods in answers.items():
         stream = grpc.stream_stream_rpc_method_handler

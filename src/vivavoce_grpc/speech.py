@@ -23,7 +23,7 @@ from vivavoce_grpc.calls import FINISH_REASON, PROTOCOL, Call, Metadata, parsed
 
 PACKAGE = "vivavoce.v1"
 IDLE_S = 120.0
-"""Longest silence of a client while nothing is spoken."""
+"""Seconds for which a client may send nothing while nothing is spoken."""
 
 
 async def speak(call: Call) -> Metadata:
@@ -113,7 +113,7 @@ class Conversation:
         """Held while a message is sent, because several tasks send."""
         self._segment = 0
         self.cancel: Any = None
-        """The client's message that ended the utterance."""
+        """The client's cancel message, once it has come."""
         self._clock = asyncio.get_running_loop().time
         self._last_at = self._clock()
 

@@ -1,1 +1,1 @@
-"""Fetches published models from Hugging Face and ModelScope; `checkpoint/known_models.py` knows which there are."""
+"""Fetches published models from Hugging Face and ModelScope; `checkpoint/known_models.py` lists them."""

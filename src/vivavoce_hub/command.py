@@ -1,4 +1,4 @@
-"""`vivavoce download`: fetch a published model."""
+"""The command `vivavoce download`, which fetches a published model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Download a known model: only what inference needs, resumable, verified, pinned to the hub's revision.
+"""Downloads a known model: only the files for inference, resumable, verified, pinned to the hub's revision.
 
-Both hubs share one path: each has its own list of files, then files are fetched by plain HTTP. The library
-huggingface_hub would be a second path beside it: it compares sizes only, reads listings of any length, and replaces
-the files of an older revision one by one.
+Both hubs share one path: each has its own function that lists files, then all files are fetched by plain HTTP. The
+library huggingface_hub is not used: it compares sizes only, reads listings of any length, and replaces the files of an
+older revision one by one.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _PROXY_VARIABLES = ("all_proxy", "https_proxy", "http_proxy")
 _YES = frozenset({"1", "on", "yes", "true"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SPACE = (errno.ENOSPC, errno.EDQUOT)
-_log = logging.getLogger("vivavoce.download")  # the command line shows notes of the core's loggers
+_log = logging.getLogger("vivavoce.download")  # a logger that the command line shows
 
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """Bytes; done, total: of all files to transfer, resumed bytes included."""
+    """Progress in bytes; done, total: of all files to transfer, resumed bytes included."""
 
     file: str
     file_size: int
@@ -84,7 +84,7 @@ Listing = tuple[str, list[RemoteFile]]
 
 
 class Hub(NamedTuple):
-    """list_files: (client, endpoint, repository, revision) → Listing."""
+    """A hub of models. list_files: (client, endpoint, repository, revision) → Listing."""
 
     title: str
     endpoint: str
@@ -387,7 +387,7 @@ def _part(folder: Path, path: str) -> Path:
 
 
 def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> str:
-    """Returns the SHA-256. A part is resumed only if a published checksum can prove that it belongs to this file."""
+    """Fetch a file, return its SHA-256. A part is resumed only if a checksum proves that it belongs to the file."""
     if file.checksum is None:
         part.unlink(missing_ok=True)
     found = ""

@@ -1,4 +1,4 @@
-"""`vivavoce doctor`: check that this machine has everything that the program needs."""
+"""The command `vivavoce doctor`, which checks that this machine has everything that the program needs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vivavoce.version import __version__
 
 EXAMPLES = ("vivavoce doctor", "vivavoce doctor CosyVoice2-0.5B --json")
 MIN_FREE_BYTES = 7_000_000_000
-"""A published model takes 2 to 7 GB."""
+"""Free disk space below which a note is shown; a published model takes 2 to 7 GB."""
 
 
 State = Literal["ok", "note", "broken"]
-"""note: nothing fails, or only the thing that the text names."""
+"""State of a finding; note: everything works, or everything but the function that the text names."""
 NEEDED = {
     "torch": "nothing works",
     "numpy": "nothing works",

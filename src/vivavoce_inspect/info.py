@@ -1,4 +1,4 @@
-"""`vivavoce info`: show the contents of a model folder."""
+"""The command `vivavoce info`, which shows the contents of a model folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def info(
         report = inspect_model(model_folder(model))
     if as_json:
         print_json(report_json(report))
-    elif report.generation or report.parts:  # otherwise the problems say it all
+    elif report.generation or report.parts:  # otherwise only the problems are shown
         print_table(describe(report))
     if report.problems:
         raise CheckpointError(report.problem_line)

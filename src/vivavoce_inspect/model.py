@@ -1,4 +1,4 @@
-"""Examine a model folder: its contents and all problems, without loading a network."""
+"""Examines a model folder, its contents and all problems, without loading a network."""
 
 from __future__ import annotations
 
@@ -206,8 +206,8 @@ def local_models() -> list[Path]:
 
 
 def is_whole_onnx(path: Path) -> bool:
-    """Check the outermost fields only (a tag and a number, or a tag, a length and bytes):
-    protobuf.dev/programming-guides/encoding.
+    """Whether an ONNX file is complete, by its outermost fields alone (a tag and a number, or a tag, a length and
+    bytes): protobuf.dev/programming-guides/encoding.
     """
     size, fields = path.stat().st_size, set()
     with path.open("rb") as file:
@@ -218,7 +218,7 @@ def is_whole_onnx(path: Path) -> bool:
             if tag & 7 == 2:
                 file.seek(min(number, size + 1), os.SEEK_CUR)
             fields.add(tag >> 3)
-        return file.tell() == size and 7 in fields  # the network of ModelProto (onnx.proto3)
+        return file.tell() == size and 7 in fields  # field 7 of ModelProto is the network (onnx.proto3)
 
 
 def _read_varint(file: BinaryIO) -> int | None:

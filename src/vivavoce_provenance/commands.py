@@ -1,4 +1,4 @@
-"""`vivavoce detect` and `vivavoce sign`: the marks and manifests that tell of synthetic speech."""
+"""`vivavoce detect` and `vivavoce sign`: the marks and manifests that identify synthetic speech."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def detect(
 
     The mark is found in 5 s of speech, also after compression or over a telephone; with less than 3 s it
     is not looked for. "not found" does not prove that a person spoke: other programs set no such mark. With the extra
-    c2pa it also tells of a signed manifest in the file.
+    c2pa it also reports a signed manifest in the file.
     """
     with Reporter().working("listening …"):
         from vivavoce.frontend.audio.decode import decode_audio

@@ -1,7 +1,7 @@
 """Finds the mark of `watermark.py` in a recording, also after compression, a telephone or a change of speed.
 
 The loudness of each band is compared with its neighbours in time and frequency, and the pattern is looked for at every
-moment of its period and at speeds from 0.94 to 1.06, with the pitch changed alike or kept.
+moment of its period and at speeds from 0.94 to 1.06, with the pitch changed by the same factor or kept.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ SHORTEST_S = 3.0
 THRESHOLD = 6.0
 """Fewer than one in 10,000 unmarked recordings of 5 s should reach this score (benchmarks/results/watermark)."""
 WINDOW_S, WINDOW_STEP_S = 6.0, 3.0
-"""Longer recordings are examined in windows: in a longer one, errors of the assumed speed would add up."""
+"""Seconds of a window and between windows; in longer windows, errors of the assumed speed would add up."""
 SPEEDS = tuple(1 + percent / 100 for percent in range(-6, 7))
 
 _RATE = MIN_SAMPLE_RATE
-"""Hertz; the mark lies below half of it."""
+"""Sample rate in hertz; the mark lies below half of it."""
 _STEP_S, _FRAME_S = 0.01, 0.025
 _LAG = round(TILE_S / _STEP_S)
 _PERIOD = _LAG * NUM_TILES
 _SILENCE_DB = -60.0
 _CLIP = 1.5
-"""Times the mean size of a band's contrasts: what is larger, as at the start of a word, counts no more than this."""
+"""Larger contrasts, as at the start of a word, are clipped to this multiple of the mean size in their band."""
 _QUIET_PERCENTILE, _LOUD_DB = 20, 10.0
-"""Levels at this percentile of a band may be noise and count nothing; those 10 dB above it count fully."""
+"""Levels at this percentile of a band may be noise and have weight 0; levels 10 dB above it have weight 1."""
 _TO_DEVIATION = 1.4826
-"""Standard deviation of a normal distribution over its median size."""
+"""The standard deviation of a normal distribution divided by the median of its absolute values."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def detect(samples: NDArray[np.floating], sample_rate: int) -> Detection:
     if seconds < SHORTEST_S:
         return Detection(False, 0.0, THRESHOLD, seconds)
     steps = max(0, math.ceil((len(wave) / sample_rate - WINDOW_S) / WINDOW_STEP_S))
-    # The chance that noise passes z falls as exp(−z²/2): with more windows, more is needed.
+    # The chance that noise exceeds a score z falls as exp(−z²/2), so more windows need a higher threshold.
     threshold = math.sqrt(THRESHOLD**2 + 2 * math.log(steps + 1))
     best = 0.0
     for start in range(steps + 1):
@@ -108,9 +108,9 @@ def _seconds_of_sound(wave: NDArray[np.float32], sample_rate: int) -> float:
 
 
 def match(found: Floats, key: bytes = KEY) -> float:
-    """The best match of the key's pattern with `contrasts`, over the deviation of all.
+    """The best match of the key's pattern with `contrasts`, divided by a deviation of the matches.
 
-    Where the matches of its own hypothesis deviate more, over those: a hum may beat with the steps of one hypothesis.
+    This is the deviation of all matches or, if larger, of one hypothesis' matches: a hum may beat with its steps.
     """
     spectrum = (np.fft.rfft(found, axis=1) * _template(key)).sum(axis=2)
     matches = np.fft.irfft(spectrum, _PERIOD, axis=1)
@@ -122,7 +122,7 @@ def match(found: Floats, key: bytes = KEY) -> float:
 def contrasts(wave: NDArray[np.float32], sample_rate: int) -> Floats:
     """The contrast of each tile with its neighbours, [hypotheses, steps of a period, bands]; periods are added up.
 
-    The steps are those of the marked speech: a hypothesis of a speed takes its frames closer or further apart.
+    Steps are in the time of the marked speech: a hypothesis about its speed takes frames closer or further apart.
     """
     if sample_rate != _RATE:
         wave = soxr.resample(wave, sample_rate, _RATE)
@@ -144,8 +144,8 @@ def contrasts(wave: NDArray[np.float32], sample_rate: int) -> Floats:
 
 
 def _levels(sums: Floats, edges: Floats) -> Floats:
-    """Levels [time, bands] in decibels from sums over frequencies [time, frequencies]; edges: in places of those."""
-    below = (edges - 0.5).astype(np.int64)  # a sum reaches half a place further than its last frequency
+    """Levels [time, bands] in decibels, from cumulative energies [time, frequencies]; edges: in frequency indices."""
+    below = (edges - 0.5).astype(np.int64)  # a cumulative sum reaches half an index beyond its last frequency
     share = edges - 0.5 - below
     energies = np.diff(sums[:, below] * (1 - share) + sums[:, below + 1] * share, axis=1)
     return 10 * np.log10(energies + energies.max() * 10 ** (_SILENCE_DB / 10) + 1e-20)
@@ -159,7 +159,7 @@ def _weighed(levels: Floats) -> Floats:
 
 
 def _contrast(levels: Floats) -> Floats:
-    """Levels [time, bands] less those one tile before and after, and that less the mean over three bands."""
+    """Levels [time, bands] minus their mean one tile before and after, then minus the mean over three bands."""
     padded = np.pad(levels, ((_LAG, _LAG), (0, 0)), "edge")
     in_time = levels - (padded[: -2 * _LAG] + padded[2 * _LAG :]) / 2
     padded = np.pad(in_time, ((0, 0), (1, 1)), "reflect")

@@ -18,13 +18,13 @@ _SOURCE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedi
 _PROGRAM = {"name": "vivavoce", "version": __version__}
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 _UNTRUSTED = "signingCredential.untrusted"
-"""The signer is in no list of trusted ones; none is asked here."""
+"""C2PA's code for a signer that is in no list of trusted signers; no such list is used here."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A file's manifest. intact: the file and the manifest are as they were signed; signer: as its certificate calls
-    it, which is not checked; problems: C2PA's codes of what is wrong.
+    """A file's manifest. intact: the file and the manifest have not changed since they were signed. signer: the name in
+    the certificate, which is not checked. problems: C2PA's codes of faults.
     """
 
     intact: bool
@@ -58,7 +58,7 @@ def signer_of(certificate: Path, key: Path) -> Any:
 def sign(file: Path, signer: Any) -> None:
     """Put a manifest into the file which says that a machine made the speech; the file is replaced whole or not at all.
 
-    InvalidRequest: the file's form has no place for a manifest, or the signer is refused; InvalidAudio: it is damaged.
+    InvalidRequest: the format has no place for a manifest, or the signer is refused. InvalidAudio: the file is damaged.
     """
     c2pa, kind = _c2pa(), _kind_of(file)
     action = {"action": "c2pa.created", "digitalSourceType": _SOURCE, "softwareAgent": _PROGRAM}
@@ -77,7 +77,7 @@ def sign(file: Path, signer: Any) -> None:
             raise InvalidRequest(
                 f"certificate: cannot sign ({reason}); docs/provenance.md says what it needs"
             ) from None
-        raise InvalidAudio(f"file: {file.name} cannot be signed ({reason}); give audio of its suffix") from None
+        raise InvalidAudio(f"file: {file.name} cannot be signed ({reason}); its suffix must fit its audio") from None
     try:
         with replacing(file) as new:
             new.write(signed.getbuffer())
@@ -86,7 +86,7 @@ def sign(file: Path, signer: Any) -> None:
 
 
 def read_manifest(file: Path) -> Manifest | None:
-    """None: the file has no manifest, or is of a form without a place for one."""
+    """The manifest of a file; None: it has none, or its format has no place for one."""
     if file.suffix.lower() not in KINDS:
         return None
     c2pa = _c2pa()

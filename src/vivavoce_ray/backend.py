@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 AWAY = (RayError, RayServeException, TimeoutError, asyncio.TimeoutError)
 TRIES = 3
-"""The most replicas of a pool that one request is sent to."""
+"""Maximum number of replicas of a pool to which one request is sent."""
 ASK_S = 120.0
 """Timeout of a call, which may extract a voice, normalise a text and wait for a slot."""
 PULSE_S, LATE_S = 1.0, 3.0

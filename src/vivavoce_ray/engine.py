@@ -19,7 +19,7 @@ from vivavoce.logs import configure
 class TextMailbox:
     """An actor that queues the text of each stream until the stream's engine takes it.
 
-    Serve may route each call to another replica, and routes none to a draining one, so calls cannot carry the text.
+    Serve may route each call to another replica, and routes none to a replica that drains, so calls cannot carry text.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Choose the engine for a call of Ray Serve, and the number of engines; Ray ships this module's code."""
+"""Chooses the engine for a call of Ray Serve, and the number of engines; Ray ships this module's code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ loads, and the requests of an engine that ends."""
 
 
 class HeadroomRouter(RequestRouter):
-    """Sorts replicas by `order`; `EngineReplica.speak` begins with the voice's key and the names to avoid."""
+    """Sorts replicas by `order`; a call of `EngineReplica.speak` has the voice's key and the names to avoid first."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

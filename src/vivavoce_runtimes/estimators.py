@@ -25,10 +25,10 @@ from vivavoce_runtimes.onnx_writer import optional_input
 
 
 class EstimatorInputs(NamedTuple):
-    """All rows with their conditions, then all without; names and order as in the official exports. x, mu, cond: [rows,
-    bins, frames]; mask: [rows, 1, frames], 1 within the row's own frames; spks: [rows, bins], all of one dtype; t:
-    [rows] float32 (16 bit would distort its sinusoids); attention_ends: [rows, frames] int32, number of the row's first
-    frames that each frame sees. Only our exports have this input.
+    """Inputs of an estimator: all rows with their conditions, then all without; names and order as in the official
+    exports. x, mu, cond: [rows, bins, frames]. mask: [rows, 1, frames], 1 within the row's own frames. spks: [rows,
+    bins]. These five have one dtype. t: [rows] float32 (16 bit would distort its sinusoids). attention_ends: [rows,
+    frames] int32, number of the row's first frames that each frame sees; only our exports have this input.
     """
 
     x: Tensor
@@ -49,8 +49,8 @@ cut off for TensorRT, which would take this input for a constant."""
 
 @dataclass(eq=False)
 class EstimatorRunner:
-    """run: contiguous tensors by name → velocity, in any shape of that size, on any device and in any dtype; dtypes: of
-    the file's inputs, in its order; most_rows: rows of a batch before guidance doubles them, None: any number.
+    """Runs an exported estimator. run: contiguous tensors by name → velocity, in any shape of that size, device and
+    dtype. dtypes: of the file's inputs, in its order. most_rows: maximum rows of a batch, before guidance doubles them.
     """
 
     run: Callable[[dict[str, Tensor]], Tensor]
@@ -58,7 +58,7 @@ class EstimatorRunner:
     most_rows: int | None = None
 
     def __call__(self, inputs: EstimatorInputs) -> Tensor:
-        """Velocity [rows, bins, frames], device and dtype of `x`; any values past a row's frames."""
+        """Velocity [rows, bins, frames], with device and dtype of `x`; values past a row's frames are arbitrary."""
         tensors, x = inputs._asdict(), inputs.x
         cast = {name: tensors[name].to(dtype).contiguous() for name, dtype in self.dtypes.items()}
         return self.run(cast).view(x.shape).to(x.device, x.dtype)

@@ -1,8 +1,8 @@
-"""Exported files in a model's folder: their names, and which of those that hold code are loaded.
+"""Exported files in a model's folder: their names, and a check of files that contain code before they are loaded.
 
 A file for one kind of device has the device in its name. TorchScript, compiled packages and TensorRT's engines are
-programs: loading one runs it with all rights of the program, so only known files are loaded. The SHA-256 of a file that
-`vivavoce export` wrote on this machine is recorded in the user's own folder, beside the downloaded models; a model
+programs: loading one runs it with all rights of this process, so only known files are loaded. The SHA-256 of a file
+that `vivavoce export` wrote on this machine is recorded in the user's own folder, beside the downloaded models; a model
 folder cannot add to it.
 """
 
@@ -21,7 +21,7 @@ PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 def file_name(part: str, precision: str, kind: str, device: torch.device) -> str:
-    """kind: onnx, jit or aoti."""
+    """The file name of an exported part; kind: onnx, jit or aoti."""
     if kind == "onnx":
         return f"{part}.{precision}.onnx"
     if part == ENCODER:  # the official name

@@ -31,7 +31,7 @@ ROWS = 128
 
 @dataclass(frozen=True)
 class MergedVocabulary:
-    """text_size: tokenizer entries, special ones included. UnsupportedModel: the generation has no merged form."""
+    """The merged ids. text_size: entries of the tokenizer, with special ones. UnsupportedModel: CosyVoice 1."""
 
     text_size: int
     num_speech_tokens: int

@@ -1,7 +1,7 @@
-"""A few operators as an ONNX file, without the onnx package: just enough for small models.
+"""Writes a few operators as an ONNX file, without the onnx package: just enough for small models.
 
-ONNX is protobuf (onnx/onnx.proto). A message is a row of fields: a key, number · 8 + wire type, then the value.
-Two wire types occur here: 0, a variable-length integer of 7 bits per byte, and 2, a length followed by bytes.
+ONNX is protobuf (onnx/onnx.proto). A message is a row of fields: a key, number · 8 + wire type, then the value. Two
+wire types occur here: 0, a variable-length integer of 7 bits per byte, and 2, a length followed by bytes.
 """
 
 from __future__ import annotations

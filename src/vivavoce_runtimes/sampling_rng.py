@@ -43,7 +43,7 @@ class Draws:
 
 
 def speech_bias(folder: Path) -> tuple[NDArray[np.float32], range]:
-    """A merged model's bias at the ids that are or end speech, and these ids; CheckpointError: it has no bias."""
+    """A merged model's bias for speech tokens and ids that end speech, and these ids; CheckpointError: it has none."""
     try:
         bias: NDArray[np.float32] = np.load(folder / EMBEDDING_BIAS, allow_pickle=False)
         speech = np.flatnonzero(np.isfinite(bias))
@@ -70,7 +70,7 @@ class SpeechSampler:
     def leave_one(
         self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draws], said: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Draw own ids, [n] int64, for these rows of the logits, [any, ids of the runtime], and mask others in place.
+        """Draw own ids, [n] int64, for these rows of the logits, [any, ids of the runtime]; mask all others in place.
 
         said: merged ids of each row's run so far.
         """

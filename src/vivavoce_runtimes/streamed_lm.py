@@ -1,4 +1,4 @@
-"""A language model in a runtime that streams ids: prompts are submitted, ids arrive by themselves, surplus is aborted.
+"""A language model in a runtime that streams ids: prompts are submitted, ids arrive later, requests can be aborted.
 
 A slot is one request of the runtime, or several in turn if text arrives: each submits all rows so far, which are in the
 runtime's prefix cache. The runtime has its own thread with an event loop, so that the engine's thread never waits.
@@ -37,10 +37,10 @@ from vivavoce_runtimes.sampling_rng import Draws, speech_bias
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
-"""The longest wait of the engine's thread, in seconds: it has messages to read, and runtimes may hang."""
+"""Longest wait of the engine's thread, in seconds: the thread also reads messages, and a runtime may hang."""
 
 _STOP_S = 30.0
-"""Seconds that a runtime has to end; then its thread is abandoned."""
+"""Seconds that a runtime has to end; after that its thread is abandoned."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TokenRuntime(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Whether the runtime is alive, as far as is known; from any thread."""
+        """Whether the runtime is alive, as far as is known; may be called from any thread."""
 
     def generate(self, ask: Ask) -> AsyncGenerator[Sequence[int], None]:
         """Ids as they arrive, including the id that ends them. Closing the generator, or cancelling its reader, aborts.
@@ -81,7 +81,7 @@ def merged_ids(vocabulary: MergedVocabulary, rows: Iterable[Row]) -> list[int]:
         if row.kind is RowKind.CONTROL:
             return vocabulary.sos if row.id == vocabulary.own.sos else vocabulary.task
         if row.kind is RowKind.TEXT and row.id >= vocabulary.text_size:
-            raise InvalidRequest(f"text: id {row.id} is outside of 0 … {vocabulary.text_size - 1}; use the tokenizer's")
+            raise InvalidRequest(f"text: id {row.id} is outside of 0 … {vocabulary.text_size - 1}; use the tokenizer")
         return vocabulary.speech(row.id) if row.kind is RowKind.SPEECH else row.id
 
     return list(map(merged, rows))
@@ -231,7 +231,7 @@ class StreamedLM:
         return Ask(tuple(place.fed), run.forced_at, vocabulary.eos_ids, draws)
 
     async def _read(self, place: _Place, run: DecodeRun, ask: Ask) -> None:
-        """Pass on the runtime's ids up to and with a control id, which the model chooses or the run's limit forces."""
+        """Pass on the runtime's ids up to and including a control id, which the model or the run's limit chooses."""
         number, said, ended, since = place.slot.number, 0, False, time.perf_counter()
         try:
             async with aclosing(self._runtime.generate(ask)) as pieces:
@@ -244,7 +244,7 @@ class StreamedLM:
                     since = now
             if not ended and said < run.forced_at:
                 raise StageFailed(
-                    f"{self._runtime.name}: ended a request after {said} ids of {run.forced_at}; try again"
+                    f"{self._runtime.name}: it ended a request after {said} of {run.forced_at} ids; try again"
                 )
             if not ended:
                 self._give(place, Sampled(number, (run.forced,), True))
@@ -262,7 +262,7 @@ class StreamedLM:
 
 
 def _up_to_control(ids: Sequence[int], own: Vocabulary) -> list[int]:
-    """The ids up to the first control id; StageFailed: an id neither is nor ends speech."""
+    """The ids up to and including the first control id; StageFailed: an id is not of the speech vocabulary."""
     wrong = next((one for one in ids if not 0 <= one < own.num_logits), None)
     if wrong is not None:
         raise StageFailed(
@@ -296,9 +296,9 @@ def open_runtime(
     settings: EngineSettings,
     memory: MemoryPlan,
 ) -> StreamedLM:
-    """The stage over a runtime; `make` gets the merged folder, the models, the settings and the memory plan.
+    """Open a stage over a runtime; `make` gets the merged folder, the models, the settings and the memory plan.
 
-    Errors of `make`, `MergedVocabulary` and `speech_bias`.
+    Raises the errors of `make`, `MergedVocabulary` and `speech_bias`.
     """
     config, folder = models.config, models.merged
     if folder is None:

@@ -25,8 +25,8 @@ from vivavoce_runtimes.files import ESTIMATOR, check_code, file_name, remember_c
 
 log = logging.getLogger(__name__)
 
-FRAMES = (4, 500, 3_000)  # least, usual and most frames of an engine's rows, as in the official code
-BATCH = 8  # rows at once of the second profile; the first profile has one
+FRAMES = (4, 500, 3_000)  # Minimum, usual and maximum frames of an engine's rows, as in the official code.
+BATCH = 8  # Maximum rows of a batch in the second profile; the first profile has one row.
 _WORKSPACE_BYTES = 1 << 32
 _INSTALL = "pip install 'tensorrt>=10,<11'"
 
@@ -42,7 +42,7 @@ def import_tensorrt() -> Any:
 
 
 def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trusted: bool, anew: bool = False) -> Path:
-    """Our engine, built if it is missing or `anew` (takes minutes); without an ONNX file an official one."""
+    """Our engine, built if it is missing or if `anew` (takes minutes); without an ONNX file, an official engine."""
     trt, precision = import_tensorrt(), "fp16" if dtype == torch.float16 else "fp32"
     source = folder / file_name(ESTIMATOR, "fp32", "onnx", device)
     official = folder / f"{ESTIMATOR}.{precision}.mygpu.plan"
@@ -122,7 +122,7 @@ class TensorRTEngine:
         self._output_dtype = self.dtypes.pop(self._output)
         shapes = [engine.get_tensor_profile_shape("x", index) for index in range(engine.num_optimization_profiles)]
         self._frames = int(shapes[0][0][2]), int(shapes[0][2][2])
-        self._engine = engine  # contexts need a living engine
+        self._engine = engine  # contexts need the engine to stay alive
         self._lanes = {
             int(most[0]) // 2: [self._lane(profile) for _ in range(contexts)]
             for profile, (_, _, most) in enumerate(shapes)
@@ -140,7 +140,7 @@ class TensorRTEngine:
         rows, bins, frames = tensors["x"].shape
         if not self._frames[0] <= frames <= self._frames[1]:
             raise StageFailed(
-                f"tensorrt: {frames} mel frames with the voice's, the engine takes {self._frames[0]} … "
+                f"tensorrt: voice and text have {frames} mel frames, the engine takes {self._frames[0]} … "
                 f"{self._frames[1]}; use another length of text or recording, or another flow_backend"
             )
         batch, current = rows // 2, torch.cuda.current_stream(self._device)

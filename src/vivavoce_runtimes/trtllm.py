@@ -42,7 +42,7 @@ class LLMTokens:
     """Ids of one request, as they arrive. result: returned by `generate_async`; ends: ids that end speech.
 
     end: the id that ended the request, known once all ids have arrived; None: the limit ended it. Releases differ in
-    whether it is among the ids: here it is not.
+    whether it is among the ids; this class leaves it out.
     """
 
     def __init__(self, result: Any, ends: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ def _sampler(folder: Path, device: torch.device) -> SpeechSampler:
 
 
 class TrtllmRuntime:
-    """See `TokenRuntime`. MissingDependency: as `import_trtllm`."""
+    """The `TokenRuntime` of TensorRT-LLM. MissingDependency: as `import_trtllm`."""
 
     name, healthy = "trtllm", True
 

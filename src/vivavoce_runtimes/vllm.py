@@ -30,17 +30,17 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     # vLLM's processes import our sampler when they begin, and its thread ends them with this process.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # The newer runner has another interface of logits processors, which could not be run: it needs a GPU.
+    # The newer runner has another interface for logits processors; it needs a GPU and could not be tested.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     # On a CPU vLLM would take half of the host's memory, and pin threads to cores, also those of this process.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""Variables that vLLM reads at import, unless the user has set them."""
+"""Environment variables that vLLM reads at import; values that the user has set stay."""
 
 
 class VllmRuntime:
-    """See `TokenRuntime`. MissingDependency: as `import_runtime`; StageFailed: vLLM cannot start."""
+    """The `TokenRuntime` of vLLM. MissingDependency: as `import_runtime`; StageFailed: vLLM cannot start."""
 
     name = "vllm"
 

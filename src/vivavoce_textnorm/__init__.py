@@ -1,6 +1,6 @@
-"""Text as a person would read it out: numbers, dates, addresses and signs in words, in ten languages.
+"""Text normalisation in ten languages: numbers, dates, addresses and symbols are written in words.
 
-What other packages use is named here; they import no module of this package.
+Other packages import only the names that this module defines, and none of the package's other modules.
 """
 
 from importlib import import_module
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from vivavoce_textnorm.ssml import phonemes as phonemes
     from vivavoce_textnorm.word_stream import gather_ssml as gather_ssml
 
-# Their modules compile hundreds of patterns or need much of the standard library: the first use imports them.
+# A name's module is imported at its first use: it compiles hundreds of patterns, or imports much of the stdlib.
 _IMPORTED_LATER = {
     name: module
     for module, names in (

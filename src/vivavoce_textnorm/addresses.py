@@ -1,4 +1,4 @@
-"""Things that people type rather than say: net addresses, files, hashtags, acronyms, roman numerals, signs."""
+"""Reading rules for internet addresses, file names, hashtags, acronyms, Roman numerals and symbols."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _join_latin(words: list[str], joint: str) -> str:
 
 
 def read_address(place: Cursor) -> Found:
-    """URLs, e-mail addresses, paths, names of files and of programs' things, IP addresses."""
+    """Read a URL, an e-mail address, a path, a file name, an identifier of a program or an IP address."""
     for pattern, rule in ((_EMAIL, "email"), (_URL, "url"), (_PATH, "path"), (_NAME, "identifier")):
         if found := place.match(pattern):
             return found.end(), spell_address(place, found[0].rstrip("()").split("://", 1)[-1]), rule
@@ -92,7 +92,7 @@ def read_address(place: Cursor) -> Found:
 
 
 def read_ip(place: Cursor) -> Found:
-    """192.168.0.1:8080, ::1, and 00:1A:2B:3C:4D:5E of a network card."""
+    """Read an IP address such as 192.168.0.1:8080 or ::1, or a MAC address such as 00:1A:2B:3C:4D:5E."""
     if found := place.match(_IP):
         voice, signs = place.voice, place.locale.signs
         host = found[0].removesuffix(found["more"]).split(".")
@@ -105,7 +105,7 @@ def read_ip(place: Cursor) -> Found:
 
 
 def read_tagged(place: Cursor) -> Found:
-    """#CosyVoice2, @vivavoce, #1."""
+    """Read a hashtag (#CosyVoice2), a user name (@vivavoce) or a number behind # (#1)."""
     voice = place.voice
     if found := place.match(_COUNTED):
         number = place.locale.words.get("number", "")
@@ -120,7 +120,7 @@ def read_tagged(place: Cursor) -> Found:
 
 
 def read_key_code(place: Cursor) -> Found:
-    """*#06#, *67#, #31#5551234: what is typed on a telephone."""
+    """Read a code that is typed on a telephone, such as *#06#, *67# or #31#5551234."""
     if not (found := place.match(_KEY_CODE)):
         return None
     voice, words = place.voice, place.locale.words
@@ -130,19 +130,19 @@ def read_key_code(place: Cursor) -> Found:
 
 
 def read_acronym(place: Cursor) -> Found:
-    """U.S.A. without its full stops; where the sentence ends with it, the last one stays."""
+    """Read an acronym such as U.S.A. without its full stops; the last one stays if the sentence ends there."""
     if not (found := place.match(_DOTTED)):
         return None
     name = place.text[found.end() : found.end() + 1] == " " and place.after(found.end())[:1].isupper()
     if name and len(found[0]) == 4 and found[0] not in _COUNTRIES:
-        return None  # initials: J. K.
+        return None  # initials of a name: J. K.
     rest = place.after(found.end())
     ends = found[0][-1] == "." and (not rest or "\n" in place.text[found.end() : found.end() + 2])
     return found.end() - ends, found[0].replace(".", ""), "acronym"
 
 
 def read_roman(place: Cursor) -> Found:
-    """Louis XIV, Chapter IV, Ⅲ."""
+    """Read a Roman numeral: Louis XIV, Chapter IV, Ⅲ."""
     voice, words = place.voice, place.locale.words
     if sign := place.match(_SIGNIFICANT):
         return sign.end(), voice.cardinal(roman_value(normalize("NFKC", sign[0]).upper())), "roman"
@@ -168,7 +168,7 @@ def read_roman(place: Cursor) -> Found:
 
 
 def read_sign(place: Cursor) -> Found:
-    """A sign by its name where it is said, and silence for those that only set words apart."""
+    """Read a symbol as its name, or as silence if the symbol only separates words."""
     names, behind = place.locale.signs, (place.text, max(0, place.at - 4), place.at)
     for length in (3, 2, 1):
         sign = place.text[place.at : min(place.at + length, place.end)]
@@ -190,11 +190,11 @@ def _is_said(place: Cursor, sign: str) -> bool:
     before, after = place.text[place.at - 1 : place.at] if place.at else "", place.after(place.at + len(sign))
     following = place.text[place.at + len(sign) : place.at + len(sign) + 1]
     if sign in ("<", ">") and before.isspace() != following.isspace() and not _COMPARED.match(place.text, place.at + 1):
-        return False  # <name>
+        return False  # a bracket of a tag such as <name>
     if sign == "*" and bool(before.strip()) != bool(following.strip()):
-        return False  # *one end of what is set apart
+        return False  # an emphasis mark, as in *this*
     if sign == "$" and (before.strip() or following.isalpha() or following in ("$", "\\")):
-        return False  # a formula
+        return False  # the sign of a TeX formula
     if sign in "*/<>" and len(sign) == 1:
         return (
             bool(after)
@@ -206,7 +206,7 @@ def _is_said(place: Cursor, sign: str) -> bool:
     if sign == "~":
         return bool(place.grammar.amount.match(after)) and not before.isalnum()
     if sign == "-":
-        taken = before == following == " " and in_formula(place, place.at + 1)  # 2x - 3 = 7
+        taken = before == following == " " and in_formula(place, place.at + 1)  # minus in 2x - 3 = 7
         return taken or bool(_BETWEEN_NAMES.match(place.text, place.at))
     if sign in ".:?!,;%'\"()":
         return sign == "%"

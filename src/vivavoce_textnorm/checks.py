@@ -9,7 +9,7 @@ import regex
 from vivavoce.errors import InvalidText
 
 MAX_TEXT_CHARS = 20_000
-"""Characters of one text: about half an hour of speech. Longer texts belong in several requests."""
+"""Maximum number of characters of one text: about half an hour of speech. Longer text needs several requests."""
 
 _NAMED = 5
 _SURROGATE = regex.compile("[\ud800-\udfff]")
@@ -17,7 +17,7 @@ _CONTROL = regex.compile(r"[\p{Cc}--\s]", regex.V1)
 
 
 def check_characters(text: str) -> None:
-    """Refuse halves of surrogate pairs, and control characters but white space."""
+    """Raise `InvalidText` for half of a surrogate pair, and for a control character other than white space."""
     check_surrogates(text)
     control = _CONTROL.search(text)
     if control:
@@ -46,7 +46,7 @@ def check_surrogates(text: str) -> None:
 
 
 def name_some(characters: Sequence[str]) -> str:
-    """The first five, quoted, and how many more there are."""
+    """List the first five characters, quoted, and the number of the others."""
     named = ", ".join(map(repr, characters[:_NAMED]))
     return f"{named} and {len(characters) - _NAMED} more" if len(characters) > _NAMED else named
 

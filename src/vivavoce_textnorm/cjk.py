@@ -1,5 +1,5 @@
-"""Chinese, Cantonese, Japanese and Korean: numbers are read in groups of four digits, dates and times as a number and
-its unit.
+"""Verbalizers of Chinese, Cantonese, Japanese and Korean. They read numbers in groups of four digits, and each part of
+a date or time as a number with its unit.
 
 Japanese counters stay as they are written ("三個", "一人"), so that the model chooses the pronunciation. Cantonese uses
 the tables of Mandarin and some further words, in traditional characters.
@@ -13,19 +13,19 @@ from vivavoce_textnorm.verbalizer import Verbalizer
 
 
 class EastAsian(Verbalizer):
-    """A language that counts in myriads."""
+    """Verbalizer of a language that groups digits by ten thousand."""
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
         self._traditional = str.maketrans(*(self.locale.list("traditional") or ("", "")))
 
     def join(self, *words: str) -> str:
-        """Words one after the other, in the characters of the language."""
+        """Join the words, in traditional characters if the language's table asks for them."""
         said = super().join(*words)
         return said.translate(self._traditional) if self._traditional else said
 
     def _numeral(self, value: int) -> str:
-        """All digits, each with its place word (十, 百), and 0 for an empty place; fixes then drop silent parts."""
+        """Write each digit with its place word (十, 百), an empty place as 0; fixes then drop silent parts."""
         digits, places = self.locale.digits, (*self.locale.list("places"), "")
         said: list[str] = []
         for name in ("", *self.locale.list("groups")):
@@ -38,7 +38,7 @@ class EastAsian(Verbalizer):
         return self.join(self._fixed(self.join(*said), "cardinal_fixes") or digits[0])
 
     def number(self, number: Number, after: str = "") -> str:
-        """3.5 million has groups of its own: "三百五十万"."""
+        """Regroup the digits by ten thousand: 3.5 million is "三百五十万"."""
         if number.power % 4:
             places = number.decimals.ljust(number.power, "0")
             whole = int(f"{number.whole}{places[: number.power]}")
@@ -51,20 +51,20 @@ class EastAsian(Verbalizer):
         return self.join(before, self.cardinal(value, noun), noun)
 
     def parts(self, *named: tuple[int | str | None, str]) -> str:
-        """Numbers, each with its unit; None is left out. Only hours may take another kind of numerals."""
+        """Say each number with its unit, and leave out None. Only hours may have other (native Korean) numerals."""
         words = self.locale.words
         said = ((self.cardinal(one, words[name] * ("hour" in name)) if isinstance(one, int) else one, words[name])
                 for one, name in named if one is not None)  # fmt: skip
         return self.join(*(word for pair in said for word in pair))
 
     def date(self, year: int | None, month: int | None, day: int | None, written: str = "") -> str:
-        """ "二千二十四年三月五日"; in Chinese, digits of a year are said one by one."""
+        """Say a date such as "二千二十四年三月五日"; Chinese says the digits of the year one by one."""
         said_year = self.year(year) if year is not None else None
         return self._fixed(self.parts((said_year, "year"), (month, "month"), (day, "day")), "date_fixes")
 
     def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
         """14:30 is "十四時三十分", 9:00 "九時", 9:05 in Chinese 九点零五分."""
-        few = "few" in self.locale.words  # then a zero is said
+        few = "few" in self.locale.words  # the language says 0 before minutes below ten
         past = f"{self.locale.digits[0]}{self.numeral(minute)}" if few and 0 < minute < 10 else minute
         shown = past if minute or (few and second) else None
         said = self.parts((hour, "hour"), (shown, "minute"), (self.number(second) if second else None, "second"))
@@ -77,7 +77,7 @@ class EastAsian(Verbalizer):
         return self.parts((hours, "hours"), (shown, "minute"), (last, "second"))
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
-        """1/2 is "二分の一", 1½ "一と二分の一"; in Chinese 120/80 is one after the other."""
+        """1/2 is "二分の一", 1½ "一と二分の一"; Chinese says 120/80 with the numerator first."""
         words, above, below = self.locale.words, self.cardinal(numerator), self.cardinal(denominator)
         if numerator > denominator and "over" in words:
             return f"{above}{words['over']}{below}"
@@ -90,7 +90,7 @@ class EastAsian(Verbalizer):
 
 
 class Korean(EastAsian):
-    """Korean: native numerals before most counters ("세 개", "열두 시"), Sino-Korean ones elsewhere ("삼 층")."""
+    """Verbalizer of Korean: native numerals before most counters ("세 개"), else Sino-Korean ones ("삼 층")."""
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
@@ -98,7 +98,7 @@ class Korean(EastAsian):
         self._counters = compiled(self.locale.pattern("counters"))
 
     def digits(self, digits: str, phone: bool = False) -> str:
-        """Digits one by one, as one word."""
+        """Say digits one by one, without spaces between them."""
         return super().digits(digits, phone).replace(" ", "")
 
     def cardinal(self, value: int, after: str = "") -> str:
@@ -111,5 +111,5 @@ class Korean(EastAsian):
         return "스무" if value == 20 else self._tens[value // 10] + self._native[value % 10]
 
     def range(self, low: str, high: str) -> str:
-        """The particle is not set apart."""
+        """Write the particle of the range without a space before it."""
         return f"{low}{self.locale.words['to']} {high}"

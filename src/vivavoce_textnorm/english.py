@@ -1,4 +1,4 @@
-"""English, as most of its speakers read numbers out: "two hundred and five", "March fifth, twenty twenty four"."""
+"""Verbalizer of English, as most speakers say it: "two hundred and five", "March fifth, twenty twenty four"."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class English(European):
         return f"{self.numeral(high)} {'oh ' if low < 10 else ''}{self.numeral(low)}"
 
     def date(self, year: int | None, month: int | None, day: int | None, written: str = "") -> str:
-        """ "March fifth, twenty twenty four"; "the fifth of March, …" where the day is written first, or is said so."""
+        """Say "March fifth, twenty twenty four", or "the fifth of March, …" if text or locale have the day first."""
         name = self.locale.month_names[month - 1] if month else ""
         said = self.ordinal(day) if day else ""
         if day and month:
@@ -76,7 +76,7 @@ class English(European):
         return f"the {self.ordinal(value)}"
 
     def _decade(self, found: Match) -> str:
-        """1990s, '80s; also a number of things: B-52s, under-6s."""
+        """Read a decade (1990s, '80s) or a number in the plural (B-52s, under-6s)."""
         digits = found["d"]
         last = self.numeral(int(digits[-2:])) if digits[-2:] != "00" else ""
         plural = f"{last[:-1]}ies" if last.endswith("y") else f"{last}es" if last.endswith("x") else f"{last}s"
@@ -89,7 +89,7 @@ class English(European):
         return "two thousands" if digits in ("00", "2000") else f"{self.numeral(int(digits[:2]))} hundreds"
 
     def _year(self, found: Match) -> str | None:
-        """A number of four digits is a year unless a noun in the plural, or a word before it, shows that it counts."""
+        """Read four digits as a year; None if a plural noun behind or a word before shows that they count things."""
         before = found.string[max(0, found.start() - 16) : found.start()].lower().split()
         after = found.string[found.end() : found.end() + 20]
         word = after.strip().split(" ")[0].strip(".,;:!?)\"'’”")
@@ -101,7 +101,7 @@ class English(European):
         return self.year(int(found[0]))
 
     def _inches(self, found: Match) -> str | None:
-        """6.1" is in inches unless the sign closes a quotation."""
+        """Read 6.1" as inches; None if the sign closes a quotation."""
         line = found.string[found.string.rfind("\n", 0, found.start()) + 1 : found.start()]
         if found["sign"] == '"' and (line.count('"') - len(_INCH.findall(line))) % 2:
             return None
@@ -111,7 +111,7 @@ class English(European):
         return self.join(self.number(parse_number(found["m"], self.locale)) + " to" if found["m"] else "", said)
 
     def _continental(self, found: Match) -> str:
-        """Numbers with continental European separators: 10.000,00 €, 1,5 km."""
+        """Read a number with continental European separators: 10.000,00 €, 1,5 km."""
         number = parse_number(found["n"].translate(_SWAPPED), self.locale)
         sign = found["a"] or found["b"]
         if sign in self.locale.units:
@@ -119,14 +119,14 @@ class English(European):
         return self.money(number, sign) if sign else self.number(number)
 
     def _spaced(self, found: Match) -> str:
-        """1 000 000 people, 1'000'000 francs, $10 000, 100 000 km."""
+        """Read a number with spaces or apostrophes between thousands: 1 000 000, 1'000'000 francs, $10 000."""
         number = parse_number(found["number"] + (found["decimals"] or ""), self.locale)
         if found["sign"]:
             return self.money(number, found["sign"])
         return self.unit(number, self.locale.units[found["unit"]]) if found["unit"] else self.number(number)
 
     def _fraction_or_date(self, found: Match) -> str | None:
-        """12/3 is a date behind a word such as "on", or "by" where it could hardly be a fraction."""
+        """Read 12/3 as a date behind a word such as "on"; behind one such as "by" only if it is hardly a fraction."""
         first, second = int(found["m"]), int(found["d"])
         sure = found["sure"] is not None or found["m"][0] == "0" or first >= second
         day_first = first > 12 or (self.locale.order == "dmy" and second <= 12)
@@ -136,7 +136,7 @@ class English(European):
         return self.date(None, month, day)
 
     def _attributive(self, found: Match) -> str:
-        """A 3€ coffee: what is counted stands before a noun, and is singular."""
+        """Read an amount before a noun, where its unit or currency is singular: "a 3€ coffee"."""
         power = self.locale.magnitudes[found["mag"]] if found["mag"] else 0
         forms = self.locale.units.get(found["unit"] or "") or self.locale.currencies[found["sign"] or found["unit"]][0]
         number = parse_number(found["n"], self.locale, power=power)

@@ -1,4 +1,4 @@
-"""German: "einundzwanzig", "am dritten März", "vierzehn Uhr dreißig"."""
+"""Verbalizer of German: "einundzwanzig", "am dritten März", "vierzehn Uhr dreißig"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from vivavoce_textnorm.grammar import Match, compiled, roman_value
 from vivavoce_textnorm.romance import European, word_before
 from vivavoce_textnorm.types import Number
 
-# The word that an ordinal agrees with stands before a weekday or another ordinal: "am Montag, 3. Mai".
+# The article that decides an ordinal's ending may stand before a weekday or another ordinal: "am Montag, 3. Mai".
 _ARTICLE = compiled(r"(?:(?i:(am|vom|bis|zum)) \p{L}+\.?,|(\p{L}+) \d+\.(?:\d+\.| \p{Lu}\p{L}+)? (?:und|oder|bis)) \Z")
 _OWN = compiled(r"(?:[mdsk]?ein|ihr|unser|euer)(e[nmrs]?)?")
 
@@ -22,7 +22,7 @@ class German(European):
         self._subject = compiled(rf"(?:.*[.!?:]|.*\b(?:{self.locale.pattern('subject')}))?\Z")
 
     def _inflected(self, value: int, before: str, after: str = "") -> str:
-        """The ordinal as the word before it and the noun behind it demand."""
+        """The ordinal, with the ending that the word before it and the noun behind it require."""
         gender = self.gender(after)
         weak_e = before in self._weak_e or gender == "f"
         strong = "m" if before in ("seit", "nach") and gender != "f" else ""
@@ -36,7 +36,7 @@ class German(European):
         return f"{self.numeral(value // 100)}hundert{self.numeral(value % 100) if value % 100 else ''}"
 
     def day(self, day: int) -> str:
-        """Ending of the ordinal in a date without an article before it: "fünfter März"."""
+        """Say the day of a date without an article before it, as in "fünfter März"."""
         return self._inflected(day, "")
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
@@ -49,7 +49,7 @@ class German(European):
 
     def reign(self, value: int, name: str = "") -> str:
         """Ludwig XIV. is "der Vierzehnte", Ludwigs XIV. "des Vierzehnten", unter Ludwig XIV. "dem Vierzehnten"."""
-        if not name:  # of a chapter
+        if not name:  # the number of a chapter
             return self.numeral(value)
         king, end = name.rpartition(" ")[2].lower(), "n" if self._king.search(name) else ""
         his = ("des" if king[-1] == "s" and king[-2] not in "eu" else "dem") if end else "der"
@@ -57,7 +57,7 @@ class German(European):
         return f"{('der' if end else 'die') if queen else his} {self.ordinal(value).capitalize()}{end}"
 
     def _article(self, found: Match) -> str:
-        """The article whose ending an ordinal takes: "ein", "die" or "dem"; "dem" also stands for "in der"."""
+        """Find the word that decides an ordinal's ending: an article ("ein", "die", "dem"), or else the word before."""
         article = _ARTICLE.search(found.string, max(0, found.start() - 40), found.start())
         word = (article[1] or article[2]).lower() if article else word_before(found)
         if own := _OWN.fullmatch(word):
@@ -78,9 +78,9 @@ class German(European):
         return self.join(*days, self.locale.month_names[month - 1], self.year(full) if full is not None else "")
 
     def _ranked(self, found: Match) -> str | None:
-        """A place in an order, where the words around it show that it is one."""
+        """Read a number as an ordinal; None unless the words around it show that it is one."""
         before, noun = self._article(found), found["noun"] or ""
-        if before == "zu":  # "zu viert"
+        if before == "zu":  # a group of that size: "zu viert"
             return self.ordinal(roman_value(found["n"])).removesuffix("e") + (" " if noun else ".")
         third = before in ("als", "wurde", "wird") and not noun[:1].isupper()
         third = third or (before == "als" and noun != "" and not self._begins.match(noun))
@@ -90,7 +90,7 @@ class German(European):
         return self._inflected(roman_value(found["n"]), before, noun) + (" " if noun else ".")
 
     def _one(self, found: Match) -> str | None:
-        """1 before a noun: "seit einer Stunde", "auf einen Brief", "eine Million"."""
+        """Say 1 in the gender and case of the noun behind it: "seit einer Stunde", "auf einen Brief"."""
         noun, sign = self.locale.units.get(found["noun"], (found["noun"] or "",))[0], found["sign"]
         dative = self._dative.search(found.string, max(0, found.start() - 40), found.start())
         if sign:

@@ -1,4 +1,4 @@
-"""The patterns of one language's classes, made from its locale: what a number, an amount, a date looks like in it."""
+"""Builds the patterns of one language from its locale: how numbers, amounts, dates and other items look in it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 DASH = r"[-–—−‒~～〜]"
 CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー々〇"
 START = rf"(?<![[\p{{L}}\p{{N}}_]--[{CJK}]]|\d[.,:/])"
-"""Nothing stands before that it would go on; Chinese and Japanese words do not count."""
+"""Lookbehind: no letter, digit or "1." stands before an item. Chinese and Japanese letters may stand there."""
 NO_WORD = r"(?![\p{Latin}\p{Cyrillic}\p{Greek}\p{Hangul}\p{M}])"
-"""No letter of a script with spaces follows: Chinese goes on without one."""
+"""Lookahead: no letter of a script with spaces follows; Chinese and Japanese letters may."""
 LARGEST = 36
-"""Digits of a number that is said as one; a longer one is said digit by digit."""
+"""Maximum number of digits of a number that is said as a whole; a longer number is said digit by digit."""
 
-Match = Any  # of the package regex, which brings no types
+Match = Any  # a pattern or match of the package regex, which has no type hints
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern for one of the words, the longest first; one that nothing matches for none."""
+    """A pattern that matches any of the words, the longest first; for no words, a pattern that never matches."""
     ordered = sorted(set(words), key=len, reverse=True)
     return "(?:" + "|".join(map(regex.escape, ordered)) + ")" if ordered else r"(?!)"
 
@@ -41,9 +41,9 @@ def compiled(pattern: str, flags: int = 0) -> Match:
 class Grammar:
     """Compiled patterns of one language.
 
-    amount: see `_amount_pattern` for its groups; dates: a month's name and a day, in both orders; span: two numbers
-    before a unit of time; own: the language's own rules, by the kind of the character that they begin with; heads,
-    endings: of words in small letters that may begin one, the whole, and how they end (German "str" of a street).
+    amount: `_amount_pattern` lists its groups. dates: a month's name and a day, in both orders. span: two numbers
+    before a unit of time. own: the language's own rules, by the kind of the character that they begin with. heads:
+    lower-case words that may begin an item of the rules. endings: endings of such words (German "str" of a street).
     """
 
     voice: Verbalizer
@@ -62,11 +62,11 @@ class Grammar:
 _HEAD = compiled(r"\p{L}*")
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _ROMANS = tuple(tens + ones for tens in ("", "x", "xx") for ones in _ONES)
-"""In a language's list of first words, a # matches each of these numerals."""
+"""The numerals that a # stands for in a language's list `heads`."""
 
 
 def heads(locale: Locale) -> frozenset[str]:
-    """Words in small letters that may begin one of a language's classes: what is written in letters in its tables."""
+    """Lower-case words that may begin an item which the rules read: the words in the language's tables."""
     named = (locale.months, locale.weekdays, locale.abbreviations, locale.currencies, locale.idioms, locale.signs)
     own = locale.words.get("heads", "").split("|")
     plain = [word.replace("#", one) for word in own for one in (_ROMANS if "#" in word else ("",))]
@@ -107,7 +107,7 @@ def load_grammar(voice: Verbalizer) -> Grammar:
 
 
 def number_pattern(locale: Locale) -> str:
-    """Digits with separators between thousands and decimals, as the language writes them."""
+    """A pattern for digits with the language's separators between thousands and before decimals."""
     group = "".join("\u00a0\u202f" if sign == " " else regex.escape(sign) for sign in locale.group)
     blank = r"|(?<!\d\d\d\d) (?=\d{3}(?!\d))" if " " in locale.group else ""
     grouped = rf"\d{{1,3}}(?:(?:[{group}]{blank})\d{{3}})++(?!\d)|\d{{1,2}}(?:,\d{{2}}(?!\d))++,\d{{3}}(?!\d)"
@@ -116,18 +116,18 @@ def number_pattern(locale: Locale) -> str:
 
 
 def _amount_pattern(locale: Locale) -> str:
-    """Groups: minus, front (currency before it), num, mag, back (currency behind it), percent, unit."""
+    """Pattern of an amount. Groups: minus, front and back (currencies), num, mag (magnitude), percent, unit."""
     signs = any_of(key for key in locale.currencies if not key.isalpha())
     codes = any_of(key for key in locale.currencies if key.isalpha())
     capital = any_of(key for key in locale.currencies if key.isupper())
     letters = any_of(word for word in locale.magnitudes if len(word) == 1 and word.isascii())
     words = any_of(word for word in locale.magnitudes if len(word) > 1 or not word.isascii())
     blank = r"[ \u00a0\u202f]?"
-    of = "(?(mag)(?:d[ei] )?|)" if "of_many" in locale.words else ""  # 2 millones de km
+    of = "(?(mag)(?:d[ei] )?|)" if "of_many" in locale.words else ""  # matches "2 millones de km"
     return (
         rf"(?P<minus>[-−](?=[\d.]|{signs}\d))?(?:(?P<front>{signs}|{START}{capital}(?={blank}\d)){blank})?(?P<inner>(?(front)-|(?!)))?"
         rf"(?P<num>{number_pattern(locale)})"
-        rf"(?:(?(front)[,.][-–—]{{1,2}}|,[-–])(?![\p{{L}}\d]))?"  # €5,-
+        rf"(?:(?(front)[,.][-–—]{{1,2}}|,[-–])(?![\p{{L}}\d]))?"  # matches "€5,-"
         rf"(?:(?:{blank}|-)(?P<mag>{words}(?:(?<=[{CJK}]|\p{{Hangul}}(?=[A-Za-z%원명개주장]))|{NO_WORD})|(?(front){letters}(?![\p{{Latin}}\d])|(?!))))?"
         rf"(?:{blank}{of}(?:(?P<back>{signs}(?!\d)|{codes}{NO_WORD})|(?P<percent>[%％‰])"
         rf"|{_unit_pattern(locale)}))?"
@@ -141,7 +141,7 @@ def _unit_pattern(locale: Locale) -> str:
 
 
 def _span_pattern(locale: Locale) -> str:
-    """Groups: a, b, then h, a unit of hours, or min."""
+    """Pattern of two numbers with a unit of time. Groups: a and b (numbers), then h (hours) or min (minutes)."""
     hours, minutes = (
         any_of([*units, *locale.units[name], locale.words.get("hours", "h") if name == "h" else name])
         for name in ("h", "min")

@@ -1,7 +1,7 @@
-"""How a text says itself how it is to be read: `[pause 0.5s]`, `[spell: NASA]`; `ssml` reads more of the kind.
+"""Tags in a text that control how it is read: `[pause 0.5s]`, `[spell: NASA]`; `ssml` reads further tags.
 
-A text becomes runs. What is said in a way of its own, whatever the rules, stands in them as one character of Unicode's
-private use, which no rule reads; it is put in words when the language of its sentence is known.
+A text becomes runs. In a run, one character of Unicode's private use stands for the content of such a tag, and no rule
+reads it. The content is put in words when the language of its sentence is known.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from vivavoce_textnorm.types import Piece, Say, TextRun
 from vivavoce_textnorm.verbalizer import Verbalizer
 
 MAX_PAUSE_S = 10.0
-"""Seconds of one pause at most, as the engine has it."""
+"""Maximum length of one pause, in seconds; the engine has the same limit."""
 MAX_PAUSES_S = 120.0
-"""Seconds of silence that one text may ask for in all."""
+"""Maximum length of all pauses of a text together, in seconds."""
 MAX_RUNS = 500
-"""Each is spoken by itself, which costs more than its words do."""
+"""Maximum number of runs of a text: each run is synthesised by itself, which costs more than its words."""
 
 FORMS: Mapping[str, Match] = {
     "spell": compiled(r".*[\p{L}\p{N}].*"),
@@ -32,12 +32,12 @@ FORMS: Mapping[str, Match] = {
     "time": compiled(r".*\d.*"),
     "phone": compiled(r"(?=.*\d)[+\d\s./()-]+"),
 }
-"""Names in `[name: …]` → the pattern of a content that can be said so."""
+"""Name of a tag `[name: …]` → pattern that its content must match."""
 SECONDS = r"(?P<number>\d{1,6}(?:\.\d{0,6})?|\.\d{1,6})\s?(?P<unit>m?s)"
 HOW = "|".join(FORMS)
 STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.7, "x-strong": 1.0}
-"""Seconds of SSML's pauses by their names."""
-# SSML's break is honoured in any text, for language models write it anywhere.
+"""Strength of an SSML break → seconds of silence."""
+# <break> works in any text, because language models write it in texts that are not SSML.
 _BREAK = (
     rf"<break(?:\s+(?:time\s*=\s*(?P<quote>[\"'])\+?{SECONDS}(?P=quote)"
     r"|strength\s*=\s*(?P<quote>[\"'])(?P<strength>none|x?-?(?:weak|strong)|medium)(?P=quote)))?\s*/?>(?:\s*</break>)?"
@@ -46,13 +46,13 @@ _BRACKET = compiled(rf"\[(?:pause(?: | ?[:=] ?){SECONDS}|(?P<how>{HOW}): ?(?P<co
 OPEN_BRACKET = compiled(
     rf"\s*(?:\[(?:pause[ :=][^\[\]\n]{{0,20}}|(?:{HOW}):[^\[\]\n]{{0,101}}|\p{{Ll}}{{0,8}})|<break\b[^<>\n]{{0,40}})\Z"
 )
-"""A bracket or a break that is not closed yet, at the end of a text."""
+"""Matches an unclosed bracket or <break> at the end of a text."""
 _PRIVATE = range(0xF0000, 0xFFFFE)
 _NUMBERS = compiled(r"\d+")
 
 
 class Runs:
-    """The runs of a text as it is gone through; language and rate are those of what comes next."""
+    """Builds the runs of a text in order; `language` and `rate` apply to the text that is added next."""
 
     def __init__(self, text: str) -> None:
         self.runs: list[TextRun] = []
@@ -73,7 +73,7 @@ class Runs:
     def add_text(self, start: int, end: int) -> None:
         for found in _BRACKET.finditer(self._text, start, end):
             if found["how"] and not FORMS[found["how"]].fullmatch(found["content"]):
-                continue  # it is text
+                continue  # not a tag
             if found.start() > start:
                 self.add(start, found.start(), self._text[start : found.start()], "")
             start = found.end()
@@ -90,7 +90,7 @@ class Runs:
         self.add(start, end, sign, "say-as")
 
     def pause(self, start: int, end: int, seconds: float) -> None:
-        """Add characters that stand for silence. InvalidText: the pause is too long."""
+        """Add a pause that the characters start … end − 1 of the text ask for. InvalidText: the pause is too long."""
         if seconds > MAX_PAUSE_S:
             raise InvalidText(
                 f"text: the pause at character {start} is {seconds:g} s, the limit is {MAX_PAUSE_S:g} s; shorten it"

@@ -1,4 +1,4 @@
-"""Which of nine languages a text is in: told from its script, and in Latin script from its words and their endings."""
+"""Detects which of nine languages a text is in: by its script, and in Latin script by its words and their endings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vivavoce_textnorm.grammar import Match, compiled
 
 Language = Literal["zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"]
 DAY_FIRST = "en-GB"
-"""English in which 3/4/2026 is a day of April."""
+"""English with the day first in dates: 3/4/2026 is the third of April."""
 _DAY_FIRST = frozenset(("gb", "uk", "au", "nz", "ie", "in", "za", "sg", "hk", "my", "ke", "ng"))
 
 _CHINESE = regex.compile("[\u4e00-\u9fff]")
@@ -35,10 +35,10 @@ _FREQUENT: dict[Language, str] = {
 FREQUENT_WORDS = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
 """Language in Latin script → frequent words that tell it from the others."""
 _KNOWN = frozenset().union(*FREQUENT_WORDS.values())
-# Words that names begin with (Los Angeles) count in small letters only; a short word in capitals may be an acronym.
+# Ignored: capitalised words that begin names (Los Angeles), and short words in capitals, which may be acronyms.
 _NO_EVIDENCE = regex.compile(r"Al|Del|Des|Les|Los|Las|\p{Lu}{1,3}")
 
-# A の alone is written in Chinese as well, and single Cyrillic letters in formulas.
+# A single の is written in Chinese as well, and single Cyrillic letters are written in formulas.
 _EVIDENCE = regex.compile(
     r"(?P<ja>(?!の(?!\p{Hiragana}))[\p{Hiragana}\p{Katakana}][\p{Hiragana}\p{Katakana}ー]*)|(?P<ko>\p{Hangul}+)"
     r"|(?P<ru>\p{Cyrillic}{2,})|(?P<zh>\p{Han}+)|(?P<question>[¿¡])|(?P<tag>\[\S+?\]|<\S+?>)|[\p{Latin}\p{M}]+"
@@ -50,7 +50,7 @@ _CHINESE_ALONE = regex.compile(
 
 
 def with_country(code: str, tag: str) -> str:
-    """The code; `DAY_FIRST` for English with the tag of a country that writes the day first, such as en-au."""
+    """The code, or `DAY_FIRST` for English if the tag's country writes the day first, as in en-au."""
     return code if code != "en" or _DAY_FIRST.isdisjoint(tag.lower().split("-")) else DAY_FIRST
 
 
@@ -68,11 +68,11 @@ def is_speakable(text: str) -> bool:
 
 
 def detect_language(text: str, before: Language | None = None) -> Language:
-    """The language of a text; the language of the text before it where this one shows none.
+    """Detect the language of a text; if the text shows none, it is `before`, the language of the text before it.
 
-    Kana, hangul and Cyrillic words show theirs, unless as many others are Chinese or English beyond doubt. In Latin
-    script it takes two different frequent words, or one and a letter with a mark, and two more for each English word.
-    What is left is Chinese where the text holds a Chinese character, else English.
+    Words in kana, hangul or Cyrillic decide if there are at least as many of them as of English words, and more than of
+    Chinese ones. A language in Latin script needs two frequent words, or one and a letter with a mark, and two more for
+    each English word. Any other text is Chinese if it contains a Chinese character, else English.
     """
     met: defaultdict[str, set[str]] = defaultdict(set)
     for match in _EVIDENCE.finditer(unicodedata.normalize("NFC", text)):
@@ -95,7 +95,7 @@ def detect_language(text: str, before: Language | None = None) -> Language:
     return before if before not in (None, "zh") and not english else "en"
 
 
-# Words of one sentence that show its language where no other does, with a pattern of how its words end.
+# Used for single sentences: language → pattern of how its words end, and further frequent words.
 _OF_A_SENTENCE = {
     "en": (
         r".*(?:ing|ed|ly|th|gh|ck|ys?|ght|ow|ers?|ts|ks|ll|oo\w|ee\w)",
@@ -131,13 +131,13 @@ _OF_A_SENTENCE = {
 }
 _WORD = compiled(r"(?<![\p{L}\p{N}])[\p{Latin}\p{M}]+")
 _ACRONYM = compiled(r"\p{Lu}{2,}")
-# Names begin with these articles in any language (Le Mans), and the letters of "i.e." are words of Italian. English
-# writes some words of German: "am" behind an hour or "I", and "War" in names.
+# Not counted: articles that begin names in any language (Le Mans), the letters of "i.e.", which are Italian words, and
+# German words that English has, too: "am" behind an hour or "I", and "War" in names.
 _SHOWS_NONE = compiled(
     r"(?<!\p{L})(?:(?:Le|La|Les|El|Los|Las|Il|De|Des|Del|Di|Da|Du|San|Santa) \p{Lu}\p{Ll}+|\p{L}\.(?:\s?\p{L}\.)+"
     r"|(?:(?<=\d ?)|(?<=(?<!\p{L})I ))am|(?<=\p{Lu}\p{Ll}+ )War|War(?= (?:\p{Lu}|\d)))(?!\p{Ll})"
 )
-_LETTER, _SHORT, _ENDING, _BEFORE = 0.4, 0.6, 0.35, 1.2  # how much these count beside a frequent word
+_LETTER, _SHORT, _ENDING, _BEFORE = 0.4, 0.6, 0.35, 1.2  # weights of these features; a frequent word has 1
 
 
 def _marks_of(language: Language, ending: str, words: str) -> tuple[set[str], set[str], Match]:

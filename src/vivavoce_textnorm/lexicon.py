@@ -1,4 +1,4 @@
-"""Words that are to be said otherwise than they are written: from files, for everybody, a voice or a key's owner."""
+"""Lexicons: words and their respellings, read from files, for all requests, for a voice or for a key's owner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 1 << 20
 
 
 class Lexicon(Mapping[str, str]):
-    """Words → what is said for them; it never changes.
+    """Immutable mapping from a word to its respelling, which is said for it.
 
     InvalidRequest: a word is empty; InvalidText: a word is not a string, or holds control characters.
     """
@@ -46,7 +46,7 @@ class Lexicon(Mapping[str, str]):
         return self._hash
 
     def __reduce__(self) -> tuple[type[Lexicon], tuple[dict[str, str]]]:
-        return Lexicon, (self._words,)  # without the hash, which is this process's own
+        return Lexicon, (self._words,)  # without the hash, which is different in each process
 
     @cached_property
     def _hash(self) -> int:
@@ -57,7 +57,7 @@ NO_WORDS = Lexicon()
 
 
 def read_lexicon(path: Path) -> Lexicon:
-    """Lines of a word, a tabulator and its respelling, in UTF-8; # comments."""
+    """Read a text file in UTF-8. Each line is a word, a tab and its respelling, or a comment that begins with #."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InvalidRequest(f"lexicon: {path} has more than {MAX_BYTES} bytes; leave words out")
@@ -70,12 +70,12 @@ def read_lexicon(path: Path) -> Lexicon:
             continue
         word, said = (part.strip() for part in line.partition("\t")[::2])
         if not word or not said:
-            problem = f"lexicon: line {number} of {path} is not a word, tabulator and respelling"
-            raise InvalidRequest(f"{problem}; write one, or begin it with #")
+            problem = f"lexicon: line {number} of {path} is not a word, a tab and a respelling"
+            raise InvalidRequest(f"{problem}; write these, or begin the line with #")
         try:
             _check_entry(word, said)
         except InvalidText as error:
-            raise InvalidRequest(f"lexicon: line {number} of {path} ({error})") from None
+            raise InvalidRequest(f"lexicon: line {number} of {path} is refused ({error})") from None
         words[word] = said
     if len(words) > MAX_WORDS:
         raise InvalidRequest(f"lexicon: {path} has {len(words)} words, more than {MAX_WORDS}; leave some out")
@@ -89,7 +89,7 @@ class Lexicons:
     owners: Mapping[str, Lexicon]
 
     def of(self, owner: str, voice: str) -> Lexicon:
-        """The lexicon of a request: the owner's words win over the voice's, those over everybody's."""
+        """The words for a request: the owner's words win over the voice's words, and these over everybody's."""
         return _joined(self.everybody, self.voices.get(voice, NO_WORDS), self.owners.get(owner, NO_WORDS))
 
 
@@ -99,10 +99,10 @@ def _joined(*parts: Lexicon) -> Lexicon:
 
 
 def read_lexicons(folder: Path | None) -> Lexicons | None:
-    """all.tsv, voices/NAME.tsv and keys/NAME.tsv of a folder, of which all may be missing; None without a folder.
+    """Read all.tsv, voices/NAME.tsv and keys/NAME.tsv of a folder; each may be missing. Without a folder: None.
 
-    A name is compared with the files that are there, and is never a part of a path. InvalidRequest: as `read_lexicon`,
-    or a file has another name.
+    A name is looked up among the files that exist, and is never a part of a path. InvalidRequest: as `read_lexicon`, or
+    a file has another name.
     """
     if folder is None:
         return None
@@ -133,4 +133,4 @@ def _check_entry(word: str, said: str) -> None:
             raise InvalidText(f"lexicon: {type(text).__name__} is not a text; give words and their respellings")
         check_characters(text)
     if not word.strip() or not said.strip():
-        raise InvalidRequest(f"lexicon: {word!r} is to be said as {said!r}; give a word and its respelling")
+        raise InvalidRequest(f"lexicon: {word!r} has the respelling {said!r}; give a word and its respelling")

@@ -1,4 +1,4 @@
-"""Markdown, HTML, emojis and invisible characters: a text as it is written → the plain text that is read."""
+"""Turns Markdown and HTML into the plain text that is read, and removes emojis and invisible characters."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ STYLED = (
     "＂-＇＊＋－-９＜-＞＠-｝｡-ﾟ￠￡￦ₐ-ₜᵢ-ᵪⱼ₀-₉ʰ-ʸˡ-ˣᴬ-ᵡᶛ-ᶿⱽⁱⁿſĲĳŉǄ-ǌǱ-ǳﬀ-ﬆﬓ-ﬗℂℊ-ℒℕℙ-ℝ℡ℤ\u2126ℨ-ℭℯ-ℱℳℴ"
     "Ⓐ-ⓩ\U0001f110-\U0001f129\U0001f130-\U0001f149\U0001d400-\U0001d7ff㌀-㍗㍱-㎠㎢-㏟㈀-㈓㈕-㈛㈠-㈰㈳-㉃㉠-㉻㊀-㊰⺀-⿕豈-龎"
 )
-"""Other forms of plain letters, in a set: ligatures, letters of mathematics, wide and narrow ones, radicals. Signs that
-have readings of their own (², ½, ℃, ㈱) are not among them."""
+"""Variants of plain letters, as a set: ligatures, mathematical letters, full-width and half-width ones, radicals.
+Symbols that have readings of their own (², ½, ℃, ㈱) are not in it."""
 _NUMERALS = "①-⒛⓪⓫-⓴⓵-⓾㉑-㉟㊱-㊿❶-➓"
 _LINE = r"(?:(?<=\n)|(?<!.|\n))[ \t]*"
 _CITED = r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3})*"
@@ -42,7 +42,7 @@ SOURCES = (
     "source|sources|citation|citations|cite|ref|refs|quelle|quellen|fuente|fuentes|fonte|fonti|источник|источники|출처|"
     "来源|來源|资料来源|資料來源|出典|参考文献"
 )
-# A number in brackets is read behind and before these, of which many are prepositions: "Choose [2]", "[2]を選ぶ".
+# Beside these words, a number in brackets is read and is not a citation: "Choose [2]", "[2]を選ぶ".
 _READ_BEHIND = (
     "choose|press|push|select|pick|type|enter|click|tap|dial|say|hit|reply|send|option|options|choice|button|key|number|"
     "no\\.?|item|step|line|page|see|refs?\\.?|references?|sources?|figure|table|chapter|section|level|row|column|index|"
@@ -55,7 +55,7 @@ _READ_BEHIND = (
 _READ_BEHIND_TIGHT = (
     "选择?|選擇?|按|输入|輸入|点击?|點擊?|回复|拨|撥|揀|撳|[是係第见見如图圖表和或与與及]|选项|步骤|键|编号|文献"
 )
-# A list of numbers in brackets is a value behind these, and not two sources.
+# Behind these words, a list of numbers in brackets is a value and not a citation.
 _VALUE_BEHIND = (
     "list|lists|array|arrays|vector|vectors|interval|range|set|pair|tuple|matrix|values?|numbers|digits|coordinates|point|"
     "input|output|result|returns?|returned|gives?|gave|prints?|printed|contains?|has|have|had|become|becomes|got|get"
@@ -64,7 +64,7 @@ _INDEXED = (
     r"(?<=(?<![\p{Latin}\p{N}])[a-z][a-zA-Z\d_]{0,40}(?:\[\d+\]){0,3})"
     r"(?:\[\d+(?:, ?\d+)*\])++(?!\s*(?:[.,;:!?)。，；：！？）]|\Z|\n))"
 )
-"""data[12] is empty: behind a small word, unless a clause ends there, as with a source."""
+"""Matches indices, as in "data[12] is empty": behind a lower-case word, but not where a clause ends behind them."""
 _READ_BEFORE = r"\s?(?:を|キー|番|ボタン|または|か(?!ら)|号|號|键|鍵|或|和|번|을|를|키|또는)|\p{Latin}|\d|\s?[=(]|\.\w"
 _SOURCE = (
     r"[\[【]\d+(?::\d+)?†[^\[\]【】\n]{0,80}[\]】]|\[\^[^\[\]\s]{1,40}\](?:(?<=(?:\A|\n)\[[^\[\]\s]+\]):)?"
@@ -80,10 +80,10 @@ _SOURCE = (
     rf"|(?<=\p{{L}})(?<!(?<!\p{{L}})(?i:{_VALUE_BEHIND})) (?=\[\d{{1,3}}(?:, ?\d{{1,3}}){{1,2}}\] \p{{L}}))"
     rf"{_BRACKETED}(?!{_READ_BEFORE})"
 )
-"""Marks of sources that people and models write: rose.[1], 【4:0†source】, [^2], (source 3)."""
+"""Matches citation marks that people and models write: rose.[1], 【4:0†source】, [^2], (source 3)."""
 _NOTED = r"(?:\p{Ll}{5}|[^\d\s][.,;:!?…。，；！？])[”\"’」』»)]{0,2}"
-# A word that is torn at the end of a line is joined, without its hyphen unless the hyphen is the word's own: there is
-# another one, or it stands behind a word that is written so ("well-known"), or before an ending that is ("кто-то").
+# A word that is split at the end of a line is joined without its hyphen, unless the word is written with one: it has a
+# second hyphen, or a first part such as "well-" ("well-known"), or an ending such as "-то" ("кто-то").
 _HYPHENATED = compiled(
     r"(?i).*-.*-.*|(?:well|self|half|high|low|long|short|full|cross|ever|hard|old|new|ill|all|much|life|time|user|open|real|one|"
     r"two|three|four|five|six|seven|eight|nine|ten|first|second|third|last|state|world|wide|best|better|free|fast|slow|large|"
@@ -125,13 +125,13 @@ _PARTS = (
     rf"(?P<wide>[{STYLED}]+)|(?P<numeral>[{_NUMERALS}])",
 )
 _NOT_PLAIN = r"(?![A-Za-zÀ-ÿ\u0400-\u04FFぁ-ヾ一-鿿가-힣])"
-"""No part begins with such a letter, which is most of a text."""
+"""Lookahead that skips most letters quickly: no part of `_PARTS` begins with them."""
 _ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]）】*_~]*\s*\Z")
 _CLOSING = compiled(r"[。，；：！？）]|[.,;:!?…)\]](?![\w)(/-])")
 _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
 _WIDE = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _SHORT = 24
-"""Widths of letters, of which Chinese ones have two, in a line that stands alone."""
+"""Maximum width of a line that may be a list item; a Chinese character has a width of 2, other letters of 1."""
 _UNIT_STOP = compiled(r"(?<=\d ?\p{L}{1,5})\.\Z")
 _GOES_ON = compiled(
     r"(?i)\b(?:an?|the|of|in|on|at|to|for|and|or|with|by|from|is|are|der|die|das|und|oder|von|mit|für|im|am|zu|el|la|los|"
@@ -142,21 +142,21 @@ _GOES_ON = compiled(
 @lru_cache(maxsize=64)
 def _pattern(marks: frozenset[str], written: frozenset[str]) -> Match:
     tag = rf"(?P<tag>{any_of(marks)}|<\|[^|<>]{{1,40}}\|>)"
-    letter = r"[\p{Latin}\p{Cyrillic}\p{M}]"  # Chinese words have no ends
+    letter = r"[\p{Latin}\p{Cyrillic}\p{M}]"  # letters of scripts with spaces between words
     named = r"\L<words>" if written else any_of(())
     word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){named}(?!{letter}))"
     words = {"words": list(written)} if written else {}
-    # CosyVoice3's [x] does not begin a line of a to-do list.
+    # In the texts of CosyVoice3, [x] is a tag and not a ticked box in a list.
     parts = (part.replace("[ xX]", "[ X]") if "[x]" in marks else part for part in _PARTS)
     pattern = rf"{tag}|{word}|{_NOT_PLAIN}(?:{'|'.join(parts)})"
     return regex.compile(pattern, regex.V1, cache_pattern=False, **words)
 
 
 def strip_markup(text: str, settings: Settings) -> list[Piece]:
-    """The pieces of a text whose `spoken`, joined, is a plain text: without markup, invisible characters and emojis."""
+    """Split a text into pieces whose `spoken`, joined, has no markup, no invisible characters and no emojis."""
     pieces: list[Piece] = []
     at = 0
-    pausing = False  # at the end of this line a pause is due
+    pausing = False  # whether the end of this line is read as a pause
     emphasis = _emphasis_ends(text)
     for found in _pattern(settings.marks, settings.lexicon.written).finditer(text):
         start, end = found.span()
@@ -170,7 +170,7 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
         ):
             continue
         if kind == "break":
-            # Lines that end a heading or an item pause, and so do a short line and a blank one.
+            # A line break is read as a pause behind a heading, an item or a short line, and at a blank line.
             due = pausing or found[0].count("\n") > 1 or _is_item(text, start, end)
             pausing = False
         else:
@@ -186,7 +186,7 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
 
 
 def _closed_up(pieces: list[Piece]) -> list[Piece]:
-    """Without the space before something silent that a mark follows: "Good 【4:0†source】."."""
+    """Drop a space before silent pieces that a punctuation mark follows: "Good 【4:0†source】."."""
     if len(pieces) < 3:
         return pieces
     last, found = -1, list[Piece]()
@@ -202,7 +202,7 @@ def _closed_up(pieces: list[Piece]) -> list[Piece]:
 
 
 def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
-    """Leave out spaces at both ends, and a space that only silent pieces part from the one before."""
+    """Drop a space at the start, and a space behind another one if only silent pieces are between them."""
     blank, silent = True, True
     for piece in pieces:
         if blank and silent and piece.spoken[:1] == " ":
@@ -248,7 +248,7 @@ def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[P
             return
         at, high = found.span(inner)
         yield Piece(start, at, "", "code")
-        for sign in _INDEX.finditer(found.string, at, high):  # items[2] is not the mark of a source
+        for sign in _INDEX.finditer(found.string, at, high):  # the index of items[2] is not a citation
             yield Piece(at, sign.start(), found.string[at : sign.start()])
             yield Piece(sign.start(), at := sign.end(), " ", "code")
         yield Piece(at, high, found.string[at:high])
@@ -293,7 +293,7 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
         case "html":
             return pause.strip(" ") and pause
         case "break":
-            # The full stop of a unit ends the line too if the break is still there when the unit is read.
+            # Behind a unit's full stop the break stays, so that the rule for units sees that the line ends there.
             return (
                 "\n"
                 if pause == " " and _UNIT_STOP.search(found.string[max(0, found.start() - 8) : found.start()])
@@ -320,7 +320,7 @@ def _is_item(text: str, start: int, end: int) -> bool:
 
 
 def line_end(before: list[Piece], last: bool) -> str:
-    """The end of a line: a full stop unless there is a mark already."""
+    """The text for the end of a line: a full stop, unless a punctuation mark stands there already."""
     said = "".join(piece.spoken for piece in before[-6:]).rstrip()
     if not said or _ENDED.search(said):
         return "" if last else " "
@@ -341,7 +341,7 @@ _RUN = compiled(r"\*{1,3}|_{1,3}|~~|\n\s*\n")
 
 
 def _emphasis_ends(text: str) -> set[int]:
-    """Where signs of emphasis stand that belong together: one opens before a word, its like closes after one."""
+    """Positions of the emphasis marks that form pairs: one opens before a word, an equal one closes after a word."""
     paired: set[int] = set()
     open_: dict[str, int] = {}
     for found in _RUN.finditer(text):

@@ -1,4 +1,4 @@
-"""The natural reading as a `Normalizer`."""
+"""A `Normalizer` that reads texts by the natural rules."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def read_block(
 
 @dataclass(frozen=True)
 class NaturalNormalizer:
-    """Says a text as a person would read it out.
+    """Normalises a text to the words that a person would say.
 
-    read_block: reads a block, here or in another process, with the arguments of `read_block`.
-    one_language: the model speaks the language of the text and English only. chinese: writes what is said in Chinese as
-    the model knows it; its second argument says whether the text ends there.
+    read_block: reads a block, here or in another process, with the arguments of `read_block`. one_language: the model
+    speaks the language of the text and English only. chinese: converts Chinese words to the form that the model knows;
+    its second argument tells whether the text ends there.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""The interface through which a front end reads a text, and the reading that leaves a text as it is written."""
+"""`Normalizer`, the interface by which a front end reads texts, and `AsWritten`, which leaves a text as it is."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vivavoce_textnorm.checks import MAX_TEXT_CHARS, check_length
 from vivavoce_textnorm.types import Piece, TextRun, original
 
 MAX_BLOCK_CHARS = 500
-"""Characters that are read at once; a longer text is read block by block."""
+"""Maximum number of characters that are read at once; a longer text is read block by block."""
 
 _BETWEEN_TAGS = regex.compile(r"\](?=\[)")
-# Ends of blocks, best first. English ones stand before a plain space, for what wetext makes of a line break depends on
-# what is around it. A full stop counts after a small word and before a capital only: "No. 5" is to be read as one.
+# Ends of blocks, best first. English blocks end before a plain space, because wetext reads a line break by its
+# surroundings. A full stop counts only between a lower-case word and a capital, so that "No. 5" stays whole.
 _BLOCK_ENDS: dict[str, tuple[regex.Pattern[str], ...]] = {
     "en": (
         regex.compile(r"""[!?]["”'’)]*(?= )|\p{Ll}{3}\.["”'’)]*(?= \p{Lu})"""),
@@ -33,7 +33,7 @@ _BLOCK_ENDS: dict[str, tuple[regex.Pattern[str], ...]] = {
     ),
 }
 MAX_HELD_WORD = 100
-"""Characters of an unfinished word that are held back at most, of a text that is said as it is written."""
+"""Maximum number of characters of an unfinished word that `whole_words` holds back."""
 
 _UNFINISHED = regex.compile(r"\s*(?:<(?:\|[\w-]*\|?)?|[¿¡«„]*[\p{L}\p{N}\p{M}'’-]*)\Z")
 _NO_SPACES = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\Z")
@@ -54,7 +54,7 @@ def check_wanted(cancelled: CancelCheck) -> None:
 def blocks(text: str, language: str, most: int = MAX_BLOCK_CHARS) -> Iterator[str]:
     """Cut text into blocks of at most `most` characters, each at the best place in its second half.
 
-    language: "zh" or "en", whose ends of sentences and clauses are the places.
+    language: "zh" or "en"; a block ends where a sentence or a clause of this language ends.
     """
     start = 0
     while len(text) - start > most:
@@ -69,9 +69,9 @@ def blocks(text: str, language: str, most: int = MAX_BLOCK_CHARS) -> Iterator[st
 
 @dataclass(frozen=True)
 class Stretch:
-    """Runs of a text that are spoken at one rate; or a pause, in which nothing is spoken.
+    """Runs of a text that are spoken at one rate, or a pause, in which nothing is spoken.
 
-    rate: times the speed of the request; pause_s: seconds of silence.
+    rate: factor of the request's speed; pause_s: seconds of silence.
     """
 
     runs: Sequence[TextRun]
@@ -84,41 +84,41 @@ class Stretch:
 
     @property
     def plain(self) -> str:
-        """The text without brackets and tags, which the rules read."""
+        """The text that the rules read, without the tags that control the reading."""
         return "".join(run.plain for run in self.runs)
 
     @property
     def language(self) -> str | None:
-        """The language that its first words are marked with."""
+        """The language that the text's markup names for its first words."""
         return next((run.language for run in self.runs if run.language and run.plain.strip()), None)
 
     def original(self, at: int) -> int:
-        """The character of the whole text that a character of `plain` stands for."""
+        """Position in the whole text of the character at position `at` of `plain`."""
         pieces = [piece for run in self.runs for piece in run.pieces]
         return pieces[0].start if self.pause_s else original(pieces, at)
 
 
 class Normalizer(Protocol):
     def stretches(self, text: str) -> list[Stretch]:
-        """In order, they cover the text. InvalidText: brackets or SSML in it ask for what cannot be."""
+        """Split a text into stretches, which cover it in order. InvalidText: a tag or SSML in it is not valid."""
 
     def pieces(self, stretch: Stretch, language: str, cancelled: CancelCheck = never_cancelled) -> Iterator[Piece]:
-        """The words, block by block; places are those of `stretch.plain`."""
+        """The words, block by block; start and end of a piece are positions in `stretch.plain`."""
 
     def words(self, pieces: Iterable[str], language: str | None) -> Iterator[tuple[str, int]]:
-        """Each with the number of characters that it covers so far."""
+        """Words of a text that arrives in pieces, each with the number of characters covered so far."""
 
 
 def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Words of a text that arrives, each with the number of characters that had been read by then.
+    """Words of a text that arrives in pieces, each with the number of characters that had been read by then.
 
-    A last word or tag (`<|en|>`) that may go on, and white space, are held back until what follows is known; joined,
-    the words are the pieces joined. Tokenizers write a word with the space before it. Torn elsewhere ("gar", "den" or
-    "the ", "garden") it becomes other tokens than those that the model has learned. Scripts without spaces between
-    words pass as they come.
+    White space, and a last word or tag (`<|en|>`) that may continue, are held back until the next text is known. The
+    words, joined, equal the pieces, joined. Tokenizers write a word with the space before it. If a word is split
+    elsewhere ("gar", "den" or "the ", "garden"), it becomes other tokens than the model has learned. Scripts without
+    spaces between words pass at once.
 
     Raises:
-        InvalidText: a piece is too long, or no text.
+        InvalidText: a piece is too long, or not a string.
     """
     held, read = "", 0
     for piece in pieces:
@@ -128,7 +128,7 @@ def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
         if len(text) > MAX_TEXT_CHARS:
             yield held, read
             text = piece
-        # The tail alone is looked at: a piece without spaces must not cost more than its length.
+        # Only the tail is searched, so that the time stays proportional to the length of a text without spaces.
         tail = text[-MAX_HELD_WORD - 1 :]
         unfinished = None if _NO_SPACES.search(tail[-1:]) else _UNFINISHED.search(tail)
         length = len(unfinished[0]) if unfinished else 0

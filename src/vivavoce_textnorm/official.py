@@ -1,14 +1,14 @@
-"""Text as it is spoken: numbers, dates and units in words, by wetext's rules and CosyVoice2's own.
+"""Text normalisation by wetext's rules and CosyVoice2's own: numbers, dates and units become words.
 
-The rules reproduce the official front end, quirks included: the language model must be given what it was trained on.
+The rules reproduce the official front end with its quirks, because the language model was trained on its output.
 
 wetext reads a text as one path through a large automaton. Two things follow, both measured with wetext 0.1.8:
 
-- It fails, as a whole, on ordinary English such as "costs 3€", "#1 fan", "[3]" or two spaces in a row. Such text is
-  read in smaller and smaller parts, so that only the part at fault is cancelled as it was written.
-- It holds the interpreter lock, 0.1 s for 1,000 characters and 6 s for 20,000, with up to 1.2 GB of memory. Text of
-  more than `MAX_BLOCK_CHARS` characters is read in blocks of sentences: the first can be spoken before the rest is
-  read, and each takes a short time.
+- It fails as a whole on ordinary English such as "costs 3€", "#1 fan", "[3]" or two spaces in a row. Such a text
+  is read in smaller and smaller parts, so that only the part at fault stays as it was written.
+- It holds the interpreter lock: 0.1 s for 1,000 characters and 6 s for 20,000, with up to 1.2 GB of memory. A text
+  of more than `MAX_BLOCK_CHARS` characters is therefore read in blocks of sentences. Each block takes a short time,
+  and the first block can be spoken before the rest is read.
 
 A text of up to `MAX_BLOCK_CHARS` characters that wetext can read is read exactly as wetext reads it.
 """
@@ -38,15 +38,15 @@ from vivavoce_textnorm.normalizer import (
 )
 from vivavoce_textnorm.types import Piece
 
-Ruled = Literal["zh", "en"]  # with rules for numbers, dates and signs; the others are spoken as they are written
+Ruled = Literal["zh", "en"]  # languages with official rules; text in others is spoken as written
 Rules = Literal["zh", "en", "digits"]
 
 _MOST_HELD = 2_000
-"""Spoken characters that wait at most for a place between two letters."""
+"""Maximum number of normalised characters that are held back until there is a place to cut."""
 
 _reading = Lock()
-"""Held while a block is read: many threads at once would keep the interpreter from an engine's thread, and inflect's
-engine counts thousands on itself while it works."""
+"""Lock held while a block is read: many threads at once would keep the engine's thread from the interpreter, and
+inflect's engine keeps state during a call, which a second thread would change."""
 
 # a space that does not stand between two ASCII characters other than spaces
 _LOOSE_BLANK = regex.compile(r"(?<![\x00-\x1f\x21-\x7f]) | (?![\x00-\x1f\x21-\x7f])")
@@ -59,13 +59,13 @@ _BLANKS = regex.compile(r"[ \t\r\n\u00a0]+")
 _CLAUSE_END = regex.compile(r"(?<=[.,;:!?])(\s+)|(?<=[。，；：！？、])()")
 _WORD_END = regex.compile(r"(\s+)")
 _DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
-# The last place at which no rule looks across: those below see neither spaces, digits, dashes nor symbols there.
+# The last place to cut: between a letter and a letter or punctuation mark, where no rule below looks across.
 _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
 
 
 def replace_blank(text: str) -> str:
     """Drop every space that does not stand between two ASCII characters other than space, also between words."""
-    # The official code looks one character back from the first one too, and so at the last.
+    # For the first character, the official code checks index −1 as the one before it, which is the last character.
     tight = len(text) > 1 and text[0] == " " and all(text[at].isascii() and text[at] != " " for at in (1, -1))
     return (" " if tight else "") + _LOOSE_BLANK.sub("", text)
 
@@ -93,7 +93,7 @@ def spell_out_number(text: str, words: Callable[[str], str]) -> str:
 
 
 def number_words(digits: str) -> str:
-    """A run of digits as English words: "2024" is "two thousand and twenty-four"; one thread at a time."""
+    """A run of digits as English words: "2024" is "two thousand and twenty-four"; not thread-safe."""
     # inflect takes more than a second to import and is needed for few texts, so the first run of digits imports it.
     import inflect
 
@@ -129,7 +129,7 @@ class WetextNormalizer:
         return (self._read(words) if words else "").join(blanks)
 
     def _read(self, text: str) -> str:
-        """Try the text whole, then with single spaces, then its clauses, its words, and numbers set apart."""
+        """Try the whole text, then single spaces, then clauses, then words, and last with spaces around numbers."""
         for attempt in dict.fromkeys((text, _BLANKS.sub(" ", text))):
             spoken = self._attempt(attempt)
             if spoken is not None:
@@ -143,17 +143,17 @@ class WetextNormalizer:
     def _attempt(self, text: str) -> str | None:
         try:
             spoken = self.normalize(text)
-        except AssertionError:  # wetext's token parser, handed the empty result of its automaton
+        except AssertionError:  # raised by wetext's token parser for an empty result
             return None
         return spoken if spoken or not text.strip() else None
 
 
 def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -> Iterator[tuple[str, int]]:
-    """How a text is spoken, by `read` block after block: pieces, each with the end of what of the text has been read.
+    """Normalise a text with `read`, block by block; yields words and the position in the text up to which they go.
 
-    Text of up to `MAX_BLOCK_CHARS` characters is one piece. Joined, the pieces are what the rules make of all blocks
-    joined: they end where no rule looks across. Where `_MOST_HELD` characters have no such place, they end with their
-    block. A block without letters and numbers, of a longer text, stays as it is written.
+    Text of up to `MAX_BLOCK_CHARS` characters gives one piece. Longer text is cut only where no rule looks across, so
+    that the pieces, joined, equal the rules' result for all blocks, joined. If `_MOST_HELD` characters have no such
+    place, a piece ends with its block. In longer text, a block without letters and numbers stays as it is written.
     """
     rules: Rules = "digits" if language == "en" and text.strip().isdigit() else language
     end, last = len(text) - len(text.lstrip()), len(text.rstrip())
@@ -168,7 +168,7 @@ def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -
             seam = 0
         words, held = held[:seam], held[seam:]
         if words:
-            read_to = end - len(held) if text.endswith(held, 0, end) else end  # mostly a mark waits
+            read_to = end - len(held) if text.endswith(held, 0, end) else end  # usually, a mark is held back
             yield words if language == "en" else as_trained_on(words, at_end=end >= last), read_to
 
 
@@ -181,7 +181,7 @@ def as_trained_on(words: str, at_end: bool) -> str:
 
 @dataclass(frozen=True)
 class Languages:
-    """The languages of the front end.
+    """The official rules, as functions from a block of text to its words.
 
     chinese, english: write numbers, dates and units in words; digits: does so for English text that is nothing but
     digits.
@@ -206,7 +206,7 @@ def has_official_rules() -> bool:
 
 
 def check_official_rules() -> None:
-    """MissingDependency: the packages that read texts as CosyVoice does are not installed."""
+    """Raise MissingDependency if the packages of the extra `official` are not installed."""
     if not has_official_rules():
         raise MissingDependency(
             "reading: CosyVoice's own rules need the packages wetext and inflect; type `pip install "
@@ -223,7 +223,7 @@ def load_reader(language: Ruled) -> WetextNormalizer:
 
 
 def load_languages(*, digits_in_chinese: bool) -> Languages:
-    """Both languages with wetext's rules, which are read here, once (a third of a second).
+    """Load wetext's rules for both languages, which takes a third of a second.
 
     `digits_in_chinese`: a text of nothing but digits is read in Chinese, as the official front end does; for a model
     that has not learnt Chinese it must be read in English.
@@ -252,9 +252,9 @@ class Reads(Protocol):
 
 @dataclass(frozen=True)
 class OfficialNormalizer(AsWritten):
-    """Says a text by the official rules; one in other languages than English and Chinese as it is written.
+    """Reads English and Chinese by the official rules, and leaves text in other languages as it is written.
 
-    parts: cuts a block into text and, at odd places, special tokens, which are not read; None: all of it is read.
+    parts: cuts a block into text at even places and special tokens at odd places, which are not read; None: no tokens.
     """
 
     languages: Reads

@@ -1,4 +1,4 @@
-"""A text as a person would read it out: markup first, then the classes of each stretch in the language of its words."""
+"""Reads a text by the natural rules: first its markup, then numbers, dates and so on in each sentence's language."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vivavoce_textnorm.types import NormalizedText, Piece, Say, Settings
 from vivavoce_textnorm.verbalizer import Verbalizer, load_verbalizer
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
-# Signs that may begin something, whatever the language; what its locale names is added.
+# Symbols that may begin an item to read, in any language; `_candidate` adds the symbols of the locale.
 _SIGNS = "-−–—～+#@~/.(（*_|\\^`{}[]<>:·※■●◆★☆▲△½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
 # A word, but not a roman numeral, before a blank or a mark.
 _PLAIN_WORD = compiled(
@@ -49,18 +49,18 @@ _LAST_WORD = compiled(r"(?<![\p{L}\p{N}.'’-])(\p{Latin}{2,12}) \Z")
 _FREQUENT = {str(language): words for language, words in FREQUENT_WORDS.items()}
 _GLUED = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{CJK}]]")
 
-# Text that the rules have still to read; a mark that goes on without a blank is such text, too.
+# Text that another pass of the rules may change, such as a symbol, or a mark without a space behind it.
 _ODD = compiled(
     r"[^\p{L}\p{M}\s,.!?;:'\"’“”‘。，！？、；：…（）()—~～–-]|[.:](?=\S)|(?<!\S)[-–~]|\p{Lu}\.|[-–]\p{Lu}|\s\s|[\t\n\u00a0\u3000]"
     rf"|(?<![\p{{L}}--[{CJK}]])[IVX]{{2,}}(?![\p{{L}}--[{CJK}]])"
 )
 _OPENS, _CLOSES = compiled(rf"[\s(“\"‘{CJK}]"), compiled(rf"[\s,;:!?)…”\"’。，！？；：、）{CJK}]")
 _MOST_PASSES = 6
-"""In odd texts one rule's words are something that another rule reads; then they are read again."""
+"""Maximum number of passes: if one rule's words are something that another rule reads, the text is read again."""
 
 Reader = Callable[[Cursor], Found]
 
-# In the order in which they are tried, by the kind of the character that something begins with.
+# Kind of an item's first character → the readers, in the order in which they are tried.
 BY_FIRST: dict[str, tuple[Reader, ...]] = {
     "digit": (
         addresses.read_address, classes.read_date, classes.read_named_date, classes.read_time, classes.read_phone,
@@ -79,10 +79,10 @@ BY_FIRST: dict[str, tuple[Reader, ...]] = {
 
 
 def read(text: str, language: str | None = None, settings: Settings | None = None) -> NormalizedText:
-    """Read a text, and do what it asks for by brackets or SSML, of which pauses and rates are silent here.
+    """Read a text, and do what its tags or SSML ask for; pauses and rates are left out here.
 
-    language: of what shows none; told from the text where it is None. Text of a language without a verbalizer is freed
-    of markup and otherwise said as it is written. InvalidText: see `find_runs`.
+    language: of sentences that show none; None: it is detected from the text. Text of a language without a verbalizer
+    loses its markup and is otherwise said as it is written. InvalidText: see `find_runs`.
     """
     settings = settings or Settings()
     runs, pieces = find_runs(text, settings.marks), list[Piece]()
@@ -91,7 +91,7 @@ def read(text: str, language: str | None = None, settings: Settings | None = Non
         inside = last != " ", place + 1 < len(runs)
         found = read_run(run.plain, run.language or language, settings, run.said, inside)
         pieces += _compose(run.pieces, list(found.pieces))
-    for place in reversed(range(len(pieces))):  # nothing follows the blank that stood before markup at the end
+    for place in reversed(range(len(pieces))):  # drop the space before markup at the end of the text
         one, said = pieces[place], pieces[place].spoken.rstrip(" ")
         if one.rule or one.spoken == said:
             pieces[place] = replace(one, spoken=said)
@@ -110,9 +110,9 @@ def read_run(
     said: Mapping[str, Say],
     inside: tuple[bool, bool] = (False, False),
 ) -> NormalizedText:
-    """The plain text of a run, or of a part of it.
+    """Read the plain text of a run, or a part of that text.
 
-    inside: whether a word comes before the text, and one after it, so that the blanks at that end are kept.
+    inside: whether words come before the text, and whether words come after it; there the spaces are kept.
     """
     if language == DAY_FIRST:
         language, settings = "en", replace(settings, day_first=True)
@@ -140,7 +140,7 @@ def _read(text: str, language: str | None, settings: Settings) -> list[Piece]:
         pieces = _compose(pieces, _compose(stripped, said))
         if not (any(_runs_on(free, piece) for piece in said) or _ODD.search(spoken)):
             break
-        settings = replace(settings, lexicon=NO_WORDS)  # once
+        settings = replace(settings, lexicon=NO_WORDS)  # the lexicon applies in the first pass only
     return pieces
 
 
@@ -217,7 +217,7 @@ def _read_plain(text: str, language: str | None, settings: Settings) -> Iterator
 
 
 def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
-    """Parts of a text with the language of each: a sentence, or three or more words in Latin letters in Chinese."""
+    """Split a text into parts of one language: sentences, and three or more Latin words in an East Asian sentence."""
     before = language
     for sentence in _SENTENCE.finditer(text):
         start, end = sentence.span()
@@ -248,7 +248,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
 
 
 def _script(written: str, language: str | None) -> str | None:
-    """The language that a script other than Latin shows; "und" for one that none of the languages is written in."""
+    """The language that a script other than Latin or Cyrillic shows, else None; "und" for an unsupported script."""
     if _KANA.search(written):
         return "ja"
     if _HANGUL.search(written):
@@ -313,7 +313,7 @@ def _try(grammar: Grammar, text: str, at: int, end: int, kind: str) -> Found:
     if kind == "letter" and (told := classes.read_named_date(place)):
         return told
     if kind == "letter" and (found := place.match(grammar.abbreviations)):
-        ends = found[0][-1] == "." and not place.after(found.end())  # the full stop is the sentence's too
+        ends = found[0][-1] == "." and not place.after(found.end())  # the full stop also ends the sentence
         return found.end() - ends, grammar.voice.locale.abbreviations[found[0]], "abbreviation"
     for reader in BY_FIRST[kind]:
         if told := reader(place):
@@ -326,16 +326,16 @@ def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
     found = _LAST_WORD.search(text, max(0, at - 14), at)
     if not found or found[1].isupper() or (word := found[1].lower()) in own:
         return grammar
-    # Only English is switched to: a frequent word of French ("le") may as well be Italian or Spanish.
+    # Switch to English only: a frequent word of French ("le") may be Italian or Spanish as well.
     other = [language for language, words in _FREQUENT.items() if word in words]
     voice = load_verbalizer("en") if other == ["en"] else None
     return load_grammar(voice) if voice else grammar
 
 
 def _glue(before: str, said: str, after: str, rule: str) -> str:
-    """The words, with a space on each side where they would run into a word of letters, and without a doubled one.
+    """Add a space on each side where the words would touch letters, and drop a space that would be doubled.
 
-    Korean has one between a bare number and its counter ("세 개") and none before a particle ("오 퍼센트입니다").
+    Korean has a space between a bare number and its counter ("세 개"), and none before a particle ("오 퍼센트입니다").
     """
     if before in ("", " "):
         said = said.lstrip(" ")
@@ -356,7 +356,7 @@ def _glue(before: str, said: str, after: str, rule: str) -> str:
 
 
 def _compose(first: list[Piece], second: list[Piece]) -> list[Piece]:
-    """Pieces of the text as it was written: `first` made a plain text of it, and `second`, pieces of that, speak."""
+    """Combine two passes into pieces of the original: `second` are pieces of the plain text that `first` gave."""
     offsets = [0, *accumulate(len(piece.spoken) for piece in first)]
 
     def original(at: int, index: int) -> int:
@@ -379,7 +379,7 @@ def _compose(first: list[Piece], second: list[Piece]) -> list[Piece]:
             rule = piece.rule or first[index].rule
             if start < end or not pieces:
                 pieces.append(Piece(start, end, said, rule))
-            else:  # it stands for a part of what the piece before stands for
+            else:  # its characters belong to the piece before
                 before = pieces[-1]
                 pieces[-1] = Piece(before.start, before.end, before.spoken + said, before.rule or rule)
     return pieces + silent(offsets[-1])

@@ -1,9 +1,9 @@
-"""Texts read in processes of their own, so that an engine in this one keeps its turns.
+"""Reads texts in separate processes, so that an engine in this process is not slowed down.
 
 wetext holds the interpreter for up to 0.2 s a block (see `official`), and the natural rules for a millisecond or more:
-with many texts at once the engine's thread would stand still. Processes are started as programs, not forked: the caller
-may use CUDA and threads, and its main module need not be importable. Each (`main`) answers a line of JSON (a block, and
-how it is read) with another one, and ends when its input does.
+with many texts at once the engine's thread would stand still. The processes are started as programs, not forked,
+because the caller may use CUDA and threads, and its main module may not be importable. Each process (`main`) answers a
+line of JSON (a block and how to read it) with another line, and ends when its input ends.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from vivavoce_textnorm.normalizer import MAX_BLOCK_CHARS, CancelCheck, check_wan
 from vivavoce_textnorm.official import Rules, has_official_rules, load_languages
 from vivavoce_textnorm.types import Say, Settings
 
-log = logging.getLogger("vivavoce.reading_processes")  # the command line shows notes of the core's loggers alone
+log = logging.getLogger("vivavoce.reading_processes")  # the command line shows notes of loggers with this prefix
 
 TOO_LONG_S = 30.0
-"""A process that works on one block for this long is replaced; the slowest block takes 0.3 s of processor time."""
+"""Time limit of one block, after which its process is replaced; the slowest block takes 0.3 s of processor time."""
 _ASKED_EVERY_S = 0.1
 _ENDING_S = 5.0
 _NICENESS = 10
 
 
 class ReadingProcesses:
-    """Reads as `Languages` and `read_run` do; from any number of threads, a block in each process at once.
+    """Reads blocks as `Languages` and `read_run` do, one in each process at once, for any number of threads.
 
-    Blocks of shorter texts are read first. The first process is kept for texts of one block; the others, which read
-    blocks of longer texts too, give way where processors are busy.
+    Blocks of shorter texts are read first. The first process is kept for texts of one block. The other processes also
+    read blocks of longer texts, and have a lower priority on the processor.
 
     Args:
-        number: of processes: 2 or more, or 1 that reads everything; a third of a second after their start they read.
+        number: of processes; a single process reads everything. Each is ready a third of a second after its start.
         digits_in_chinese: as in `load_languages`.
     """
 
@@ -57,12 +57,12 @@ class ReadingProcesses:
         self._digits_in_chinese = digits_in_chinese
         self._all = [self._start(place) for place in range(number)]
         self._idle = set(range(number))
-        self._waiting: list[_Turn] = []  # a heap
+        self._waiting: list[_Turn] = []  # kept as a heap
         self._came, self._state = count(), Lock()
         self._finalizer = weakref.finalize(self, _end, self._all)
 
     def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck = never_cancelled) -> str:
-        """A block that no process can read stays as it is written. length: of the whole text."""
+        """Read a block; it stays as it is written if no process can read it. length: of the whole text."""
         words = self._asked((block, rules), self._places(length), length, cancelled)
         return block if words is None else words
 
@@ -76,7 +76,7 @@ class ReadingProcesses:
         length: int,
         cancelled: CancelCheck = never_cancelled,
     ) -> str:
-        """This process reads a block if the others cannot."""
+        """Read a block in another process, or in this process if the others cannot."""
         asked = _natural(block, language, settings, said, inside)
         words = self._asked(asked, self._places(length), length, cancelled)
         if words is None:
@@ -146,7 +146,7 @@ class ReadingProcesses:
                     self._waiting.remove(turn)
                     heapq.heapify(self._waiting)
                     self._hand_out()
-                else:  # it was given a process just now
+                else:  # a process was assigned just after the timeout
                     self._idle.add(given.get())
                     self._hand_out()
             raise RequestCancelled("request: was cancelled")
@@ -192,7 +192,7 @@ def _unpacked(settings: str) -> Settings:
 
 
 def _ask(process: subprocess.Popen[bytes], asked: tuple[Any, ...]) -> str | None:
-    """OSError, ValueError: the process has ended; TimeoutError: it takes too long."""
+    """Have a process read a block. OSError, ValueError: the process has ended; TimeoutError: it takes too long."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(asked).encode() + b"\n")
@@ -209,7 +209,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # a text that was not sent yet
+            with suppress(OSError):  # a pipe holds text that was not sent yet
                 pipe.close()
     for process in processes:
         try:
@@ -222,7 +222,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 def _read_naturally(
     block: str, language: str, settings: str, said: Mapping[str, Sequence[str]], inside: tuple[bool, bool]
 ) -> str:
-    # The patterns take most of a second to compile: a process for the official reading alone starts without them.
+    # The patterns take most of a second to compile, so a process that only reads by official rules does not load them.
     from vivavoce_textnorm.natural import read_block
 
     own = {sign: Say(*what) for sign, what in said.items()}
@@ -231,7 +231,7 @@ def _read_naturally(
 
 
 def main() -> None:
-    """Answer each block with its words; with null where the rules fail."""
+    """Answer each block with its words, or with null if the rules fail."""
     ignore_signals()  # the parent closes the input when it ends
     if "--nice" in sys.argv[1:]:
         os.nice(_NICENESS)

@@ -1,4 +1,4 @@
-"""Languages of Europe: nouns of magnitude, genders, a decimal comma. What they say is in locale."""
+"""Verbalizer of European languages: nouns of magnitude, genders, a decimal comma. The words are in the tables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FEMININE = "/f/"
 
 
 def word_before(found: Match) -> str:
-    """The word before what was found, in lower case; "" where a mark stands between."""
+    """The word before the match, in lower case; "" if a punctuation mark stands between them."""
     word = _LAST_WORD.search(found.string, max(0, found.start() - 30), found.start())
     return word[1].lower() if word else ""
 
 
 class European(Verbalizer):
-    """A language of Europe; numerals end where its `powers` do, and larger ones are said digit by digit."""
+    """Verbalizer of a European language; a number that is too large for its `powers` is said digit by digit."""
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
@@ -58,18 +58,18 @@ class European(Verbalizer):
         return self._glue.join(filter(None, (self._hundreds[hundreds], low)))
 
     def gender(self, after: str) -> str:
-        """The gender of the noun that follows: "m", "f" or "n"; "" unless a word follows that may be counted."""
+        """The gender of the noun that follows: "m", "f" or "n"; "" if no countable noun follows."""
         word = compiled(r"\p{L}{2,}").match(after)
         if not word or word[0] in self._no_nouns:
             return ""
         return "n" if self._neuter.match(after) else "f" if self._feminine.match(after) else "m"
 
     def ordinal(self, value: int, after: str = "") -> str:
-        """The place in an order, in the gender of the noun behind it."""
+        """Say an ordinal in the gender of the noun behind it."""
         return self.place(value, f"/{self.gender(after)}/{after}")
 
     def place(self, value: int, noun: str = "") -> str:
-        """The place in an order; noun: "/gender/word" of what is in that place."""
+        """Say an ordinal; noun: the noun that it belongs to, as "/gender/word"."""
         said = self.numeral(value)
         said = self._ordinals.get(said) or self._fixed(said, "ordinal_fixes", 1)
         return self._fixed(f"{said}{noun}", "place_fixes").partition("/")[0]
@@ -79,7 +79,7 @@ class European(Verbalizer):
         return self.form(Number(number.whole, number.decimals), forms)
 
     def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
-        """A time, with the language's word between hours and minutes."""
+        """Say a time, with the language's word between hours and minutes."""
         words, units, one_word = self.locale.words, self.locale.units, "o_clock" in self.locale.words
         noun = self.form(Number(hour), tuple(words["o_clock"].split("/")) if one_word else units["h"])
         said = self.join(self.cardinal(hour, noun if one_word else f"{noun},"), noun if one_word else "")
@@ -92,7 +92,7 @@ class European(Verbalizer):
         return self.join(said, f"{words['and']} {self.unit(second, units['s'])}" if second else "")
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
-        """2/3 is "dos tercios": the parts have names, or those of ordinals."""
+        """2/3 is "dos tercios"; the denominator is a name from the table, or else an ordinal."""
         words = self.locale.words
         part = words.get(f"part_{denominator}") or self.ordinal(denominator)
         many = part if numerator == 1 else self._fixed(part, "parts_fixes")
@@ -102,7 +102,7 @@ class European(Verbalizer):
         return f"{self.numeral(whole)} {words['and']} {said}" if whole else said
 
     def reign(self, value: int, name: str = "") -> str:
-        """The number of a king, whose name is the last word: an ordinal up to `reign_to`, a cardinal from there on."""
+        """Say the number of a king, whose name ends `name`: up to `reign_to` an ordinal, above it a cardinal."""
         queen = compiled(self.locale.pattern("queens")).fullmatch(name.rpartition(" ")[2].lower())
         ordinal = value <= int(self.locale.words["reign_to"])
         return self.place(value, _FEMININE if queen else "") if ordinal else self.numeral(value)
@@ -117,7 +117,7 @@ class European(Verbalizer):
         return self.join(self.locale.signs["+"] if written[0] == "+" else "", ", ".join(said))
 
     def _clock(self, found: Match) -> str:
-        """14h30; 9-17 Uhr; de 9 a 17 h."""
+        """Read a time or a range of hours: 14h30; 9-17 Uhr; de 9 a 17 h."""
         parts, words = found.groupdict(), self.locale.words
         said = self.time(int(parts["h"]), int(parts["m"] or 0))
         if parts.get("h2"):
@@ -128,7 +128,7 @@ class European(Verbalizer):
         return said + full_stop(found)
 
     def _place(self, found: Match) -> str:
-        """2.ª; XXe siècle; f: it is feminine; noun: what follows shows its gender; s: a century, abbreviated."""
+        """Read an ordinal: 2.ª; XXe siècle. Groups: f (feminine), noun (gives its gender), s (century)."""
         parts = found.groupdict()
         value = roman_value(parts.get("r") or parts["n"])
         after = following(found) if "noun" in parts else ""
@@ -140,7 +140,7 @@ class European(Verbalizer):
         return f"{self.locale.words['century']} {said}" if found.groupdict().get("s") else said
 
     def _rate(self, found: Match) -> str:
-        """12 €/m²; 6,2 l/100 km."""
+        """Read a rate: 12 €/m²; 6,2 l/100 km."""
         locale, number, price = self.locale, parse_number(found["n"], self.locale), found["a"] in self.locale.currencies
         said = self.money(number, found["a"]) if price else self.unit(number, locale.units[found["a"]])
         forms, each = locale.units[found["b"]], locale.words.get("each", locale.words["per"])
@@ -159,7 +159,7 @@ class European(Verbalizer):
         return f"{self.cardinal(1, noun)} {words['part_2']} {noun}" if "half_counted" in words else f"{half} {noun}"
 
     def _price(self, found: Match) -> str:
-        """$1,200.50 MXN, as in America; 15€50."""
+        """Read a price: $1,200.50 MXN, as in America; 15€50."""
         whole, _, cents = found["n"].replace(",", "").partition(".")
         return self.money(Number(int(whole), cents or found["cents"] or ""), found["code"] or found["sign"])
 

@@ -1,14 +1,14 @@
-"""Rules that one language alone has, such as English decades: a pattern, what is said for it, and examples.
+"""Rules that only one language has, such as English decades: a pattern, the words for it, and examples.
 
-They are in the section `[rules]` of a table: `name: first: pattern =>said ## written ## spoken`, which ends with an
-example. In a table that several languages share, the example begins with the language that it is read in. They are
-tried in their order, before the readers that all languages share.
+They stand in the section `[rules]` of a table: `name: first: pattern =>said ## written ## spoken`. The example is
+behind the first ##. In a table that several languages share, the example begins with the code of its language. The
+rules are tried in their order, before the readers that all languages share.
 
-In a pattern `%units%` stands for any of the locale's units, and so on: see `_meaning`. In what is said `{number}` is
-the group of that name, said in the way that its name has in `_WAYS`: `{number2}` is another number, `{count:foot/feet}`
-a number of a unit, `{name}` is looked up in `_names`. A part that a tilde sets apart, `{number~ to }` or
-`{ to ~ordinal}`, is said only where the group matched; `_` is a blank at an end. `=>@decade` in a table calls the
-verbalizer's `_decade` with the match; None: the rule does not apply.
+In a pattern, `%units%` stands for any of the locale's units, and so on: see `_meaning`. In `said`, `{number}` is the
+text of the group `number`, said by its function in `_WAYS`. `{number2}` is another number, `{count:foot/feet}` is a
+number with its unit, and `{name}` is looked up in `_names`. A part before or behind a tilde, as in `{number~ to }` or
+`{ to ~ordinal}`, is said only if the group matched. `_` is a blank at an end. `=>@decade` calls the verbalizer's
+`_decade` with the match; if it returns None, the rule does not apply.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _PATTERNS = {
 
 
 Say = Callable[[Any, Match], str | None]
-"""Gets the verbalizer and the match; returns what is said, or None where the rule does not apply."""
+"""The function of a rule: gets the verbalizer and the match; returns the words, or None if it does not apply."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a language reads one kind of written thing.
+    """How a language reads one kind of item, such as decades.
 
-    first: with which of "digit", "letter" and "sign" the thing begins; a word of letters alone is tried only if it is
-    one of `Locale.words["heads"]`, an abbreviation or the like. pattern: of the package `regex` (VERSION1, VERBOSE),
-    matched where such a thing begins; it may look behind that place. examples: a text that needs this rule, with its
-    reading, unless it is in another language.
+    first: the kinds of character that the item begins with: "digit", "letter", "sign"; a word of letters alone is tried
+    only if it is one of `Locale.words["heads"]`, an abbreviation or the like. pattern: for the package `regex`
+    (VERSION1, VERBOSE), matched where the item begins; lookbehind is allowed. examples: text that needs this rule → its
+    reading; empty if the table's example is in another language.
     """
 
     name: str
@@ -74,7 +74,7 @@ def following(found: Match) -> str:
 
 
 def full_stop(found: Match) -> str:
-    """The full stop of an abbreviation that ends the text, which is its sentence's too."""
+    """Return a full stop if an abbreviation ends the text, because its full stop ends the sentence, too."""
     return "." if found[0].endswith(".") and not found.string[found.end() :].strip() else ""
 
 
@@ -87,7 +87,7 @@ def _quantity(voice: Any, written: str) -> str:
     return str(voice.unit(parse_number(number, voice.locale), voice.locale.units[unit]))
 
 
-# How a group is said, by its name without the number; noun: what stands behind a colon.
+# Name of a group, without its number → the function that says it; noun: the text behind a colon.
 _WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
     "cardinal": lambda voice, written, noun: voice.cardinal(int(written), noun),
     "number": lambda voice, written, noun: voice.number(parse_number(written, voice.locale)),
@@ -162,7 +162,7 @@ def bind(locale: Locale) -> tuple[BoundRule, ...]:
 
 
 def _verbose(pattern: str) -> str:
-    """A pattern with blanks that count as one with blanks that do not."""
+    """Escape the blanks and # signs of a pattern, so that they count in verbose mode, too."""
     return str(_BLANK.sub(lambda found: f"\\{found[0]}" if found["sign"] else found[0], pattern))
 
 

@@ -1,4 +1,4 @@
-"""Russian: "третьего марта", "две книги", "в двадцать первом веке"."""
+"""Verbalizer of Russian: "третьего марта", "две книги", "в двадцать первом веке"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADJECTIVES = compiled(r"(?:\p{L}+(?:ых|их|ые|ие) )+(?=\p{L})")
 
 
 def plural(value: int) -> int:
-    """Which of three forms of a noun goes with the number: for 1, for 2 to 4, for many."""
+    """Index of the noun's form behind a number: 0 as for 1, 1 as for 2 to 4, 2 as for many."""
     return 2 if value % 100 in range(11, 20) else 0 if value % 10 == 1 else 1 if value % 10 in (2, 3, 4) else 2
 
 
@@ -25,13 +25,13 @@ def _first_fitting(rows: Fixes, context: str) -> str:
 
 
 def _noun(after: str) -> str:
-    """The first word of what follows in lower case, without adjectives in the plural ("новых")."""
+    """The first word of the text behind, in lower case; adjectives in the plural ("новых") are skipped."""
     return compiled(r"\p{L}*").match(_ADJECTIVES.sub("", after.lower(), 1) if after[:2].isalpha() else "")[0]
 
 
 class Russian(European):
-    """Russian: cases are n(ominative), g(enitive), d(ative), i(nstrumental), p(repositional), a(ccusative, where it is
-    not nominative).
+    """Verbalizer of Russian. The cases are n(ominative), g(enitive), d(ative), i(nstrumental), p(repositional) and
+    a(ccusative, where it differs from the nominative).
     """
 
     def __init__(self, language: str) -> None:
@@ -54,7 +54,7 @@ class Russian(European):
         return forms[1 if part else plural(number.whole)]
 
     def say(self, value: int, case: str = "n", gender: str = "m") -> str:
-        """A number in a case and a gender."""
+        """Say a number in a case and a gender."""
         head, _, last = self.numeral(value).rpartition(" ")
         if last in ("один", "два"):
             last = _ONES.get(gender, ("один", "два"))[last == "два"]
@@ -65,7 +65,7 @@ class Russian(European):
         return " ".join(words if case in "na" else (self._decline(word, case) for word in words))
 
     def rank(self, value: int, case: str = "n", gender: str = "m") -> str:
-        """A place in an order; its last word alone is inflected."""
+        """Say an ordinal in a case and a gender; only its last word is inflected."""
         stem, ending = super().place(value), self._endings[gender][case]
         if stem.endswith("трет"):
             return stem + self._third[ending]
@@ -73,7 +73,7 @@ class Russian(European):
         return stem + ("ой" if stressed else ending)
 
     def place(self, value: int, noun: str = "") -> str:
-        """ "двадцать первый"."""
+        """Say an ordinal in the nominative, such as "двадцать первый"."""
         return self.rank(value, "n", "f" if noun.startswith("/f/") else "m")
 
     def cardinal(self, value: int, after: str = "") -> str:
@@ -84,7 +84,7 @@ class Russian(European):
         return self.join(head, _ONES[gender][last == "два"]) if last in ("один", "два") and gender in _ONES else said
 
     def noun_gender(self, after: str, few: bool = False, oblique: bool = False) -> str:
-        """The gender of the noun that follows; few: it stands as behind 2 to 4, in the genitive."""
+        """The gender of the noun that follows; few: the noun is in the genitive, as behind 2 to 4."""
         noun = _noun(after)
         if few or oblique:
             return "f" if noun.endswith(("ы", "и") if few else ("ы", "и", "ой", "ей", "е")) and len(noun) > 1 else "m"
@@ -93,7 +93,7 @@ class Russian(European):
         return "f" if len(noun) > 2 and self._feminine.match(noun) else "m"
 
     def case(self, value: int, before: str, after: str) -> str:
-        """The case of a number, by the word before it, its form of a noun, and that noun."""
+        """The case of a number; it depends on the word before it, on its form (`plural`) and on the noun behind it."""
         return _first_fitting(self._cases, f"{before} {plural(value)} {_noun(after)} {after}")
 
     def number(self, number: Number, after: str = "", case: str = "n") -> str:
@@ -123,7 +123,7 @@ class Russian(European):
         return self.rank(day, "g", "n")
 
     def year(self, value: int) -> str:
-        """ "две тысячи пятого года"."""
+        """Say a year in the genitive, such as "две тысячи пятого года"."""
         return f"{self.rank(value, 'g')} года"
 
     def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
@@ -154,7 +154,7 @@ class Russian(European):
         return f"{word}ю" if case == "i" else f"{word[:-1]}и"
 
     def _suffixed(self, found: Match) -> str:
-        """5-го, 2-я, 1990-е."""
+        """Read a number with an ending: 5-го, 2-я, 1990-е."""
         value, decade = int(found["n"]), "0" if found["s"] == "е" and found["n"][1:].endswith("0") else ""
         if found["s"] == "ти" or (found["s"] == "х" and value < 5):
             return self.say(value, "g")
@@ -162,11 +162,11 @@ class Russian(European):
         return self.rank(value, told[0], told[1:])
 
     def _weekday(self, found: Match) -> str:
-        """ "по вторникам и четвергам", "в субботу"."""
+        """Say a weekday in the case that its preposition requires: "по вторникам и четвергам", "в субботу"."""
         return self._fixed(f"{(found['to'] or '').lower()} {self.locale.weekdays[found['d']]}", "weekday_fixes", 1)
 
     def _noun(self, found: Match) -> str:
-        """ "на улице", "см. главу"."""
+        """Say an abbreviated noun in the case that its preposition requires: "на улице", "см. главу"."""
         return self._fixed(f"{(found['p'] or '').lower()} {self._short[found['k']]}", "short_fixes", 1) + " "
 
     def _joined(self, found: Match) -> str:
@@ -174,12 +174,12 @@ class Russian(European):
         return self._fixed(self.say(int(found["n"]), "g").replace(" ", ""), "joined_fixes") + str(found["w"])
 
     def _floor(self, found: Match) -> str | None:
-        """ "на третьем этаже"."""
+        """Read the ordinal of a floor or a seat: "на третьем этаже"."""
         gender = "n" if found["s"].startswith("мест") else "f" if found["f"] else "m"
         before, end = word_before(found), found["end"]
         case = "n" if not end else "p" if end == "е" or (end == "и" and before == "на") else "g"
         if case == "g" and before not in ("с", "со", "из", "до", "от", "около", "после", "для"):
-            return None  # two floors
+            return None  # a number of floors, not an ordinal
         return self.rank(roman_value(found["n"]), case, gender) + " "
 
     def _year(self, found: Match) -> str | None:
@@ -218,7 +218,7 @@ class Russian(European):
         return f"{self.say(hour, 'g')} {after}"
 
     def _cased(self, found: Match) -> str | None:
-        """A number in another case than the nominative, which is left to the rules of all languages."""
+        """Read a number that is not in the nominative; None for the nominative, which the common rules read."""
         value, after = int("".join(filter(str.isdigit, found["n"]))), following(found)
         case = self.case(value, word_before(found), after)
         gender = self.noun_gender(after, case in "na" and plural(value) == 1, oblique=case not in "na")
@@ -227,7 +227,7 @@ class Russian(European):
         return self.between([self.say(int(one), case, gender) for one in (found["c"], value) if one], "to")
 
     def _counted(self, found: Match) -> str | None:
-        """ "до пятидесяти процентов": a number with its unit behind a preposition of the genitive."""
+        """Read a number with a unit in the case that its preposition requires: "до пятидесяти процентов"."""
         sign, number, locale = found["unit"], parse_number(found["n"], self.locale), self.locale
         forms = locale.currencies[sign][0] if sign in locale.currencies else locale.units.get(sign)
         forms = forms or tuple(locale.words["percent"].split("/"))

@@ -1,7 +1,7 @@
-"""The classes that most languages share: amounts and their ranges, dates, times, scores, fractions, telephone numbers.
+"""Readers of the classes that most languages share: amounts, ranges, dates, times, scores, fractions, phone numbers.
 
-Each function is given a place of a text and returns the end of what it read there, with what is said and the rule's
-name; None: nothing of its class stands there. They are tried in the order of `BY_FIRST`.
+A reader gets a place in a text. It returns the end of the item that it read there, the words for the item and the
+rule's name, or None if no item of its class stands there. `BY_FIRST` has the order in which readers are tried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vivavoce_textnorm.verbalizer import Verbalizer
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place of a text that is being read: text up to `end` is in the language of the grammar."""
+    """A position in a text that is being read; text up to `end` is in the language of the grammar."""
 
     grammar: Grammar
     text: str
@@ -44,7 +44,7 @@ class Cursor:
 
     def follows(self, cue: str, chars: int = 24) -> bool:
         words, before = self.locale.words.get(cue), self.before(chars)
-        before = before[before[:-2].rfind(". ") + 1 :]  # of this sentence
+        before = before[before[:-2].rfind(". ") + 1 :]  # only the text of this sentence
         places = ((before.rfind(word), word) for word in words.split("|")) if words else ()
         return any(at >= 0 and not (before[:at][-1:].isalpha() and word.isascii()) for at, word in places)
 
@@ -100,7 +100,7 @@ _MATH_CHARS = frozenset("0123456789.,+-−–*/×÷=≈≠<>≤≥^() xyzabn，�
 
 
 def read_date(place: Cursor) -> Found:
-    """2024-03-05, 12/25/1999, 03.04.2021."""
+    """Read a date in digits: 2024-03-05, 12/25/1999, 03.04.2021."""
     found = place.match(_DATE)
     if not found:
         return None
@@ -109,7 +109,7 @@ def read_date(place: Cursor) -> Found:
     else:
         first, second, year = int(found["a"]), int(found["b"]), int(found["c"])
         year += 0 if year > 99 else 1900 if year > 50 else 2000
-        # Points are European wherever they stand.
+        # A date with full stops has the day first in any language.
         day_first = first > 12 or ((place.locale.order != "mdy" or found["t"] == ".") and second <= 12)
         day, month = (first, second) if day_first else (second, first)
     if not (1 <= month <= 12 and 1 <= day <= 31):
@@ -119,13 +119,13 @@ def read_date(place: Cursor) -> Found:
 
 
 def read_named_date(place: Cursor) -> Found:
-    """March 3rd, 1998; 3 March."""
+    """Read a date with a month's name: March 3rd, 1998; 3 March."""
     for pattern in place.grammar.dates:
         if found := place.match(pattern):
             month = place.locale.months[found["month"].lower()]
             year = int(found["year"]) if found["year"] else None
             if place.text[found.start("month")].islower() and found["month"].lower() in ("may", "march", "mar"):
-                return None  # a verb
+                return None  # a verb: "may", "march"
             said = place.voice.date(year, month, int(found["day"]), found[0])
             article = said.partition(" ")[0] + " "  # "the 5th of March" has one already
             return found.end(), said.removeprefix(article) if place.before().endswith(article) else said, "date"
@@ -133,7 +133,7 @@ def read_named_date(place: Cursor) -> Found:
 
 
 def read_time(place: Cursor) -> Found:
-    """A time, or a range of two: 14:30, 9:05 a.m., 9-5pm; 1:02:03 counts."""
+    """Read a time, a range of two times, or a duration: 14:30, 9:05 a.m., 9-5pm, 1:02:03."""
     one = _read_time(place)
     start = one[0] if one else (hour.end() if (hour := place.match(_BARE_HOUR)) else 0)
     dash = _DASHED.match(place.text, start, place.end) if start else None
@@ -169,18 +169,18 @@ def _read_time(place: Cursor) -> Found:
 
 
 def _seconds(written: str) -> Number:
-    """45, or 45.678, with a point or a comma in any language."""
+    """Parse seconds such as 45 or 45.678; the decimal sign is a point or a comma in any language."""
     whole, _, decimals = written.replace(",", ".").partition(".")
     return Number(int(whole), decimals)
 
 
 def read_span(place: Cursor) -> Found:
-    """1:30 h lasts, 3:45 min; behind "at", and from 6:00 h on, it is a time of the day."""
+    """Read a duration (1:30 h, 3:45 min); behind "at", or if it is 6:00 h or more, it is a time of the day."""
     if not (found := place.match(place.grammar.span)):
         return None
     first, second = int(found["a"]), int(found["b"])
     rest = place.after(end := found.end())
-    end -= found[0][-1] == "." and (not rest or rest[0].isupper())  # the full stop is the sentence's too
+    end -= found[0][-1] == "." and (not rest or rest[0].isupper())  # the full stop also ends the sentence
     if found["min"]:
         return end, place.voice.duration(None, first, Number(second)), "duration"
     cue, short = place.locale.words.get("clock_cue", "(?!)"), (found["h"] or "").rstrip(".") in ("h", "hs", "ч")
@@ -193,7 +193,7 @@ def read_span(place: Cursor) -> Found:
 
 
 def read_ratio(place: Cursor) -> Found:
-    """10:1, 3:2."""
+    """Read a ratio: 10:1, 3:2."""
     if not (found := place.match(_RATIO)):
         return None
     sides = [place.voice.number(place.number(side)) for side in found.group("a", "b", "c") if side]
@@ -203,7 +203,7 @@ def read_ratio(place: Cursor) -> Found:
 
 
 def read_phone(place: Cursor) -> Found:
-    """+1 (555) 123-4567, and short numbers behind a word such as "call"."""
+    """Read a phone number such as +1 (555) 123-4567, or a short one behind a word such as "call"."""
     found = place.match(_PHONE)
     if not found:
         if not place.follows("phone_cue", 12):
@@ -217,7 +217,7 @@ def read_phone(place: Cursor) -> Found:
 
 
 def read_digit_groups(place: Cursor) -> Found:
-    """978-3-16-148410-0: digits one by one."""
+    """Read groups of digits one by one: 978-3-16-148410-0."""
     found = place.match(_DIGIT_GROUPS)
     if not found or in_formula(place, found.end()):
         return None
@@ -225,7 +225,7 @@ def read_digit_groups(place: Cursor) -> Found:
 
 
 def read_fraction(place: Cursor) -> Found:
-    """1/2, 1 1/2, ½, 50/50."""
+    """Read a fraction: 1/2, 1 1/2, ½, 50/50."""
     voice = place.voice
     if found := place.match(_VULGAR):
         value = Fraction(numeric(found["v"])).limit_denominator(10)
@@ -253,7 +253,7 @@ def _of_unit(place: Cursor, found: Match, said: str) -> Found:
 
 
 def read_dimensions(place: Cursor) -> Found:
-    """1920x1080, 3 × 4 m: all sides but the last, which is said with its unit."""
+    """Read dimensions (1920x1080, 3 × 4 m) up to the last number, which `read_amount` reads with its unit."""
     found, by = place.match(_DIMENSIONS), place.locale.words["by"]
     if not found:
         return None
@@ -264,13 +264,13 @@ def read_dimensions(place: Cursor) -> Found:
 
 
 def read_amount(place: Cursor) -> Found:
-    """A number, with or without what it counts: -3, $2.5 billion, 5 km/h, 12.5%; and the range from it to another."""
+    """Read a number, with or without a unit or currency, or a range: -3, $2.5 billion, 5 km/h, 12.5%, 5-10 km."""
     one = place.match(place.grammar.amount)
     if not one or (one["minus"] and _goes_on(place)):
         return None
-    if place.text[place.at - 1 : place.at] == "^":  # $x^2$
+    if place.text[place.at - 1 : place.at] == "^":  # an exponent, as in $x^2$
         said = place.voice.number(place.number(one["num"], bool(one["minus"])))
-        if place.text[place.at - 2 : place.at - 1].isdigit() and one["unit"]:  # 10^24 kg
+        if place.text[place.at - 2 : place.at - 1].isdigit() and one["unit"]:  # a unit, as in 10^24 kg
             return one.end(), place.voice.join(said, place.locale.units[one["unit"]][-1].replace("{}", "")), "number"
         return one.end("num"), said, "number"
     dash = _DASHED.match(place.text, one.end(), place.end)
@@ -281,12 +281,12 @@ def read_amount(place: Cursor) -> Found:
     rest = place.after(end)
     begins = compiled(place.locale.words.get("begins", r"\p{Lu}")).match(rest)  # all nouns of German have a capital
     line = place.text[end : end + 1] == "\n" and not rest[:1].islower()
-    stop = place.text[end - 1] == "." and (not rest or begins or line)  # the unit's full stop is the sentence's too
+    stop = place.text[end - 1] == "." and (not rest or begins or line)  # the unit's full stop also ends the sentence
     return end - bool(stop), said, rule
 
 
 def _prices(place: Cursor, one: Match, at: int) -> Found:
-    """$5-10k: the currency of the first is that of both."""
+    """Read a range of prices whose currency stands only before the first number: $5-10k."""
     sign = one["front"]
     two = place.grammar.amount.match(sign + place.text[at : at + 40])
     low, high = place.voice.number(place.number(one["num"])), _say_amount(place, two)[0]
@@ -306,7 +306,7 @@ def _range(place: Cursor, one: Match, two: Match, dash: Match) -> Found:
         or (before.isascii() and before.isalpha())
         or (one["num"][0] == "0" and one["num"][1:].isdecimal())
     ):
-        return None  # Llama-3.1-8B, i7-13700K, 0041-22B
+        return None  # parts of names: Llama-3.1-8B, i7-13700K, 0041-22B
     if (two["minus"] and dash[0].strip() in "-−") or (place.text[end : end + 1] in ("-", "–")):
         return None
     if (one["back"] or one["percent"] or one["unit"]) and two.end() == two.end("num") and not one["percent"]:
@@ -327,11 +327,11 @@ def _range(place: Cursor, one: Match, two: Match, dash: Match) -> Found:
     if "bare_range" in place.locale.words and compiled(place.locale.words["bare_range"]).search(place.before()):
         return end, f"{low}, {high}", "range"
     front = 0 if one["unit"] else len(place.locale.units.get(two["unit"], ("",))[-1].rpartition("{}")[0])
-    return end, high[:front] + voice.range(low, high[front:]), "range"  # 每秒十到十五米
+    return end, high[:front] + voice.range(low, high[front:]), "range"  # as in 每秒十到十五米
 
 
 def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tuple[str, str]:
-    """The words for an amount, and its rule; beside: the other end of a range, which names what both count."""
+    """The words for an amount, and the rule's name; beside: the range's other amount, which may name the unit."""
     voice, locale = place.voice, place.locale
     written = found["num"]
     if len(written) > LARGEST or (written[0] == "0" and written.isdecimal() and len(written) > 1):
@@ -352,7 +352,7 @@ def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tup
         return (voice.unit(number, (per_mille,)) if per_mille else voice.percent(number)), "percent"
     if found["unit"]:
         return voice.unit(number, locale.units[found["unit"]]), "unit"
-    name = compiled(r"[A-Za-z]").match(place.text, max(0, found.start() - 1), found.start())  # A1 counts nothing
+    name = compiled(r"[A-Za-z]").match(place.text, max(0, found.start() - 1), found.start())  # as in A1
     counted = beside and (locale.units.get(beside["unit"]) or locale.currencies.get(beside["back"], ((),))[0])
     # The low end of a range agrees with the noun that the high end names: "une à deux heures".
     after = f"{voice.form(number, counted)}," if counted else place.after((beside or found).end())
@@ -360,7 +360,7 @@ def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tup
 
 
 def in_formula(place: Cursor, end: int, signs: str = _MATH) -> bool:
-    """Whether a sign of mathematics stands in the same run of numbers, signs and single letters."""
+    """Whether a mathematical sign stands in the same run of numbers, signs and single letters."""
     text, low, high = place.text, place.at, end
     while low > max(0, place.at - 40) and text[low - 1] in _MATH_CHARS:
         low -= 1
@@ -370,7 +370,7 @@ def in_formula(place: Cursor, end: int, signs: str = _MATH) -> bool:
 
 
 def read_version(place: Cursor) -> Found:
-    """2.0.1, v2.0; and what stands behind a name such as Python."""
+    """Read a version: 2.0.1, v2.0, or a number behind a name such as Python."""
     found = place.match(_VERSION)
     if not found or place.locale.decimal == ",":  # points separate thousands; the language has its own rule
         return None

@@ -1,4 +1,4 @@
-"""A subset of SSML, in a text that begins with `<speak`: its elements become runs, and what is unknown is spoken."""
+"""Reads a subset of SSML in a text that begins with `<speak`; the text of unknown elements is spoken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vivavoce_textnorm.verbalizer import VERBALIZERS
 
 MIN_RATE, MAX_RATE = 0.5, 2.0  # the engine's limits of speed
 MAX_DEPTH = 32
-"""Limit of nested elements."""
+"""Maximum depth of nested elements."""
 
 _SSML = compiled(r"\s*(?:<\?xml\s[^<>]*\?>\s*)?<(?:speak(?=[\s/>])|!DOCTYPE\s+speak\b)")
 _TIME = compiled(rf"\s*\+?{SECONDS}\s*")
@@ -40,11 +40,11 @@ def is_ssml(text: str) -> bool:
 
 
 def find_runs(text: str, marks: frozenset[str]) -> list[TextRun]:
-    """The runs of any text, which cover it in order; marks: of the model, which pass as they are.
+    """Split any text into runs, which cover it in order; marks: the model's tags, which stay as they are.
 
     InvalidText: the SSML is not well-formed XML, or holds a forbidden part; a pause or a rate is outside of its limits.
     """
-    if "[" not in text and "<" not in text:  # as most texts
+    if "[" not in text and "<" not in text:  # true for most texts
         return [TextRun([Piece(0, len(text), text)] if text else [])]
     if is_ssml(text):
         return _Document(text, marks).runs.runs
@@ -59,7 +59,7 @@ class _Document:
         self._text, self._marks = text, marks
         self._open: list[Open] = []
         self._replaced: tuple[int, int, str, Mapping[str, str], list[str]] | None = None
-        """An element whose words are not read as they are: its start and depth, name, attributes and words."""
+        """The open element whose text is replaced (see `_REPLACED`): its start, depth, name, attributes and text."""
         for (start, kind, values), (end, _, _) in pairwise((*_events(text), (len(text), "", ()))):
             if kind == "start":
                 self._begin(start, end, *values)
@@ -146,7 +146,7 @@ class _Document:
 
 
 def _events(text: str) -> list[tuple[int, str, tuple[Any, ...]]]:
-    """The events of the XML, each with the character at which it begins; the first one begins the text."""
+    """Events of the XML parser, each with the character at which it begins; the first one begins at 0."""
     events: list[tuple[int, str, tuple[Any, ...]]] = []
     parser, begin = expat.ParserCreate("utf-8"), len(text) - len(text.lstrip())
     data, byte, character = text[begin:].encode(), 0, begin
@@ -197,7 +197,7 @@ def _break(start: int, attributes: Mapping[str, str]) -> float:
 
 
 def phonemes(alphabet: str, written: str, marks: frozenset[str]) -> str | None:
-    """The model's marks for phones ("arpabet") or syllables ("pinyin"); None: it does not have all of them."""
+    """The model's tags for phones ("arpabet") or syllables ("pinyin"); None: the model does not have all of them."""
     found: list[str] = []
     for one in written.split():
         syllable = _SYLLABLE.fullmatch(unicodedata.normalize("NFC", one.lower().replace("v", "ü").replace("u:", "ü")))

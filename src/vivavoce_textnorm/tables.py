@@ -1,9 +1,9 @@
-"""The tables of a language: how it writes and names things, from a file of data beside this module.
+"""The tables of a language: how it writes and names things, from a file in the folder `data`.
 
-A file has sections: `[name]`, then its rows. Rows are set apart by semicolons, the written and the said by a
-space; an underscore is a space. A unit `(kcm)m` has `prefixes`: it stands for km, cm and mm. Rows of sections that
-end in `_fixes` are patterns with what takes their place; of these, and of `rules`, each line ends a row, but one that
-begins with two blanks goes on with that before it. `base` in `format` names a file whose sections a language shares.
+A file has sections: `[name]`, then its rows, separated by semicolons. In a row, a space separates the written form from
+the spoken one, and an underscore is a space. A unit `(kcm)m` has `prefixes`: it stands for km, cm and mm. In sections
+that end in `_fixes`, a row is a pattern and its replacement. There and in `rules` each line is a row, and a line that
+begins with two blanks continues the one before. `base` in `format` names a file whose sections are shared.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from vivavoce_textnorm.types import Forms
 Fixes = tuple[tuple[Match, str], ...]
 _PREFIXED = compiled(r"\((.+)\)(.+)")
 _ADDED = {"format": "; ", "rules": "\n", "units": ";\n", "currencies": ";\n", "words": ";\n"}
-"""Sections of the base that a language adds to, with the sign between the two; it replaces any other section."""
+"""Sections that extend the base's section instead of replacing it → the separator between the two parts."""
 
 
 @dataclass(frozen=True)
 class Locale:
-    """How a language writes and names things. All of it is data: rules that know no language read it.
+    """How a language writes and names things: data for the rules, which are the same for all languages.
 
-    decimal: the sign before decimals; group: characters that may stand between thousands (a blank for all blanks);
-    order: of day, month and year where all are numbers, such as "mdy"; joint: between spoken words, "" in scripts
-    without spaces; digits: the names of 0 to 9, and phone_digits where those differ.
+    decimal: the sign before decimals. group: characters between thousands (a blank for all blanks). order: of day,
+    month and year in dates of digits, such as "mdy". joint: separator of spoken words, "" in scripts without spaces.
+    digits: the names of 0 to 9; phone_digits: their names in phone numbers, if they differ.
 
-    months: names and abbreviations in lower case without a full stop → 1 to 12; magnitudes: written words and letters
-    behind a number → power of ten; units: written symbols ("km/h", "°C") → forms; currencies: signs and codes
-    ("$", "USD") → forms of the currency and of its hundredth part (() for none); abbreviations: written with their full
-    stop → said; signs: single characters (`@`, `/`, `+`, `=`, `≤`, `&`) → said; words: what glues together, by the keys
-    that `Verbalizer` names; idioms: whole tokens that are read by heart ("24/7"); sections: all of the table.
+    months: names and abbreviations in lower case without a full stop → 1 to 12. magnitudes: words and letters behind a
+    number → power of ten. units: symbols ("km/h", "°C") → forms. currencies: symbols and codes ("$", "USD") → forms of
+    the currency and of its hundredth part (() for none). abbreviations: with their full stop → words. signs: single
+    characters (`@`, `/`, `+`, `=`, `≤`, `&`) → words. words: other words, by the keys that `Verbalizer` names. idioms:
+    items that have a reading of their own ("24/7"). sections: the whole table.
     """
 
     language: str
@@ -56,7 +56,7 @@ class Locale:
     sections: Mapping[str, str]
 
     def list(self, name: str) -> tuple[str, ...]:
-        """Words of a section, in order; () for one that the language does not have."""
+        """Words of a section, in order; () if the language does not have the section."""
         return tuple(word.replace("_", " ") for word in self.sections.get(name, "").split())
 
     def pattern(self, name: str) -> str:
@@ -114,7 +114,7 @@ def _read_sections(name: str) -> dict[str, str]:
         return own
     shared = _read_sections(base)
     for name, between in _ADDED.items():
-        both = (own, shared) if name == "rules" else (shared, own)  # the first rule that fits wins, the last word
+        both = (own, shared) if name == "rules" else (shared, own)  # of two rules the first wins, of two words the last
         own[name] = between.join(part[name] for part in both if name in part)
     if "traditional" in own:
         characters = str.maketrans(*own["traditional"].split())

@@ -44,8 +44,8 @@ class NormalizedText:
 class Number:
     """A number as it was written.
 
-    whole: digits before the decimal sign; decimals: digits after it, as written ("50" of 3.50), "" for none;
-    power: that of ten of a word of magnitude that stood with it (6 for "2.5 million"), 0 for none.
+    whole: digits before the decimal sign; decimals: digits after it, as written ("50" of 3.50), "" for none; power: the
+    power of ten of the magnitude behind it (6 for "2.5 million"), 0 for none.
     """
 
     whole: int
@@ -59,18 +59,17 @@ class Number:
 
 
 Forms = tuple[str, ...]
-"""The forms of a noun that is counted, from the form for one to the form for many; each language has its own number."""
+"""The forms of a counted noun, from the form for one to the form for many; their number depends on the language."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """The choices of a request, and the abilities of the loaded model.
 
-    named_emojis: said by their Unicode names, in English, instead of being silent; silent_code: code between backticks
-    is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule; lexicon: words as
-    they are written → how they are to be written for the model, in letters or in its marks; unread: languages that the
-    model is not read in: their sentences are read as text that shows no language; day_first: 3/4/2026 is a day of April
-    in English, too.
+    named_emojis: emojis are said by their Unicode names, in English, instead of being silent. silent_code: code between
+    backticks is left out. marks: the model's tags (`[laughter]`), which stay unchanged and win over every rule.
+    lexicon: word → its respelling for the model, in letters or tags. unread: languages that the model does not speak;
+    their sentences are read as text that shows no language. day_first: 3/4/2026 is a day of April in English, too.
     """
 
     named_emojis: bool = False
@@ -83,9 +82,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Say:
-    """Text that is said in a certain way, whatever the rules say.
+    """Text that is said in the way that a tag names, instead of by the rules.
 
-    how: one of `FORMS`; order: that of a date's numbers, such as "dmy"; "" if it is not given."""
+    how: one of `FORMS`; order: the order of a date's numbers, such as "dmy"; "" if it is not given."""
 
     how: str
     content: str
@@ -94,11 +93,11 @@ class Say:
 
 @dataclass(frozen=True)
 class TextRun:
-    """Characters of a text that are read alike.
+    """Characters of a text with the same language, rate and pause.
 
-    pieces: cover them; their `spoken`, joined, is what the rules read; said: what the characters in it stand for that
-    no rule reads; language: None: that of the text around it; rate: times the speed of the request; pause_s: seconds of
-    silence, of a run of which nothing is spoken.
+    pieces: cover the characters; their `spoken`, joined, is the text that the rules read. said: private characters of
+    that text → the content that each stands for. language: None: the language of the text around the run. rate: factor
+    of the request's speed. pause_s: seconds of silence, if the run is a pause.
     """
 
     pieces: list[Piece]
@@ -113,7 +112,7 @@ class TextRun:
 
 
 def original(pieces: Sequence[Piece], at: int) -> int:
-    """Where in the text a character of what its pieces say stands; of the end, what is silent there included."""
+    """Map a position in the words of the pieces to the text; the end of the words is the end of the last piece."""
     offsets = [*accumulate((len(piece.spoken) for piece in pieces), initial=0)]
     if at >= offsets[-1]:
         return pieces[-1].end

@@ -29,17 +29,17 @@ VERBALIZERS = {
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
 _LONG = compiled(r"(?<!\d)\d{8,}[Xx]?(?!\d)")
-# 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; else fours.
+# Groups of long numbers: 138 1234 5678, 400 820 8820, 110101 1990 0307 888X; others in fours.
 _PAUSED = compiled(
     r"\A\d{3}(?=\d{6,8}\Z)|(?<=\A\d{3})\d{3}(?=\d{3,4}\Z)|\A\d{6}(?=\d{11}.\Z)|[\dXx]{4}(?=[\dXx]{3})|[\dXx]+"
 )
 
 
 class Verbalizer(ABC):
-    """Says the classes of one language, by its tables.
+    """Puts numbers, dates, times and amounts of one language in words, by its tables.
 
-    `after` is what follows in the text (up to 40 characters, blanks stripped), for gender and case; "" where that is
-    known to be nothing. Words of `locale.words`: point, minus, to (range), score, ratio, percent, and the keys that a
+    `after` is the text that follows (up to 40 characters, blanks stripped), which decides gender and case; "": nothing
+    follows. The keys of `locale.words` are point, minus, to (range), score, ratio, percent, and others that a
     language's own methods use.
     """
 
@@ -51,18 +51,18 @@ class Verbalizer(ABC):
 
     @abstractmethod
     def _numeral(self, value: int) -> str:
-        """A whole number of at most 36 digits, 0 or more, with nothing behind it: "2024" counted, not as a year."""
+        """Say a cardinal number of at most 36 digits without a noun behind it; 2024 is not said as a year."""
 
     @abstractmethod
     def ordinal(self, value: int, after: str = "") -> str: ...
 
     @abstractmethod
     def time(self, hour: int, minute: int, second: Number | None = None, half: str = "") -> str:
-        """second: None for 0; half: "am" or "pm" where the text has it in any form, else ""."""
+        """Say a time of the day. second: None for 0; half: "am" or "pm" if the text has it in any form, else ""."""
 
     @abstractmethod
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
-        """1/2, or with a whole number before it, 1½ (0: none)."""
+        """Say a fraction such as 1/2, or 1½ with a whole number before it (0: none)."""
 
     def cardinal(self, value: int, after: str = "") -> str:
         return self._formed(self.numeral(value), "counted_fixes", after) if after else self.numeral(value)
@@ -92,12 +92,12 @@ class Verbalizer(ABC):
         return forms[0] if number.is_one or below_two else forms[-1]
 
     def digits(self, digits: str, phone: bool = False) -> str:
-        """Digits one by one; phone: as in a telephone number, where a language has other words for that (Chinese 1)."""
+        """Say digits one by one; phone: with the language's words for telephone numbers, if they differ (Chinese 1)."""
         names = (phone and self.locale.phone_digits) or self.locale.digits
         return self.join(*(names[int(digit)] for digit in digits))
 
     def one_by_one(self, written: str, phone: bool = False) -> str:
-        """Digits by name, letters as they are; groups are set apart, and those of eight digits and more have pauses."""
+        """Say digits by name and letters as they are, with pauses between groups; long numbers are cut into groups."""
         written = _LONG.sub(lambda found: " ".join(_PAUSED.findall(found[0])), written)
         said = (
             self.join(*(self.digits(one, phone) if one.isdecimal() else one for one in _RUN.findall(group)))
@@ -110,7 +110,7 @@ class Verbalizer(ABC):
         return self.one_by_one(written, phone=True)
 
     def version(self, written: str) -> str:
-        """2.0.1, part by part; where words have no blanks between them, 3.11 is said as a decimal."""
+        """Say 2.0.1 part by part; a language without spaces between words says 3.11 as a decimal number."""
         decimals = not self.locale.joint
         said = [
             self.digits(part)
@@ -121,7 +121,7 @@ class Verbalizer(ABC):
         return self.between(said, "point" if self.locale.decimal == "." else "version")
 
     def decimals(self, digits: str) -> str:
-        """The digits behind the point: 3,14 is "quatorze" where a language says pairs, 0,05 "zéro cinq"."""
+        """Say the digits behind the point: 3,14 is "quatorze" in a language that says pairs, 0,05 "zéro cinq"."""
         pair = "decimal_pairs" in self.locale.words and len(digits) == 2 and digits[0] != "0"
         return self.numeral(int(digits)) if pair else self.digits(digits)
 
@@ -135,7 +135,7 @@ class Verbalizer(ABC):
         return self.join(self.locale.words["minus"] if number.negative else "", said)
 
     def magnitude(self, number: Number) -> str:
-        """The first word of the table for 10 to the power of `number.power`."""
+        """The word for 10 to the power of `number.power`: the first one of the table."""
         return next(word for word, power in self.locale.magnitudes.items() if power == number.power)
 
     def year(self, value: int) -> str:
@@ -151,7 +151,7 @@ class Verbalizer(ABC):
         return f" {joint} ".join(filter(None, parts)) if joint else self.join(*parts)
 
     def duration(self, hours: int | None, minutes: int, seconds: Number | None) -> str:
-        """1:02:03; hours or seconds: None where the text has two numbers, of which a zero at the end is silent."""
+        """Say a duration such as 1:02:03. If hours or seconds is None, a zero in the second number is silent."""
         parts = ((None if hours is None else Number(hours), "h"), (Number(minutes), "min"), (seconds, "s"))
         named = [(value, name) for value, name in parts if value is not None]
         said = [self.unit(value, self.locale.units[name]) for value, name in named]
@@ -160,7 +160,7 @@ class Verbalizer(ABC):
         return self.join(*(f"{one}," for one in said[:-2]), said[-2], self.locale.words["and"], said[-1])
 
     def money(self, number: Number, currency: str) -> str:
-        """An amount; currency: a key of `locale.currencies`. 3.50 has whole units and hundredths where these exist."""
+        """Say an amount; currency: a key of `locale.currencies`. 3.50 is said as whole units and hundredths, if any."""
         main, minor = self.locale.currencies[currency]
         if not minor:
             number = replace(number, decimals=number.decimals.rstrip("0"))
@@ -176,14 +176,14 @@ class Verbalizer(ABC):
         return self.join(self.locale.words["minus"] if number.negative else "", said)
 
     def unit(self, number: Number, forms: Forms) -> str:
-        """A number with what it counts: "un millón de euros"; a form may have its place: "每小时{}公里"."""
+        """Say a number with its unit: "un millón de euros"; a form may name the number's place: "每小时{}公里"."""
         before, _, form = self.form(number, forms).rpartition("{}")
         said, millions = self.number(number, form), number.whole and not number.whole % 10**6 and not number.decimals
         many = "of_many" in self.locale.words and (number.power >= 6 or millions)
         return self.of(said, form) if many else self.join(before.strip(), said, form)
 
     def of(self, said: str, form: str) -> str:
-        """Millions, or parts, of a unit: "un millón de euros"."""
+        """Join millions, or a fraction, and a unit: "un millón de euros"."""
         of = self.locale.words.get("of_many", "")
         return f"{said} d'{form}" if of == "d'" and form[0] in "aehiou" else self.join(said, of.replace("'", "e"), form)
 
@@ -197,13 +197,13 @@ class Verbalizer(ABC):
         return self.between(sides, "ratio")
 
     def reign(self, value: int) -> str:
-        """The number behind the name of a king or a pope: Louis XIV."""
+        """Say the number behind the name of a king or a pope: Louis XIV."""
         return self.locale.words["reign"].format(self.ordinal(value))
 
 
 @cache
 def load_verbalizer(language: str, day_first: bool = False) -> Verbalizer | None:
-    """The verbalizer of a language, which is imported here; None for other languages.
+    """Import and return the verbalizer of a language; None for a language without one.
 
     day_first: 3/4/2026 is a day of April, whatever the language's table says.
     """

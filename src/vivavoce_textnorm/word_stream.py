@@ -1,4 +1,4 @@
-"""A text that arrives in pieces, read as a person would: each word as soon as what follows cannot change it."""
+"""Reads a text that arrives in pieces by the natural rules: a word is given once later text cannot change it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from vivavoce_textnorm.types import Piece, Settings
 from vivavoce_textnorm.verbalizer import VERBALIZERS, load_verbalizer
 
 READING = Lock()
-"""Held while a block, a whole text or a piece is read: many threads at once would keep the interpreter from an engine's
-thread, and each load the same tables."""
+"""Lock held while a block, a whole text or a piece is read: many threads at once would keep the engine's thread from
+the interpreter, and each would load the same tables."""
 MOST_HELD = 300
-"""Characters that are held back at most, of an address without an end."""
+"""Maximum number of characters that are held back, as of an address without an end."""
 _ENOUGH_HELD = 100
-"""Characters after which what lies more than `_LOOKAHEAD` back is given, in a list of numbers without an end."""
+"""Above this number of held characters, as in an endless list of numbers, all but the last `_LOOKAHEAD` are given."""
 _LOOKAHEAD = 48
 _WORD, _CHARACTER = 3, 1
 _FOLLOWING = 2 * _WORD
-"""The weight of ordinary text that settles what stands before it: two words, or six Chinese characters."""
+"""Weight of the ordinary text that makes the text before it final: two words, or six Chinese characters."""
 _CONTEXT = 64
-"""Characters that are read again before those that are held, at least; the rules look back less far."""
+"""Minimum number of characters before the held ones that are read again; no rule looks back this far."""
 _STEP = 200
 
 # Scripts that are written without spaces, with their marks.
@@ -41,7 +41,7 @@ _TOKEN = compiled(
     rf"| ?[(\"'¿¡«„]{{0,3}}(?P<word>{_LETTERS}(?:['-]{_LETTERS})*+)(?=[\s,;!?)\"…{_TIGHT}]|[.:'][\s{_TIGHT}])"
     rf"| ?(?P<mark>[,;:!?….)\"'«»]++)(?=[\s{_TIGHT}])| ?(?P<odd>[^\s{_TIGHT}]++)(?=[\s{_TIGHT}])"
 )
-_ROMAN = compiled(r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+")  # also French and Korean
+_ROMAN = compiled(r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+")  # with French, Korean endings
 _BEFORE = compiled(r"(\p{L}+) \Z")
 _OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z|【[^】\n]{0,80}\Z")
 # An unclosed link, and the mark at the start of a list item or heading: both change how later text is read.
@@ -55,12 +55,11 @@ _BEGINS = "<speak"
 
 
 def natural_words(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
-    """The words of a text that arrives, as they are said.
+    """Read a text that arrives in pieces: words, each with the number of the text's characters said so far.
 
-    language: the language of text that shows none; None: it is told from the text so far.
+    language: the language of text that shows none; None: it is detected from the text so far.
 
-    Each number is that of the characters of the text that have been said by then. SSML is read when all of it is there.
-    InvalidText: see `find_runs`.
+    SSML is read when all of it is there. InvalidText: see `find_runs`.
     """
     ssml, pieces = gather_ssml(pieces)
     if ssml:
@@ -96,8 +95,8 @@ def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
 
 @cache
 def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
-    """The words that may begin a semiotic class, in all languages: in small letters, by their endings, and those that
-    form a class by themselves.
+    """Three sets for all languages: lower-case words that may begin an item of the rules, endings of such words, and
+    words that are an item by themselves.
     """
     locales = [voice.locale for voice in map(load_verbalizer, VERBALIZERS) if voice]
     endings = (ending for locale in locales for ending in locale.words.get("head_endings", "").split("|") if ending)
@@ -108,21 +107,21 @@ def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
 
 
 class WordStream:
-    """Gathers pieces of a text; gives what is said, with the number of characters of the text that have been said.
+    """Gathers pieces of a text; gives words, with the number of characters of the text that have been said.
 
-    An ordinary word is given as soon as the character behind it is there. What may begin something (a digit, a sign, an
-    abbreviation) is held until ordinary text follows, and then read with what stands before it. What is given depends
-    on the text alone, not on how it came in pieces.
+    An ordinary word is given as soon as the next character is known. A digit, a sign, an abbreviation or the like may
+    begin an item of the rules: it is held until ordinary text follows, and is then read with the text before it. The
+    words depend on the text alone, not on how it is cut into pieces.
     """
 
     def __init__(self, language: str | None, settings: Settings) -> None:
         self._language, self._settings = language, settings
-        self._text = ""  # the last characters that were given, then all that are held
-        self._offset = 0  # number of characters before `_text`
-        self._given = self._seen = 0  # ends, in `_text`, of the part that was given and of the part that was looked at
-        self._ends: list[int] = []  # ends of the words that are held
-        self._wanted = 0  # number of ordinary words that have to follow
-        self._odd = False  # whether the held part has a word that the rules may change
+        self._text = ""  # The last given characters, then the held ones.
+        self._offset = 0  # Number of characters before `_text`.
+        self._given = self._seen = 0  # Ends, in `_text`, of the given and of the searched part.
+        self._ends: list[int] = []  # Ends of the held words.
+        self._wanted = 0  # Number of ordinary words that have to follow.
+        self._odd = False  # Whether the rules may change the held part.
         self._tried, self._last = 0, ""
         self._heads, self._endings, alone = _heads()
         self._alone = alone.union(_FIRST.match(word)[0] for word in settings.lexicon)
@@ -169,7 +168,7 @@ class WordStream:
         if kind != "word":
             if written in self._alone or _STYLED.match(written):
                 return -_FOLLOWING
-            if written == "（":  # of a source, perhaps
+            if written == "（":  # perhaps of a citation
                 return -5 * _CHARACTER
             return _CHARACTER if kind == "tight" else 0 if kind == "mark" else -_FOLLOWING
         if _ROMAN.fullmatch(written):
@@ -177,8 +176,8 @@ class WordStream:
             return -_WORD if written == "I" and not (before and before[1] not in FREQUENT_WORDS["en"]) else -_FOLLOWING
         parts = written.replace("'", "-").split("-")
         odd = any(part.lower() in self._heads or part.endswith(self._endings) for part in parts)
-        initials = len(parts) > 1 and any(len(part) == 1 and part.isupper() for part in parts)  # L-V
-        short = self._text[self._seen] == "." or (written.isupper() and len(written) > 1)  # NW
+        initials = len(parts) > 1 and any(len(part) == 1 and part.isupper() for part in parts)  # initials such as L-V
+        short = self._text[self._seen] == "." or (written.isupper() and len(written) > 1)  # an acronym such as NW
         if initials or not self._alone.isdisjoint(parts) or (odd and (short or len(parts) > 1)):
             return -_FOLLOWING
         return -_WORD if odd else _WORD
@@ -187,7 +186,7 @@ class WordStream:
         pieces = self._read(end) if self._odd else [Piece(self._given, end, self._text[self._given : end])]
         if lookahead:
             inner = [one for one in reversed(self._ends) if one <= end - lookahead]
-            # Not within what is said as one, nor behind a blank, which is the next word's.
+            # Do not cut inside an item, nor behind a space, which belongs to the next word.
             taken = [range(p.start + 1, p.end + p.spoken.endswith(" ")) for p in pieces if p.rule]
             end = next((one for one in inner if not any(one in places for places in taken)), 0)
             if not end:
@@ -214,7 +213,7 @@ class WordStream:
             if one.rule is None:
                 low, high = max(one.start, self._given), min(one.end, end)
                 one = Piece(low, high, self._text[low:high])
-            elif one.start < self._given:  # what was said would have been another number
+            elif one.start < self._given:  # the item began in text that was given already
                 held = self._text[self._given : end]
                 said = read_run(held.lstrip(), self._language, self._settings, {}).spoken
                 return [Piece(self._given, end, " " * held[0].isascii() + said, "rest")]
@@ -228,7 +227,7 @@ class WordStream:
         letter = _LETTER.search(self._text, cut, self._given)
         cut = letter.start() if letter else cut
         *_, (_, _, told) = segments(self._text[:cut], self._language)
-        if not {"ja", "yue"} & {told, self._language}:  # which are told from each sentence
+        if not {"ja", "yue"} & {told, self._language}:  # these two are detected from each sentence
             self._language = told
         kept = "".join(found[0] for sign in (_MARKED, _OPENED) for found in sign.finditer(self._text, 0, cut))
         self._text, cut = kept + self._text[cut:], cut - len(kept)
@@ -238,7 +237,7 @@ class WordStream:
 
 
 def gather_ssml(pieces: Iterable[str]) -> tuple[str, Iterator[str]]:
-    """All of a text that begins as SSML, and no pieces; of others "" and their pieces."""
+    """Return the whole text and no pieces if the text is SSML; for other text return "" and its pieces."""
     begun, pieces = "", iter(pieces)
     for piece in pieces:
         check_length(piece)

@@ -1,1 +1,1 @@
-"""How the mini model is made, and how a user trains or fine-tunes a model of the same family."""
+"""Makes the mini model, and trains or fine-tunes a user's own model of the same family."""

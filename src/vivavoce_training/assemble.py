@@ -1,4 +1,4 @@
-"""Trained parts → a checkpoint folder in the official layout, with stored voices; and recordings to test it by."""
+"""Assembles trained parts into a checkpoint folder in the official layout, with stored voices; records a test set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 from vivavoce_training.weights import MINI, SPEECH_TOKENIZER
 
 NOTICE = Path(__file__).parent / "data" / "NOTICE.md"
-"""Terms of what the corpus is made of; they go wherever the weights go."""
+"""Licence terms of the sources of the corpus; each assembled model folder gets a copy."""
 PARTS = ("llm.pt", "flow.pt", "hift.pt", SPEECH_TOKENIZER, SPEAKER_ENCODER)
 
 
@@ -52,16 +52,16 @@ VOICES = {
         "bm_fable*0.6+bm_george*0.4",
     ),
 }
-"""Stored voices by the name of their style: who speaks, and what the recording says. Judges liked the speech of these
-best, among 22 voices and mixes."""
+"""The mini model's stored voices: name → the speaker, and the text of the recording. Judges liked these voices best
+among 22 voices and mixes."""
 
 
 def assemble(parts: Path, folder: Path, record: Record, settings: Path = MINI) -> Path:
-    """Copy the parts and everything that is not learned to `folder`, and make the stored voices there.
+    """Copy the trained parts and the files that are not trained to `folder`, and make the stored voices there.
 
-    parts: folder with the five files that the trainings wrote; folder: of the checkpoint, files of the same names are
-    replaced; record: speaks what the stored voices are taken from; settings: folder of what is not learned, whose
-    generation the checkpoint is of. InvalidRequest: a part is missing; nothing is written then.
+    parts: the folder with the five files of `PARTS`. folder: the checkpoint's folder; files of the same names are
+    replaced. record: records the stored voices' texts. settings: the folder of the files that are not trained, which
+    sets the checkpoint's generation. InvalidRequest: a part is missing; nothing is written then.
     """
     missing = [name for name in PARTS if not (parts / name).is_file()]
     if missing:
@@ -88,17 +88,17 @@ PROMPTS = (
     "The harbor was quiet before dawn, and the old boats moved slowly.",
     "Several children were playing in the park behind the school.",
 )
-"""The texts of the cloned recordings, by turns."""
+"""Texts of the recordings to clone; the speakers use them in turn."""
 
 Record = Callable[[Speaker, str], NDArray[np.float32]]  # (speaker, text) → samples at 24 kHz
 
 
 def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Speaker], record: Record) -> None:
-    """Write three things to `folder`; sentence n belongs to speaker n modulo their number.
+    """Write recordings and two lists to `folder`; sentence n belongs to speaker n modulo the number of speakers.
 
-    prompts/NAME.wav: a recording of each speaker to clone; zero_shot.lst: a list in seed-tts-eval's format with them,
-    and with the speaker's own recording of each sentence in source/N.wav; source.tsv: those recordings and their
-    texts, for the ceiling.
+    prompts/NAME.wav: a recording of each speaker, to clone. source/N.wav: the speaker's own recording of sentence N.
+    zero_shot.lst: prompts, sentences and source recordings in seed-tts-eval's format. source.tsv: the source recordings
+    and their texts; their scores are the ceiling for a clone's.
     """
     (folder / "prompts").mkdir(parents=True, exist_ok=True)
     (folder / "source").mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
-"""The commands of `vivavoce train`: what they read from the command line, and what they call.
+"""The commands of `vivavoce train`: they read the command line and call the training code.
 
-What computes is imported by the command that needs it, so that help comes at once.
+Each command imports the training code inside its function, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from vivavoce_training.assemble import Record
 
 NUM_TEST_SPEAKERS = 8
-"""Each speaker of the test set has another timbre."""
+"""Number of speakers in the test set; each has a timbre of its own."""
 LENGTHS = (160, 288, 512)
-"""Positions of the language model's training rows."""
+"""Lengths of the language model's training rows, in positions."""
 PARTS = ("llm.pt", "flow.pt", "hift.pt")
 
 app = group(
@@ -86,8 +86,8 @@ def lm(
     init: Init = None,
     rate: Rate = 1e-3,
     sequences: int = flag("Training sequences to draw from the corpus.", "NUMBER", default=300_000),
-    positions: int = flag("Positions in one step.", "NUMBER", default=24_576),
-    dropout: float = flag("Share of the layers' output that is dropped.", "NUMBER", default=0.1),
+    positions: int = flag("Positions in one training step.", "NUMBER", default=24_576),
+    dropout: float = flag("Dropout rate of the layers' outputs.", "NUMBER", default=0.1),
     lora: int | None = flag(
         "Train a LoRA adapter of this rank in place of the weights; OUT is its folder.", "RANK", min=1, max=256
     ),
@@ -136,7 +136,7 @@ def flow(
     training: Training,
     init: Init = None,
     rate: Rate = 1e-3,
-    batch: float = flag("Factor on the number of windows in a step.", "NUMBER", default=1.0),
+    batch: float = flag("Factor on the number of windows in a training step.", "NUMBER", default=1.0),
 ) -> None:
     """Train the flow on a corpus with speech tokens and speaker embeddings."""
     import torch
@@ -167,13 +167,13 @@ def flow(
 def mels(
     corpus: Path = CORPUS,
     out: Path = argument("Where the mels go: .npy, float16 [tokens x 2, 80].", "FILE", default=REQUIRED),
-    flow: str = flag("A model, or a flow.pt of the settings' sizes.", "NAME|FOLDER|FILE", default=REQUIRED),
+    flow: str = flag("A model, or a flow.pt with the sizes of --settings.", "NAME|FOLDER|FILE", default=REQUIRED),
     settings: Settings = None,
     device: Device = "cuda",
 ) -> None:
-    """Write the mel that a flow makes of a corpus's tokens.
+    """Write the mels that a flow makes of a corpus's tokens.
 
-    `vivavoce train vocoder --mels` then learns from the mel that it will hear.
+    `vivavoce train vocoder --mels` trains on them, so the vocoder learns from the mels that it gets in use.
     """
     from vivavoce.models.flow.model import Flow
     from vivavoce.models.generations import NETWORKS
@@ -191,11 +191,11 @@ def mels(
 def vocoder(
     training: Training,
     init: str | None = flag(
-        "Start from a model, a hift.pt, or the vocoder.state.pt of a training.  [default: from scratch]",
+        "Start from a model, a hift.pt, or the vocoder.state.pt of an earlier training.  [default: from scratch]",
         "NAME|FOLDER|FILE",
     ),
     rate: float | None = flag("Factor on the learning rates.  [default: 1; with --init 0.3]", "NUMBER"),
-    mels: Path | None = flag("The flow's mels of the corpus: .npy, float16 [tokens x 2, 80].", "FILE"),
+    mels: Path | None = flag("Mels of the corpus, as `vivavoce train mels` writes them.", "FILE"),
 ) -> None:
     """Train the vocoder on a corpus."""
     import torch
@@ -227,14 +227,14 @@ def vocoder(
 
 @command(app, "vivavoce train average parts first/hift.pt second/hift.pt")
 def average(
-    out: Path = argument("Folder for the mean, a file of the same name.", "OUT", default=REQUIRED),
-    files: list[Path] = argument("Weights of one part, of one training.", "FILE…", default=REQUIRED),
+    out: Path = argument("Folder for the mean, under the same file name.", "OUT", default=REQUIRED),
+    files: list[Path] = argument("Weight files of one part, from one training.", "FILE…", default=REQUIRED),
     settings: Settings = None,
 ) -> None:
-    """Write the mean of several weights of one part, which is often better than each (arXiv:2203.05482)."""
+    """Write the mean of several weight files of one part, often better than each of them (arXiv:2203.05482)."""
     from vivavoce_training.weights import average_files, sizes_of
 
-    log.info("%s: the mean of %d", average_files(files, out, sizes_of(None, settings)[1]), len(files))
+    log.info("%s: the mean of %d files", average_files(files, out, sizes_of(None, settings)[1]), len(files))
 
 
 @command(app, "vivavoce train pack CosyVoice2-0.5B tuned my-model", 'vivavoce speak --model my-model "Hello there."')
@@ -250,8 +250,8 @@ def pack(
         raise InvalidRequest(f"parts: {parts} holds none of {', '.join(PARTS)}; train one first")
     if out.exists():
         raise InvalidRequest(f"out: {out} exists already; name a new folder")
-    # Other forms of a tuned part (safetensors, which would be taken first, variants, exports for other programs) are
-    # of the old weights.
+    # Other files of a tuned part hold the old weights: safetensors, which would be loaded first, variants, and exports
+    # for other programs.
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns(*(f"{Path(name).stem}.*" for name in tuned)))
     for name in tuned:
         shutil.copyfile(parts / name, out / name)
@@ -270,16 +270,16 @@ def teacher(folder: Path = argument("Where the teacher's files go.", "FOLDER", d
 @command(app, "vivavoce train lines lines.jsonl --teacher kokoro")
 def lines(
     file: Path = argument("Where the lines go.", "FILE", default=REQUIRED),
-    count: int = flag("How many texts.", "NUMBER", default=110_000, min=1),
-    british: float = flag("Share of them in British English.", "NUMBER", default=0.4, min=0.0, max=1.0),
-    seed: int = flag("Decides which texts.", "NUMBER", default=1),
+    count: int = flag("Number of texts.", "NUMBER", default=110_000, min=1),
+    british: float = flag("Share of the texts in British English.", "NUMBER", default=0.4, min=0.0, max=1.0),
+    seed: int = flag("Seed of the choice of texts.", "NUMBER", default=1),
     teacher: Teacher = TEACHER,
     wordnet: WordNetFolder = None,
-    texts: Path | None = flag("Texts of your own, one a line.  [default: the corpus's]", "FILE"),
-    texts_only: bool = flag("Write the texts alone, one a line.", default=False),
+    texts: Path | None = flag("Your own texts, one a line.  [default: those of the mini model]", "FILE"),
+    texts_only: bool = flag("Write only the texts, one a line, without phonemes.", default=False),
     jobs: Jobs = None,
 ) -> None:
-    """Write texts with the phonemes that the teacher reads them by: four minutes of one core."""
+    """Write texts with the phonemes that the teacher speaks; takes four minutes of one core."""
     from vivavoce_training.data.build import num_cores
     from vivavoce_training.data.kokoro.phonemes import lines_of, write_lines
     from vivavoce_training.data.texts.mix import training_texts
@@ -299,17 +299,17 @@ def lines(
 @command(app, "vivavoce train corpus corpora/main --teacher kokoro --lines lines.jsonl --hours 25")
 def corpus(
     folder: Path = argument("Where the corpus goes.", "CORPUS", default=REQUIRED),
-    lines: Path = flag("What is spoken; `vivavoce train lines` writes it.", "FILE", default=REQUIRED),
+    lines: Path = flag("Lines to speak; `vivavoce train lines` writes this file.", "FILE", default=REQUIRED),
     teacher: Teacher = TEACHER,
     hours: float = flag("Hours of audio.", "NUMBER", default=25.0, min=0.001),
     speakers: int = flag("Speakers: the teacher's voices, then mixes of them.", "NUMBER", default=300, min=1),
-    labels_only: bool = flag("Without waveforms, for the language model: ten times as fast.", default=False),
-    seed: int = flag("Decides speakers and the draws in the sound.", "NUMBER", default=1),
+    labels_only: bool = flag("Write no waveforms, as the language model needs none; ten times as fast.", default=False),
+    seed: int = flag("Seed of the speakers and of random choices in the sound.", "NUMBER", default=1),
     device: Device = "cuda",
 ) -> None:
-    """Let the teacher speak, as many speakers.
+    """Make a corpus of the teacher's speech, with many speakers.
 
-    What they say is written down: phones, melody and loudness, spelled as speech tokens.
+    Its labels are speech tokens that spell phones, pitch and loudness.
     """
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -350,9 +350,9 @@ def corpus(
 @command(app, "vivavoce train sentences held_out.txt --count 200")
 def sentences(
     file: Path = argument("Where the sentences go, one a line.", "FILE", default=REQUIRED),
-    count: int = flag("How many; half from WordNet, half from the grammar.", "NUMBER", default=200, min=2),
-    seed: int = flag("Decides which.", "NUMBER", default=7),
-    known_words: Path | None = flag("A dictionary, its word first on each line: no other words are used.", "FILE"),
+    count: int = flag("Number of sentences: half from WordNet, half from the grammar.", "NUMBER", default=200, min=2),
+    seed: int = flag("Seed of the choice of sentences.", "NUMBER", default=7),
+    known_words: Path | None = flag("Use only the words of this dictionary, the first on each line.", "FILE"),
     wordnet: WordNetFolder = None,
 ) -> None:
     """Write sentences for tests; none of them is in the corpus."""
@@ -412,7 +412,7 @@ def speaker(
 ) -> None:
     """Train the speaker encoder on a corpus.
 
-    Writes campplus.onnx, and the corpus's speaker embeddings into it as embeddings.npy.
+    Writes campplus.onnx, and embeddings.npy with the speaker embeddings into the corpus.
     """
     from vivavoce_training.speaker.run import Sizes, train_speaker
 
@@ -422,11 +422,11 @@ def speaker(
 @command(app, "vivavoce train encode corpora/more --model mini")
 def encode(
     corpus: Path = CORPUS,
-    model: str = flag("Whose tokenizer and speaker encoder listen.", "NAME|FOLDER", "-m", default=REQUIRED),
+    model: str = flag("Model with the tokenizer and speaker encoder to use.", "NAME|FOLDER", "-m", default=REQUIRED),
     embeddings_only: bool = flag("Leave the corpus's tokens as they are.", default=False),
     jobs: Jobs = None,
 ) -> None:
-    """Write a corpus's speech tokens and speaker embeddings as a model hears them."""
+    """Compute a corpus's speech tokens and speaker embeddings with a model."""
     from vivavoce_training.prepare import encode as encode_corpus
 
     folder = folder_of(model)
@@ -460,13 +460,13 @@ def record_test_set(
         "FILE",
         default=Path("benchmarks/sentences/held_out.txt"),
     ),
-    count: int = flag("How many of them.", "NUMBER", default=100, min=1),
+    count: int = flag("Number of sentences.", "NUMBER", default=100, min=1),
     teacher: Teacher = TEACHER,
     device: Device = "auto",
 ) -> None:
     """Record held-out speakers for `vivavoce eval`.
 
-    Prompts for cloning, and the sentences themselves as a ceiling.
+    Writes prompts to clone, and the speakers' own recordings of the sentences, whose scores are the ceiling.
     """
     from vivavoce_training.assemble import write_test_set
     from vivavoce_training.data.speakers import test_speakers
@@ -478,7 +478,7 @@ def record_test_set(
 
 
 def _recorder(folder: Path, device: str) -> Record:
-    """Speakers as the teacher gives them; a sentence takes some seconds on a CPU."""
+    """The teacher's function that records a text; a sentence takes some seconds on a CPU."""
     from vivavoce_training.data.kokoro.teacher import Teacher as Voices
 
     return Voices.open(folder, device_of(device)).recording

@@ -1,7 +1,7 @@
 """Training of the flow (conditional flow matching, arXiv:2210.02747): speech tokens, a speaker and a prompt → mel.
 
-The corpus is sorted by speaker once. Then every window within one speaker's part is some seconds of that speaker, cut
-anywhere in a sentence, as a prompt followed by the speech to be made.
+The corpus is sorted by speaker once. A training window is some seconds of one speaker, cut anywhere in a sentence: a
+prompt, followed by the speech to generate.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from vivavoce_training.utterances import mels_of, positions, steps_in
 class SpeakerMajor:
     """A corpus on the device, speaker by speaker.
 
-    tokens: [tokens] int16; mels: [tokens · 2, bins] float16; first, last: [tokens] int32, where the part of a token's
-    speaker begins and ends; utterance_first, utterance_count: [tokens] int32, the range of that speaker's utterances;
+    tokens: [tokens] int16; mels: [tokens · 2, bins] float16; first, last: [tokens] int32, where the token's speaker
+    begins and ends; utterance_first, utterance_count: [tokens] int32, the range of that speaker's utterances;
     embeddings: [utterances, size] float16.
     """
 
@@ -73,12 +73,12 @@ class SpeakerMajor:
 
     def draw(self, batch: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Random windows of `size` tokens: tokens [batch, size] int64, mel [batch, 2 · size, bins] float32, embedding
-        [batch, size of embeddings] float32 of another utterance of the speaker.
+        [batch, size of embeddings] float32 of a random utterance of the speaker.
         """
         device = self.tokens.device
         anywhere = torch.randint(len(self.tokens), (batch,), device=device)
         begin = torch.maximum(torch.minimum(anywhere, self.last[anywhere] - size), self.first[anywhere])
-        # A speaker with less speech than a window lends from the next one.
+        # If a speaker has less speech than a window, the window continues into the next speaker.
         begin = begin.clamp(max=len(self.tokens) - size).long()
         places, frames = positions(begin, size, 1), positions(begin, size, MELS_PER_TOKEN)
         share = torch.rand(batch, device=device)
@@ -88,7 +88,7 @@ class SpeakerMajor:
 
 
 def speaker_grid(corpus: Corpus) -> NDArray[np.int64]:
-    """Places in the corpus of all tokens in the order of their speakers: [tokens]."""
+    """Positions in the corpus of all tokens, ordered by speaker: [tokens]."""
     order = np.argsort(corpus.speaker, kind="stable")
     starts, lengths = corpus.start[:-1][order], np.diff(corpus.start)[order]
     ends = np.cumsum(lengths)
@@ -105,13 +105,13 @@ arXiv:2309.03199, in the simplest form)."""
 @dataclass(frozen=True)
 class FlowRecipe:
     optimizer: Recipe = field(default_factory=lambda: Recipe(1e-3, warmup_steps=500))
-    windows: tuple[tuple[int, int], ...] = ((100, 72), (200, 36), (350, 20))  # (speech tokens, windows in a batch)
-    prompted: float = 0.7  # share of windows that begin with a prompt
-    most_prompt: float = 0.6  # a prompt's share of the window, at most
+    windows: tuple[tuple[int, int], ...] = ((100, 72), (200, 36), (350, 20))  # (speech tokens, windows in a batch).
+    prompted: float = 0.7  # Share of windows that begin with a prompt.
+    most_prompt: float = 0.6  # Longest prompt, as a share of the window.
     unconditioned: float = 0.2
     """Share of windows without any condition, for classifier-free guidance (arXiv:2207.12598)."""
-    unfinished: float = 0.5  # share of windows whose last tokens are context only, as in a stream
-    chunked: float = 0.5  # share of steps with attention chunk by chunk
+    unfinished: float = 0.5  # Share of windows whose last tokens are only lookahead, as in a stream.
+    chunked: float = 0.5  # Share of training steps with chunked attention.
 
 
 def train_flow(
@@ -129,7 +129,7 @@ def train_flow(
 
 
 class FlowStep(TrainingStep):
-    """Variant 2 n + c takes the n-th kind of windows, chunk by chunk if c is 1.
+    """A training step of the flow. Variant 2 n + c uses `FlowRecipe.windows[n]`, with chunked attention if c is 1.
 
     InvalidRequest: the corpus is shorter than a window.
     """
@@ -158,9 +158,9 @@ class FlowStep(TrainingStep):
 
 
 def start_at_mean(flow: Flow, speech: SpeakerMajor) -> None:
-    """Let an untrained flow answer the mean mel: log-mels lie far from zero.
+    """Make an untrained flow output the mean mel, since log-mels are far from zero.
 
-    The blocks of CosyVoice3's add nothing yet: so they learn faster (adaLN-Zero, arXiv:2212.09748, section 3.2).
+    In CosyVoice3's flow each block starts by adding nothing, and learns faster so (adaLN-Zero, arXiv:2212.09748, 3.2).
     """
     mean = speech.mels[:: max(1, len(speech.mels) // 100_000)].float().mean(0)
     encoder, estimator = flow.encoder, flow.estimator
@@ -177,9 +177,9 @@ def start_at_mean(flow: Flow, speech: SpeakerMajor) -> None:
 def flow_losses(
     flow: Flow, tokens: Tensor, mel: Tensor, embedding: Tensor, recipe: FlowRecipe, *, chunked: bool
 ) -> dict[str, Tensor]:
-    """Losses of one batch of windows; shapes as of `SpeakerMajor.draw`.
+    """Losses of one batch of windows; shapes as in `SpeakerMajor.draw`.
 
-    cfm: squared error of the velocity after the prompt, per value; mu: absolute error of the encoder's output.
+    cfm: mean squared error of the velocity after the prompt; mu: mean absolute error of the encoder's output.
     """
     batch, size = tokens.shape
     device = tokens.device
@@ -194,7 +194,7 @@ def flow_losses(
     prompt = torch.where(happens(recipe.prompted), prompt, torch.zeros_like(prompt))
     in_prompt = valid_positions(prompt, length)
     kept = (~happens(recipe.unconditioned))[:, None, None].to(mu.dtype)
-    # Steps of the solver crowd at the start of its path, and so do the times of training.
+    # The solver takes more steps at the start of its path; training times are drawn more often there, too.
     t = 1 - torch.cos(torch.rand(batch, device=device) * (math.pi / 2))
     noise = torch.randn_like(mel)
     along = t[:, None, None]

@@ -1,14 +1,14 @@
-"""Training of the language model: utterances → sequences in rows of a few fixed lengths → steps.
+"""Training of the language model: utterances → sequences, padded to a few fixed lengths → training steps.
 
-Two layouts, as CosyVoice2 trains them (arXiv:2412.10117, section 2.2):
+A sequence has one of the two layouts of CosyVoice2's training (arXiv:2412.10117, section 2.2):
 
     whole text    [start] text … [task] speech … → … [end]
     text arriving [start] 5 text, 15 speech → fill, 5 text, 15 speech → fill, … rest of text [task] rest … → end
 
-CosyVoice3's rows have a system prompt behind [start], in both layouts as a whole.
+In CosyVoice3's rows the complete system prompt follows [start], in both layouts.
 
-Most rows join utterances of one speaker, because that is what cloning asks for: the transcript of a recording and the
-text in one piece, the recording's tokens, and then what follows from them.
+Most rows join utterances of one speaker, as cloning does: the model gets the transcript of a recording and the text as
+one text, then the recording's tokens, and continues them.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True)
 class Mix:
-    """How sequences are put together; shares lie in [0, 1]."""
+    """Settings for the composition of sequences; shares lie in [0, 1]."""
 
-    joined: float = 0.6  # share of rows that hold several utterances
-    most: int = 4  # utterances in one row, at most
-    arriving: float = 0.15  # share of rows laid out for text that arrives in pieces
-    other_case: float = 0.15  # share of texts in lower or upper case only
+    joined: float = 0.6  # Share of rows that have several utterances.
+    most: int = 4  # Most utterances in one row.
+    arriving: float = 0.15  # Share of rows with the layout for text that arrives in pieces.
+    other_case: float = 0.15  # Share of texts in lower or upper case only.
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Sequences padded to one length.
 
-    kinds: uint8 [n, length], one of PAD, CONTROL, TEXT, SPEECH; ids: int32 [n, length], in the table of the kind;
-    targets: int16 [n, length], what is to be predicted at each position, or IGNORED.
+    kinds: uint8 [n, length], one of PAD, CONTROL, TEXT, SPEECH; ids: int32 [n, length], rows of the kind's table;
+    targets: int16 [n, length], the id to predict at each position, or IGNORED.
     """
 
     kinds: NDArray[np.uint8]
@@ -72,9 +72,9 @@ class Rows:
 
 
 def validation_texts(texts: Sequence[str]) -> frozenset[str]:
-    """Texts, in lower case, that are kept out of training to measure it: 1 in 200, chosen by their hashes.
+    """Texts, in lower case, that are kept out of training for validation: 1 in 200, chosen by their hashes.
 
-    Small corpora give up to eight, but not more than 1 in 10.
+    A small corpus keeps up to eight texts, but at most 1 in 10.
     """
     distinct = sorted({text.lower() for text in texts}, key=lambda text: hashlib.md5(text.encode()).digest())
     return frozenset(distinct[: max(len(distinct) // 200, min(8, len(distinct) // 10))])
@@ -112,7 +112,7 @@ def arriving_text(
 
 
 def _speech(before: list[tuple[int, int]], speech: Sequence[int], end: int) -> list[tuple[int, int, int]]:
-    """Each position predicts the next token; `before` the first, and the last one `end`."""
+    """(kind, id, target) of `before` and `speech`; each target is the next speech token, the last is `end`."""
     positions = before + [(SPEECH, token) for token in speech]
     return [(kind, token, target) for (kind, token), target in zip(positions, [*speech, end], strict=True)]
 
@@ -128,10 +128,10 @@ def build_rows(
     validation: bool = False,
     system: Sequence[int] = (),
 ) -> list[Rows]:
-    """Draw `count` sequences and sort them into rows of the smallest of `lengths` that holds them.
+    """Draw `count` sequences, and pad each to the smallest of `lengths` that holds it.
 
-    A row takes as many of its utterances as there is room for; a single one that is too long is left out. Of a corpus
-    that is too small to keep any text for validation it gives an empty list. system: ids of the system prompt.
+    A row has only as many of its utterances as fit; a single utterance that is too long is left out. With `validation`,
+    the list is empty if the corpus is too small to keep a text for it. system: ids of the system prompt.
     """
     tokens = np.asarray(corpus.tokens)
     rng = random.Random(seed)
@@ -168,12 +168,12 @@ def _joined(
     rng: random.Random,
     room: int,
 ) -> tuple[list[int], list[int]]:
-    """Text ids and speech tokens of the utterances one after another, as many of them as there is room for."""
+    """Joined text ids and speech tokens of the first utterances, as many as fit into `room` positions."""
     text: list[int] = []
     speech: list[int] = []
     for utterance in utterances:
         words = _case(corpus.texts[utterance], mix.other_case, rng)
-        # A transcript and a text meet without a space, sentences of one text with one.
+        # Cloning joins transcript and text without a space; sentences of one text have a space between them.
         separator = " " if text and rng.random() < 0.5 else ""
         ids = encode(separator + words)
         spoken = tokens[corpus.start[utterance] : corpus.start[utterance + 1]].tolist()
@@ -209,7 +209,7 @@ class LMRecipe:
 
 
 class _Bucket(NamedTuple):
-    """Rows of one length on the device, as in `Rows`; batch: how many of them in a step."""
+    """`Rows` of one length on the device; batch: number of rows in a training step."""
 
     kinds: Tensor
     ids: Tensor
@@ -229,9 +229,9 @@ def train_lm(
     seed: int = 0,
     lora: LoRA | None = None,
 ) -> dict[str, Tensor]:
-    """Train on `rows`, measure on `held` (both as `build_rows` gives them) → averaged weights by our names.
+    """Train on `rows`, validate on `held` (both from `build_rows`)  →  averaged weights under vivavoce's names.
 
-    lora: adapter of the model, which alone is trained, and whose averaged state is returned; None: all weights are.
+    lora: adapter of the model; only the adapter is trained and returned. None: all weights are trained.
     """
     torch.manual_seed(seed + steps_in(folder, "lm"))
     step, checks = LMStep(lm, rows, recipe, device, seed, lora), _buckets(held, recipe.positions_per_step, device)
@@ -240,7 +240,7 @@ def train_lm(
 
 
 class LMStep(TrainingStep):
-    """Each variant is a length of rows. InvalidRequest: the corpus gives not a single row."""
+    """A training step; each variant is a length of rows. InvalidRequest: no row can be made of the corpus."""
 
     def __init__(
         self,
@@ -256,13 +256,13 @@ class LMStep(TrainingStep):
         self._buckets = _buckets(rows, recipe.positions_per_step, device)
         if not self._buckets:
             raise InvalidRequest("corpus: no utterance fits into a training row; cut the recordings to 15 s or less")
-        self.positions = [bucket.kinds.numel() for bucket in self._buckets]  # of all rows of each variant
+        self.positions = [bucket.kinds.numel() for bucket in self._buckets]  # positions in each variant's rows
         add_dropout(lm, recipe.dropout)
         self._optimizer = Optimizer(learning.parameters(), recipe.optimizer)
         self.modules, self.optimizers = {"lm": learning}, {"lm": self._optimizer}
 
     def variant(self, step: int, progress: float) -> int:
-        """Each length in proportion to its positions, the same for the same seed and step."""
+        """Draw a length, by seed and step, with a probability in proportion to its number of positions."""
         bounds = torch.tensor(self.positions, dtype=torch.float64).cumsum(0)
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
         draw = torch.rand(1, generator=generator, dtype=torch.float64)
@@ -281,7 +281,7 @@ class LMStep(TrainingStep):
 
 
 def validate(lm: SpeechLM, checks: Sequence[_Bucket]) -> dict[str, float]:
-    """Cross-entropy and right guesses on the first batch of each of `checks`."""
+    """Mean cross-entropy and accuracy on the first batch of each of `checks`."""
     sums = {"ce": 0.0, "right": 0.0}
     for kinds, ids, targets, batch in checks:
         logits = _logits(lm, kinds[:batch], ids[:batch].long())
@@ -293,7 +293,7 @@ def validate(lm: SpeechLM, checks: Sequence[_Bucket]) -> dict[str, float]:
 def with_noise(ids: Tensor, kinds: Tensor, most: float, num_speech: int) -> Tensor:
     """Replace speech tokens by random ones; each row draws its own share up to `most`.
 
-    A decode reads its own mistakes, a training sequence has none (Bengio et al., arXiv:1506.03099).
+    At inference the model reads its own mistakes; training sequences have none (Bengio et al., arXiv:1506.03099).
     """
     share = most * torch.rand(len(ids), 1, device=ids.device)
     noisy = (torch.rand(ids.shape, device=ids.device) < share) & (kinds == SPEECH)
@@ -301,7 +301,7 @@ def with_noise(ids: Tensor, kinds: Tensor, most: float, num_speech: int) -> Tens
 
 
 def add_dropout(lm: SpeechLM, share: float) -> None:
-    """Drop what the layers' two branches add, in training mode only: at inference the modules know no dropout."""
+    """Add dropout to the output of each attention and MLP, in training mode only; the model itself has none."""
 
     def drop(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
         return dropout(output, share, module.training)
@@ -315,7 +315,7 @@ def _logits(lm: SpeechLM, kinds: Tensor, ids: Tensor) -> Tensor:
     """kinds, ids: [batch, length]  →  [batch, length, logits] float32."""
     kinds = kinds[..., None]
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
-        # Each table is asked for every id, also for those of the other kinds.
+        # Each table looks up all ids, also those of other kinds; the `where` below picks the right rows.
         text, speech, control = (
             table(ids.clamp(max=table.num_embeddings - 1))
             for table in (lm.text_embedding, lm.speech_embedding, lm.control_rows)
@@ -333,7 +333,7 @@ def _measures(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 
 def _buckets(rows: Sequence[Rows], positions: int, device: torch.device) -> list[_Bucket]:
-    """The existing lengths of rows, on the device; a batch has about `positions`, and one row at least."""
+    """Rows on the device, without empty lengths; a batch has about `positions` positions, and one row at least."""
     buckets = []
     for one in rows:
         if len(one):

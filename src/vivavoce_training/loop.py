@@ -1,6 +1,6 @@
 """The training loop that all parts share: schedule, CUDA graphs, averages, resumable state, log and curves.
 
-A part brings a `TrainingStep`, from drawing a batch to `Optimizer.update`. On a GPU it is captured as a CUDA graph
+Each part has a `TrainingStep`: it draws a batch and calls `Optimizer.update`. On a GPU it is captured as a CUDA graph
 after a few plain steps and replayed from then on, because these models are so small that launching their kernels takes
 longer than running them. A step must therefore be capturable:
 
@@ -26,16 +26,16 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.files import replacing
 from vivavoce_training.record import Record
 
-WARM_STEPS = 3  # plain steps of a variant before it is captured: allocations and library handles settle in them
+WARM_STEPS = 3  # eager steps of a variant before its capture; they make allocations and library handles
 LOG_SECONDS = 10.0
 SAVE_SECONDS = 120.0
 AVERAGE_EVERY = 10
-MAX_AHEAD = 16  # steps that may wait on the device: the clock would not know of more
+MAX_AHEAD = 16  # most steps queued on the device; with more, the measured time would be wrong
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one optimizer moves (AdamW, arXiv:1711.05101, with a cosine schedule)."""
+    """Settings of one optimizer (AdamW, arXiv:1711.05101, with a cosine schedule)."""
 
     learning_rate: float
     warmup_steps: int = 200
@@ -45,7 +45,7 @@ class Recipe:
     final_fraction: float = 0.02  # learning rate at the end of the budget, as a fraction of the highest
 
     def rate(self, step: int, progress: float) -> float:
-        """Learning rate at a step and a share of the budget in [0, 1]."""
+        """Learning rate at a step; progress: share of the budget that is spent, in [0, 1]."""
         warm = min(1.0, (step + 1) / self.warmup_steps)
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         return self.learning_rate * warm * (self.final_fraction + (1 - self.final_fraction) * cosine)
@@ -70,7 +70,7 @@ class Optimizer:
         )
 
     def update(self, loss: Tensor) -> None:
-        """Gradients of `loss`, clipped, and one step."""
+        """Take one step along the clipped gradients of `loss`."""
         self._adam.zero_grad(set_to_none=True)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -88,7 +88,7 @@ class Optimizer:
         return self._adam.state_dict()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue from `state_dict`."""
+        """Restore the state that `state_dict` gave."""
         self._adam.load_state_dict(state)
         for group in self._adam.param_groups:
             group["lr"] = self._rate
@@ -96,9 +96,9 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Budget:
-    """When a training ends: after `seconds` of training, or `steps`, whichever is given.
+    """When a training ends: after `seconds` of training or after `steps`; with both, after the first of them.
 
-    The schedule runs over the whole budget. `piece_seconds` ends this process earlier; the next one continues.
+    The learning rate's schedule spans the whole budget. `piece_seconds` ends one run earlier; the next run continues.
     """
 
     seconds: float | None = None
@@ -119,7 +119,7 @@ class Budget:
 
 
 class Average:
-    """Exponential moving average of a module's parameters; it forgets faster while training is young."""
+    """Exponential moving average of a module's parameters; it decays faster early in the training."""
 
     def __init__(self, module: nn.Module, decay: float = 0.999) -> None:
         self._decay = decay
@@ -127,7 +127,7 @@ class Average:
         self._mean = {name: tensor.clone() for name, tensor in self._current.items()}
 
     def update(self, step: int) -> None:
-        """Take the parameters in, once every `AVERAGE_EVERY` steps."""
+        """Add the current parameters to the mean; called every `AVERAGE_EVERY` steps."""
         decay = min(self._decay, (1 + step) / (10 + step)) ** AVERAGE_EVERY
         torch._foreach_lerp_([*self._mean.values()], [*self._current.values()], 1 - decay)
 
@@ -135,20 +135,20 @@ class Average:
         return self._mean
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`."""
+        """Restore the state that `state_dict` gave."""
         for name, mean in self._mean.items():
             mean.copy_(state[name])
 
 
 class TrainingStep(ABC):
-    """One step of a part. optimizers: schedules and states are the loop's; modules: whose states are kept."""
+    """One training step of a part. The loop sets the optimizers' rates, and saves all optimizers and modules."""
 
     optimizers: Mapping[str, Optimizer]
-    modules: Mapping[str, nn.Module]  # the moving average of the first one is what the training is for
+    modules: Mapping[str, nn.Module]  # the result of a training is the moving average of the first module
 
     @abstractmethod
     def __call__(self, variant: int) -> dict[str, Tensor]:
-        """Draw a batch, update the optimizers; scalars to log."""
+        """Draw a batch and update the optimizers; the result is scalars to log."""
 
     def variant(self, step: int, progress: float) -> int:
         return 0
@@ -164,11 +164,11 @@ def train(
     validate: Callable[[], dict[str, float]] | None = None,
     validate_seconds: float = 60.0,
 ) -> dict[str, Tensor]:
-    """Take steps until the budget or the piece is spent, starting from saved state where there is some.
+    """Train until the budget or the piece is spent; continue from a saved state in `folder`, if there is one.
 
-    part: name of the log, the curves and the state in `folder` (`part.state.pt`); device: graphs are used on "cuda";
-    validate: plain measurements, called now and then outside of the graphs with the modules in eval mode. Returns the
-    averages of the step's first module on the CPU, float32 by name. InvalidRequest: the state is of another model.
+    part: name of the log, the curves and the state in `folder` (`part.state.pt`); device: "cuda" uses CUDA graphs;
+    validate: measures the modules, outside of the graphs and in eval mode, every `validate_seconds`. Returns the mean
+    weights of the step's first module on the CPU, float32 by name. InvalidRequest: the state is of another model.
     """
     record, average = Record(folder, part), Average(next(iter(body.modules.values())))
     state_file = folder / f"{part}.state.pt"
@@ -177,7 +177,7 @@ def train(
         step, spent = _restore(state_file, body, average, device)
         record.note(f"continues at step {step} after {spent:.0f} s")
     if validate is not None and step == 0:
-        record.validation(0, 0.0, _evaluated(validate, body))  # what a fine-tuning starts from
+        record.validation(0, 0.0, _evaluated(validate, body))  # the measures before training
     steps = _Steps(body, device)
     started = last_log = last_save = last_validation = time.monotonic()
     first = step
@@ -215,7 +215,7 @@ def train(
 
 
 class _Steps:
-    """Takes steps: plainly on a CPU, and on a GPU captured once per variant after a few plain ones."""
+    """Runs steps: eagerly on a CPU; on a GPU, as a CUDA graph per variant after a few eager steps."""
 
     def __init__(self, body: TrainingStep, device: torch.device) -> None:
         self._body, self._on_gpu = body, device.type == "cuda"

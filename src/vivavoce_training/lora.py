@@ -1,4 +1,4 @@
-"""LoRA adapters of the language model (arXiv:2106.09685): small matrices learn beside weights that stay as they are."""
+"""LoRA adapters of the language model (arXiv:2106.09685): small matrices are trained beside frozen weights."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class LoRA(nn.Module):
     def __init__(self, lm: SpeechLM, rank: int) -> None:
         super().__init__()
         self.rank, self.alpha = rank, 2 * rank
-        self._host = [lm.requires_grad_(False)]  # in a list, which hides it from the module's own state
+        self._host = [lm.requires_grad_(False)]  # a list keeps it from being registered as a submodule
         for name, module in lm.named_modules():
             if name.startswith("layers.") and name.rpartition(".")[2] in TARGETS:
                 assert isinstance(module, nn.Linear)
-                key = name.replace(".attention.", ".self_attn.").replace(".", "/")  # no dots in parameters' names
+                key = name.replace(".attention.", ".self_attn.").replace(".", "/")  # parameters' names have no dots
                 down, up = torch.empty(rank, module.in_features), torch.zeros(module.out_features, rank)
                 nn.init.kaiming_uniform_(down, a=math.sqrt(5))
                 self.register_parameter(f"{key}/lora_A", nn.Parameter(down))
@@ -55,7 +55,7 @@ class LoRA(nn.Module):
 
 
 def write_adapter(folder: Path, state: Mapping[str, Tensor], lora: LoRA, model: str) -> None:
-    """Write the folder that PEFT and `vivavoce` read. state: of the `LoRA`; model: the name of what was tuned."""
+    """Write an adapter folder that PEFT and `vivavoce` read. state: of the `LoRA`; model: name of the tuned model."""
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -1,4 +1,4 @@
-"""What the flow makes of a corpus's speech tokens, for the vocoder that will hear just that."""
+"""Generates a corpus's mels with the flow, to train the vocoder on the mels that it gets in use."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vivavoce_training.flow import SpeakerMajor, speaker_grid
 from vivavoce_training.record import log
 
 WINDOW_TOKENS, PROMPT_TOKENS = 300, 100
-"""Tokens that the flow hears at once, and how many of them, at the start, it hears as a prompt with their own mel."""
+"""Tokens that the flow gets at once; tokens at their start that are a prompt, with the recording's mel."""
 BATCH = 32
 
 
 def write_flow_mels(corpus_folder: Path, flow: Flow, config: ModelConfig, out: Path, device: torch.device) -> None:
     """Write the mel of every token of a corpus that has tokens and embeddings: `.npy`, float16 [tokens · 2, bins].
 
-    A speaker's first tokens serve as prompts alone and keep their own mel, as do speakers with less than a window.
+    A speaker's first tokens are only a prompt and keep the recording's mel, as do speakers with less than a window.
     """
     corpus = Corpus.open(corpus_folder)
     speech = SpeakerMajor.load(corpus, config.mel, device)
@@ -37,7 +37,7 @@ def write_flow_mels(corpus_folder: Path, flow: Flow, config: ModelConfig, out: P
 
 
 def window_starts(corpus: Corpus) -> NDArray[np.int64]:
-    """First tokens of the windows, in the order of speakers; together they cover each speaker but for the prompt."""
+    """First tokens of the windows, ordered by speaker; they cover all tokens of a speaker but the first prompt."""
     sizes = np.bincount(np.repeat(corpus.speaker, np.diff(corpus.start)), minlength=len(corpus.speakers))
     ends = np.cumsum(sizes)
     starts: list[int] = []
@@ -49,7 +49,7 @@ def window_starts(corpus: Corpus) -> NDArray[np.int64]:
 
 @torch.inference_mode()
 def flow_mels(flow: Flow, speech: SpeakerMajor, starts: NDArray[np.int64]) -> Tensor:
-    """Mel of all tokens, in the order of speakers: float16 [tokens · 2, bins]."""
+    """Mel of all tokens, ordered by speaker: float16 [tokens · 2, bins]."""
     device, config = speech.mels.device, flow.config
     made, prompt = speech.mels.clone(), PROMPT_TOKENS * MELS_PER_TOKEN
     schedule = FlowSchedule.euler(flow.estimator, config.num_steps)

@@ -1,7 +1,7 @@
 """Writes layers of torch as an ONNX graph, with the weights kept in 16 bit.
 
-The graph computes in float32: each weight passes a Cast, which ONNX Runtime folds away when it loads the file. What
-torch computes with weights that `round_to_half` has rounded is what the file computes.
+The graph computes in float32: a Cast converts each weight, and ONNX Runtime folds the Cast away when it loads the file.
+The file computes the same as torch does with weights that `round_to_half` has rounded.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from vivavoce_runtimes.onnx_writer import FLOAT, Port, node, onnx_model
 
 @torch.no_grad()
 def round_to_half(module: nn.Module) -> None:
-    """Round all parameters in place to what float16 can hold; they stay float32."""
+    """Round all parameters in place to values of float16; their dtype stays float32."""
     for parameter in module.parameters():
         parameter.copy_(parameter.half().float())
 
 
 class Graph:
-    """Collects operators; its methods take and give names of values."""
+    """Builds a graph of operators; methods take and return the names of values."""
 
     def __init__(self) -> None:
         self._nodes: list[bytes] = []
         self._constants: dict[str, NDArray[np.generic]] = {}
 
     def op(self, operator: str, *inputs: str, output: str | None = None, **attributes: int | list[int]) -> str:
-        """One operator; its output is named `output`, or anew."""
+        """Add an operator; its output is named `output`, or gets a new name."""
         output = output or f"value{len(self._nodes)}"
         self._nodes.append(node(operator, inputs, output, **attributes))
         return output
@@ -42,7 +42,7 @@ class Graph:
         return self._keep(np.asarray(value, dtype))
 
     def weight(self, tensor: Tensor) -> str:
-        """A weight, kept as float16 and computed with as float32."""
+        """A weight, stored in float16 and cast to float32."""
         stored = self._keep(tensor.detach().cpu().half().numpy())
         return self.op("Cast", stored, to=FLOAT)
 
@@ -52,7 +52,7 @@ class Graph:
         return product if layer.bias is None else self.op("Add", product, self.weight(layer.bias))
 
     def conv(self, x: str, layer: nn.Conv1d) -> str:
-        """x: [1, inputs, time]  →  [1, outputs, time / stride]; zeros at both ends."""
+        """x: [1, inputs, time]  →  [1, outputs, time / stride]; padded with zeros at both ends."""
         assert not isinstance(layer.padding, str)
         (stride,), (dilation,), (padding,) = layer.stride, layer.dilation, layer.padding
         weights = [self.weight(layer.weight)] + ([] if layer.bias is None else [self.weight(layer.bias)])
@@ -75,7 +75,7 @@ class Graph:
         return self.op("Mul", doubled, self.constant(0.5))
 
     def swap(self, x: str) -> str:
-        """[1, a, b]  →  [1, b, a]."""
+        """Swap the last two dimensions: [1, a, b]  →  [1, b, a]."""
         return self.op("Transpose", x, perm=[0, 2, 1])
 
     def model(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> bytes:

@@ -17,57 +17,57 @@ if TYPE_CHECKING:
     from vivavoce_training.data.store import Corpus
     from vivavoce_training.loop import Budget
 
-_WORDNET = "Folder with WordNet's data files; else VIVAVOCE_WORDNET, else the system's."
-_INIT = "Start from this model, a name or a folder; sizes and tokenizer are its own.  [default: from scratch]"
-_SETTINGS = "Of a model from scratch: folder with its yaml, CosyVoice-BlankEN and card.  [default: mini's]"
+_WORDNET = "Folder with WordNet's data files.  [default: VIVAVOCE_WORDNET, else the system's]"
+_INIT = "Start from this model (a name or a folder), with its sizes and tokenizer.  [default: from scratch]"
+_SETTINGS = "For a model from scratch: folder with its yaml, CosyVoice-BlankEN and card.  [default: mini's]"
 Teacher = Annotated[Path, shared("Folder of the teacher; `vivavoce train teacher` fetches it.", "FOLDER", "--teacher")]
 WordNetFolder = Annotated[Path | None, shared(_WORDNET, "FOLDER", "--wordnet")]
 Device = Annotated[str, shared("auto, cuda, cuda:1 or cpu.", "NAME", "--device")]
-Seed = Annotated[int, shared("Of weights, batches and noise.", "NUMBER", "--seed")]
+Seed = Annotated[int, shared("Seed of weights, batches and noise.", "NUMBER", "--seed")]
 Init = Annotated[str | None, shared(_INIT, "NAME|FOLDER", "--init")]
 Rate = Annotated[float, shared("Highest learning rate.", "NUMBER", "--rate")]
 Jobs = Annotated[int | None, shared("Worker processes.  [default: one per core]", "NUMBER", "--jobs", min=1)]
-Hours = Annotated[float, shared("How much of the corpus to learn from.", "NUMBER", "--hours")]
+Hours = Annotated[float, shared("Hours of the corpus to learn from.", "NUMBER", "--hours")]
 Others = Annotated[
-    Path | None, shared("A corpus of other speakers to measure by; it gets the same file.", "FOLDER", "--others")
+    Path | None, shared("Corpus of other speakers to measure on; `train speaker` embeds it, too.", "FOLDER", "--others")
 ]
 Settings = Annotated[Path | None, shared(_SETTINGS, "FOLDER", "--settings")]
 TEACHER = Path("kokoro")
 CORPUS = argument("Folder of the corpus.", "CORPUS", default=REQUIRED)
-OUT = argument("Folder for weights, logs, curves and the state to go on from.", "OUT", default=REQUIRED)
-SCHEDULE = "Training time of the whole schedule."
+OUT = argument("Folder for weights, logs, curves and the state that a later call continues.", "OUT", default=REQUIRED)
+SCHEDULE = "Length of the whole training in seconds."
 
 
 @dataclass(frozen=True)
 class Training:
-    """The options that the trainings of language model, flow and vocoder share."""
+    """The options that training the language model, the flow and the vocoder have in common."""
 
     corpus: Path = CORPUS
     out: Path = OUT
-    seconds: float | None = flag("Length of the whole training, pieces together.", "NUMBER")
+    seconds: float | None = flag("Length of the whole training in seconds, all pieces together.", "NUMBER")
     steps: int | None = flag("Length of the whole training in steps.", "NUMBER")
-    piece_seconds: float | None = flag("End this piece earlier; the next call goes on.", "NUMBER")
+    piece_seconds: float | None = flag("Stop after this many seconds; the next call continues.", "NUMBER")
     settings: Settings = None
     device: Device = "cuda"
     seed: Seed = 0
 
     @property
     def budget(self) -> Budget:
-        """When it ends."""
+        """The budget that these options set."""
         from vivavoce_training.loop import Budget
 
         return Budget(self.seconds, self.steps, self.piece_seconds)
 
 
 def device_of(name: str) -> torch.device:
-    """The device of that name; InvalidRequest before any work is done if it is not there."""
+    """The device of this name; InvalidRequest: this machine does not have it."""
     from vivavoce.frontend.model_choice import choose_device
 
     return choose_device(name)
 
 
 def folder_of(model: str | Path) -> Path:
-    """The folder of a model's name or path; errors as in all commands. UnsupportedModel: CosyVoice 1's."""
+    """The folder of a model, by its name or path; errors as in `model_folder`. UnsupportedModel: CosyVoice 1."""
     from vivavoce.frontend.model_choice import model_folder
     from vivavoce_training.weights import trainable
 
@@ -75,7 +75,7 @@ def folder_of(model: str | Path) -> Path:
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """The corpus of a folder; InvalidRequest: the folder holds something else."""
+    """The corpus of a folder; InvalidRequest: the folder is not a corpus."""
     from vivavoce_training.data.store import Corpus
 
     try:
@@ -89,7 +89,7 @@ def open_corpus(folder: Path) -> Corpus:
 
 @contextmanager
 def mendable() -> Iterator[None]:
-    """Make `InvalidRequest`s of what does not fit: a corpus that is too small, too few sentences."""
+    """Turn a `ValueError`, as about a corpus that is too small, into an `InvalidRequest`."""
     try:
         yield
     except ValueError as error:
@@ -108,7 +108,7 @@ def train_encoder(
     hours: float,
     others: Path | None,
 ) -> None:
-    """Train the speech tokenizer or the speaker encoder, or go on with it, export it, and let it hear the corpus."""
+    """Train the speech tokenizer or the speaker encoder, or continue; export it, and run it on the corpora."""
     from vivavoce_training.loop import Budget
 
     on, budget = device_of(device), Budget(seconds=seconds)

@@ -1,4 +1,4 @@
-"""A folder of recordings with transcripts → a corpus, with tokens and embeddings by a checkpoint's own ONNX models."""
+"""Turns recordings with transcripts into a corpus; tokens and embeddings come from a checkpoint's ONNX models."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SUFFIXES = frozenset({".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav"})
 
 
 class Recording(NamedTuple):
-    """An audio file and who speaks; what it says stands in `name.txt` beside it."""
+    """An audio file and its speaker; the transcript is in `name.txt` beside the file."""
 
     audio: Path
     speaker: str
@@ -86,7 +86,7 @@ class Skipped(NamedTuple):
 def find_recordings(folder: Path) -> list[Recording]:
     """Audio files of the folder and its subfolders, in the order of their names; InvalidRequest: none was found.
 
-    The subfolder's name is the speaker's; files that lie in the folder itself are of a speaker named as the folder.
+    A subfolder's name is the speaker's name; files directly in `folder` belong to a speaker named after it.
     """
     found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not found:
@@ -99,11 +99,11 @@ def find_recordings(folder: Path) -> list[Recording]:
 
 
 def prepare(recordings: Sequence[Recording], model: Path, folder: Path) -> tuple[Corpus, list[Skipped]]:
-    """Write a corpus of the recordings: tokens and embeddings are the model's own, without labels.
+    """Write a corpus of the recordings, with tokens and embeddings that `model` computes, without labels.
 
     Recordings that cannot be used (no transcript, no words in it, unreadable, silent, shorter than 0.5 s or longer
     than 30 s) are left out and returned. Memory holds one recording at a time. InvalidRequest: none can be used;
-    CheckpointError: `model` is no checkpoint that can be run, or its tokens do not last 40 ms.
+    CheckpointError: `model` cannot be loaded, or its tokens do not last 40 ms.
     """
     front_end = load_front_end(model)
     names = list(dict.fromkeys(recording.speaker for recording in recordings))
@@ -113,7 +113,7 @@ def prepare(recordings: Sequence[Recording], model: Path, folder: Path) -> tuple
     with closing(CorpusWriter(folder, [Speaker(name, "recorded") for name in names], ("wav",))) as writer:
         for audio, speaker in recordings:
             try:
-                # A text that has nothing to say is found here, before the work.
+                # A text without words is rejected here, before the audio is processed.
                 text = " ".join(front_end.text.segments(_transcript(audio.with_suffix(".txt"), front_end)))
                 utterance, own_tokens, embedding = _heard(audio, front_end)
             except (InvalidAudio, InvalidText) as error:
@@ -152,7 +152,7 @@ def _heard(path: Path, front_end: FrontEnd) -> tuple[Utterance, NDArray[np.int16
 
 
 def _transcript(path: Path, front_end: FrontEnd) -> str:
-    """The text on one line; InvalidText: missing, not UTF-8, or with a system prompt of its own."""
+    """The transcript on one line; InvalidText: the file is missing, is not UTF-8, or has a system prompt."""
     try:
         text = " ".join(path.read_text(encoding="utf-8-sig").split())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The records of a training for people: a log of JSON lines, lines on the terminal, and curves as a picture."""
+"""Records of a training: a log of JSON lines, lines on the terminal, and a picture of the curves."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def shown() -> Iterator[None]:
 
 
 def write_measures(part: str, folder: Path, measures: Mapping[str, Mapping[str, float]]) -> None:
-    """Log what a finished part was measured at, a line for each corpus, and write `folder/part.measures.json`."""
+    """Log the measures of a finished part, a line for each corpus, and write `folder/part.measures.json`."""
     for name, found in measures.items():
         log.info("%s: %s  %s", part, name, "  ".join(f"{key} {value:.4g}" for key, value in found.items()))
     (folder / f"{part}.measures.json").write_text(json.dumps(measures, indent=1), encoding="utf-8")
 
 
 class Record:
-    """The log of one part, `folder/part.log.jsonl`, continued where it exists, and `folder/part.png`."""
+    """The log of one part, `folder/part.log.jsonl`, to which a later run appends, and its curves, `folder/part.png`."""
 
     def __init__(self, folder: Path, part: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class Record:
         log.info("%s: %s", self._part, text)
 
     def add(self, values: Mapping[str, Tensor]) -> None:
-        """Take one step's scalars in; they stay on their device."""
+        """Add one step's scalars to the sums, which stay on the device."""
         for name, value in values.items():
             if name in self._sums:
                 self._sums[name] += value
@@ -56,7 +56,7 @@ class Record:
                 self._sums[name], self._counts[name] = value.clone(), 1
 
     def flush(self, step: int, seconds: float, rate: float, steps_per_s: float) -> None:
-        """Write the means since the last line."""
+        """Write the means of the values since the last line of the log."""
         import torch
 
         means = {name: round(float(total) / self._counts[name], 5) for name, total in self._sums.items()}
@@ -82,7 +82,7 @@ class Record:
         try:
             import matplotlib
         except ImportError:
-            self.note("no matplotlib, no curves")
+            self.note("draws no curves, as matplotlib is not installed")
             return
         matplotlib.use("Agg")
         from matplotlib import pyplot
@@ -91,7 +91,7 @@ class Record:
         fixed = {"step", "seconds", "lr", "steps_per_s", "gpu_gib"}
         names = sorted({name for entry in entries for name in entry} - fixed)
         if not names:
-            return  # a piece that ended before its first line
+            return  # the training ended before its first line in the log
         columns = min(4, len(names))
         rows = -(-len(names) // columns)
         figure, axes = pyplot.subplots(rows, columns, figsize=(4 * columns, 2.6 * rows), squeeze=False)

@@ -1,8 +1,8 @@
-"""The mini model's text tokenizer: Qwen2's files with few merges, learned from the training texts.
+"""Learns the mini model's text tokenizer from the training texts: files as Qwen2's, with few merges.
 
-The vocabulary is small because every id costs a row of the embedding. It is not byte by byte either: an utterance
-should have at least two speech tokens per text token, which is the shortest that the official decoding allows, and
-about three for text that arrives while it is spoken (5 text tokens to 15 speech tokens).
+The vocabulary is small because every id costs a row of the embedding. Single bytes would be too many text tokens: an
+utterance needs at least two speech tokens per text token, the minimum of the official decoding, and about three if its
+text arrives in pieces (5 text tokens to 15 speech tokens).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole utterances of the corpus on a device, also at the 16 kHz that encoders hear, and random choices among rows."""
+"""Loads whole utterances of a corpus to a device, at 24 kHz or the encoders' 16 kHz; draws random numbers for rows."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMP
 
 
 def uniform(like: Tensor, low: float, high: float) -> Tensor:
-    """A number between the bounds for each row of `like`: [batch, 1, 1]."""
+    """A random number in [low, high) for each row of `like`: [batch, 1, 1]."""
     return low + (high - low) * torch.rand(len(like), 1, 1, device=like.device)
 
 
 def chance(like: Tensor, share: float) -> Tensor:
-    """True for that share of the rows of `like`: [batch, 1, 1] bool."""
+    """True for a random `share` of the rows of `like`: [batch, 1, 1] bool."""
     return torch.rand(len(like), 1, 1, device=like.device) < share
 
 
 def positions(starts: Tensor, tokens: int, per_token: int) -> Tensor:
-    """starts: [batch] tokens  →  [batch, tokens · per_token] places of whatever there are `per_token` of in a token."""
+    """starts: [batch] tokens  →  [batch, tokens · per_token] indices into an array of `per_token` values a token."""
     return starts[:, None] * per_token + torch.arange(tokens * per_token, device=starts.device)
 
 
 HEARD_RATE = 16_000
-HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE  # samples of a token at 16 kHz
-BATCH_TOKENS = 45_000  # half an hour of audio: what extraction takes at once
+HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE  # Samples of a token at 16 kHz.
+BATCH_TOKENS = 45_000  # Most tokens in a batch of an extraction: half an hour of audio.
 MEL_BATCH_TOKENS = 25 * 600
 
 
 def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """Utterances of about `hours` in all (all if there are no more), as much from each speaker, ordered by speaker.
+    """Indices of utterances of about `hours`, or of all if there are fewer, evenly by speaker, ordered by speaker.
 
-    allowed: [utterances], which may be taken; all if None.
+    allowed: [utterances], True for those that may be taken; None: all.
     """
     order: NDArray[np.int64] = np.argsort(corpus.speaker, kind="stable")
     if allowed is not None:
@@ -58,7 +58,7 @@ def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] |
 
 
 def held_out(corpus: Corpus, every: int = 40) -> NDArray[np.bool_]:
-    """[utterances]: one of `every`, kept from the training to measure it; drawn, since speakers may take turns."""
+    """[utterances]: True for a random 1 in `every`, kept out of training for validation."""
     kept = np.zeros(len(corpus), np.bool_)
     kept[np.random.default_rng(0).permutation(len(corpus))[: len(corpus) // every]] = True
     return kept
@@ -66,9 +66,9 @@ def held_out(corpus: Corpus, every: int = 40) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """An encoder's material to learn from, and to be judged by: utterances of `judged_of`.
+    """An encoder's utterances for training (`learned`, of `corpus`) and for validation (`judged`, of `judged_of`).
 
-    unseen: a corpus of other speakers; None: some utterances of the corpus itself are kept from the training.
+    unseen: a corpus of other speakers for validation; None: some utterances of `corpus` are kept out of training.
     """
 
     corpus: Corpus
@@ -79,7 +79,7 @@ class Split:
 
     @classmethod
     def open(cls, folder: Path, others: Path | None, hours: float) -> Split:
-        """The split of the corpus in `folder`, with `hours` to learn from, and of the one in `others`, if given."""
+        """A split that trains on `hours` of the corpus in `folder`, and validates on the one in `others`, if given."""
         corpus = Corpus.open(folder)
         if others is not None:
             unseen = Corpus.open(others)
@@ -89,14 +89,14 @@ class Split:
 
     @property
     def corpora(self) -> dict[str, Corpus]:
-        """The corpora that get the trained encoder's arrays, by the names of their measures."""
+        """Name in the measures → corpus, for each corpus on which the trained encoder is run."""
         return {"corpus": self.corpus} | ({} if self.unseen is None else {"others": self.unseen})
 
 
 def equal_length_batches(
     corpus: Corpus, utterances: NDArray[np.int64], batch_tokens: int = BATCH_TOKENS
 ) -> Iterator[NDArray[np.int64]]:
-    """Positions in `utterances`, in batches of one length that hold `batch_tokens` at most (but one utterance)."""
+    """Batches of positions in `utterances`, of one length, with up to `batch_tokens` tokens, or one utterance."""
     lengths = np.diff(corpus.start)[utterances]
     order: NDArray[np.int64] = np.argsort(lengths, kind="stable")
     for group in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
@@ -116,7 +116,7 @@ def waves(corpus: Corpus, batch: NDArray[np.int64], device: torch.device) -> Ten
 def heard(corpus: Corpus, batch: NDArray[np.int64], device: torch.device) -> Tensor:
     """Samples [batch, tokens · 640], float32 at 16 kHz, of utterances of one length.
 
-    Resampled as prompts are; with `exact_float32`, whatever the device, to the same values.
+    Resampled as prompts are; with `exact_float32` the values are the same on all devices.
     """
     return resample_sinc(waves(corpus, batch, device), SAMPLE_RATE, HEARD_RATE)
 
@@ -129,9 +129,9 @@ def heard_alone(corpus: Corpus, utterance: int) -> Tensor:
 def by_token(
     corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, made_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The result of `made_of` for heard samples [batch, n], for utterances one after another: [tokens · m, ...].
+    """Apply `made_of` to utterances, and join the results in the order of `utterances`: [tokens · m, ...].
 
-    made_of: to [batch, tokens · m, ...]; each utterance is heard whole, in float32.
+    made_of: samples [batch, n] of complete utterances at 16 kHz  →  [batch, tokens · m, ...], computed in float32.
     """
     placed, whole = placed_tokens(corpus, utterances), torch.empty(0)
     with exact_float32():
@@ -146,7 +146,7 @@ def by_token(
 
 
 def mels_of(corpus: Corpus, config: MelConfig, device: torch.device) -> Tensor:
-    """Mel of every utterance as if it stood alone: [tokens · 2, bins] float16 on the device."""
+    """Mel of every utterance, each computed alone: [tokens · 2, bins] float16 on the device."""
     mels = torch.empty(corpus.num_tokens * MELS_PER_TOKEN, config.num_bins, dtype=torch.float16, device=device)
     for batch in equal_length_batches(corpus, np.arange(len(corpus)), MEL_BATCH_TOKENS):
         made = prompt_mel(waves(corpus, batch, device), config)
@@ -157,9 +157,9 @@ def mels_of(corpus: Corpus, config: MelConfig, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Speakers:
-    """Where the speakers lie in utterances that stand one after another, ordered by speaker; on one device.
+    """Each speaker's range in utterances that are joined in the order of speakers; on one device.
 
-    index: int64 [n], into the corpus's speakers; first, last: int64 [n], tokens or samples.
+    index: int64 [n], into the corpus's speakers; first, last: int64 [n], its range in tokens or samples.
     """
 
     index: Tensor
@@ -167,14 +167,14 @@ class Speakers:
     last: Tensor
 
     def draw(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
-        """Starts of crops of `length` within one speaker, and the speaker's index: int64 [batch] both.
+        """Random starts of crops of `length`, each within one speaker, and the speakers' indices: int64 [batch] both.
 
-        Every speaker is as likely as any other. The host is not waited for.
+        All speakers are equally likely. The host does not wait for the device.
         """
         device = self.index.device
         row = torch.randint(len(self.index), (batch,), device=device)
         room = self.last[row] - self.first[row] - length + 1
-        # In float64: float32 does not reach every sample of more than 17 minutes.
+        # In float64: float32 cannot address each single sample of more than 17 minutes.
         offset = (torch.rand(batch, dtype=torch.float64, device=device) * room).long()
         return self.first[row] + offset, self.index[row]
 
@@ -182,9 +182,9 @@ class Speakers:
 def find_speakers(
     corpus: Corpus, utterances: NDArray[np.int64], longest: int, device: torch.device, per_token: int = 1
 ) -> Speakers:
-    """The speakers of `utterances`, which are ordered by speaker, that have the `longest` crop in tokens.
+    """The speakers of `utterances`, which are ordered by speaker, that have at least `longest` tokens.
 
-    per_token: what the positions count, as a multiple of tokens; ValueError: every speaker has less.
+    per_token: units in a token, in which the ranges are given; ValueError: every speaker has fewer tokens.
     """
     placed = placed_tokens(corpus, utterances)
     speaker = corpus.speaker[utterances]
@@ -198,13 +198,13 @@ def find_speakers(
 
 
 def placed_tokens(corpus: Corpus, utterances: NDArray[np.int64]) -> NDArray[np.int64]:
-    """First token of each of `utterances` when they stand one after another, and the end: [n + 1]."""
+    """First token of each of `utterances` when they are joined in this order, and the end: [n + 1]."""
     return np.concatenate(([0], np.cumsum(np.diff(corpus.start)[utterances])))
 
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """Compute without TF32: its 10 bits make noise 60 dB below the loudest value, and features reach 80 dB."""
+    """Compute without TF32: its 10-bit fraction adds noise 60 dB below the loudest value, and features span 80 dB."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -215,7 +215,7 @@ def exact_float32() -> Iterator[None]:
 
 
 def steps_in(folder: Path, part: str) -> int:
-    """Steps that a training has gone: a later piece adds them to its seed, lest it draw the first one's batches."""
+    """Steps that a training has taken. A later piece adds them to its seed, so that it draws other batches."""
     state = folder / f"{part}.state.pt"
     if not state.is_file():
         return 0

@@ -1,4 +1,4 @@
-"""Trained parts: where they start, and their sizes and weights, from and to files in the official layout."""
+"""Sizes and initial weights of the parts to train; reads and writes weights in the official layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vivavoce.models.vocoder.hift import HiFT
 
 
 def trainable(folder: Path) -> Path:
-    """The folder itself; UnsupportedModel: it is of CosyVoice 1."""
+    """Return the folder; UnsupportedModel: its model is a CosyVoice 1."""
     if (generation := detect_generation(folder)) is Generation.V1:
         raise UnsupportedModel(
             f"model: is of generation {generation.value}; `vivavoce train` is for v2 (CosyVoice2) and v3 (CosyVoice3)"
@@ -31,9 +31,9 @@ def trainable(folder: Path) -> Path:
 
 
 def sizes_of(init: Path | None, settings: Path | None) -> tuple[Path, ModelConfig]:
-    """The folder whose settings a training follows, and what they say.
+    """The folder whose settings a training uses, and the configuration that they give.
 
-    init: folder of the model to start from; settings: of one from scratch, None: mini's. Errors as in `read_config`;
+    init: folder of the model to start from; settings: folder for a new model, None: mini's. Errors as in `read_config`;
     InvalidRequest: both are given; UnsupportedModel: as in `trainable`.
     """
     if init is None:
@@ -45,7 +45,7 @@ def sizes_of(init: Path | None, settings: Path | None) -> tuple[Path, ModelConfi
 
 
 def text_ids(settings: Path, config: ModelConfig) -> tuple[Callable[[str], Sequence[int]], Sequence[int]]:
-    """An encoder of texts by the tokenizer in a folder, and the ids of the system prompt that a generation begins with.
+    """The function of a folder's tokenizer that encodes texts, and the ids of the model's system prompt, if it has one.
 
     CheckpointError: the language model has fewer ids than the tokenizer.
     """
@@ -57,11 +57,11 @@ def text_ids(settings: Path, config: ModelConfig) -> tuple[Callable[[str], Seque
     return tokenizer.encode, tokenizer.encode(modes.prompt()) if modes.system else ()
 
 
-MINI = Path(__file__).parent / "mini"  # everything of the mini model's folder that is not learned
+MINI = Path(__file__).parent / "mini"  # the files of the mini model's folder that are not trained
 SPEECH_TOKENIZER = speech_tokenizer_of(Generation.V2)
-"""A learned file; CosyVoice3's has another name and the same interface."""
-MINI_UP_BLOCKS = 2  # conformer blocks after the upsampling; in a checkpoint the flow's parameter names tell
-_WITHOUT_WEIGHT_NORM = ("source.", "source_downs.", "f0.out.")  # what the official vocoder keeps as plain weights
+"""File name of the trained speech tokenizer; CosyVoice3's has another name and the same interface."""
+MINI_UP_BLOCKS = 2  # Conformer blocks after the upsampling; a checkpoint's parameter names tell its number.
+_WITHOUT_WEIGHT_NORM = ("source.", "source_downs.", "f0.out.")  # Without weight norm in the official vocoder.
 _NORM = ".parametrizations.weight.original"
 
 
@@ -76,18 +76,18 @@ def checkpoint_config(folder: Path) -> ModelConfig:
 
 
 def load_part(module: nn.Module, place: Path, part: NetworkPart) -> None:
-    """Give a module a part's weights, in float32; place: the part's file, or a checkpoint's folder.
+    """Load a part's weights into a module, in float32; place: the part's file, or a checkpoint's folder.
 
-    CheckpointError: unreadable, or of another size.
+    CheckpointError: the file cannot be read, or its weights have other sizes.
     """
     path = find_part(place, part.part) if place.is_dir() else place
     load_into(module, part.state(read_tensors(path)), part.names, path.name, torch.float32)
 
 
 def average_files(files: Sequence[Path], out: Path, config: ModelConfig) -> Path:
-    """Write the mean of several weights of one part to the folder `out`, and return its path.
+    """Write the mean of several weight files of one part to the folder `out`, and return the new file's path.
 
-    InvalidRequest: the files are not named alike, after a part; CheckpointError: one does not fit the settings.
+    InvalidRequest: the files do not all have one part's name; CheckpointError: a file does not fit the settings.
     """
     parts = {f"{part.part}.pt": part for part in NETWORKS[config.generation].values()}
     names = sorted({path.name for path in files})
@@ -102,7 +102,7 @@ def average_files(files: Sequence[Path], out: Path, config: ModelConfig) -> Path
 
 
 def save_part(folder: Path, state: Mapping[str, Tensor], part: NetworkPart) -> Path:
-    """Write `llm.pt`, `flow.pt` or `hift.pt`, whose path is returned: readers see the old file or the whole new one."""
+    """Write `llm.pt`, `flow.pt` or `hift.pt`, and return its path. Readers see the old file or the complete new one."""
     folder.mkdir(parents=True, exist_ok=True)
     path, official = folder / f"{part.part}.pt", official_state(state, part)
     with replacing(path) as file:
@@ -111,10 +111,10 @@ def save_part(folder: Path, state: Mapping[str, Tensor], part: NetworkPart) -> P
 
 
 def official_state(state: Mapping[str, Tensor], part: NetworkPart) -> dict[str, Tensor]:
-    """Official names and form of our parameters, float16: at these sizes no weight overflows.
+    """Our parameters under official names and in official form, in float16; at these sizes no weight overflows.
 
     A vocoder's convolution becomes weight norm's pair: original1 is the weight itself, original0 its norm over all
-    dimensions but the first (arXiv:1602.07868). The norms stay float32: rounded, they would scale whole rows.
+    dimensions but the first (arXiv:1602.07868). The norms stay float32, as rounding them would scale whole rows.
     """
     official: dict[str, Tensor] = {}
     for own, tensor in state.items():
@@ -129,12 +129,12 @@ def official_state(state: Mapping[str, Tensor], part: NetworkPart) -> dict[str, 
 
 
 FIRST_MAGNITUDE = -3.0
-"""Natural logarithm of the magnitudes before any training. They lie below the clipping limit, where gradients exist."""
+"""Natural logarithm of the output magnitudes before training: below the clipping limit, so that gradients exist."""
 FIRST_PITCH_HZ = 100.0
 
 
 def initialise(model: HiFT | CausalHiFT) -> None:
-    """Start from PyTorch's usual weights, a soft output, and a pitch predictor whose outputs count in hundreds."""
+    """Change PyTorch's initial weights: a quiet output, and a pitch predictor whose outputs are around 100 Hz."""
     bins = model.config.n_fft // 2 + 1
     with torch.no_grad():
         model.conv_post.get_parameter("bias")[:bins] = FIRST_MAGNITUDE

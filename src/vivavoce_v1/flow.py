@@ -41,8 +41,8 @@ class Regulator(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class WholeInput:
-    """prompt, tokens: [n] int64; prompt_mel: [prompt frames, bins], possibly without frames; speaker: [bins],
-    projected; kept: [frames, 2, bins], noise and mu of a stream's first frames, None: the stream's first call.
+    """The input of one row. prompt, tokens: [n] int64. prompt_mel: [prompt frames, bins], possibly without frames.
+    speaker: [bins], projected. kept: [frames, 2, bins], noise and mu of a stream's first frames; None: its first call.
     """
 
     prompt: Tensor

@@ -1,7 +1,7 @@
-"""CosyVoice 1's flow stage: each chunk is one call of the network, with its prompt and the tokens that it shares.
+"""CosyVoice 1's flow stage: each chunk is one call of the network, with its prompt and the tokens that chunks share.
 
 A stream keeps the noise and the mu of its prompt and of the frames that its next chunk computes again. It also keeps
-its version of these frames' mel, which fades into the next one.
+the mel of these frames, which is cross-faded with the mel of the next chunk.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FlowStreamV1:
 
 
 class SolverV1:
-    """Rows on their way from tokens to mel; the network computes all of them in one call."""
+    """Computes the mel of a batch of rows from their tokens; the network computes all rows in one call."""
 
     def __init__(self, stage: FlowStageV1, rows: Sequence[FlowRow], calls: Sequence[WholeInput]) -> None:
         self.rows, self._calls, self._stage = rows, calls, stage
@@ -51,7 +51,7 @@ class SolverV1:
         self._path.step(number)
 
     def finish(self) -> list[Tensor | None]:
-        """Fade the frames that two chunks share, and keep in the streams what their next chunks need."""
+        """Cross-fade the frames that two chunks share, and keep the state that the streams' next chunks need."""
         flow, window, mels = self._stage.flow, self._stage.window, list[Tensor | None]()
         for row, call, kept, whole in zip(self.rows, self._calls, self._kept, self._path.x, strict=True):
             stream: FlowStreamV1 = row.stream

@@ -1,6 +1,6 @@
 """CosyVoice 1's language model: a text encoder, and a transformer with relative attention.
 
-`ConformerLM` is the network, `ConformerSlotLM` the same network over slots, as `SlotLM` is for a `SpeechLM`.
+`ConformerLM` is the network. `ConformerSlotLM` runs it over the slots of a cache, as `SlotLM` does for a `SpeechLM`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _causal(size: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class _Layer:
-    """distances: [heads, head_dim, capacity], keys by distance back from the query."""
+    """The layers of one block; distances: [heads, head_dim, capacity], position keys by distance back from a query."""
 
     block: ConformerBlock
     qkv: Product

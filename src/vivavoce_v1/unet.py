@@ -1,4 +1,4 @@
-"""CosyVoice 1's U-Net (arXiv:2407.05407): convolutions read both sides, and the inner half has half the frames.
+"""CosyVoice 1's U-Net (arXiv:2407.05407): convolutions see both sides, and the inner levels have half the frames.
 
 Norms are taken over a row's whole time, so a row is computed as a whole; padding takes no part in them.
 """
@@ -122,7 +122,7 @@ class UNetV1(nn.Module):
         return level_time_biases(self.time_embedding, (*self.downs, *self.mid, *self.ups), t)
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """Rows without a past; mask: additive, [batch, 1, 1, frames]."""
+        """Velocity of whole rows, without a cached past; the context's mask is additive, [batch, 1, 1, frames]."""
         mask = context.mask
         half_mask = None if mask is None else additive(mask[..., ::2] == 0, features.dtype)
         inside, half_inside = (

@@ -201,7 +201,7 @@ def test_each_key_sees_its_own_jobs_and_has_its_own_limits(tmp_path: Path) -> No
         identity = world.post()["id"]
         refused = world.client.post(JOBS, json={"input": TEXT})
         assert refused.status_code == 429
-        assert "jobs: 1 of yours are kept, the limit is 1" in refused.json()["error"]["message"]
+        assert "jobs: 1 jobs of your key are kept, the limit is 1" in refused.json()["error"]["message"]
         world.client.headers["authorization"] = f"Bearer {other}"
         assert world.client.get(JOBS).json()["data"] == []
         for method, path in (("GET", ""), ("GET", "/audio"), ("DELETE", "")):

@@ -86,9 +86,9 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, models: Models) -> 
             read_adapter(folder, config)
 
     name = f"{stem}.0.self_attn.q_proj.lora_A.weight"
-    refused(f"{name!r} has shape [4, 7], expected [4, 64]; it is of another model", {name: torch.zeros(4, 7)})
+    refused(f"{name!r} has shape [4, 7], expected [4, 64]; it belongs to another model", {name: torch.zeros(4, 7)})
     beyond = name.replace("layers.0", "layers.77")
-    refused(f"layer 77, the model has {config.num_layers}; it is of another model", {beyond: good[name].clone()})
+    refused(f"layer 77, the model has {config.num_layers}; it belongs to another model", {beyond: good[name].clone()})
     refused("has numbers that are not finite", {name: torch.full_like(good[name], float("nan"))})
     refused("'base_model.model.lm_head.lora_A.weight' is not lora_A or lora_B of q_proj",
             {"base_model.model.lm_head.lora_A.weight": torch.zeros(1)})  # fmt: skip
@@ -110,7 +110,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path, models: Models) -> None
     refused(f"adapter_config.json: is missing in {tmp_path / 'one'}; name a folder that PEFT has written")
     folder = write_adapter(tmp_path / "one", models.lm)
     (folder / WEIGHTS).write_bytes(b"\xff" * 100)
-    refused("it is damaged, or not a file of safetensors")
+    refused("it is damaged, or not a safetensors file")
     (folder / WEIGHTS).unlink()
     (folder / "adapter_model.bin").write_bytes(b"pickle")
     refused("adapter_model.bin is a pickle: save it as safetensors")

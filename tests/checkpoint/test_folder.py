@@ -293,7 +293,7 @@ def first(babble_v1: Path, tmp_path: Path) -> Path:
     [
         ("channels: [32, 32]", "channels: [32]", "CosyVoice 1's U-Net has two equal levels"),
         ("channels: [32, 32]", "channels: [60, 60]", "60 are not 8 equal groups"),
-        ("input_frame_rate: 50", "input_frame_rate: 25", "25; CosyVoice 1 is spoken at 50 speech tokens per second"),
+        ("input_frame_rate: 50", "input_frame_rate: 25", "25; CosyVoice 1 needs 50 speech tokens per second"),
         ("attention_heads: 4", "attention_heads: 3", "llm.text_encoder: attention_heads 3 does not divide output_size"),
     ],
 )
@@ -552,7 +552,7 @@ def test_a_yaml_of_another_generation_is_left_alone_or_named(babble: Path, tmp_p
         assert tts.front_end.text.explain("Hi.").spoken
     (folder / "speech_tokenizer_v2.onnx").unlink()
     names = " and ".join(sorted(["cosyvoice2.yaml", stray], key=lambda name: name.replace(".yaml", "")))
-    with pytest.raises(CheckpointError, match=f"^model: mine holds {names}; remove those of other models$"):
+    with pytest.raises(CheckpointError, match=f"^model: mine holds {names}; remove the files of other models$"):
         detect_generation(folder)
 
 

@@ -42,20 +42,22 @@ def test_adapters_are_added_listed_and_removed(run: Run, server: Served) -> None
 
 def test_what_the_server_refuses_is_told_in_its_words(run: Run, server: Served) -> None:
     at = f"--server {server.url}"
-    assert "answers 404: adapter: 'absent' is not loaded" in run(f"adapter remove absent {at}").error
-    assert "answers 400: folder: '../x' is not below" in run(f"adapter add x --folder ../x {at}").error
-    assert "answers 404: model: 'other' is not served here" in run(f"adapter list --model other {at}").error
+    assert "answered with status 404: adapter: 'absent' is not loaded" in run(f"adapter remove absent {at}").error
+    assert "answered with status 400: folder: '../x' is not below" in run(f"adapter add x --folder ../x {at}").error
+    assert (
+        "answered with status 404: model: 'other' is not served here" in run(f"adapter list --model other {at}").error
+    )
 
 
 def test_a_key_is_sent(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, keys = new_key(), tmp_path / "keys.toml"
     add_key(keys, new_entry(key, "boss", may_publish=True))
     with serving(build_app, lambda: make_state(Adapting(), keys=KeyRing(keys))) as served:
-        assert "answers 401" in run(f"adapter list --server {served.url}").error
+        assert "answered with status 401" in run(f"adapter list --server {served.url}").error
         assert run(f"adapter list --server {served.url} --key {key}").code == 0
         monkeypatch.setenv("VIVAVOCE_API_KEY", key)
         assert run(f"adapter list --server {served.url}").code == 0
-        assert "cannot be asked" in run(f"adapter list --server {served.url} --key ä").error
+        assert "cannot be reached" in run(f"adapter list --server {served.url} --key ä").error
 
 
 class Other(BaseHTTPRequestHandler):
@@ -71,7 +73,7 @@ class Other(BaseHTTPRequestHandler):
 
 def test_an_address_that_is_no_server_of_ours_is_told(run: Run) -> None:
     assert "'tts:8880' is not an address" in run("adapter list --server tts:8880").error
-    assert "cannot be asked" in run("adapter list --server http://127.0.0.1:9").error
+    assert "cannot be reached" in run("adapter list --server http://127.0.0.1:9").error
     with HTTPServer(("127.0.0.1", 0), Other) as other:
         Thread(target=other.handle_request, daemon=True).start()
         at = f"http://127.0.0.1:{other.server_port}"

@@ -47,7 +47,7 @@ def test_advice_is_no_problem(run: Run, file: Path) -> None:
     file.write_text("[server]\nhost = '0.0.0.0'\n")
     result = run("config check", file)
     assert result.code == 0
-    assert "note: whoever reaches 0.0.0.0" in result.err
+    assert "note: everyone who reaches 0.0.0.0" in result.err
 
 
 def test_show_has_every_value_and_its_origin_but_no_password(

@@ -149,7 +149,7 @@ EARLY = [
         "train lm folder out --device cpu --steps 1",
         "corpus: speakers.json is not in 'folder'; `vivavoce train prepare`",
     ),
-    ("train flow folder out --device cuda:99 --steps 1", "device: 'cuda:99' is not there"),
+    ("train flow folder out --device cuda:99 --steps 1", "device: 'cuda:99' is not present"),
 ]
 SPOKEN = [
     ("Hi. --voice nobody", "voice: 'nobody' is not registered (known: babble-a, babble-b)"),

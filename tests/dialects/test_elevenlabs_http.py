@@ -111,7 +111,7 @@ def test_failures(server: Served, speaker: FakeBackend, path: str) -> None:
         ({"seed": True}, 400, "seed: input should be a number (given: 'true')"),
         ({"voice_settings": {"speed": True}}, 400, "voice_settings.speed: input should be a number"),
         ({"voice_settings": {"speed": 9}}, 400, "voice_settings.speed: "),
-        ({"output_format": "pcm_1"}, 400, "output_format: 'pcm_1' is not made here"),
+        ({"output_format": "pcm_1"}, 400, "output_format: 'pcm_1' is not supported"),
     ):
         answer = asked(server, path, **fields)  # type: ignore[arg-type]
         assert (answer.status_code, answer.json()["error"]["message"].startswith(words)) == (status, True)

@@ -150,7 +150,7 @@ def test_formats_by_their_names(name: str, codec: str, rate: int, bitrate: int |
     ],
 )
 def test_formats_that_there_are_not(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"output_format: '.*' is not made here; use mp3_44100_128, pcm_16000"):
+    with pytest.raises(InvalidRequest, match=r"output_format: '.*' is not supported; use mp3_44100_128, pcm_16000"):
         output_format(name)
 
 

@@ -71,7 +71,7 @@ def test_a_removed_adapter_speaks_to_the_end(tmp_path: Path, models: Models) -> 
         with pytest.raises(AdapterNotFound, match=r"adapter: 'loud' is not loaded \(none is; leave it out\)"):
             engine.submit(offline(text))
         gc.collect()
-        with pytest.raises(Overloaded, match="all 1 places are taken, by removed ones too that still speak"):
+        with pytest.raises(Overloaded, match="all 1 places are taken, some by removed adapters"):
             engine.load_adapter("again", folder)
         handle.text.close()
         handle.result()
@@ -103,7 +103,7 @@ def test_what_cannot_be_loaded_is_refused(tmp_path: Path, models: Models) -> Non
         with pytest.raises(AdapterNotFound, match="'four' is not loaded"):
             engine.remove_adapter("four")
         assert tokens(engine, "two") == tokens(engine, "one")
-    with running(models) as engine, pytest.raises(InvalidRequest, match="the engine has room for none"):
+    with running(models) as engine, pytest.raises(InvalidRequest, match="the engine has no room for any"):
         engine.load_adapter("one", folder)
 
 

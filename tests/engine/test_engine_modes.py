@@ -325,7 +325,7 @@ def test_pushes_that_do_not_fit_are_refused(synthesis_only):
     with pytest.raises(InvalidRequest, match="arrival speech"):
         handle.text.push((65,))
     handle.text.push(SpeechTokens((1,), 2))
-    with pytest.raises(InvalidRequest, match="2 more are to be spoken"):
+    with pytest.raises(InvalidRequest, match="hop 2 makes 2 in all, 1 have come"):
         handle.result()
     closed = synthesis_only.submit(of_tokens())
     closed.text.close()

@@ -165,7 +165,7 @@ def test_text_after_the_end_is_refused(engine):
     handle = engine.submit(arriving(segment(None), InputMode.TOKENS))
     handle.text.close()
     handle.text.close()
-    with pytest.raises(InvalidRequest, match="its end was announced"):
+    with pytest.raises(InvalidRequest, match="the end of the text was announced"):
         handle.text.push(IDS)
     assert len(handle.result().samples) > 0
     assert engine.healthy

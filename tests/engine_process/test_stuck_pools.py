@@ -198,7 +198,7 @@ async def test_work_that_nobody_waits_for_is_not_begun_and_holds_its_place_until
     assert pool.longest_s > 0.1
     assert not pool.moved_since(time.monotonic())
     assert await pool.run(lambda: done.append("late") or "late", instead="instead") == "instead"
-    with pytest.raises(VoiceStoreAway, match="2 are before it"):
+    with pytest.raises(VoiceStoreAway, match="2 others run or wait"):
         await pool.run(lambda: done.append("refused"))
     go.set()
     await until(lambda: pool.moved_since(time.monotonic()), LONG_S)

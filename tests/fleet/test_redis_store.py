@@ -87,7 +87,7 @@ def test_a_full_server_is_one_line(voices, client, full_voice, same):
     kept = full_voice()
     voices.save(kept)
     client.config_set("maxmemory", 1)
-    with pytest.raises(VoiceStoreError, match=r"^voice store: redis at \S+ refuses \(\w+\); ask who runs it"):
+    with pytest.raises(VoiceStoreError, match=r"^voice store: redis at \S+ refuses \(\w+\); ask its operator"):
         voices.save(full_voice("bert"))
     assert " takes no more voices: its memory is full (maxmemory); " in voices.state()
     same(voices.load("anna"), kept)
@@ -308,7 +308,7 @@ def test_a_server_that_refuses_is_told(voices, client, full_voice):
     assert client.hgetall(key) == before  # to ask changes nothing
     client.acl_setuser("default", commands=["-hmget"])
     assert voices.state().endswith(
-        " refuses (NoPermissionError); ask who runs it to look at its log; stored voices are not served"
+        " refuses (NoPermissionError); ask its operator to look at its log; stored voices are not served"
     )
     for act in (lambda: voices.load("anna"), lambda: voices.remove("anna")):
         with pytest.raises(VoiceStoreAway, match=r"refuses \(NoPermissionError\)"):

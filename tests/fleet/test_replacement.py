@@ -147,7 +147,7 @@ async def test_where_two_do_not_fit_it_is_said_before_anything_begins(
     loop: asyncio.AbstractEventLoop, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(self: EngineClient, memory_gb: float | None) -> str:
-        return "each takes what it finds of the GPU's 16.0 GB; model.memory_gb bounds it"
+        return "each takes all free memory of the GPU's 16.0 GB; model.memory_gb bounds it"
 
     assert await server.engines[""].room_beside(None) == "", "a tiny model on a CPU"
     old = server.engines[""]
@@ -227,7 +227,7 @@ def test_two_engines_fit_if_both_are_bounded_and_there_is_room_for_both() -> Non
 def test_another_sample_rate_needs_a_restart() -> None:
     one, other = ModelInfo("old", "", 24_000, demo=False), ModelInfo("new", "", 22_050, demo=False)
     check_same_rate(one, one)
-    with pytest.raises(InvalidRequest, match=r"model.model: new has audio of 22050 Hz, and old, .* 24000 Hz; restart"):
+    with pytest.raises(InvalidRequest, match=r"model.model: new has audio of 22050 Hz, but old, .* 24000 Hz; restart"):
         check_same_rate(one, other)
 
 

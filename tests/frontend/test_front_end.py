@@ -244,7 +244,7 @@ def test_a_system_prompt_in_the_text_is_used_as_it_stands_and_never_spoken(third
 @pytest.mark.parametrize("by", list(TextStream))
 def test_a_system_prompt_comes_with_the_first_piece(third, by):
     arriving = replace(third, card=replace(third.card, text_stream=by))
-    with pytest.raises(InvalidText, match=r"^text: <\|endofprompt\|> came after the first piece; send all"):
+    with pytest.raises(InvalidText, match=r"^text: <\|endofprompt\|> came after the first piece; send the whole"):
         list(arriving.plan_arriving(["Hello there. ", OWN, "Hi."], FULL))
 
 

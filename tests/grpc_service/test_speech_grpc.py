@@ -281,7 +281,7 @@ async def test_what_is_not_as_wished_is_told_and_nothing_to_say_is_a_silence() -
         ([asked(start={"reading": "loud"})], "invalid_request", "reading: 'loud'"),
         ([asked(start={"sampling": {"top_k": 0}})], "invalid_request", "top_k"),
         ([asked(start={"response_format": "midi"})], "invalid_request", "response_format: 'midi' is unknown"),
-        ([asked(start={"sample_rate": 9})], "invalid_request", "sample_rate: 9 Hz is not made here"),
+        ([asked(start={"sample_rate": 9})], "invalid_request", "sample_rate: 9 Hz is not supported"),
         ([asked(start={"voice": "nobody"})], "voice_not_found", "voice: 'nobody' is not registered"),
         ([asked(start={}), asked(start={})], "invalid_request", "start: is not the first message; make a call"),
         ([WHOLE, asked(text="More.")], "invalid_request", "text: it comes after the end"),

@@ -115,7 +115,7 @@ def test_an_early_end_and_an_id_that_is_no_speech_are_failures(engine, runtime, 
     async def text(ask):
         yield [5]
 
-    for wrong, words in ((short, "ended a request after 1 ids of 20"), (text, "which is not a speech token; use")):
+    for wrong, words in ((short, "ended a request after 1 of 20 ids"), (text, "which is not a speech token; use")):
         monkeypatch.setattr(runtime, "generate", wrong)
         with pytest.raises(StageFailed, match=words):
             engine.submit(offline(segment(20))).result()

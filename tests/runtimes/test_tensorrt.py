@@ -91,7 +91,7 @@ def test_every_context_waits_for_the_batch_and_the_batch_for_it(folder, models, 
 @pytest.mark.parametrize("frames", [3, 3_001])
 def test_rows_of_other_lengths_than_the_engine_s_are_refused(folder, models, trt, frames):
     given = EstimatorInputs(*part_of(models, "estimator").inputs(1, frames))
-    with pytest.raises(StageFailed, match=f"{frames} mel frames with the voice's, the engine takes 4 … 3000"):
+    with pytest.raises(StageFailed, match=f"voice and text have {frames} mel frames, the engine takes 4 … 3000"):
         estimator(folder)(given)
 
 

@@ -125,8 +125,8 @@ def test_a_file_that_others_may_use_is_warned_of_or_refused(file: Path, caplog: 
         (entry("a", KEY, "owner = ''\n"), "owner: '' cannot be"),
         (entry("a", KEY, "expires = 'soon'\n"), "expires: 'soon' cannot be"),
         (entry("a/b", KEY), "name: 'a/b' cannot be"),
-        (entry("a", KEY) + entry("a", OTHER), "keys.toml: key 2: name: 'a' is there twice"),
-        (entry("a", KEY) + entry("b", KEY), "keys.toml: key 2: sha256: 'b' has another's key"),
+        (entry("a", KEY) + entry("a", OTHER), "keys.toml: key 2: name: 'a' comes twice"),
+        (entry("a", KEY) + entry("b", KEY), "keys.toml: key 2: sha256: 'b' has another entry's key"),
     ],
 )
 def test_a_malformed_file_is_refused_with_the_number_of_the_key(file: Path, text: str, message: str) -> None:

@@ -43,7 +43,7 @@ def test_later_ones_win_and_names_are_never_paths(folder: Path) -> None:
 
 def test_what_is_wrong_names_its_file_and_line(folder: Path) -> None:
     (folder / "keys" / "team.tsv").write_text("a\tb\nc\td\x07\n", encoding="utf-8")
-    with pytest.raises(InvalidRequest, match=r"line 2 of .*team.tsv \(text: control character U\+0007"):
+    with pytest.raises(InvalidRequest, match=r"line 2 of .*team.tsv is refused \(text: control character U\+0007"):
         read_lexicons(folder)
     (folder / "keys" / "team.tsv").write_text("a b\n", encoding="utf-8")
     with pytest.raises(InvalidRequest, match=r"line 1 of .*keys/team.tsv is not a word"):
@@ -69,7 +69,7 @@ def test_a_lexicon_is_a_value(folder: Path) -> None:
     assert hash(again) == hash(lexicon)
     with pytest.raises(InvalidText, match="int is not a text"):
         Lexicon({"SQL": 1})  # type: ignore[dict-item]
-    with pytest.raises(InvalidRequest, match="'SQL' is to be said as ' '"):
+    with pytest.raises(InvalidRequest, match="'SQL' has the respelling ' '"):
         Lexicon({"SQL": " "})
 
 

@@ -1,10 +1,10 @@
-"""A checkpoint of mini's former alphabet → one whose token tables begin with the nearest rows of the old ones.
+"""Converts a checkpoint with the mini model's former speech tokens to its present tokens.
 
     python benchmarks/results/natural/respell.py OLD NEW
 
-A former token spelled two phones of 20 ms. Each new token takes over the row of its phone, said twice, in the language
-model's and the flow's tables; a number that spells nothing begins at zero. It was run once, before the training that
-`docs/training.md` describes, and is kept for whoever wants to know where that training began.
+A former token spelled two phones of 20 ms. In the tables of the language model and the flow, each new token gets the
+row of the former token that spelled its phone twice; a token that spells no phone begins at zero. This program was run
+once, before the training that `docs/training.md` describes, and is kept to document the start of that training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNKNOWN_BIAS = -4.0
 
 
 def old_tokens() -> Tensor:
-    """[6561]: the old token that each new one takes after, or -1."""
+    """[6561]: the old token whose row each new token gets, or -1."""
     none = np.zeros(len(PHONES), np.int8)
     numbers = np.arange(len(PHONES), dtype=np.uint8)
     heads = digits_of(spell(numbers, none, none.astype(np.float32), none))[:, :4]
@@ -44,7 +44,7 @@ def old_tokens() -> Tensor:
 
 @torch.no_grad()
 def take_over(table: Tensor, source: Tensor, unknown: float = 0.0) -> None:
-    """Give a table's first rows those of the old tokens."""
+    """Fill the rows of new tokens with those of the old tokens `source`, or with `unknown` where it is -1."""
     rows = table[:NUM_CODES].clone()[source.clamp(min=0)]
     known = (source >= 0).view(-1, *[1] * (table.dim() - 1))
     table[:NUM_CODES] = torch.where(known, rows, torch.tensor(unknown))

@@ -1,1 +1,1 @@
-"""Official model folders: finding, downloading, reading and writing them; no model code."""
+"""Finds, reads and writes official model folders; has no model code."""

@@ -1,7 +1,7 @@
-"""LoRA adapters of a language model (arXiv:2106.09685), as folders that PEFT writes.
+"""Reads LoRA adapters of a language model (arXiv:2106.09685) from folders that PEFT writes.
 
-`adapter_config.json` says how, `adapter_model.safetensors` holds a pair of matrices for each product. What would change
-more of a model than these products is refused.
+`adapter_config.json` has the settings, `adapter_model.safetensors` a pair of matrices for each adapted linear layer. An
+adapter that changes anything else in the model is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRODUCTS = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-"""The products of a layer as the engine computes them, and the modules that an adapter may target in each."""
+"""The matrix products that the engine computes in each layer, and the PEFT modules that each product combines."""
 TARGETS = tuple(target for targets in PRODUCTS.values() for target in targets)
 _MAX_NAMES_BYTES = 4 << 20
 _TENSOR = re.compile(rf"(?:.+\.)?layers\.(\d{{1,4}})\.(?:self_attn|mlp)\.({'|'.join(TARGETS)})\.lora_([AB])\.weight")
@@ -43,28 +43,27 @@ _UNSUPPORTED = {
     "fan_in_fan_out": "the model's weights are [outputs, inputs]; train without it",
     "use_qalora": "QA-LoRA pools its inputs; train without it",
 }
-"""Fields that change what an adapter is: any value other than false, null, [] and {} is refused."""
+"""Unsupported settings, with advice; an adapter is refused if one of them is not false, null or empty."""
 _CHANGES_WEIGHTS = ("pissa", "olora", "corda", "loftq")
-"""Ways to begin (`init_lora_weights`) that change the model's own weights, which other requests need unchanged."""
+"""Refused values of `init_lora_weights`: they change the model's own weights, which other requests use, too."""
 
 
 @dataclass(frozen=True, eq=False)
 class AdapterWeights:
-    """rank: of every pair; pairs: by layer and target, A [rank, inputs] and B [outputs, rank], float32; B is multiplied
-    by the adapter's scale, so that the target's output grows by B·A·x.
-    """
+    """Weights of an adapter, float32. rank: the rank of all pairs; pairs: A [rank, inputs] and B [outputs, rank] by
+    layer and target. B includes the adapter's scale: the adapter adds B·A·x to the target's output."""
 
     rank: int
     pairs: Mapping[tuple[int, str], tuple[Tensor, Tensor]]
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The modules that it changes in some layer."""
+        """The modules that the adapter changes in at least one layer."""
         return tuple(target for target in TARGETS if any(target == one for _, one in self.pairs))
 
 
 def target_sizes(config: LMConfig) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of each target."""
+    """Number of outputs and inputs of each target."""
     hidden, inner = config.hidden_size, config.intermediate_size
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return {
@@ -80,8 +79,7 @@ def target_sizes(config: LMConfig) -> dict[str, tuple[int, int]]:
 
 def read_adapter(folder: Path, config: LMConfig, most_rank: int = MAX_ADAPTER_RANK) -> AdapterWeights:
     """Read an adapter for a language model of these sizes. InvalidRequest: files are missing or damaged, shapes do not
-    fit, the rank is above `most_rank`, or a feature would change more than the targets' products.
-    """
+    fit, the rank is above `most_rank`, or the adapter uses a feature that is not supported."""
     try:
         settings = read_json(folder / SETTINGS, "name a folder that PEFT has written")
     except CheckpointError as error:
@@ -128,7 +126,7 @@ def _problems(settings: Mapping[str, Any], most_rank: int) -> Iterator[str]:
 
 
 def _tensors(folder: Path, config: LMConfig, rank: int) -> dict[tuple[int, str], dict[str, Tensor]]:
-    """The halves of each pair, A and B."""
+    """Read the matrices A and B of each layer and target."""
     path, sizes, label = folder / WEIGHTS, target_sizes(config), f"adapter: {WEIGHTS} of {folder.name}"
     most = config.num_layers * sum(map(sum, sizes.values())) * rank * 4 + _MAX_NAMES_BYTES
     found: dict[tuple[int, str], dict[str, Tensor]] = {}
@@ -136,14 +134,14 @@ def _tensors(folder: Path, config: LMConfig, rank: int) -> dict[tuple[int, str],
         refuse_pointer(path)
         if (size := path.stat().st_size) > most:
             raise InvalidRequest(
-                f"{label}: {size} bytes are more than the {most} that rank {rank} takes; it is of another model"
+                f"{label}: {size} bytes are more than the {most} that rank {rank} takes; it belongs to another model"
             )
         with safe_open(path, framework="pt") as file:
             names: list[str] = file.keys()
             for name in names:
                 if not (match := _TENSOR.fullmatch(name)):
                     raise InvalidRequest(
-                        f"{label}: {_shown(name)} is not lora_A or lora_B of {', '.join(TARGETS)}; train these alone"
+                        f"{label}: {_shown(name)} is not lora_A or lora_B of {', '.join(TARGETS)}; train only these"
                     )
                 layer, target, half = int(match[1]), match[2], match[3]
                 outputs, inputs = sizes[target]
@@ -154,7 +152,7 @@ def _tensors(folder: Path, config: LMConfig, rank: int) -> dict[tuple[int, str],
                         if layer >= config.num_layers
                         else f"shape {shape}, expected {wanted}"
                     )
-                    raise InvalidRequest(f"{label}: {_shown(name)} has {problem}; it is of another model")
+                    raise InvalidRequest(f"{label}: {_shown(name)} has {problem}; it belongs to another model")
                 tensor = file.get_tensor(name)
                 if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
                     raise InvalidRequest(f"{label}: {_shown(name)} has numbers that are not finite; train it again")
@@ -167,7 +165,7 @@ def _tensors(folder: Path, config: LMConfig, rank: int) -> dict[tuple[int, str],
             f"{label}: it cannot be read ({error.strerror or type(error).__name__}){pickled or '; check the folder'}"
         ) from None
     except SafetensorError:
-        raise InvalidRequest(f"{label}: it is damaged, or not a file of safetensors; save it again") from None
+        raise InvalidRequest(f"{label}: it is damaged, or not a safetensors file; save it again") from None
     return found
 
 

@@ -1,9 +1,9 @@
 """Sizes, special ids and constants of a checkpoint, as frozen dataclasses.
 
-Numbers come from the checkpoint's own files (`read_config` in `settings.py`); this module has no default sizes. A
-field's `FileKey` gives its place in the official file. Two numbers are in no file: `FlowConfig.num_steps`, a constant
-of the official inference that a model card may replace, and the mix of text and speech (`mix_text`, `mix_speech`) if
-the yaml lacks `mix_ratio`.
+`read_config` in `settings.py` reads the numbers from the checkpoint's files; this module has no default sizes. A
+field's `FileKey` is its place in the official file. Two numbers may be in no file: `FlowConfig.num_steps`, a constant
+of the official code that a model card can replace, and the mix of text and speech (`mix_text`, `mix_speech`), if the
+yaml has no `mix_ratio`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_SIZE = 1 << 20
 MAX_ADAPTER_RANK = 256
 MAX_BLOCKS = 256
 MAX_SILENCE = 5
-"""Consecutive silent speech tokens that are spoken (0.2 s), as in the official code."""
+"""Maximum number of consecutive silent speech tokens (0.2 s); further ones are dropped, as in the official code."""
 
 
 class Generation(str, Enum):
@@ -31,7 +31,7 @@ class Generation(str, Enum):
 
 
 class FileKey(NamedTuple):
-    """The place of a field's value in a settings file, groups before dots, and the bounds of a whole number."""
+    """The path of a field's value in a settings file, with dots between groups, and the limits of a whole number."""
 
     path: str
     minimum: int = 1
@@ -40,11 +40,12 @@ class FileKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Special ids of the speech language model, by meaning.
+    """The special ids of the speech language model.
 
-    `num_speech_tokens` (V) ids are speech; ids from V on control the decode. `sos` and `task` are rows of the control
-    embedding: a table of its own, or (CosyVoice3) the table of all ids. `masked_before_minimum` is the one logit
-    forbidden until the minimum length is reached. Runs of the speech ids `silent` are cut to `MAX_SILENCE`.
+    Ids below `num_speech_tokens` are speech tokens; later ids control decoding. `sos` and `task` are rows of the
+    control
+    embedding, which is a separate table, or in CosyVoice3 the table of all ids. The logit of `masked_before_minimum` is
+    masked until the minimum length is reached. Runs of `silent` speech tokens are cut to `MAX_SILENCE`.
     """
 
     num_speech_tokens: int
@@ -67,7 +68,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Repetition-aware sampling as the checkpoint's yaml sets it (VALL-E 2, arXiv:2406.05370, section 4.2)."""
+    """Settings of repetition-aware sampling in the checkpoint's yaml (VALL-E 2, arXiv:2406.05370, section 4.2)."""
 
     top_p: Annotated[float, FileKey("top_p")]
     top_k: Annotated[int, FileKey("top_k")]
@@ -93,7 +94,7 @@ class Qwen2Config:
 
 @dataclass(frozen=True)
 class LMConfig(Qwen2Config):
-    """The backbone with CosyVoice2's speech embedding and head; mix: tokens per block of text-in streaming."""
+    """Qwen2 with CosyVoice2's speech embedding and head; mix_text, mix_speech: tokens per block of streamed text."""
 
     text_vocab_size: Annotated[int, FileKey("vocab_size")]
     mix_text: int
@@ -113,7 +114,7 @@ class ConformerConfig:
 
 @dataclass(frozen=True)
 class ConformerLMConfig:
-    """CosyVoice 1's language model; max_positions: rows of a sequence, our own limit."""
+    """CosyVoice 1's language model; max_positions: maximum length of a sequence, which is a limit of this program."""
 
     text_vocab_size: Annotated[int, FileKey("text_token_size")]
     speaker_size: Annotated[int, FileKey("spk_embed_dim")]
@@ -146,7 +147,7 @@ class ConformerLMConfig:
 
 @dataclass(frozen=True)
 class TokenEncoderConfig:
-    """lookahead: speech tokens read to the right; chunk: tokens per streamed chunk; upsampling: frames per token."""
+    """lookahead: number of later speech tokens read; chunk: tokens per streamed chunk; upsampling: frames per token."""
 
     input_size: Annotated[int, FileKey("encoder.input_size")]
     hidden_size: Annotated[int, FileKey("encoder.output_size")]
@@ -161,7 +162,7 @@ class TokenEncoderConfig:
 
 @dataclass(frozen=True)
 class LookaheadConfig:
-    """CosyVoice3's layer in place of an encoder; channels: of its inner layer."""
+    """CosyVoice3's lookahead layer, which replaces the token encoder; channels: channels of its inner convolution."""
 
     input_size: Annotated[int, FileKey("pre_lookahead_layer.in_channels")]
     channels: Annotated[int, FileKey("pre_lookahead_layer.channels")]
@@ -172,7 +173,7 @@ class LookaheadConfig:
 
 @dataclass(frozen=True)
 class HourglassConfig:
-    """CosyVoice 1's U-Net: its inner half runs at half the mel rate, and attention covers whole rows."""
+    """CosyVoice 1's U-Net: its inner level runs at half the mel rate, and attention covers the whole sequence."""
 
     in_channels: Annotated[int, FileKey("in_channels")]
     out_channels: Annotated[int, FileKey("out_channels")]
@@ -185,7 +186,7 @@ class HourglassConfig:
 
 @dataclass(frozen=True)
 class UNetConfig(HourglassConfig):
-    """The causal U-Net that estimates the flow's velocity; chunk: mel frames per attention chunk when streaming."""
+    """CosyVoice2's causal U-Net, which estimates the flow's velocity; chunk: mel frames per chunk of attention."""
 
     chunk: Annotated[int, FileKey("static_chunk_size")]
 
@@ -207,7 +208,7 @@ class DiTConfig:
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """Speech tokens → mel by conditional flow matching (arXiv:2210.02747) with classifier-free guidance."""
+    """The flow: speech tokens → mel by conditional flow matching (arXiv:2210.02747) with classifier-free guidance."""
 
     num_tokens: Annotated[int, FileKey("vocab_size")]
     num_mel_bins: Annotated[int, FileKey("output_size")]
@@ -220,9 +221,9 @@ class FlowConfig:
 
 @dataclass(frozen=True)
 class WholeFlowConfig(FlowConfig):
-    """CosyVoice 1's flow; overlap: speech tokens at a chunk's end that the next chunk computes again."""
+    """CosyVoice 1's flow. overlap: number of speech tokens at a chunk's end that the next chunk computes again."""
 
-    encoder: ConformerConfig  # type: ignore[assignment]  # the other settings have no meaning here
+    encoder: ConformerConfig  # type: ignore[assignment]  # CosyVoice 1 has no other settings
     estimator: HourglassConfig  # type: ignore[assignment]
     overlap: int
 
@@ -258,13 +259,13 @@ class VocoderConfig:
 
 @dataclass(frozen=True)
 class CausalVocoderConfig(VocoderConfig):
-    """CosyVoice3's causal HiFT; lookahead: mel frames to the right that its first convolution reads."""
+    """CosyVoice3's causal HiFT. lookahead: number of later mel frames that its first convolution reads."""
 
     lookahead: Annotated[int, FileKey("conv_pre_look_right")]
 
 
 def qwen2_of(lm: LMConfig | ConformerLMConfig) -> LMConfig:
-    """Return a Qwen2 configuration; UnsupportedModel: it is CosyVoice 1's language model."""
+    """Return `lm` if it is based on Qwen2; raise UnsupportedModel for CosyVoice 1's language model."""
     if isinstance(lm, ConformerLMConfig):
         raise UnsupportedModel("model: the language model of CosyVoice 1 is not Qwen2; take a CosyVoice 2 or 3 folder")
     return lm

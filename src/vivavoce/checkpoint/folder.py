@@ -1,4 +1,4 @@
-"""A model folder in the official layout: its generation, files, card and fingerprint."""
+"""Model folders in the official layout: generation, files, card and fingerprint."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _IDENTITY_FILES = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.
 
 class TextStream(str, Enum):
     INTERLEAVED = "interleaved"
-    """Text and speech tokens alternate in one sequence (`LMConfig.mix_text`, `mix_speech`): the official way."""
+    """Blocks of text and speech tokens alternate in a sequence (`LMConfig.mix_text`, `mix_speech`) (official way)."""
     SENTENCES = "sentences"
-    """Each sentence once it is complete: for models with little or no training on interleaved text."""
+    """Each sentence is spoken once it is complete; for models with little or no training on interleaved text."""
 
 
 @dataclass(frozen=True)
 class SpeakerCard:
-    """A built-in voice in the model's card: its language (an ISO 639 code), its sex, a description of its sound, and
-    the transcript of its reference recording; "" where unknown."""
+    """A built-in voice on the model's card: its language (ISO 639 code), its sex, a description of its sound, and the
+    transcript of its reference recording; each is "" if unknown."""
 
     language: str = ""
     sex: str = ""
@@ -49,30 +49,30 @@ class SpeakerCard:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The contents of a folder's optional `vivavoce.json`; official folders have no such file."""
+    """The model card: content of the optional file `vivavoce.json`, which official folders do not have."""
 
     name: str
     description: str = ""
     trained: bool = True
     demo: bool = False
-    """Trained to show how the program works, not to sound good."""
+    """The model was trained to show how the program works, and does not sound good."""
     scripts: frozenset[str] | None = None
-    """Unicode scripts the model was trained to read; None: no restriction."""
+    """Unicode scripts that the model was trained to read; None: no restriction."""
     languages: tuple[str, ...] = ("zh", "en", "ja", "ko")
-    """Spoken languages, as ISO 639 codes; the default is the list of the official models of two generations."""
+    """Languages that the model speaks, as ISO 639 codes; the default is the list of CosyVoice 1 and 2."""
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
-    """Trained to follow instructions; other models would speak them aloud."""
+    """The model was trained to follow instructions; other models would speak them aloud."""
     flow_steps: int | None = None
-    """Euler steps of a flow that was distilled to this number; None: the official ten."""
+    """Number of Euler steps, for a flow that was distilled to it; None: ten steps, as in the official code."""
     voices: Mapping[str, SpeakerCard] = field(default_factory=dict)
-    """Built-in voices by name, the best one first: it is the default voice."""
+    """Built-in voices by name; the first one is the default voice."""
 
 
 def detect_generation(folder: Path) -> Generation:
-    """The generation whose yaml file the folder has; of several such files the one beside its own speech tokenizer.
+    """The generation of a model folder, by its yaml file; if there are several, the one with its speech tokenizer.
 
-    ModelNotFound: `folder` is not a folder; CheckpointError: it has no such yaml file, or too many.
+    ModelNotFound: `folder` is not a folder. CheckpointError: it has no official yaml file, or several fit.
     """
     if not folder.is_dir():
         raise ModelNotFound(f"model: {str(folder)!r} is not a folder; give an official CosyVoice folder")
@@ -81,7 +81,7 @@ def detect_generation(folder: Path) -> Generation:
         fitting = [generation for generation in found if (folder / speech_tokenizer_of(generation)).is_file()]
         if len(fitting) != 1:
             names = " and ".join(YAML_OF[generation] for generation in found)
-            raise CheckpointError(f"model: {folder.absolute().name} holds {names}; remove those of other models")
+            raise CheckpointError(f"model: {folder.absolute().name} holds {names}; remove the files of other models")
         found = fitting
     if found:
         return found[0]
@@ -99,7 +99,7 @@ def read_card(folder: Path) -> ModelCard:
     if (folder / YAML_OF[Generation.V3]).is_file():
         languages += ("de", "es", "fr", "it", "ru")
     if not path.is_file():
-        here = folder.absolute()  # Hugging Face's cache keeps models--OWNER--NAME/snapshots/COMMIT
+        here = folder.absolute()  # in Hugging Face's cache: models--OWNER--NAME/snapshots/COMMIT
         _, cached, name = here.parent.parent.name.rpartition("--")
         name = name if cached and here.parent.name == "snapshots" else here.name
         return ModelCard(name=name, languages=languages)
@@ -131,13 +131,13 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether the file is a pointer of git-lfs."""
+    """Whether the file is a git-lfs pointer instead of the real file."""
     with path.open("rb") as file:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
 
 def refuse_pointer(path: Path) -> None:
-    """CheckpointError: the file is a pointer of git-lfs. A file that cannot be read is left to its reader."""
+    """Raise CheckpointError if the file is a git-lfs pointer; do nothing if it is unreadable: its reader will fail."""
     with suppress(OSError):
         if is_pointer(path):
             raise CheckpointError(
@@ -154,7 +154,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path, remedy: str = "download the file again") -> dict[str, Any]:
-    """remedy: the way out that errors name."""
+    """Read a JSON object. CheckpointError: this failed; remedy: advice in its message."""
     refuse_pointer(path)
     try:
         with path.open("rb") as file:
@@ -174,9 +174,9 @@ def read_json(path: Path, remedy: str = "download the file again") -> dict[str, 
 
 
 def fingerprint(folder: Path) -> str:
-    """Hash of the two ONNX files and the yaml file, as 16 hexadecimal digits; reads 0.5 GB of a release.
+    """A hash, 16 hexadecimal digits, of the two ONNX files and the yaml file; reads 0.5 GB of a published model.
 
-    Modification times are not used, because a restored file would change a voice's identity.
+    Modification times are not used: copying the files must not change the fingerprint, which voices contain.
     """
     identity = hashlib.sha256()
     for pattern in _IDENTITY_FILES:

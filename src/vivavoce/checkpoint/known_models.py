@@ -1,4 +1,4 @@
-"""The official models by name: their repositories on the hubs, the files that are needed, their local folders."""
+"""The published models by name: their repositories on the hubs, the files that they need, and their local folders."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ HOME_VARIABLE = "VIVAVOCE_HOME"
 RECORD = "vivavoce-download.json"
 _DOT_IN_CACHE = "___"
 
-# The repositories also hold archives, TensorRT and estimator exports, sample audio, and the language model's
-# starting weights (CosyVoice-BlankEN/model.safetensors), every value of which llm.pt replaces.
+# Other files in the repositories are not needed: archives, exports for TensorRT, sample audio, and the initial weights
+# of
+# the language model (CosyVoice-BlankEN/model.safetensors), all of which llm.pt replaces.
 _NEEDED = re.compile(
     r"""
       (llm|flow|hift)(\.[\w-]+)?\.(pt|safetensors)      # llm.pt, llm.rl.pt, flow.cache.pt …
@@ -47,7 +48,7 @@ class KnownModel:
     modelscope_id: str
     summary: str
     num_bytes: int | None = None
-    """About the size of the needed files; None: unknown."""
+    """Approximate size of the needed files; None: unknown."""
     licence: str = "Apache-2.0"
 
 
@@ -84,10 +85,10 @@ _WRITTEN_MODEL = re.compile(r"(?:([A-Za-z0-9_.-]{1,100})=)?(.+?)(?:[+](.+[.](?:p
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """A model as an operator writes it, `[NAME=]MODEL[+FILE]`.
+    """A model as written on the command line or in settings: `[NAME=]MODEL[+FILE]`.
 
-    model: a known name or a folder; name: its name in requests, "": its own; llm: a file with the weights of another
-    language model of the same sizes.
+    model: a known name or a folder. name: its name in requests; "": its usual name. llm: a file with the weights of
+    another language model of the same sizes.
     """
 
     model: str
@@ -103,7 +104,7 @@ class WrittenModel:
 
 
 def parse_model(text: str) -> WrittenModel:
-    """A folder that exists is taken as it is, whatever characters its path has."""
+    """Parse `[NAME=]MODEL[+FILE]`. If the whole text is the path of a folder, it is only MODEL, even with = or +."""
     found = _WRITTEN_MODEL.fullmatch(text)
     if found is None or Path(os.path.expanduser(text)).is_dir():
         return WrittenModel(text)
@@ -112,7 +113,7 @@ def parse_model(text: str) -> WrittenModel:
 
 
 def known_model(name: str) -> KnownModel:
-    """Find a model by its name or by its id on either hub, in any case, also in the spelling of ModelScope's cache."""
+    """Find a model by its name, its id on either hub, or its folder in ModelScope's cache; case does not matter."""
     wanted = name.casefold().replace(_DOT_IN_CACHE, ".")
     for model in KNOWN_MODELS.values():
         aliases = (model.name, model.hf_id, model.modelscope_id, model.hf_id.rpartition("/")[2])
@@ -120,37 +121,37 @@ def known_model(name: str) -> KnownModel:
             return model
     if wanted.endswith("cosyvoice-300m-25hz"):
         raise UnsupportedModel(
-            f"model: {name} has 25 speech tokens a second; of CosyVoice 1 only those of 50 are known: CosyVoice-300M, "
-            "-SFT and -Instruct, use one of them"
+            f"model: {name} has 25 speech tokens a second; only the models of CosyVoice 1 with 50 are supported; "
+            "use CosyVoice-300M, -SFT or -Instruct"
         )
     known = ", ".join(KNOWN_MODELS)
     raise ModelNotFound(f"model: {name!r} is neither a folder nor a known model; give a folder or one of {known}")
 
 
 def usual_name(model: str) -> str:
-    """The name of a model that was given without one: "iic/CosyVoice2-0___5B" → "CosyVoice2-0.5B"."""
+    """The name in requests of a model or folder without a NAME: "iic/CosyVoice2-0___5B" → "CosyVoice2-0.5B"."""
     return Path(model).name.replace(_DOT_IN_CACHE, ".")
 
 
 def plain_name(name: str) -> str:
-    """A model's id or folder without its owner, as hubs write both: "iic/CosyVoice2-0___5B" → "cosyvoice2-0.5b"."""
+    """A model's id or folder in lower case, without its owner: "iic/CosyVoice2-0___5B" → "cosyvoice2-0.5b"."""
     return name.rpartition("/")[2].replace("___", ".").casefold()
 
 
 def plain_names(name: str) -> set[str]:
-    """The plain names of the model with this name: all of its names, if it is a published model."""
+    """All plain names of the model with this name; a published model has several."""
     own = plain_name(name)
     published = ({plain_name(one) for one in (model.name, model.hf_id, model.modelscope_id)} for model in _PUBLISHED)
     return next((names for names in published if own in names), {own})
 
 
 def is_needed(path: str) -> bool:
-    """path: relative to the repository, `/` between folders."""
+    """Whether a file is needed; path: relative to the repository, with `/` between folders."""
     return _NEEDED.fullmatch(path) is not None
 
 
 def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
-    """Files that a model of this generation needs and that `paths` lacks; .safetensors and tokenizer.json count."""
+    """Files that a model needs but `paths` lacks; .safetensors may replace .pt, and tokenizer.json vocab.json."""
     needed = [YAML_OF[generation], SPEAKER_ENCODER, speech_tokenizer_of(generation)]
     needed += ["llm.pt", "flow.pt", "hift.pt"]
     if generation is not Generation.V1:
@@ -166,7 +167,7 @@ def check_path(path: str) -> None:
 
 
 def user_folder(kind: Literal["data", "cache"]) -> Path:
-    """`$VIVAVOCE_HOME`, or the user's own folder of this kind. InvalidRequest: the user has no home directory."""
+    """`$VIVAVOCE_HOME`, or the user's data or cache folder. InvalidRequest: the user has no home directory."""
     import platformdirs
 
     find = platformdirs.user_data_path if kind == "data" else platformdirs.user_cache_path
@@ -188,7 +189,7 @@ def model_folder(model: KnownModel) -> Path:
 
 
 def find_model(name_or_path: str | Path) -> Path:
-    """ModelNotFound, UnsupportedModel: neither a folder nor a known name; DownloadError: not completely downloaded."""
+    """The folder of a model. ModelNotFound, UnsupportedModel: unknown name; DownloadError: download is incomplete."""
     folder = Path(os.path.expanduser(name_or_path))
     if (found := _as_spelled(folder)) is not None:
         return found
@@ -207,7 +208,7 @@ def find_model(name_or_path: str | Path) -> Path:
 
 
 def _as_spelled(folder: Path) -> Path | None:
-    """The existing folder: under its name, or as ModelScope's cache spells it (CosyVoice2-0___5B); otherwise None."""
+    """The folder if it exists under its name, or as spelled in ModelScope's cache (CosyVoice2-0___5B); else None."""
     spellings = (folder, folder.with_name(folder.name.replace(".", _DOT_IN_CACHE)) if folder.name else folder)
     return next((one for one in spellings if one.is_dir()), None)
 
@@ -225,7 +226,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class DownloadRecord:
-    """Written last, so its presence means a complete download."""
+    """The record of a download. It is written last, so its presence means that the download is complete."""
 
     model: str
     source: str
@@ -249,7 +250,7 @@ def read_record(folder: Path) -> DownloadRecord | None:
         fields = read_json(folder / RECORD)
         files = {path: FileRecord(int(file["size"]), str(file["sha256"])) for path, file in fields["files"].items()}
         named = {key: str(fields[key]) for key in ("model", "source", "repository", "revision")}
-        # An update removes the files that the record names: a forged record must not lead out of the folder.
+        # An update deletes the files in the record, so a forged record must not name files outside the folder.
         return DownloadRecord(files=files, **named) if all(map(is_needed, files)) else None
     except (CheckpointError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
         return None

@@ -1,7 +1,7 @@
-"""Read an official `cosyvoice*.yaml` (HyperPyYAML syntax) as plain data.
+"""Reads an official `cosyvoice*.yaml` (HyperPyYAML syntax) as plain data.
 
-HyperPyYAML imports and calls the functions in its tags. Here nothing is imported or called: `!new:x.Y {a: 1}` becomes
-`{"!": "new:x.Y", "a": 1}`, and only `!ref <key>` with arithmetic on numbers is evaluated.
+HyperPyYAML imports and calls the functions that tags name. This module imports and calls nothing: `!new:x.Y {a: 1}`
+becomes `{"!": "new:x.Y", "a": 1}`, and only `!ref <key>` with arithmetic on numbers is evaluated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 100_000
 MAX_NODES = 5_000
-"""Limit of the values of a document, and of its expanded references; a release has 500."""
+"""Maximum number of values in a document, before and after references are resolved; a published file has 500."""
 MAX_CHARS = 500
 MAX_NUMBER = 1e15
 TAG = "!"
@@ -37,11 +37,11 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class _Reference(str):
-    """A `!ref` expression, kept until the whole document is read, because it may refer to a later key."""
+    """A `!ref` expression; it is resolved after the whole document is read, because it may refer to a later key."""
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """SafeLoader that turns every tag into data, and refuses input that expands (anchors, merges, huge values)."""
+    """A SafeLoader that turns every tag into data, and refuses anchors, merge keys (`<<`) and huge values."""
 
     num_nodes = 0
 
@@ -61,7 +61,7 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse `<<` like any unknown kind of key."""
+        """Do not merge `<<`, so that the loader refuses it as an unknown kind of key."""
 
 
 def _tagged(loader: _PlainLoader, tag: str, node: yaml.Node) -> Any:
@@ -81,7 +81,7 @@ _PlainLoader.add_multi_constructor("!", _tagged)
 
 
 def read_official_yaml(path: Path) -> dict[str, Any]:
-    """The document of `path`, at most 100 kB, with references resolved; CheckpointError: unreadable, too large."""
+    """Read a document of at most 100 kB, and resolve its references. CheckpointError: it is invalid or too large."""
     refuse_pointer(path)
     try:
         with path.open("rb") as file:
@@ -94,7 +94,7 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         document = yaml.load(raw, Loader=_PlainLoader)  # _PlainLoader is a SafeLoader
-    except Exception as error:  # PyYAML also raises errors of Python, for values that do not fit their tags
+    except Exception as error:  # PyYAML also raises Python's own errors, if a value does not fit its tag
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1} ({getattr(error, 'problem', '')!s:.80})" if mark else ""
         raise CheckpointError(f"{path.name}: not valid YAML{where}; download the file again") from None
@@ -126,7 +126,7 @@ def _resolve(value: Any, document: _Document, trail: tuple[str, ...]) -> Any:
 def _evaluate(expression: str, document: _Document, trail: tuple[str, ...]) -> Any:
     if whole := _REFERENCE.fullmatch(expression.strip()):
         return _lookup(whole[1], document, trail)
-    # 40 characters hold every number up to MAX_NUMBER; a longer text is not a number, whole or cut.
+    # Every number up to MAX_NUMBER has at most 40 characters; other values stay invalid when they are cut to 40.
     formula = _REFERENCE.sub(lambda match: f"({_lookup(match[1], document, trail)!r:.40})", expression)
     try:
         return _arithmetic(ast.parse(formula.strip(), mode="eval").body)

@@ -1,6 +1,6 @@
-"""Read all sizes of a model folder from its settings files and check them against one another.
+"""Reads all sizes of a model from the settings files in its folder, and checks that they fit together.
 
-An error gives the setting's full path.
+Error messages contain the full path of the setting.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from vivavoce.rates import Rates
 NUM_EULER_STEPS = 10
 
 WHOLE_RATE = 50
-"""Speech tokens per second of CosyVoice 1. The experiment CosyVoice-300M-25Hz is not supported."""
+"""Speech tokens per second of CosyVoice 1. The experimental model CosyVoice-300M-25Hz is not supported."""
 OVERLAP_TOKENS = 20
-"""Speech tokens at a chunk's end that CosyVoice 1's official stream computes twice."""
+"""Number of speech tokens at a chunk's end that CosyVoice 1's official streaming computes twice."""
 TABLE_POSITIONS = 5000
-"""Initial length of the position table in CosyVoice 1's official code, which grows it when needed."""
+"""Initial length of the position table in CosyVoice 1's official code; there, the table can grow."""
 
 Config = TypeVar("Config")
 
 
 def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
-    """flow_keys: parameter names of flow.pt, which tell the number of blocks after the upsampling."""
+    """Read a model's sizes. flow_keys: parameter names of flow.pt, which show the number of blocks after upsampling."""
     generation = detect_generation(folder)
     name = YAML_OF[generation]
     root = Section(name, read_official_yaml(folder / name))
@@ -92,7 +92,7 @@ class Section:
         return Section(self.where(key), value)
 
     def read(self, kind: type[Config], **known: Any) -> Config:
-        """A dataclass whose fields name their place in this section by a `FileKey`; known: its other fields."""
+        """Read a dataclass from this section; a `FileKey` is the place of each field. known: values of other fields."""
         for name, hint in get_type_hints(kind, include_extras=True).items():
             if name not in known:
                 (setting,) = hint.__metadata__
@@ -117,7 +117,7 @@ class Section:
         return int(number)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number; default: for a setting that is null or absent. YAML 1.1 reads `1e-6` as text."""
+        """Read a finite number, or the default if null or absent; accepts text, since YAML 1.1 reads `1e-6` as text."""
         value = self._values.get(key)
         if value is None and default is not None:
             return default
@@ -150,17 +150,17 @@ class Section:
 
 
 def vocabulary_of(generation: Generation, num_speech_tokens: int) -> Vocabulary:
-    """The special ids of a generation.
+    """The special ids of a generation, which follow the speech tokens.
 
-    After the speech tokens, CosyVoice 1 has the end only, and nothing is filled. CosyVoice2 has three ids (end, task,
-    fill), all of which end a plain decode. CosyVoice3 has 200, of which the first four are begin, end, task and fill.
+    CosyVoice 1 has only one special id (end), and no fill id. CosyVoice2 has three (end, task, fill); each of them ends
+    decoding if text is not streamed. CosyVoice3 has 200; the first four are begin, end, task and fill.
     """
     size = num_speech_tokens
     if generation is Generation.V1:
         return Vocabulary(size, size + 1, sos=0, task=1, eos=size, fill=size, masked_before_minimum=size)
     if generation is Generation.V2:
         return Vocabulary(size, size + 3, sos=0, task=1, eos=size, fill=size + 2, masked_before_minimum=size)
-    # The official code forbids the first id before the minimum; only in CosyVoice2 is it the end.
+    # Before the minimum length, the official code masks the first special id, although CosyVoice3's end is the second.
     return Vocabulary(
         size, size + 200, sos=size, task=size + 2, eos=size + 1, fill=size + 3, masked_before_minimum=size,
         silent=(1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323),
@@ -176,7 +176,7 @@ def _backbone_lm(folder: Path, llm: Section, generation: Generation) -> LMConfig
 
 
 def lm_config(backbone: Section, speech: Section, vocabulary: Vocabulary, **known: float) -> LMConfig:
-    """speech: the section with `mix_ratio` and `sampling`; known: fields that are not read from `backbone`."""
+    """speech: the section with `mix_ratio` and `sampling`; known: values of fields that `backbone` does not contain."""
     mix = speech.integers("mix_ratio", (5, 15))
     if len(mix) != 2:
         raise CheckpointError(
@@ -207,8 +207,8 @@ def _whole_flow(flow: Section, _: Iterable[str]) -> WholeFlowConfig:
     rate, estimator = flow.integer("input_frame_rate"), flow.section("decoder").section("estimator")
     if rate != WHOLE_RATE:
         raise UnsupportedModel(
-            f"{flow.where('input_frame_rate')}: {rate}; CosyVoice 1 is spoken at {WHOLE_RATE} speech tokens per second "
-            "only, take CosyVoice-300M, -SFT or -Instruct"
+            f"{flow.where('input_frame_rate')}: {rate}; CosyVoice 1 needs {WHOLE_RATE} speech tokens per second; "
+            "use CosyVoice-300M, -SFT or -Instruct"
         )
     channels = estimator.integers("channels")
     if len(channels) != 2 or channels[0] != channels[1]:

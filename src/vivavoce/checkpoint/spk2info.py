@@ -1,7 +1,7 @@
-"""spk2info.pt: the speakers of a model folder, read as tensors only, written in the official layout.
+"""Reads and writes spk2info.pt, the speakers of a model folder, in the official layout. Only tensors are read.
 
-The file is a dict by speaker name. A built-in speaker is `{"embedding": [1, 192]}`. A saved zero-shot speaker holds
-the inputs of the original model: ten tensors with a leading batch dimension, the tensors of their lengths among them.
+The file is a dict by speaker name. A built-in speaker is `{"embedding": [1, 192]}`. A saved zero-shot speaker has the
+inputs of the official model: ten tensors with a leading batch dimension, including their lengths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vivavoce.files import replacing
 EMBEDDING_SIZE = 192
 NUM_MEL_BINS = 80
 MAX_LENGTH = 4_000
-"""Longest prompt in text ids, speech tokens or frames; 30 s are at most 1500 tokens and 2584 frames."""
+"""Maximum number of text ids, speech tokens or frames in a prompt; 30 s have at most 1500 tokens and 2584 frames."""
 
 _TOKEN_KEYS = ("prompt_text", "llm_prompt_speech_token", "flow_prompt_speech_token")
 _MEL_KEY = "prompt_speech_feat"
@@ -33,8 +33,8 @@ _EMBEDDING_KEYS = ("embedding", "flow_embedding", "llm_embedding")
 class SavedPrompt:
     """The prompt of a saved zero-shot speaker.
 
-    text_ids: the transcript; llm_speech_tokens, flow_speech_tokens: the prompts of the language model and of the flow;
-    all three [length] int32. mel: [frames, 80].
+    text_ids: the transcript; llm_speech_tokens, flow_speech_tokens: prompts of language model and flow; all [length]
+    int32. mel: [frames, 80].
     """
 
     text_ids: Tensor
@@ -45,7 +45,7 @@ class SavedPrompt:
 
 @dataclass(frozen=True, eq=False)
 class SpeakerEntry:
-    """One speaker of the file: embedding [192] float32; prompt: None for a built-in speaker."""
+    """A speaker in the file. embedding: [192] float32; prompt: None for a built-in speaker."""
 
     embedding: Tensor
     prompt: SavedPrompt | None = None
@@ -59,12 +59,10 @@ def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
 
 
 def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry], *, keep: bool = False) -> None:
-    """Replace the file `path` in one step. A new file gets mode 0600. With `keep` the file keeps its other speakers and
-    its mode.
-    """
+    """Replace a file atomically. A new file gets mode 0600. keep: keep the file's mode and its other speakers."""
     kept = read_torch_file(path) if keep and path.exists() else {}
     speakers = {**kept, **{name: _official(entry) for name, entry in entries.items()}}
-    with replacing(path, private=True) as file:  # given a path, torch.save answers a full disk with a RuntimeError
+    with replacing(path, private=True) as file:  # with a path, torch.save raises RuntimeError if the disk is full
         torch.save(speakers, file)
         if kept and hasattr(os, "fchmod"):
             os.fchmod(file.fileno(), path.stat().st_mode)
@@ -97,7 +95,7 @@ def _ids(where: str, fields: Mapping[str, Any], key: str) -> Tensor:
 
 
 def _tensor(where: str, fields: Mapping[str, Any], key: str, *shape: int) -> Tensor:
-    """The tensor `key` without its batch dimension; -1 in `shape`: the length, which `key`_len must equal."""
+    """The tensor `key` without its batch dimension; -1 in `shape`: a length, which the tensor `key`_len must equal."""
     value = fields.get(key)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{where}: {key} is missing or no tensor; make the speaker again")

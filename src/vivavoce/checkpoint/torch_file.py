@@ -1,8 +1,9 @@
-"""`.pt` files as `torch.save` writes them, read as data: tensors, plain values, and dicts, lists and tuples of them.
+"""Reads `.pt` files of `torch.save` safely, as data: tensors, plain values, and dicts, lists and tuples of them.
 
-A pickle is a program. The few instructions that make such values are interpreted here; any other is refused. So nothing
-is imported or called, and nothing grows beyond the file's own bytes. Since torch 1.6 the file is a zip file
-(https://docs.pytorch.org/docs/stable/notes/serialization.html): the pickle and each storage's bytes, uncompressed.
+A pickle is a program. This module interprets only the few instructions that make such values, and refuses all others.
+So
+a file cannot import or call anything, or use much more memory than its size. Since torch 1.6 a `.pt` file is a zip file
+(https://docs.pytorch.org/docs/stable/notes/serialization.html) with the pickle and the uncompressed bytes of tensors.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from vivavoce.checkpoint.folder import refuse_pointer
 from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 4_000_000
-"""Limit of the pickle and of the zip directory, which hold a weight file's names; a release has 50 kB."""
+"""Maximum size of the pickle and of the zip directory, which contain the tensors' names; published files have 50 kB."""
 MAX_DIMS = 8
 MAX_TIMES = 4
-"""The tensors in dicts and lists may have at most this multiple of the file's bytes; tied weights are stored once."""
+"""Maximum size of all tensors together, relative to the file's size; above 1, because tied weights share bytes."""
 
 _DTYPES = {
     **{"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64},
@@ -38,19 +39,19 @@ _MAKES: Mapping[str, Callable[[], Any]] = {
     **{"NONE": lambda: None, "NEWFALSE": lambda: False, "NEWTRUE": lambda: True},
 }
 _LITERALS = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "GLOBAL"})
-"""GLOBAL: the name of an import is pushed as text; nothing is imported."""
+"""Instructions that push their argument; GLOBAL pushes the name of an import as text, and imports nothing."""
 _TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "TUPLE": 0, "APPENDS": 0, "SETITEMS": 0}
 
 
 def read_torch_file(path: Path) -> Any:
-    """CPU tensors, memory-mapped. CheckpointError: corrupt, older than torch 1.6, or more than plain data."""
+    """Read a file; its tensors are memory-mapped. CheckpointError: corrupt, older than torch 1.6, or not plain data."""
     refuse_pointer(path)
     try:
         with _SmallReads(path) as file:
             return _Reader(path, file).read()
     except FileNotFoundError:
         raise CheckpointError(f"{path.name}: is missing in {path.parent}; check the path") from None
-    except Exception as error:  # hostile bytes can raise anything
+    except Exception as error:  # malicious bytes can cause any error
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise CheckpointError(
             f"{path.name}: is corrupt or holds more than tensors ({reason}); nothing of it was run, make or download "
@@ -60,7 +61,7 @@ def read_torch_file(path: Path) -> Any:
 
 class _SmallReads(io.FileIO):
     def read(self, size: int | None = -1, /) -> bytes:
-        """Limit one read, because `zipfile` reads a directory of any size at once."""
+        """Limit the size of a read, because `zipfile` reads a zip directory of any size at once."""
         limit = MAX_BYTES + 1
         data = super().read(limit if size is None or size < 0 else min(size, limit)) or b""
         if len(data) == limit:
@@ -167,7 +168,7 @@ class _Reader:
         return self._file.read(span.stop - span.start)
 
     def _span(self, name: str) -> slice:
-        """A member's bytes start after its header: 30 bytes, a name, and extra fields."""
+        """The range of a member's bytes, which start after its header of 30 bytes, a name, and extra fields."""
         member = self._members[name]
         self._file.seek(member.header_offset)
         start = member.header_offset + 30 + sum(struct.unpack_from("<HH", self._file.read(30), 26))
@@ -177,7 +178,7 @@ class _Reader:
 
 
 def _few(values: Any) -> tuple[Any, ...]:
-    """Limit a tuple's length: a long one can occur a million times, or be a tree that takes years to print or hash."""
+    """Refuse long tuples, which a file could repeat a million times, or nest so that printing or hashing take years."""
     if type(values) is not tuple or len(values) > MAX_DIMS:
         raise ValueError("a tensor without a shape")
     return values

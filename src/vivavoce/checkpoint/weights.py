@@ -1,8 +1,8 @@
-"""Weight files → tensors → modules: no code from a pickle, strict about every name and shape.
+"""Loads weight files into modules. Runs no code from pickles, and checks every name and shape.
 
-One table per part maps official parameter names to ours, and is read in both directions. `{n}` stands for a block's
-number and matches digits. A row names a prefix that ends at a dot or at the name's end; the first matching row wins.
-Names without a matching row are the same on both sides.
+Each part has a table that translates official parameter names to ours, in both directions. `{n}` is the number of a
+block and matches digits. A row has prefixes of names, which end at a dot or at the name's end; the first matching row
+is used. A name without a matching row is the same on both sides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_LISTED = 6
 
 
 def find_part(folder: Path, part: str, variant: str | None = None) -> Path:
-    """The weight file of `part` (llm, flow, hift): safetensors before .pt, `part.variant` where there is one."""
+    """The weight file of `part` (llm, flow, hift). Prefers `part.variant` to `part`, then .safetensors to .pt."""
     for stem in [f"{part}.{variant}", part] if variant else [part]:
         for path in (folder / f"{stem}.safetensors", folder / f"{stem}.pt"):
             if path.is_file():
@@ -47,7 +47,7 @@ def find_part(folder: Path, part: str, variant: str | None = None) -> Path:
 
 
 def check_variant(folder: Path, variant: str | None) -> None:
-    """Check that at least one part has the variant; other parts use their plain files."""
+    """Raise CheckpointError unless at least one part has a file of this variant; other parts use their plain files."""
     if not variant:
         return
     found = {match[1] for path in folder.iterdir() if (match := _VARIANT.fullmatch(path.name))}
@@ -57,9 +57,8 @@ def check_variant(folder: Path, variant: str | None) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a file, also within a dict with one key, such as {"module": …}, and without the prefix
-    "module." that DeepSpeed and DistributedDataParallel write.
-    """
+    """Read the named tensors of a file. Unwraps a dict with a single key, such as {"module": …}, and removes the prefix
+    "module.", which DeepSpeed and DistributedDataParallel write."""
     if path.suffix == ".safetensors":
         refuse_pointer(path)
         try:
@@ -93,7 +92,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """weight = g · v / ‖v‖ over all dimensions but the first (arXiv:1602.07868, equation 2)."""
+    """Replace weight norm by plain weights: g · v / ‖v‖ over all dimensions but the first (arXiv:1602.07868, eq. 2)."""
     folded = {key.replace(_GAN_PREFIX, ""): value for key, value in state.items()}
     for scale_name, direction_name in (_NEW_NORM, _OLD_NORM):
         for key in [key for key in folded if key.endswith(scale_name)]:
@@ -112,12 +111,12 @@ def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
             "norm; download the file again"
         )
     inner = tuple(range(1, direction.dim()))
-    scale, direction = scale.float(), direction.float()  # a norm summed in 16 bit is too inexact for weights
+    scale, direction = scale.float(), direction.float()  # a norm summed in 16 bits would be too inexact
     return scale * direction / torch.linalg.vector_norm(direction, dim=inner, keepdim=True)
 
 
 def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, file: str, dtype: torch.dtype) -> None:
-    """One error lists all missing, unexpected and wrongly shaped keys by official name."""
+    """Load tensors into a module. CheckpointError lists all missing, unexpected and misshapen keys by official name."""
     targets = module.state_dict()
     wanted = {names.to_official(own): own for own in targets}
     given = state.keys() - names.unused
@@ -133,7 +132,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
     problems = [f"{len(keys)} {what} ({_listed(keys)})" for what, keys in found.items() if keys]
     if problems:
         raise CheckpointError(f"model: {file} does not fit its configuration: {'; '.join(problems)}")
-    # Copied, not mapped: a file that is replaced while the program runs must not change the weights.
+    # Copy the mapped tensors: a change of the file while the program runs must not change the weights.
     copies = {}
     for key, own in wanted.items():
         copies[own] = state[key].to(dtype, copy=True)
@@ -142,7 +141,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
 
 
 def page_out(tensor: Tensor) -> None:
-    """Let the system page out a CPU tensor; otherwise a mapped file counts as this process's memory beside its copy."""
+    """Let the system page out a mapped tensor that was copied, so that it no longer counts as this process's memory."""
     if sys.platform == "linux":
         start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -274,7 +273,7 @@ def _conformer(official: str, ours: str) -> Rows:
 
 
 CONFORMER_LM = (
-    # The blocks have other names for the same two norms.
+    # In this checkpoint, the two norms of a block have other names than in `_CONFORMER`.
     ("llm.encoders.{n}.norm1", "backbone.blocks.{n}.attention_norm"),
     ("llm.encoders.{n}.norm2", "backbone.blocks.{n}.feed_forward_norm"),
     *_conformer("llm", "backbone"),
@@ -314,7 +313,7 @@ VOCODER = (
 
 @dataclass(frozen=True)
 class NameTable:
-    """One part's names as (official, ours); unused: official keys that are read and dropped."""
+    """The name table of a part. rows: pairs (official, ours); unused: official keys that are read and ignored."""
 
     rows: Rows
     unused: frozenset[str] = frozenset()

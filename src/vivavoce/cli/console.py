@@ -18,7 +18,7 @@ import typer
 from vivavoce.errors import InvalidRequest
 
 DEBUG_VARIABLE = "VIVAVOCE_DEBUG"
-"""Any value but 0 shows tracebacks and library warnings."""
+"""Environment variable; any value but 0 shows tracebacks and library warnings."""
 
 _UNTRAINED_LOGGER = "vivavoce.untrained"
 _PIPE_WIDTH = 10_000
@@ -54,7 +54,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def confirm_removal(field: str, name: str, what: str) -> None:
-    """InvalidRequest: stdin is not a terminal; typer.Exit: the user says no."""
+    """Ask the user. InvalidRequest: stdin is not a terminal. typer.Exit: the user says no."""
     if not is_terminal(sys.stdin):
         raise InvalidRequest(f"{field}: removing {name!r} cannot be undone; confirm it with --yes")
     if not typer.confirm(f"Remove the {what} {name!r} for good?", err=True):
@@ -85,7 +85,7 @@ class Reporter:
 
 
 Show = Callable[[str, int, int | None, str], None]
-"""(part of the work, amount done, total amount, line to print without a bar)."""
+"""Shows progress: name of the part, amount done, total amount, and a line that is printed if there is no bar."""
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def quiet_libraries() -> Iterator[None]:
     silence, notes = logging.NullHandler(), logging.StreamHandler()
     notes.setFormatter(logging.Formatter("note: %(message)s"))
     notes.setLevel(logging.WARNING)
-    # `model.note_if_no_real_model` prints this after the work, with a way out.
+    # `model.note_if_no_real_model` prints a note instead, after the work.
     notes.addFilter(lambda record: record.name != _UNTRAINED_LOGGER)
     root, own = logging.getLogger(), logging.getLogger("vivavoce")
     root.addHandler(silence)

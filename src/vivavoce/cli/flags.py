@@ -22,7 +22,7 @@ _DECLARED = "declared"
 
 
 def flag(help: str, metavar: str | None = None, *names: str, default: Any = None, **settings: Any) -> Any:
-    """Declare an option as the default of a field or parameter. names: short names to add, or all names."""
+    """Declare an option as a field's or parameter's default. names: its short names only, or all its names."""
 
     def declared(name: str) -> Any:
         own = () if any(one.startswith("--") for one in names) else (f"--{name.replace('_', '-')}",)
@@ -44,7 +44,7 @@ Command = Callable[..., None]
 
 
 def with_flags(function: Command) -> Command:
-    """Make `function` a function for typer: a parameter with a dataclass type becomes that dataclass's fields.
+    """Make `function` usable by typer: each parameter of a dataclass type is replaced by that dataclass's fields.
 
     Fields and other parameters are declared by `flag`, by `argument`, or by their types.
     """
@@ -150,7 +150,7 @@ WatermarkOption = Annotated[
     bool, shared("Mark the speech as synthetic, inaudibly; see docs/provenance.md.", None, "--watermark")
 ]
 TranscriptOption = Annotated[
-    str, shared("Words of the recording; they help to clone the manner as well.", "TEXT", "--transcript")
+    str, shared("Words of the recording; with them its manner is cloned, too.", "TEXT", "--transcript")
 ]
 ModelOption = Annotated[str | None, shared(MODEL_HELP, "NAME|FOLDER", "--model", "-m", envvar=MODEL_VARIABLE)]
 VoicesOption = Annotated[str | None, shared(_VOICES, "FOLDER|URL", "--voices", envvar="VIVAVOCE_VOICES")]

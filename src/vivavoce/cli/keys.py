@@ -28,7 +28,7 @@ _FILE = flag(
     "-f",
     default=REQUIRED,
     envvar="VIVAVOCE_AUTH_KEYS_FILE",
-    callback=lambda path: Path(os.path.expanduser(path)),  # like the server's setting
+    callback=lambda path: Path(os.path.expanduser(path)),  # expands ~, as the server does
 )
 _NAME = argument("Name of the key, shown in logs and traces.", "NAME", default=REQUIRED)
 
@@ -41,20 +41,20 @@ _NAME = argument("Name of the key, shown in logs and traces.", "NAME", default=R
 def add(
     name: str = _NAME,
     file: Path = _FILE,
-    owner: str | None = flag("Owner of the voices that it can use and add.  [default: NAME]", "NAME"),
+    owner: str | None = flag("Owner of the voices that the key can use and add.  [default: NAME]", "NAME"),
     may_publish: bool = flag("Allow adding and removing voices that all keys can use.", default=False),
     requests_per_minute: float | None = flag("Requests per minute.  [default: no limit]", "NUMBER"),
     characters_per_minute: float | None = flag("Characters of text per minute.  [default: no limit]", "NUMBER"),
     concurrent: int | None = flag("Concurrent requests.  [default: no limit]", "NUMBER"),
-    priority: str | None = flag("live, or batch: its requests take the time that live ones leave.", "PRIORITY"),
+    priority: str | None = flag("live or batch; batch requests use only time that live ones leave.", "PRIORITY"),
     jobs: int | None = flag("Jobs that are kept at once.  [default: the server's setting]", "NUMBER"),
-    job_characters: int | None = flag("Characters of its unfinished jobs.  [default: the server's setting]", "NUMBER"),
+    job_characters: int | None = flag("Characters of unfinished jobs.  [default: the server's setting]", "NUMBER"),
     expires: str | None = flag("Refuse the key from this day on, such as 2027-01-01.  [default: never]", "DATE"),
     quiet: QuietOption = False,
 ) -> None:
     """Create a key and print it, only this once.
 
-    The file keeps only its SHA-256. A running server accepts the new key at once.
+    The file keeps only the key's SHA-256 hash. A running server accepts the new key at once.
     """
     from vivavoce.server.keys import add_key, new_entry, new_key
 

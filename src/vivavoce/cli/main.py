@@ -1,6 +1,6 @@
 """The command line: finds the command, and turns every failure into one line on stderr and an exit code.
 
-0: done. 1: an internal error, or `doctor` found something broken. 2: a mistake that the user can mend.
+Exit codes: 0: done. 1: an internal error, or `doctor` found something broken. 2: a mistake that the user can mend.
 130: interrupted. 141: the reader of stdout has closed it.
 """
 
@@ -32,7 +32,7 @@ _COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
 
 
 class _Listed(NamedTuple):
-    """A command's declaration: a function of a module with its examples, or a group of commands."""
+    """Where a command is declared: the names of a module and of its function or group, and of the examples."""
 
     module: str
     attribute: str
@@ -74,7 +74,7 @@ _SOURCES = {
 
 
 class DeferredCommand(TyperCommand):
-    """A command whose module is imported when it is used, so that help and completion import none of them."""
+    """A command whose module is imported when the command is used, which keeps help and completion fast."""
 
     def __init__(self, name: str) -> None:
         self.source = _SOURCES[name]
@@ -115,7 +115,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        # --prompt_text and --prompt-text are the same option, and --transcript is its name today.
+        # Options may have _ for -. Former names still work, such as --prompt-text for --transcript.
         "token_normalize_func": lambda token: OLD_NAMES.get(token := token.replace("_", "-"), token),
     },
 )

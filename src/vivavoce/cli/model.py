@@ -1,4 +1,4 @@
-"""The model of a command: its flags, and loading it."""
+"""The flags that choose a command's model and engine, and a function that loads the model."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def load_model(
     spread: Spread = Spread(),
     adapter: Path | None = None,
 ) -> tuple[Vivavoce, float]:
-    """The model, and the seconds of loading it; adapter: the folder of one, which is then known by its name."""
+    """Load a model; return it and the seconds of loading. adapter: a LoRA adapter's folder, which names it."""
     name = choice.model or "the default model"
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they belong to the program, not to the model.
@@ -113,7 +113,7 @@ def load_model(
 
 
 def note_if_no_real_model(card: ModelCard, reporter: Reporter) -> None:
-    """Note that the audio is random because the model is untrained or, once per machine, that it is a demo."""
+    """Print a note if the model is not trained (its audio is random) or, once per machine, if it is a demo."""
     if card.trained and (not card.demo or reporter.quiet or _was_noted(card.name)):
         return
     from vivavoce.checkpoint.known_models import KNOWN_MODELS

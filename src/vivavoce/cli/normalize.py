@@ -20,7 +20,7 @@ def normalize(
     reading: str = flag("Rules of normalisation: natural or official.", "RULES", default="natural"),
     language: str | None = flag("Language of the text.  [default: detected]", "CODE"),
     emojis: str = flag("Emojis are silent or named, with natural rules.", "CHOICE", default="silent"),
-    code: str = flag("Read or silent, with natural rules: code between backticks.", "CHOICE", default="read"),
+    code: str = flag("Code between backticks is read or silent, with natural rules.", "CHOICE", default="read"),
     reasoning: str = flag(REASONING.flag_help, "CHOICE", default=REASONING.default),
     lexicon: Path | None = flag("Pronunciations of words, with natural rules; see the manual.", "FILE"),
     explain: bool = flag("Also show each change; needs natural rules.", default=False),

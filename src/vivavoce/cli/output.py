@@ -38,7 +38,7 @@ class Output:
         return "stdout" if self.target == STDOUT else self.target
 
     def check(self) -> None:
-        """InvalidRequest: a folder, a missing permission, an unknown suffix or format, or a terminal."""
+        """InvalidRequest: the target is a folder, a terminal or not writable, or its format is unknown."""
         _ = self.format
         if self.target != STDOUT:
             with explaining("output", self.label):
@@ -70,7 +70,7 @@ class Output:
 
     @contextmanager
     def stream(self, sample_rate: int, model: str) -> Iterator[Callable[[NDArray[np.float32]], None]]:
-        """Yield a function that encodes samples [n]; an interrupted file is complete, too. model: its name."""
+        """Yield a function that encodes and writes samples [n]; even an interrupted file is valid. model: its name."""
         from vivavoce.frontend.audio.encode import open_encoder
         from vivavoce.frontend.audio.tag import new_tag
 
@@ -119,7 +119,7 @@ def check_subtitles(path: Path) -> None:
 
 
 def write_subtitles(path: Path, text: str, marks: Sequence[Mark], words: Sequence[Word]) -> None:
-    """Subtitles by sentence where the times of words are known, else by segment; or all times as JSON."""
+    """Write a subtitle per sentence if word times are known, else one per segment; to .json, write all times."""
     from vivavoce.frontend.subtitles import sentence_cues, to_srt, to_vtt
 
     cues = sentence_cues(text, words) if words else marks
@@ -144,7 +144,7 @@ def explaining(field: str, label: str) -> Iterator[None]:
 
 
 def check_writable(path: Path, *, field: str = "output") -> None:
-    """Check without touching an existing file. InvalidRequest about `field`; OSError: the system refuses."""
+    """Check that a file can be written, without changing it. Otherwise InvalidRequest about `field`, or OSError."""
     if path.is_dir():
         raise InvalidRequest(f"{field}: {str(path)!r} is a folder; add a file name")
     if path.exists() and not os.access(path, os.W_OK):

@@ -41,14 +41,14 @@ Result = TypeVar("Result")
 _APPS = {"port": build_app, "legacy_port": build_legacy_app, "health_port": build_health_app}
 
 FILES_BESIDE = 512
-"""Open files of a server besides connections to its ports, such as those of the engine, Redis and voices."""
+"""Open files that a server needs besides connections to its ports: for the engine, Redis, voices and others."""
 GRPC_GRACE_S = 5.0
 
 
 async def run_server(read: Callable[[], ServerSettings], reporter: Reporter) -> None:
-    """Serve until SIGINT or SIGTERM, which let running requests finish; a second one ends them.
+    """Serve until SIGINT or SIGTERM, then let running requests finish; a second signal ends them at once.
 
-    read: the settings; it is called again for SIGHUP and SIGUSR2.
+    read: returns the settings; SIGHUP and SIGUSR2 call it again.
     """
     settings = read()
     server = settings.server
@@ -83,7 +83,7 @@ async def run_server(read: Callable[[], ServerSettings], reporter: Reporter) -> 
         state = AppState(dispatcher, keys, settings, jobs, DIALECTS)
         listeners = await _listen(state, sockets, server, stack)
         if start is not None:
-            # Tells a monitor that the server is loading and alive.
+            # Tells a monitor that the server is alive while it loads.
             report(f"loading the model; {_address(server, listeners['port'])}/health/ready says when it can speak")
             await _unless(stop, start())
             if stop.is_set():
@@ -159,7 +159,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 def _on_reload(stop: asyncio.Event, ask: Callable[[bool], None]) -> None:
-    """Have SIGHUP and SIGUSR2 call `ask`, the latter with True. SIGHUP of a terminal that has closed sets `stop`."""
+    """Make SIGHUP call `ask(False)` and SIGUSR2 `ask(True)`. SIGHUP from a closed terminal sets `stop` instead."""
     loop, had_terminal = asyncio.get_running_loop(), has_terminal()
 
     def hang_up() -> None:
@@ -192,19 +192,19 @@ async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | Non
 
 
 def _sockets(server: ServerSection, stack: AsyncExitStack) -> dict[str, socket.socket]:
-    """Listening sockets by the names of their settings, without gRPC's; InvalidRequest: a port is taken."""
+    """Listening sockets by the names of their settings, except gRPC's. InvalidRequest: a port is taken."""
     legacy_port = server.legacy_port if server.legacy else None
     ports = {"port": server.port, "legacy_port": legacy_port, "health_port": server.health_port}
     ports |= {field: getattr(server, field) for dialect in DIALECTS for field in dialect.listeners}
     wanted = {field: port for field, port in ports.items() if port is not None}
     sockets = {field: stack.enter_context(bind(server.host, port, field)) for field, port in wanted.items()}
     if server.grpc_port is not None:
-        bind(server.host, server.grpc_port, "grpc_port").close()  # gRPC binds it later itself
+        bind(server.host, server.grpc_port, "grpc_port").close()  # a check only: gRPC binds it later
     return sockets
 
 
 def connections_of_gpus(settings: ServerSettings) -> ServerSection:
-    """The section [server]; unless `max_connections` is set, it is as many for each GPU of the models."""
+    """The section [server]. Unless `max_connections` is set, its default is multiplied by the number of GPUs."""
     server = settings.server
     if "max_connections" in server.model_fields_set or server.upstream is not None:
         return server
@@ -216,7 +216,7 @@ def connections_of_gpus(settings: ServerSettings) -> ServerSection:
 
 
 def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
-    """Raise the limit of open files to fit all connections; or return settings with fewer connections."""
+    """Raise the process' limit of open files to fit all connections; if it stays too low, allow fewer connections."""
     wanted = ports * (server.max_connections + MARGIN) + FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < wanted:  # negative: unlimited
@@ -249,7 +249,7 @@ async def _listen(
 async def _open_backend(
     settings: ServerSettings, lexicons: Lexicons | None, stack: AsyncExitStack, stop: asyncio.Event
 ) -> tuple[SpeechBackend | None, Callable[[], Awaitable[None]] | None]:
-    """The backend, None after a signal; and how it is started, None: it is ready."""
+    """The backend (None after a signal), and the function that starts it (None: it is ready)."""
     server = settings.server
     if server.upstream is None:
         from vivavoce_fleet.model_router import Limits, open_models

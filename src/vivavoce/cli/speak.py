@@ -58,9 +58,9 @@ CONVERT_EXAMPLES = (
 STDIN = "-"
 MAX_TEXT_BYTES = 50_000_000
 PART_CHARS = 1_000
-"""Longer texts are spoken in parts of this length, about a minute each, which bounds memory and shows progress."""
+"""Characters in each part of a longer text, about a minute of speech. Parts bound memory and show progress."""
 _PACED_S = 10.0
-"""Shortest audio whose real-time factor is shown; in shorter audio the time to the first chunk decides it."""
+"""Seconds of the shortest audio whose real-time factor is shown. In shorter audio, the first chunk dominates it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SpeechSource:
     subtitles: Path | None = flag(
         "Write subtitles, too: a .srt or .vtt file, or the times of words as .json; overwritten if it exists.", "PATH"
     )
-    play: bool = flag("Play it, too, with sounddevice, ffplay, aplay or afplay.", default=False)
+    play: bool = flag("Also play the audio, with sounddevice, ffplay, aplay or afplay.", default=False)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def convert(
 
 
 def read_text(argument: str | None, file: str | None) -> str:
-    """Read the text; file: - is stdin, which is also read without both. InvalidRequest: two texts, or none."""
+    """Return `argument` or the content of `file`; "-", or neither, is stdin. InvalidRequest: two texts, or none."""
     if argument is not None and file is not None:
         raise InvalidRequest("text: is given twice, as an argument and with --file; leave one out")
     if argument is None and file is None and is_terminal(sys.stdin):

@@ -27,7 +27,7 @@ app = group(
 
 _NAME = argument("The voice's name.", "NAME", default=REQUIRED)
 _REPLACE = flag("Replace a stored voice of that name.", default=False)
-_MATCH = flag("Compare with this model only.  [default: all local models]", "NAME|FOLDER", "-m")
+_MATCH = flag("Consider only this model.  [default: all local models]", "NAME|FOLDER", "-m")
 
 _TRANSCRIPT_CHARS = 40
 _ABOUT = ("language", "sex", "description")
@@ -42,7 +42,7 @@ class _About:
     licence: str = flag("Terms of use for the voice.", "TEXT", default="")
     consent: str = flag("What the person who is heard allows.", "TEXT", default="")
     consent_by: str = flag("The person who gave the consent.", "NAME", default="")
-    adapter: str = flag("LoRA adapter that speaks with it where a request names none.", "NAME", default="")
+    adapter: str = flag("LoRA adapter of the voice, for requests that name no adapter.", "NAME", default="")
 
 
 @command(
@@ -56,7 +56,7 @@ def add(
     *,
     transcript: flags.TranscriptOption = "",
     about: _About,
-    as_recorded: bool = flag("Leave silence at its ends, and its level, as the official code does.", default=False),
+    as_recorded: bool = flag("Keep its silent ends and its level, as the official code does.", default=False),
     replace: bool = _REPLACE,
     model: flags.ModelOption = None,
     voices: flags.VoicesOption = None,
@@ -76,7 +76,7 @@ def add(
             check_adapter_name(about.adapter)
         store = _store(voices)
         _refuse_taken([name], store, replace)
-        decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # fails before a model loads
+        decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # a bad file fails before a model loads
     with reporter.working("extracting …"):
         from vivavoce.frontend.front_end import load_front_end
         from vivavoce.frontend.model_choice import model_folder
@@ -103,10 +103,10 @@ def check(
     recordings: list[Path] = argument("Recordings to be used as voices.", "RECORDING", default=REQUIRED),
     *,
     transcript: flags.TranscriptOption = "",
-    listen: bool = flag("Recognise the words, too (English; needs the extra eval).", default=False),
+    listen: bool = flag("Recognise the words, too (English only; needs the pip extra eval).", default=False),
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Tell how good recordings are as voices, and what to record better. Needs no model."""
+    """Tell how good recordings are as voices, and how to record better ones. Needs no model."""
     from vivavoce.frontend.audio.audit import audit
     from vivavoce.frontend.audio.decode import decode_audio
     from vivavoce.frontend.audio.samples import check_reference
@@ -140,8 +140,8 @@ def check(
 def list_(model: str | None = _MATCH, voices: flags.VoicesOption = None, as_json: flags.JsonOption = False) -> None:
     """List the stored voices, and those that are built into the local models.
 
-    For each: its name, the seconds of speech in its recording, the transcript, the model that it was extracted for, and
-    what is known of it.
+    Each line has a voice's name, the seconds of speech in its recording, its transcript, the model for which the voice
+    was extracted, and notes about it.
     """
     from vivavoce_inspect.model import ModelNames
 
@@ -237,7 +237,7 @@ def import_(
     only: list[str] | None = flag("Import only this voice; may be repeated.", "NAME"),
     replace: bool = _REPLACE,
     model: str | None = flag(
-        "The model that they were made for; not needed for speakers without reference speech.", "NAME|FOLDER", "-m"
+        "The model that the voices were made for; not needed without reference speech.", "NAME|FOLDER", "-m"
     ),
     voices: flags.VoicesOption = None,
     quiet: flags.QuietOption = False,
@@ -310,8 +310,8 @@ def _built_in(folder: Path) -> list[tuple[Voice, str]]:
 
 
 def _described(voice: Voice, models: ModelNames, card: str = "") -> dict[str, Any]:
-    """A voice as JSON values; model: a local model that it fits; None: not here, or it fits any model; card: the name
-    of the model that it is built into.
+    """A voice as JSON values. card: the name of the model that the voice is built into. The value `model` is a local
+    model that the voice fits, or None if no local model fits or the voice fits any model.
     """
     from vivavoce.frontend.voices.voice import optional_fields
 
@@ -350,6 +350,6 @@ def _states(about: dict[str, Any]) -> tuple[str, str]:
 
 
 def _seconds(voice: Voice) -> float:
-    """Seconds from speech tokens: at 25 tokens a second a token has at least two mel frames, at 50 fewer."""
+    """Seconds of speech tokens. At 25 tokens a second, a token has at least two mel frames; at 50, it has fewer."""
     tokens = len(voice.speech_tokens)
     return tokens / (25 if len(voice.mel) >= 2 * tokens else 50)

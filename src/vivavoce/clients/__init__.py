@@ -1,1 +1,1 @@
-"""Clients of servers, which need no model."""
+"""Clients of speech servers; they need no model."""

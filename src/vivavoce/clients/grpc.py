@@ -40,10 +40,10 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
     def speak(self, text: str | Iterable[str | None], *, timeout_s: float | None = None, **start: Any) -> SpokenText:
         """Ask the server to speak a text; returns at once.
 
-        text: all of it, or pieces as they are written, read in a thread. A piece of None is a flush: the text so far is
-        spoken without waiting for more. start: fields of `Start`, such as voice="calm", seed=1, or
-        recording={"content": …, "transcript": …}; timeout_s: the longest wait for all of the speech.
-        ValueError, TypeError: there is no such field, or its value is of another type.
+        text: the whole text, or an iterable of pieces, which a thread reads. The piece None is a flush: the text so far
+        is spoken without waiting for more. start: fields of `Start`, such as voice="calm", seed=1, or
+        recording={"content": …, "transcript": …}. timeout_s: limit in seconds for the whole speech.
+        ValueError, TypeError: a field does not exist, or its value has another type.
         """
         make = message(f"{PACKAGE}.SpeakRequest")
         whole, pieces = (text, ()) if isinstance(text, str) else ("", text)
@@ -64,12 +64,12 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         return list(self._ask("ListVoices", "ListVoicesRequest", "ListVoicesResponse").voices)
 
     def add_voice(self, name: str, recording: bytes, transcript: str = "", **more: Any) -> Any:
-        """Keep the voice of a recording (an audio file's bytes); more: fields of `AddVoiceRequest`."""
+        """Store the voice of a recording (an audio file's bytes); more: fields of `AddVoiceRequest`."""
         sent = {"content": recording, "transcript": transcript}
         return self._ask("AddVoice", "AddVoiceRequest", "Voice", name=name, recording=sent, **more)
 
     def remove_voice(self, name: str, *, public: bool = False) -> None:
-        """Forget a stored voice."""
+        """Remove a stored voice."""
         self._ask("RemoveVoice", "RemoveVoiceRequest", "RemoveVoiceResponse", name=name, public=public)
 
     def close(self) -> None:
@@ -86,10 +86,10 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
 
 
 class SpokenText(Iterator[bytes]):
-    """One utterance: its audio piece by piece; all pieces together are one file of the requested format.
+    """One utterance: iterates over pieces of audio, which together are one file of the requested format.
 
-    segments: characters and times of each segment whose audio is complete (`Segment`); words: those of each word so
-    far (`Word`), with word_times=True; done: its end (`Done`), None before the last piece.
+    segments: characters and times of each segment whose audio is complete (`Segment`). words: with word_times=True,
+    characters and times of each word so far (`Word`). done: the last message (`Done`), None until it has come.
     """
 
     def __init__(self, call: Any) -> None:
@@ -122,5 +122,5 @@ class SpokenText(Iterator[bytes]):
         raise StopIteration
 
     def cancel(self) -> None:
-        """Stop; audio that was not read is lost."""
+        """Stop the speech; audio that was not read is lost."""
         self._call.cancel()

@@ -1,1 +1,1 @@
-"""Turns requests of ids and features into audio. The engine knows tensors and time; not HTTP, text or files."""
+"""The engine makes audio from text ids and voice features. HTTP, written text and files are handled elsewhere."""

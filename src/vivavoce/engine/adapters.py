@@ -20,15 +20,15 @@ if TYPE_CHECKING:  # a server's process uses the names without torch
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NO_ADAPTER = "none"
-"""A request that names this speaks without an adapter, whatever its voice names."""
+"""The adapter name that means "no adapter": the request is spoken without one, even if its voice names an adapter."""
 MAX_ADAPTERS = 64
-"""Upper limit of the setting."""
+"""Upper limit of the setting `max_adapters`."""
 _RETRY_S = 2.0
 
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """A loaded adapter; targets: the modules that it changes; size_bytes: its numbers in the model's precision."""
+    """A loaded adapter; targets: names of the modules that it changes; size_bytes: size in the model's precision."""
 
     name: str
     rank: int
@@ -56,11 +56,10 @@ def check_adapter_name(name: str) -> None:
 
 
 class Adapters:
-    """The adapters of one engine by name. Any thread may call it.
+    """The adapters of one engine, by name. Any thread may call this.
 
-    most: how many may be loaded at once; most_rank: of each; place: runs work in the loop's thread, on the language
-    model's queue, and gives its result. A removed adapter is found by no new request; its memory is free once the
-    requests that have it are over.
+    most: the largest number of adapters that are loaded at once; most_rank: the largest rank of an adapter. New
+    requests cannot name a removed adapter; its memory is freed once the requests that use it have ended.
     """
 
     def __init__(self, config: Any, stage: AdapterStage | None, most: int, most_rank: int) -> None:
@@ -74,9 +73,9 @@ class Adapters:
         return tuple(info for _, info in list(self._named.values()))
 
     def find(self, name: str, held: dict[str, LoadedAdapter]) -> LoadedAdapter:
-        """The adapter of that name; held: those of one request, which keeps them if they are removed meanwhile.
+        """The adapter with this name. The request keeps it in `held`, so it stays usable if it is removed meanwhile.
 
-        AdapterNotFound names those that are loaded.
+        AdapterNotFound: no adapter has this name; the message lists the loaded adapters.
         """
         if name not in held:
             found = self._named.get(name)
@@ -86,8 +85,11 @@ class Adapters:
         return held[name]
 
     def load(self, name: str, folder: Path, place: Callable[[Callable[[], Any]], Any]) -> AdapterInfo:
-        """Read an adapter's folder, and load it. InvalidRequest: the name is taken or malformed, the limit is reached,
-        or `read_adapter` refuses the folder; Overloaded: the place of a removed one is not free yet.
+        """Read an adapter from its folder, and load it.
+
+        place: runs a function in the loop's thread, on the language model's queue, and returns its result.
+        InvalidRequest: the name is taken or malformed, the limit is reached, or `read_adapter` refuses the folder.
+        Overloaded: a removed adapter still occupies the place that the new one needs.
         """
         check_adapter_name(name)
         if name == NO_ADAPTER:
@@ -95,7 +97,7 @@ class Adapters:
         stage, most = self._stage, self._most
         if stage is None or not most:
             raise InvalidRequest(
-                "adapters: the engine has room for none; load the model with EngineSettings(max_adapters=8), or name "
+                "adapters: the engine has no room for any; load the model with EngineSettings(max_adapters=8), or name "
                 "adapters or adapters_dir in the server's settings"
             )
         from vivavoce.checkpoint.adapter import read_adapter
@@ -107,8 +109,8 @@ class Adapters:
                 raise InvalidRequest(f"adapter: {len(self._named)} are loaded, the limit is {most}; remove one first")
             if not stage.adapter_places:
                 raise Overloaded(
-                    f"adapter: all {most} places are taken, by removed ones too that still speak; try again in "
-                    f"{_RETRY_S:g} s",
+                    f"adapter: all {most} places are taken, some by removed adapters that requests still use; try "
+                    f"again in {_RETRY_S:g} s",
                     _RETRY_S,
                 )
             weights = read_adapter(folder, self._config, self._most_rank)
@@ -119,7 +121,7 @@ class Adapters:
         return info
 
     def remove(self, name: str) -> None:
-        """Forget an adapter; requests that have it already are finished with it. AdapterNotFound: it is not loaded."""
+        """Unload an adapter; requests that use it already finish with it. AdapterNotFound: no adapter has this name."""
         with self._changing:
             if self._named.pop(name, None) is None:
                 raise self._unknown(name)

@@ -1,10 +1,10 @@
 """Decides whether a request may start now, has to wait, or is refused at once.
 
-A stream that starts late or runs dry is worse than one that is refused: its client could have gone elsewhere. So a
-stream is taken only if, by the measured costs, all streams keep up with their listeners, the new one included. The
-first stream is always let in, on however slow a machine, because no other stream suffers. A machine for a few listeners
-mostly serves one person, who asks for the next sentence while one is spoken: there streams wait, unless they are
-refused on purpose. More load never turns a refusal into acceptance.
+A stream that starts late or has gaps is worse than a refused stream, because a refused client can go elsewhere. So a
+stream is admitted only if, by the measured costs, all streams including the new one keep up with their listeners. The
+first stream is always admitted, even on a slow machine, because it slows down no other stream. A machine that can serve
+only a few streams mostly serves one person, who asks for the next sentence while one is spoken. There, streams wait,
+unless the mode is REFUSE. More load never turns a refusal into an admission.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ FIRST_CHUNK_SLACK = 2.0
 """A stream is refused if its first chunk would take more than this many times the target (`first_chunk_s`)."""
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
-"""The stream that estimates assume: seconds of audio and of reference, and text tokens with transcript."""
+"""The stream that estimates assume: seconds of audio and of the reference, and text tokens with the transcript."""
 MAX_ROWS = 32
 """The largest number of chunks in one flow batch."""
 FEW_STREAMS, FEW_WAITING = 8, 8
 """A machine that keeps up with fewer than FEW_STREAMS streams is slow; FEW_WAITING requests may wait there."""
 RAMP_S = 4.2
-"""Seconds of audio in a stream's first chunks, which grow: each has to be made while a shorter one is heard."""
+"""Seconds of audio in a stream's first chunks, which grow: each is computed while a shorter chunk is played."""
 
 
 class AdmissionMode(str, Enum):
-    """Whether a stream that may not start now is refused (REFUSE), or waits while there are places (QUEUE).
+    """The rule for a stream that may not start now: REFUSE refuses it; QUEUE lets it wait while the queue has a place.
 
-    AUTO: streams wait on a slow machine, with few places, and are refused elsewhere. ALL: a stream starts as long as
-    there is a slot, and listeners may hear gaps: for tests that ask for more than real time.
+    AUTO: on a slow machine streams wait, in a queue with few places; on other machines they are refused. ALL: a stream
+    starts as soon as a slot is free, even if listeners then hear gaps; for tests that need more than real time allows.
     """
 
     AUTO = "auto"
@@ -48,11 +48,11 @@ class AdmissionMode(str, Enum):
 
 @dataclass(frozen=True)
 class Load:
-    """The number of sequences that the engine works on, at one moment.
+    """Counts of the engine's requests and slots at one moment.
 
-    streams: admitted and unfinished streams with a listener; starting: streams among them that do not sound yet;
-    offline: running offline work and batch requests; waiting: accepted requests without a slot; slots_free: slots that
-    a stream could take at once.
+    streams: started and unfinished streams with a listener; starting: those of them that have not sent any audio yet;
+    offline: unfinished sequences of offline and batch requests; waiting: accepted requests that have not started;
+    slots_free: slots that a stream could take at once.
     """
 
     streams: int
@@ -65,11 +65,11 @@ class Load:
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """The operator's limits.
+    """The operator's limits for admission.
 
-    admission: whether streams that would make others run dry are refused or wait; max_waiting: requests that may wait;
-    max_wait_s: the longest wait on a server with AUTO; first_chunk_s: the target for the time to a first chunk;
-    headroom: share of real time that streams may use.
+    admission: the `AdmissionMode`; max_waiting: the largest number of waiting requests; max_wait_s: the longest wait in
+    seconds on a server with AUTO; first_chunk_s: the target for the seconds until a stream's first chunk; headroom: the
+    largest share of real time that all streams together may use.
     """
 
     admission: AdmissionMode = AdmissionMode.QUEUE
@@ -116,7 +116,7 @@ class AdmissionController:
         self._running: set[RequestState] = set()
 
     def check(self, streaming: bool, request: RequestState | None = None) -> None:
-        """Raise Overloaded if the request may not come in. If it may, and `request` is given, count it from now on."""
+        """Raise Overloaded if one more request cannot be accepted. Otherwise count `request`, if given, as waiting."""
         with self._lock:
             if request is None or request.asked:
                 load = self.load()
@@ -136,7 +136,7 @@ class AdmissionController:
         with self._lock:
             load = self.load()
             if not request.live:
-                # More offline sequences than slots would only make every plan longer.
+                # More offline sequences than slots would not run sooner, and every plan would take longer.
                 allowed = load.offline < self._slots
             else:
                 allowed = not request.asked or (self.admission_blocker(load) is None and self._can_spare_time(now))
@@ -175,7 +175,7 @@ class AdmissionController:
     def refusal(self, load: Load, streaming: bool) -> Overloaded | None:
         """The reason to refuse one more request; None: the request is taken, though it may have to wait for its start.
 
-        `retry_after_s` estimates when a running sequence ends, or when the starting streams sound.
+        `retry_after_s` estimates when a running sequence ends, or when the starting streams have their first chunks.
         """
         hindered = self.admission_blocker(load) if streaming else None
         if streaming and not self.may_wait:
@@ -237,7 +237,7 @@ class AdmissionController:
 
     def capacity(self) -> int:
         """Number of equal streams that fit the headroom and the slots; at least 1, as the first is always let in."""
-        fitting = range(2, self._slots + 1)  # more streams never take a smaller share
+        fitting = range(2, self._slots + 1)  # the share of real time never falls with more streams
         return 1 + bisect_right(fitting, self._limits.headroom, key=self.share_of_real_time)
 
     def share_of_real_time(self, streams: int) -> float:
@@ -253,10 +253,10 @@ class AdmissionController:
         return streams / DURATION_S * prefill_s + self._rates.tokens_per_second * tokens_s
 
     def first_chunk_s(self, streams: int, starting: int) -> float:
-        """Seconds until `starting` of `streams` streams, accepted together, have their first chunk.
+        """Seconds until `starting` new streams, accepted together, all have their first chunk; streams: all streams.
 
         Prefills run one by one, then all streams share decode steps, then flow and vocoder run once. Chunks of streams
-        that sound already are left out: their listeners have audio to play.
+        that sound already are left out, because their listeners still have audio to play.
         """
         if starting == 0:
             return 0.0
@@ -271,7 +271,7 @@ class AdmissionController:
 
     def _chunks_s(self, chunks: int, tokens: int) -> float:
         frames, past = self._rates.frames_of(tokens), (PROMPT_S + DURATION_S / 2) * self._rates.frames_per_second
-        if self._overlaps:  # the flow computes such a chunk with the prompt, but without the rest of its past
+        if self._overlaps:  # the flow of CosyVoice 1 computes a chunk with the prompt, but without earlier chunks
             frames, past = frames + int(PROMPT_S * self._rates.frames_per_second), 0.0
         full, rest = divmod(chunks, MAX_ROWS)
         seconds = 0.0
@@ -283,6 +283,6 @@ class AdmissionController:
 
 
 def _overloaded(figures: str, retry_after_s: float) -> Overloaded:
-    """Make the error; its message tells the client what to do, and the figures go to the log."""
+    """Make the error. Its message tells the client when to try again; `figures` goes only to the log."""
     seconds = min(max(retry_after_s, MIN_RETRY_S), MAX_RETRY_S)
     return Overloaded(f"server: it is busy with other requests; try again in {seconds:.0f} s", seconds, figures)

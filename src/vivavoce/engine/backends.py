@@ -1,6 +1,6 @@
-"""Names the other runtimes that can run a network, and the settings that belong to each.
+"""Names of the runtimes that can run a network, and checks of the settings that belong to them.
 
-`vivavoce_runtimes.registry` makes the backends; each has its own module there, imported when it is chosen.
+`vivavoce_runtimes.registry` makes the backends. Each backend has its own module there, imported when it is chosen.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from typing import Any
 
 LM_BACKENDS = ("torch", "vllm", "trtllm")
-"""Runtimes of the language model; torch: our own stage."""
+"""Runtimes of the language model; torch: the engine's own PyTorch stage."""
 FLOW_BACKENDS = ("torch", "tensorrt", "onnx", "jit", "aoti")
-"""Runtimes of the flow's velocity estimator; torch: our own stage."""
+"""Runtimes of the flow's velocity estimator; torch: the engine's own PyTorch stage."""
 BACKEND_SETTINGS = ("lm_backend", "flow_backend", "trt_concurrent", "tp", "pp", "trust_model_code")
 """Names of the fields of `EngineSettings` about backends; flags and parameters have the same names."""
 MOST_CONTEXTS, MOST_PARTS = 64, 64
 
 
 def backend_problems(given: Any) -> Iterator[str]:
-    """One line for each backend setting that is unknown or contradicts another; it begins with the setting's name.
+    """One message for each backend setting that is unknown or contradicts another; it begins with the setting's name.
 
-    given: has `BACKEND_SETTINGS` and `deterministic` like `EngineSettings`.
+    given: any object with the fields `BACKEND_SETTINGS` and `deterministic`, such as `EngineSettings`.
     """
     lm_backend, flow_backend = given.lm_backend, given.flow_backend
     names = (("lm_backend", lm_backend, LM_BACKENDS), ("flow_backend", flow_backend, FLOW_BACKENDS))
@@ -28,7 +28,7 @@ def backend_problems(given: Any) -> Iterator[str]:
         if value not in known:
             yield f"{name}: {value!r} is unknown; use one of {', '.join(known)}"
         elif given.deterministic and value != "torch":
-            yield f"deterministic: {name} {value} does not repeat its bits; use torch, or leave deterministic out"
+            yield f"deterministic: {name} {value} may give other bits each time; use torch, or leave deterministic out"
     counts = (
         ("trt_concurrent", given.trt_concurrent, MOST_CONTEXTS, flow_backend == "tensorrt", "flow_backend tensorrt"),
         ("tp", given.tp, MOST_PARTS, lm_backend != "torch", "lm_backend vllm or trtllm"),

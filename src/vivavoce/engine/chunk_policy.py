@@ -1,6 +1,6 @@
-"""The chunk policy: how a stream is cut into chunks. It is an immutable value of the request.
+"""The chunk policy: how a stream's speech tokens are cut into chunks. It is an immutable value of the request.
 
-A chunk of h speech tokens, its hop, is made once h + lookahead tokens exist beyond the spoken ones.
+A chunk's hop is its number of speech tokens. A chunk is made once hop + lookahead tokens follow those already spoken.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.errors import InvalidRequest, check_kind
 
 LOOKAHEAD = 3
-"""CosyVoice2's flow was trained to see this many speech tokens behind the end of a chunk."""
+"""Speech tokens after the end of a chunk that CosyVoice2's flow also reads, as in its training."""
 OVERLAP = 20
-"""The last speech tokens of a CosyVoice 1 chunk, with which the next chunk begins."""
+"""The number of speech tokens at the end of a CosyVoice 1 chunk that the next chunk computes again."""
 LEAST_HOP, GREATEST_HOP = 4, 1000
-"""A hop of 4 tokens is 160 ms, one of 1000 is 40 s."""
+"""Limits of a hop, in speech tokens: 4 tokens are 160 ms of audio, 1000 are 40 s."""
 
 _LATER_HOP = 25
 _LAST_STEP = 10
-"""Any hop that at least doubles with each step passes any `max_hop` within this many steps."""
+"""Upper limit of the exponent of `growth`: a hop that doubles this often is above every `max_hop` already."""
 
 
 class CrossfadeMode(str, Enum):
-    """The way in which neighbouring chunks are computed and joined.
+    """The rule by which neighbouring chunks are computed and joined.
 
-    OFFICIAL: like the official code: the last chunk attends to everything, fades sum to 1.08, phases restart. SEAMLESS:
-    the last chunk is computed like the others, fades sum to 1, the source's phase runs on. A vocoder with a `Reach`
-    needs no fades, so both modes are the same for it.
+    OFFICIAL: as in the official code. The last chunk attends to all frames, the two weights of a crossfade sum to 1.08,
+    and the vocoder's source restarts its phase in each chunk. SEAMLESS: the last chunk is computed like the others, the
+    weights sum to 1, and the phase continues. A vocoder with a `Reach` has no crossfades; both modes are the same.
     """
 
     OFFICIAL = "official"
@@ -37,23 +37,23 @@ class CrossfadeMode(str, Enum):
 
 
 class AttentionMode(Enum):
-    """The keys that a chunk's frames attend to; positions are counted from the prompt's start. A batch has one mode."""
+    """The keys that a chunk's frames attend to. Positions are counted from the prompt's start. A batch has one mode."""
 
     FULL = "full"
-    """Frames attend to the whole row: whole utterances, and the last chunk of an official stream."""
+    """Frames attend to the whole row: for whole utterances, and for the last chunk of an official stream."""
     GRID = "grid"
-    """Frames attend to all up to the end of their chunk on a fixed grid: the other chunks of an official stream."""
+    """Frames attend to all keys up to the end of their chunk in a fixed grid: other chunks of an official stream."""
     BLOCKS = "blocks"
-    """Frames attend to all up to the end of their block. Earlier results do not change, so a chunk continues them."""
+    """Frames attend to all keys up to the end of their block. Earlier results stay valid, so a chunk continues them."""
 
 
 class Schedule(str, Enum):
     """The rule that gives each chunk its hop, in speech tokens.
 
-    OFFICIAL: 25 and what makes prompt and hop whole hops, then 50, then 100. LOW_LATENCY: 15, 15, 25, then 50: sound
-    comes early, and no chunk takes much longer than the one before it is heard. EQUAL: 25 each. EXPONENTIAL: 15, 25,
-    50, 100, … up to `max_hop`. TIME_BASED: multiples of 15 that grow while the listener's buffer is full; it depends on
-    the clock, so the last bits of the audio may change from run to run.
+    OFFICIAL: 25, 50, then 100; the first hop is lengthened until prompt and hop together are a multiple of 25.
+    LOW_LATENCY: 15, 15, 25, then 50: audio starts early, and no chunk takes much longer to make than the chunk before
+    it plays. EQUAL: 25 each. EXPONENTIAL: 15, 25, 50, 100, … up to `max_hop`. TIME_BASED: multiples of 15 that grow
+    while the listener's buffer is full; they depend on the clock, so the audio's last bits may differ from run to run.
     """
 
     OFFICIAL = "official"
@@ -100,7 +100,7 @@ class ChunkPolicy:
         ):
             value, name = getattr(self, field), self.schedule.value.replace("_", "-")
             if not has_use and value != only:
-                raise InvalidRequest(f"chunk policy: {field} {value} of the schedule {name}; it is always {only} there")
+                raise InvalidRequest(f"chunk policy: {field} {value}; the schedule {name} always has {field} {only}")
 
     @classmethod
     def official(cls, *, first_hop: int = 25, growth: int = 2, max_hop: int = 100) -> ChunkPolicy:
@@ -116,7 +116,7 @@ class ChunkPolicy:
     def low_latency(
         cls, *, first_hop: int = 15, growth: int = 2, max_hop: int = 50, lookahead: int = LOOKAHEAD
     ) -> ChunkPolicy:
-        """The default of streams; independent of time and load."""
+        """The default of streams. Its hops depend on neither time nor load."""
         return cls(Schedule.LOW_LATENCY, first_hop, growth, max_hop, lookahead)
 
     @classmethod
@@ -144,7 +144,7 @@ class ChunkPolicy:
         except ValueError:
             known = ", ".join(schedule.value.replace("_", "-") for schedule in Schedule)
             raise InvalidRequest(f"chunk policy: {name!r} is unknown; use one of {known}") from None
-        policy: ChunkPolicy = getattr(cls, schedule.value)()  # its class method has its name
+        policy: ChunkPolicy = getattr(cls, schedule.value)()  # each schedule has a class method of the same name
         return policy
 
     @cached_property
@@ -154,7 +154,7 @@ class ChunkPolicy:
 
     @cached_property
     def overlaps(self) -> bool:
-        """Whether the flow sees only the last tokens of a chunk's past, and computes them again."""
+        """Whether the flow sees only the last tokens before a chunk, and computes them again (CosyVoice 1)."""
         return self.lookahead == OVERLAP
 
     def next_hop(
@@ -173,8 +173,8 @@ class ChunkPolicy:
         prompt_tokens: the voice's speech tokens in the flow; elapsed_s: seconds since the request was accepted.
         """
         if self.schedule is Schedule.TIME_BASED:
-            # The lead of the made audio over the clock, measured in mean costs of a chunk, if it had played from the
-            # request on: ahead_s / (elapsed_s / chunks) > m, written without a division because elapsed_s may be 0.
+            # The seconds by which the audio is ahead of the clock are compared with 2 and 4 mean times of a chunk,
+            # elapsed_s / chunks. Both sides are multiplied by `chunks`, so that there is no division.
             ahead, whole = (spoken / tokens_per_second - elapsed_s) * chunks, pending // self.first_hop
             if chunks < 2 or ahead <= 2 * elapsed_s:
                 whole = 1
@@ -185,7 +185,7 @@ class ChunkPolicy:
         if self.schedule is Schedule.OFFICIAL:
             alignment = -prompt_tokens % hop if steps == 0 and not self.overlaps else 0
         else:
-            # A longer second chunk would come after the first one of a low_latency stream was heard.
+            # A low_latency stream's second chunk is as short as its first; a longer one would come too late.
             later = 2 if self.schedule is Schedule.LOW_LATENCY else 1
             if steps < later or self.schedule is Schedule.EQUAL:
                 return hop

@@ -1,10 +1,10 @@
-"""Predicts the seconds of a batch by stage and size; learns while the engine runs.
+"""Predicts the seconds that a batch takes from its stage and size, and learns while the engine runs.
 
-A batch takes fixed + per_row · rows + per_frame · frames + per_pair · pairs seconds, none negative. Each stage has a
-Kalman filter over its coefficients, which drift slowly; the noise is a share of the time itself. The prior gives the
-ratio of the terms, the first observations the scale. An observation's error is clipped at a few standard deviations,
-but the weight of errors on the same side doubles each time. Estimates are projected onto non-negative coefficients
-along their correlation, hence predictions grow with the batch.
+A batch takes fixed + per_row · rows + per_frame · frames + per_pair · pairs seconds; no coefficient is negative. Each
+stage has a Kalman filter, which estimates coefficients that drift slowly; its noise is a share of the time itself. The
+prior gives the ratio of the terms, and the first observations give the scale. An observation's error is clipped at a
+few standard deviations; the limit doubles with each further error in the same direction. A negative estimate is set to
+0 and the others move along their correlation with it, so predictions always grow with the batch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from statistics import median_low
 from typing import NamedTuple
 
 NOISE = 0.1
-"""Scatter of one batch's time, as a share of it."""
+"""Standard deviation of one batch's time, as a share of this time."""
 DRIFT = 0.01
-"""A coefficient's drift from one batch to the next, as a share of it."""
+"""Standard deviation of a coefficient's change from one batch to the next, as a share of the coefficient."""
 CLIP = 3.0
 """Limit, in standard deviations, of the error of one observation; larger errors are clipped."""
 UNMET_SPREAD = 10.0
@@ -27,7 +27,7 @@ UNMET_SPREAD = 10.0
 SCALING_BATCHES = 5
 """Number of first observations, whose median sets the scale of the prior."""
 ERROR_MEMORY = 0.05
-"""Weight of the newest batch in the mean error."""
+"""Weight of the newest batch in the running mean of the error."""
 MOST_PREDICTIONS = 1_024
 """Number of batch sizes whose predicted times are cached for each stage."""
 TICK_S = 1e-7
@@ -44,8 +44,8 @@ class Stage(str, Enum):
 class BatchSize(NamedTuple):
     """The size of one batch, padding included.
 
-    rows: slots, prompts or chunks, at least 1; frames: new positions summed over the rows, 0 where every row makes one
-    (decode); past: positions attended beyond the new ones, summed over the rows.
+    rows: slots, prompts or chunks, at least 1; frames: new positions of all rows together, 0 for a decode step, where
+    each row has one; past: earlier positions that the rows attend to, summed over the rows.
     """
 
     rows: int
@@ -54,7 +54,7 @@ class BatchSize(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Seconds per batch, row, new position and attended pair of positions; a prior's term that is 0 stays 0."""
+    """Seconds for each batch, row, new position and query-key pair; a coefficient that is 0 in the prior stays 0."""
 
     fixed: float
     per_row: float
@@ -99,7 +99,7 @@ PLAIN_GPU_PRIORS: Priors = {
     Stage.FLOW: Coefficients(2e-1, 1e-3, 3e-5, 1.4e-8),
     Stage.VOCODER: Coefficients(1.2e-2, 1e-4, 1e-5, 0.0),
 }
-"""The same GPU without our own kernels: launches dominate small batches."""
+"""The same GPU without our own kernels: the host's kernel launches dominate the time of small batches."""
 CPU_PRIORS: Priors = {
     Stage.PREFILL: Coefficients(2e-2, 5e-3, 7e-3, 1e-7),
     Stage.DECODE: Coefficients(7e-2, 1e-2, 0.0, 1e-7),
@@ -155,10 +155,10 @@ class _Filter:
 
     def __init__(self, prior: Coefficients) -> None:
         if not all(isfinite(term) and term >= 0 for term in prior) or prior.fixed == 0:
-            raise ValueError(f"a prior is finite, not negative, and has a fixed part: {prior}")
+            raise ValueError(f"a prior must be finite and not negative, with a fixed part above 0: {prior}")
         self.known = StageCosts(prior, 0.0, 0)
         self.predictions: dict[BatchSize, float] = {}
-        """Predicted seconds by size; cached because a scheduler asks for the same sizes at every turn."""
+        """Predicted seconds by size; cached because the scheduler asks for the same sizes in every turn of the loop."""
         self._prior, self.theta = prior, list(prior)
         self.first: list[tuple[tuple[float, ...], float]] = []
         self._widest: list[float] = []
@@ -166,8 +166,8 @@ class _Filter:
         self._streak = 0  # observations in a row that were far too slow (> 0) or far too fast (< 0)
 
     def begin(self) -> None:
-        # Restart with all observations so far. Their lower median sets the scale: first batches are often slow, hardly
-        # ever too fast. A coefficient's first spread is the largest value that it can have.
+        # Start again from the prior with all observations so far. Their lower median sets the scale: first batches are
+        # often too slow, hardly ever too fast. A coefficient's first deviation is the largest value that it can have.
         scale = median_low(seconds / sum(map(mul, self._prior, terms)) for terms, seconds in self.first)
         self._streak, self.theta, self._widest = 0, [scale * term for term in self._prior], []
         for i, prior in enumerate(self._prior):
@@ -194,7 +194,7 @@ class _Filter:
             row = covariance[i]
             if self._streak == 0:  # a clipped observation does not reduce the uncertainty
                 row[:] = [value - spread[i] * other / variance for value, other in zip(row, spread, strict=True)]
-            # Drift never raises the uncertainty above that at the start, or rows of one size would inflate it.
+            # Drift never raises a variance above its first value; batches of a single size would otherwise inflate it.
             row[i] = max(row[i], min(row[i] + DRIFT**2 * max(theta[i] ** 2, DRIFT**2 * widest), widest))
         for _ in range(4):  # set a negative coefficient to 0, and move the others along their correlation
             below = min(theta)

@@ -25,21 +25,21 @@ from vivavoce.models.layers import in_turn
 
 T = TypeVar("T")
 Launch = Callable[[], None]
-"""Work to be recorded: uses tensors with fixed addresses, waits for nothing, makes the same launches each time."""
+"""Work to be recorded: it uses tensors at fixed addresses, waits for nothing, and makes the same launches each time."""
 
 MOST_ROWS, LEAST_ROWS = 256, 8
-"""Limits for the rows of a common batch."""
+"""Most and least rows of a common batch size (`BatchSizes`)."""
 BLOCK = 64
-"""The positions of a batch beyond the largest common size are a multiple of this."""
+"""A batch beyond the largest common size has its number of positions rounded up to a multiple of this."""
 DEPTH = 2
-"""Pieces of work queued for a CUDA device: more hide the host's time, fewer let urgent work in sooner."""
+"""Pieces of work queued ahead on a CUDA device: more hide the host's time, fewer let urgent work start sooner."""
 
 
 @dataclass(eq=False)
 class QueueEvent:
-    """A point in a queue's order: reached once all work before it is done; on a host, immediately.
+    """A point in a queue's order, reached once all work before it is done; on a CPU it is reached at once.
 
-    at: when it was reached, on the host's clock.
+    at: the time at which it was reached, in seconds of the host's clock.
     """
 
     at: float
@@ -80,7 +80,7 @@ class DeviceQueue:
     Args:
         device: on CUDA the queue has its own stream; on another device a launch is done when it returns.
         urgent: the device prefers this queue's work to that of other queues.
-        clock: seconds of the host.
+        clock: returns the host's time in seconds.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DeviceQueue:
         self._spare: list[torch.cuda.Event] = []
         self.open = True
         self._usual_s = 0.0
-        """Seconds of the newest finished piece."""
+        """Seconds that the newest finished piece of work took."""
         self._oldest_at = 0.0
         """The estimated time on the host's clock at which the device began the oldest unfinished piece of work."""
         self._last: QueueEvent | None = None
@@ -107,12 +107,12 @@ class DeviceQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether work was launched whose end was not seen yet."""
+        """Whether any launched work has not been reported as finished by `settle`."""
         return bool(self._spans)
 
     @property
     def due_at(self) -> float:
-        """When the oldest piece ends if it takes as long as the last one, on the host's clock; ∞ without any piece."""
+        """The estimated end of the oldest unfinished piece of work, on the host's clock; ∞ if there is none."""
         return self._oldest_at + self._usual_s if self._spans else inf
 
     def entered(self) -> AbstractContextManager[object]:
@@ -121,7 +121,7 @@ class DeviceQueue:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> QueueEvent:
-        """A point behind everything launched so far."""
+        """Record a point after everything that was launched so far."""
         if self._stream is None:
             return QueueEvent(self.clock())
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
@@ -153,7 +153,7 @@ class DeviceQueue:
 
 
 def fitting(sizes: Sequence[int], count: int) -> int | None:
-    """The smallest of ascending sizes that is not below `count`; None: all are below."""
+    """The smallest of the ascending `sizes` that is at least `count`; None: all sizes are smaller."""
     return next((size for size in sizes if size >= count), None)
 
 
@@ -162,12 +162,12 @@ def rounded(size: int, to: int) -> int:
 
 
 def sizes_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The sizes, of an ascending list, up to `most`; at least the smallest one. None: all sizes."""
+    """The ascending `sizes` up to `most`, and always the smallest size; None: all sizes."""
     return tuple(size for size in sizes if most is None or size <= max(most, sizes[0]))
 
 
 def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """The sizes, of an ascending list, that work of 1 to `most` needs. None: all sizes."""
+    """The ascending `sizes` to which counts from 1 to `most` can be rounded up; None: all sizes."""
     smaller = (0, *sizes)
     return tuple(size for size, before in zip(sizes, smaller, strict=False) if most is None or before < most)
 
@@ -181,7 +181,7 @@ def in_order_of_recording(sizes: Sequence[int], most: int | None) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The size of a batch: packed positions, rows, and whether rows have pages."""
+    """The padded size of a packed batch: its positions, its rows, and whether rows have pages of state."""
 
     positions: int
     rows: int
@@ -190,7 +190,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Positions of the common batches, ascending; a batch has positions / `per_row` rows, at most `MOST_ROWS`."""
+    """The common batch sizes in positions, ascending; rows: positions / `per_row`, from LEAST_ROWS to MOST_ROWS."""
 
     positions: tuple[int, ...]
     per_row: int
@@ -203,7 +203,7 @@ class BatchSizes:
         return Bucket(positions, min(max(positions // self.per_row, LEAST_ROWS), MOST_ROWS), paged)
 
     def bucket(self, positions: int, rows: int, paged: bool) -> Bucket:
-        """The smallest common batch that has room for these; beyond the largest, a size that is rounded up."""
+        """The smallest common size with room for this batch; for a larger batch, the batch's own size rounded up."""
         for size in self.positions:
             common = self.common(size, paged)
             if positions <= size and rows <= common.rows:
@@ -211,7 +211,7 @@ class BatchSizes:
         return Bucket(rounded(positions, BLOCK), rounded(rows, LEAST_ROWS), paged)
 
     def is_common(self, bucket: Bucket) -> bool:
-        """Whether this size is one of the common sizes, which other batches need, too."""
+        """Whether this is a common size, which many batches share."""
         return bucket.positions in self.positions and bucket == self.common(bucket.positions, bucket.paged)
 
 
@@ -237,8 +237,8 @@ class Graphs:
     def capture(self, work: Launch) -> Launch:
         """Record `work`, and return a function that does the same in one launch.
 
-        The work runs once before it is recorded, so that libraries have chosen and compilers are done; its results must
-        not depend on the number of runs. Call it on the queue's own stream.
+        The work runs once before it is recorded, so that libraries have chosen their kernels and compilers are done.
+        Its results must not depend on the number of runs. Call this on the queue's own stream.
         """
         self.captured += 1
         if self._device.type != "cuda":
@@ -262,7 +262,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def upload(arrays: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dtype = torch.int64) -> list[Tensor]:
-    """Copy the arrays to the device in one asynchronous copy, as integers of this width."""
+    """Copy the arrays to the device in one asynchronous copy, as integers of type `dtype`."""
     sizes = [array.size for array in arrays]
     staged = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
     np.concatenate([array.ravel() for array in arrays], out=staged.numpy(), casting="same_kind")
@@ -276,14 +276,14 @@ def copy_into(target: Tensor, values: Tensor) -> None:
 
 
 class HostThreads:
-    """The threads that compute on a host without a GPU: the engine's own, and one helper that shares its work.
+    """The threads that compute on a host without a GPU: the engine's own thread, and a helper that shares its work.
 
-    torch's own threads wait for one another in a busy loop at every operation. Beside other busy processes each wait
-    lasts until the processor is free again: a short sentence took 15 s and more. So on two processors each thread
-    computes alone, and the two meet some forty times in a sentence instead of fifty thousand times. With more
-    processors each of the two threads has half of torch's threads.
+    torch's own threads wait for one another in a busy loop at every operation. While other processes are busy, each
+    wait lasts until the processor is free again, and a short sentence took 15 s and more. So on two processors each of
+    the two threads computes alone, and they meet some forty times in a sentence instead of fifty thousand times. With
+    more processors each of the two has half of torch's threads.
 
-    Within its context it is a `vivavoce.models.layers.Both`; leaving the context ends the helper.
+    Within its context the object is a `PairRunner` (`vivavoce.models.layers`); leaving the context ends the helper.
 
     count: threads of torch in all; None: torch's number in this thread.
     """
@@ -324,14 +324,14 @@ class GcFreeze:
     """
 
     def begin(self) -> None:
-        """Collect once more and freeze the rest; a second call freezes newer objects, too."""
+        """Collect garbage, then freeze all objects that are left; a second call freezes newer objects, too."""
         with _freezing:
             gc.collect()
             gc.freeze()
             _frozen_by.add(id(self))
 
     def end(self) -> None:
-        """Unfreeze, unless another engine still wants it; a second call does nothing."""
+        """Unfreeze the objects, unless another engine still needs them frozen; a second call does nothing."""
         with _freezing:
             if id(self) in _frozen_by:
                 _frozen_by.remove(id(self))
@@ -340,16 +340,16 @@ class GcFreeze:
 
 
 _SOFT = 1
-"""`omp_pause_soft`: threads are freed, settings stay (OpenMP 5.0, section 3.2.44)."""
+"""OpenMP's constant `omp_pause_soft`: threads are freed, settings are kept (OpenMP 5.0, section 3.2.44)."""
 
 
 def release_idle_team() -> None:
     """Free the calling thread's OpenMP threads; without GNU OpenMP do nothing.
 
     torch's CPU operations run in teams of OpenMP threads, and every Python thread that ever ran one keeps its team.
-    GNU's library counts all of them: with more threads than processors none waits actively, and each of the thousand
-    short operations of a decode step then pays for sleeping. An engine beside one idle caller was half as fast. So
-    callers free their teams when they submit work; their next operation makes a new team.
+    GNU's library counts the threads of all teams. If they outnumber the processors, they sleep instead of waiting
+    actively, and waking them slows each of the thousand short operations of a decode step: beside one idle caller an
+    engine was half as fast. So callers free their teams when they submit work; their next operation makes a new team.
     """
     pause = _omp_pause()
     if pause is not None:

@@ -2,7 +2,7 @@
 
 The loaded models decide which requests are possible. All three networks: text or speech tokens → audio
 (`EngineRequest`). A language model alone: a prompt → speech tokens (`TokenRequest`). Flow and vocoder alone: speech
-tokens → audio (`EngineRequest` whose segments have speech tokens, or to which these are pushed).
+tokens → audio (`EngineRequest` with speech tokens in its segments, or pushed to it later).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from vivavoce.models.lm.text_attention import TextHeads
 from vivavoce.rates import Rates
 
 _LONE_RATES = Rates(24_000, 480, 25)
-"""Rates of a language model alone, which makes no audio: only the order of its own requests depends on them."""
+"""Rates assumed for a language model alone. It makes no audio, so they affect only the order of its requests."""
 
 
 def build_stages(
@@ -71,8 +71,9 @@ def build_stages(
     both: PairRunner | None = None,
     given: Stages = Stages(),
 ) -> Stages:
-    """`given`, with the stages of the models that have weights where it has none; arguments as for `Engine`; both: as
-    for `FlowStage`.
+    """The stages in `given`, and new ones for models with weights where it has none. Arguments are as for `Engine`.
+
+    both: as for `FlowStage`.
 
     Raises:
         InvalidRequest: our kernels or a backend cannot run networks of these sizes.
@@ -90,7 +91,7 @@ def build_stages(
             elif lm is None and has_language_model(models):
                 room: dict[str, int] = {}
                 if settings.adapter_places:
-                    adapter_bytes(models, settings)  # refuses models that can have none
+                    adapter_bytes(models, settings)  # raises InvalidRequest if the model cannot have adapters
                     room = {"adapters": settings.adapter_places, "adapter_rank": settings.max_adapter_rank}
                 sizes = {"slots": memory.slots, "capacity": memory.capacity, **room}
                 lm = builders.lm(models, chooser=chooser, **sizes, **ways)
@@ -121,15 +122,15 @@ def assemble(
     silent: tuple[int, ...] = (),
     threads: AbstractContextManager[object] = nullcontext(),
 ) -> tuple[Loop, AdmissionController, Statistics]:
-    """Loop, admission and statistics over a device's stages, or over simulated ones.
+    """Make the loop, admission and statistics for a device's stages, or for simulated stages.
 
-    policy: the chunk policy that admission assumes; queues: one of the language model, one of flow and vocoder; the
-    others are as for `Engine`, `LMRunner` and `Loop`.
+    policy: the chunk policy that admission assumes; queues: one for the language model, one for flow and vocoder; the
+    other arguments are as for `Engine`, `LMRunner` and `Loop`.
     """
     statistics, limits = Statistics(), settings.limits.within(memory.batch_frames)
     admission = AdmissionController(costs, settings, rates, memory.slots, policy)
     lm, flow, vocoder = stages.lm, stages.flow, stages.vocoder
-    if flow is None:  # no slots need to be spared for streams
+    if flow is None:  # without audio there are no streams to spare slots for
         limits = replace(limits, spare_slots=0.0)
     synthesis, padded, own_pace = None, not kernels, lm is not None and lm.self_paced
     if flow is not None and vocoder is not None:
@@ -141,7 +142,7 @@ def assemble(
 
 
 class EngineInterface(Protocol):
-    """The part of `Engine` that speaking needs; a group of engines implements it, too."""
+    """The part of `Engine` that the front end uses to speak; a group of engines implements it, too."""
 
     def submit(self, request: EngineRequest) -> Handle: ...
 
@@ -174,13 +175,12 @@ class Engine:
     Args:
         models: networks on one device; the engine takes the requests that they can serve.
         settings: slots, memory, admission.
-        official: end the decode by the official rules; for parity, together with the `official` chunk policy.
+        official: end decoding by the official code's rules; for parity, together with the `official` chunk policy.
         chooser: replaces repetition-aware sampling.
-        source_noise: whether the vocoder's source has its noise; without it audio is a function of the tokens.
-        costs: the expected seconds of batches; None: a model that learns them.
-        stages: replace those of the models.
-        exclusive: all stages take turns on one processor, a row at a time where that is as fast; None: True except on
-            CUDA.
+        source_noise: whether the vocoder's source adds noise; without it the audio depends only on the tokens.
+        costs: predicts the seconds of batches; None: a new model that learns them.
+        stages: used instead of stages that run `models`.
+        exclusive: all stages take turns on one processor, row by row where that is as fast; None: True except on CUDA.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Engine:
         )
         for name, folder in settings.adapters.items():
             self._adapters.load(name, Path(folder), self._loop.in_lm_queue)
-        # The thread has a reference to the loop only, so an unused engine is collected and stops.
+        # The loop's thread refers only to the loop, so an engine that is not used any more is collected and stops.
         weakref.finalize(self, self._loop.abandon)
 
     @property
@@ -249,12 +249,12 @@ class Engine:
 
     @property
     def stuck_s(self) -> float:
-        """Seconds of the current step: less than one, unless the device does not answer; 0 while it waits for work."""
+        """Seconds that the current step has lasted: below 1 unless the device does not answer; 0 without work."""
         return max(0.0, time.perf_counter() - self._loop.busy_since)
 
     @property
     def statistics(self) -> StatisticsSnapshot:
-        """Counters of its work so far."""
+        """Counters of the engine's work so far."""
         return self._statistics.snapshot(waiting=self._admission.load().waiting)
 
     @property
@@ -290,9 +290,9 @@ class Engine:
         return self._enqueue(request)
 
     def check_load(self, streaming: bool, request: RequestState | None = None) -> None:
-        """Raise Overloaded at once for a request that would be refused anyway, before its text and voice cost time.
+        """Raise Overloaded if a request would be refused now, before time is spent on its text and voice.
 
-        request: counted from then on.
+        request: if it is given and not refused, it counts as waiting from now on.
         """
         counts = self._statistics.now.requests
         try:
@@ -307,12 +307,12 @@ class Engine:
 
     @property
     def text_heads(self) -> TextHeads | None:
-        """The heads that tell where the voice is in the text; None: none are known, and no segment is watched."""
+        """The attention heads that show where the voice is in the text; None: such heads are not known."""
         return self._heads
 
     @property
     def language_model_id(self) -> str:
-        """A hash of some weights of the language model, "" where it has no heads that can be read."""
+        """A hash of some of the language model's weights; "" if the attention of its heads cannot be read."""
         if not has_heads(self.models.lm) or not hasattr(self.stages.lm, "watch"):
             return ""
         if not self._lm_id:
@@ -326,7 +326,7 @@ class Engine:
         return digest.hexdigest()[:16]
 
     def watch(self, heads: TextHeads | None) -> None:
-        """Follow watched segments by these heads from now on; None: by none."""
+        """From now on, use these attention heads to follow watched segments; None: follow no segment."""
         self._in_loop(partial(self._watch, heads))
 
     def _watch(self, heads: TextHeads | None) -> None:
@@ -345,7 +345,7 @@ class Engine:
         Raises:
             InvalidRequest: the folder cannot be read or does not fit the model, the name is taken, or
                 `EngineSettings.max_adapters` are loaded already.
-            Overloaded: the room of a removed one is not free yet.
+            Overloaded: a removed adapter still occupies the place that the new one needs.
         """
         return self._adapters.load(name, Path(folder), self._in_loop_queue)
 
@@ -354,17 +354,16 @@ class Engine:
         self._adapters.find(name, {})
 
     def remove_adapter(self, name: str) -> None:
-        """Unload an adapter: new requests cannot name it, those that speak with it go on. AdapterNotFound: it is not
-        loaded."""
+        """Unload an adapter: new requests cannot name it, running ones keep it. AdapterNotFound: it is not loaded."""
         self._adapters.remove(name)
 
     def _in_loop_queue(self, work: Callable[[], Any]) -> Any:
         return self._in_loop(partial(self._loop.in_lm_queue, work))
 
     def find_heads(self, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> TextHeads | None:
-        """Speak some texts, and find the heads that follow them, None: no head does; they are not watched yet.
+        """Speak some texts, and return the attention heads that follow them; None: no head does. `watch` applies them.
 
-        texts: the ids of each, and the first id of each of its words.
+        texts: for each text its ids, and the index of the first id of each word.
         """
         lm, vocabulary, samples = self.models.lm, self.models.config.lm.vocabulary, []
         if not has_heads(lm):
@@ -382,18 +381,18 @@ class Engine:
         return found
 
     def _in_loop(self, work: Callable[[], Any]) -> Any:
-        """Run this in the loop's thread, which owns the device, and wait for its result."""
+        """Run `work` in the loop's thread, which owns the device, and return its result."""
         self._loop.start()
         done: Future[Any] = Future()
         self._loop.post(partial(self._loop.call, work, done))
         return done.result()
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
-        """Record the stages' launches, then speak nonsense until the costs are known: one stream, then 2, 4, 8 … at
-        once, for about that many seconds. Until the engine is closed, garbage collection then skips the objects that
-        exist, because its pauses would interrupt streams. A language model alone is not measured.
+        """Record the stages' CUDA graphs, then speak meaningless text to measure the costs of batches: one stream, then
+        2, 4, 8 … at once, for about `seconds` in all. Until the engine is closed, garbage collection then skips the
+        objects that exist, because its pauses would interrupt streams. A language model alone is not measured.
 
-        streams: record only the launches for this many low_latency streams, others at first use; None: all.
+        streams: record only the graphs for this many low_latency streams, others at their first use; None: all.
 
         Raises:
             InvalidRequest: streams is below 1.
@@ -414,11 +413,11 @@ class Engine:
         self._loop.gc_freeze.begin()
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
-        """Stop: accepted requests are finished (`drain`, for `timeout_s` at most), or end with EngineStopped.
+        """Stop the engine. Accepted requests are finished (`drain`, for `timeout_s` at most) or end with EngineStopped.
 
-        A device that does not answer cannot block it: without `timeout_s` a drain ends when one step takes 300 s. The
-        current step then has 10 s more, or without a drain `timeout_s` or 10 s. After that an error is logged, and all
-        requests left end with EngineStopped.
+        A device that does not answer cannot block this call. A drain without `timeout_s` ends when one step takes 300
+        s. After a drain the current step has 10 s to end; without a drain it has `timeout_s`, or 10 s if that is None.
+        If it takes longer, an error is logged, and all remaining requests end with EngineStopped.
         """
         self._loop.close(drain=drain, timeout_s=timeout_s)
         if self.stages.lm is not None:

@@ -18,7 +18,7 @@ from vivavoce.engine.vocoder_stage import VocoderStage
 
 @dataclass(frozen=True)
 class StageBuilders:
-    """Functions that make a generation's stages; arguments as of `LMStage`, `FlowStage` and `VocoderStage`."""
+    """Functions that make a generation's stages; arguments are as for `LMStage`, `FlowStage` and `VocoderStage`."""
 
     lm: Callable[..., LMInterface]
     flow: Callable[..., FlowInterface]

@@ -1,7 +1,7 @@
-"""Notices that speech leaves its text, and says from where to draw it again.
+"""The guard: finds out that speech has left its text, and tells from which speech token on to sample it again.
 
-No signal acts alone: attention that seems to stand, run back, jump or end early needs a second sign, either of the
-attention's strength or of the speech tokens themselves. Texts of `SHORT_IDS` or fewer are judged only by their length.
+A fault needs two signs. The attention seems to stand still, go back, skip text or end early, and its strength or the
+speech tokens themselves confirm this. Texts of `SHORT_IDS` ids or fewer are judged only by their length.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ Path = NDArray[np.int64]
 SHORT_IDS = 5
 MOST_TRIES = 3
 LOOK_EVERY = 8
-"""Speech tokens between two looks at a sequence."""
+"""Number of speech tokens between two checks of a sequence."""
 STAND_TOKENS, STRAY_TOKENS, SILENT_TOKENS = 30, 8, 40
 FARTHEST_IDS = 8
-"""Text ids by which a step forward is believed."""
+"""The longest step forward of the attention, in text ids, that counts as progress; longer jumps are ignored."""
 STAND_PACE = 1.5
 UNSPOKEN_SHARE, UNSPOKEN, SURE_TOKENS = 0.25, 0.5, 6
-"""A word is not spoken if its attention is below this share of its usual speech tokens; text behind the end is not if
-its mean attention is below the second, in speech tokens. The last: speech tokens behind a word that make it sure."""
+"""A word is skipped if its attention is below UNSPOKEN_SHARE of its usual speech tokens and more than SURE_TOKENS
+follow it. At the end, text is unspoken if its mean attention is below UNSPOKEN speech tokens for each id."""
 PART_IDS, PART_SHARE = 4, 0.2
-"""A row of this many text ids, at the beginning of a word or across it, is left out if it gets less than this share of
-the speech tokens that are usual for it."""
+"""PART_IDS successive text ids that include the first id of a word are skipped if they get less than PART_SHARE of
+their usual speech tokens."""
 STRAY_IDS = 2
-"""A voice that speaks text again passes this many text ids at least; in a silence attention rests on one id."""
+"""Speech repeats text only if it passes at least this many text ids; in a silence the attention rests on one id."""
 LEAK_TOKENS, LEAK_SHARE, LEAK_PACE, LEAK_IDS = 16, 0.2, 0.6, 4
-"""The voice speaks the prompt's text if this many speech tokens give it more than this share of their attention,
-meanwhile it goes on through its own text by less than this part of the usual pace, and it passes this many ids of the
-prompt's text."""
+"""The voice speaks the prompt's text if LEAK_TOKENS speech tokens in a row give that text more than LEAK_SHARE of their
+attention, pass LEAK_IDS of its ids, and move through the text to be spoken at less than LEAK_PACE of the usual pace."""
 LEFT_SHARE = 0.75
-"""The part of `LEAK_SHARE` that suffices where the voice has left its own text in another way, too."""
+"""Factor on `LEAK_SHARE` if another fault than an early end was found in the text to be spoken."""
 LOOP_TOKENS, LOOP_TIMES, LONGEST_PERIOD = 24, 4, 25
 _SEED_STEP = 7_919
 _CUT_BEFORE = 2
-"""A cut lies this many speech tokens before the voice comes to a word: sounds run into each other."""
+"""A cut lies this many speech tokens before the next word begins, because neighbouring sounds overlap."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class FoundFault:
 
 @dataclass(frozen=True)
 class GuardedText:
-    """The text of a sequence: its text ids, the first ones of its words, and the usual speech tokens for one id."""
+    """A text; ids: number of text ids; words: index of each word's first id; pace: usual speech tokens for an id."""
 
     ids: int
     words: tuple[int, ...]
@@ -66,7 +65,7 @@ class GuardedText:
 def find_fault(
     cursor: TextCursor, tokens: Sequence[int], text: GuardedText, ended: bool, silent: Container[int] = ()
 ) -> FoundFault | None:
-    """Look at a sequence so far; ended: the model has ended it; silent: silent speech tokens."""
+    """Check the speech so far; ended: the model has ended the sequence; silent: ids of silent speech tokens."""
     path = cursor.positions()[: len(tokens)]
     found = _fault_in_text(cursor, path, tokens, text, ended, silent)
     has_left = found is not None and found.fault is not Fault.EARLY_END
@@ -103,9 +102,9 @@ def _fault_in_text(
 
 
 def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | None:
-    """The speech token from which the voice speaks the prompt's text, a transcript or an instruction.
+    """The speech token from which on the voice speaks the prompt's text (a transcript or an instruction), or None.
 
-    has_left: the voice has left its own text in another way, so less of the attention suffices.
+    has_left: another fault was found in the text to be spoken, so less attention to the prompt's text suffices.
     """
     if len(path) < LEAK_TOKENS:
         return None
@@ -121,7 +120,7 @@ def _leak(cursor: TextCursor, path: Path, pace: float, has_left: bool) -> int | 
 
 
 def _repeat(cursor: TextCursor) -> int | None:
-    """The speech token from which the voice speaks text again that it has spoken: sure attention stays behind."""
+    """The speech token from which on the voice repeats text: the attention stays behind the farthest text id so far."""
     top = back = held = 0
     last, again = -1, set[int]()
     for place, at in enumerate(cursor.looked_at):
@@ -143,7 +142,7 @@ def _repeat(cursor: TextCursor) -> int | None:
 
 
 def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
-    """The speech token at which the voice leaves words out: little attention, and hardly a step of the path in them."""
+    """The speech token at which the voice skips a word: little attention goes to the word, and no step of the path."""
     ends = (*text.words[1:], text.ids)
     for first, end in zip(text.words, ends, strict=True):
         if end > path[-1] - 1:
@@ -157,20 +156,20 @@ def _skip(path: Path, attended: Floats, text: GuardedText) -> int | None:
 
 
 def _part(path: Path, attended: Floats, text: GuardedText) -> int | None:
-    """The speech token at which the voice leaves a part of the text out, such as halves of two words."""
+    """The speech token at which the voice skips a part of the text, such as halves of two words."""
     first = np.arange(1, path[-1] - 1 - PART_IDS)
     end = first + PART_IDS
     behind = np.searchsorted(path, end)
     visited = behind - np.searchsorted(path, first)
     spoken = np.concatenate(([0.0], np.cumsum(attended)))
-    begun = np.searchsorted(text.words, end) > np.searchsorted(text.words, first)  # marks alone may be silent
+    begun = np.searchsorted(text.words, end) > np.searchsorted(text.words, first)  # only punctuation may be silent
     least = PART_SHARE * text.pace * PART_IDS
     left_out = (np.maximum(spoken[end] - spoken[first], visited) < least) & begun & (len(path) - behind > SURE_TOKENS)
     return int(behind[left_out.argmax()]) if left_out.any() else None
 
 
 def loop_period(tokens: Sequence[int]) -> int:
-    """The period in which the last tokens repeat `LOOP_TIMES` times at least, 0: they do not."""
+    """The period, in tokens, with which the last tokens repeat `LOOP_TIMES` times or more; 0: they do not."""
     last = np.array(tokens[-LOOP_TIMES * LONGEST_PERIOD :])
     for period in range(1, LONGEST_PERIOD + 1):
         needed = max(LOOP_TIMES * period, LOOP_TOKENS)
@@ -180,13 +179,13 @@ def loop_period(tokens: Sequence[int]) -> int:
 
 
 def cut_for(finding: FoundFault, cursor: TextCursor, lag: float, least: int) -> int:
-    """The speech tokens that are kept: up to the last text id before the fault, and no fewer than `least`."""
+    """The number of speech tokens to keep: up to the last text id before the fault, and at least `least`."""
     begins = [int(token + lag) - _CUT_BEFORE for _, token in cursor.reached() if token + lag < finding.at - 1]
     return max(least, begins[-1] if begins else 0)
 
 
 def run_again(run: DecodeRun, kept: Sequence[int], ids: int, fault: Fault) -> DecodeRun:
-    """The run that goes on behind the kept speech tokens; ids: text ids of the whole run."""
+    """The run that continues after the kept speech tokens; ids: number of text ids to be spoken."""
     rows = (*run.rows, *(Row(RowKind.SPEECH, one) for one in kept))
     least = max(0, run.min_tokens - len(kept))
     if fault is Fault.EARLY_END:
@@ -195,5 +194,5 @@ def run_again(run: DecodeRun, kept: Sequence[int], ids: int, fault: Fault) -> De
 
 
 def another_seed(seed: int, attempt: int) -> int:
-    """A seed for this attempt at a sequence, from 1 on; the first one, 0, has the sequence's own."""
+    """The seed of an attempt to sample a sequence; attempt 0 has the sequence's own seed, others have new ones."""
     return (seed + _SEED_STEP * attempt) % 2**63

@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 @dataclass
 class RequestTimings:
-    """Seconds of one request; None for an event that did not happen.
+    """Times of one request in seconds; None: the event did not happen.
 
-    started_s, first_token_s, first_chunk_s, finished_s: after the request was accepted; lm_s, flow_s, vocoder_s: its
-    share of the stages' work (a batch's time divided by its rows); underruns: chunks that came after their listener had
-    played everything before.
+    started_s, first_token_s, first_chunk_s, finished_s: seconds after the request was accepted; lm_s, flow_s,
+    vocoder_s: the request's share of the stages' work (a batch's time divided by its rows); underruns: number of chunks
+    that came after the listener had played all audio before them.
     """
 
     started_s: float | None = None
@@ -42,15 +42,15 @@ class RequestTimings:
 
 @dataclass(frozen=True, eq=False)
 class RequestResult:
-    """The end of a request, and its audio.
+    """The result of a request that has ended.
 
-    error: None if all of it was made; tokens: speech tokens of each segment; cut: for each segment in `tokens`, whether
-    the language model was ended at its limit of speech tokens rather than by itself (False where the number of tokens
-    was asked for, where they were given, and where text arrives token by token, which ends with an error instead);
-    samples: all samples, [n] float32, only in `RequestHandle.result`, as the next two; segment_samples: number of
-    samples of each segment, in order; reached: see `AudioChunk`, of each whole segment; attended: how much attention,
-    in speech tokens, each text token of a watched segment got, None: it was not followed; faults: what the guard has
-    found, and whether it was mended before the listener could hear it.
+    error: None if all audio was made; tokens: speech tokens of each segment; cut: for each segment in `tokens`, whether
+    the language model was stopped at its limit of speech tokens instead of ending by itself (always False if an exact
+    number of tokens was asked for, if the tokens were given, or if text arrives token by token, where the limit is an
+    error); samples: all samples, [n] float32; segment_samples: number of samples of each segment; reached:
+    `AudioChunk.reached` of each whole segment (only `RequestHandle.result` sets these three); attended: for each text
+    token of a watched segment its attention in all, in speech tokens, None: it was not followed; faults: each fault
+    that the guard found, and whether it was mended before the listener could hear it.
     """
 
     error: Exception | None = None
@@ -69,7 +69,7 @@ class Outbox(Generic[T]):
 
     def __init__(self) -> None:
         self.outcome: RequestResult | None = None
-        """The result; None while the request goes on."""
+        """The result; None until the request has ended."""
         self.begun = False
         self._changed = threading.Condition()
         self._made: deque[T] = deque()
@@ -79,7 +79,7 @@ class Outbox(Generic[T]):
         """Number of pushed texts that the loop has not read yet."""
 
     def put(self, made: T) -> None:
-        """Add a piece. Token lists that the listener has not taken yet are joined to one."""
+        """Add a piece. Lists of tokens that the listener has not taken yet are joined into one list."""
         with self._changed:
             if self._made and isinstance(made, list) and isinstance(self._made[-1], list):
                 self._made[-1].extend(made)
@@ -100,14 +100,15 @@ class Outbox(Generic[T]):
                 self._wake()
 
     def want_text(self, wanted: bool) -> None:
-        """Note whether speech waits for more of its text."""
+        """Note whether synthesis waits for more text."""
         with self._changed:
             if wanted != self._text_wanted:
                 self._text_wanted = wanted
                 self._wake()
 
     def text_sent(self, count: int) -> None:
-        """Count text that was sent (1), or was read or refused (−1); in between it is unknown whether speech waits."""
+        """Add to the count of texts that the loop has not read: 1 for a text that was sent, −1 for one that was read or
+        refused. While there are such texts, it is unknown whether synthesis waits for text."""
         with self._changed:
             self._texts_sent += count
             self._wake()
@@ -121,7 +122,7 @@ class Outbox(Generic[T]):
             self._changed.wait_for(happened)
 
     def get(self) -> T | None:
-        """The next piece, None at the end; blocks. Raises the request's error."""
+        """Wait for the next piece, and return it; None: the request has ended. Raises the request's error."""
         with self._changed:
             while not (self._made or self.outcome):
                 self._changed.wait()
@@ -156,14 +157,14 @@ class Outbox(Generic[T]):
 
 
 More = SegmentRequest | SpeechTokens | tuple[int, ...] | Exception | None
-"""A segment, speech tokens, text ids, None for the end, or the error that prevents the rest from coming."""
+"""More input for a request: a segment, speech tokens, text ids, None for the end, or an error: no more will come."""
 
 
 class ArrivingText:
     """Sends text to a request while it is being spoken. Any thread may call it.
 
-    It has no reference to the handle: a thread that sends text must not keep a request alive after its listener
-    has dropped the handle.
+    It has no reference to the handle: a thread that sends text must not keep a request alive that its listener has
+    left.
     """
 
     def __init__(self, outbox: Outbox[T], push: Callable[[More], None]) -> None:
@@ -171,7 +172,7 @@ class ArrivingText:
         self._push, self._closed = push, False
 
     def wait_until_wanted(self) -> bool:
-        """Block until speech waits for more text; False: the request has ended."""
+        """Block until synthesis waits for more text; False: the request has ended."""
         self._outbox.wait(self._outbox.text_wanted_or_ended)
         return self._outbox.outcome is None
 
@@ -184,11 +185,10 @@ class ArrivingText:
         """Send more: text ids, a whole segment, or speech tokens, as the request's `InputMode` says.
 
         Raises:
-            InvalidRequest: what was pushed does not fit the model or the request's `InputMode`, or the text has ended;
-                what was pushed earlier is still spoken.
+            InvalidRequest: this does not fit the model or `InputMode`, or the text has ended; earlier input is spoken.
         """
         if self._closed:
-            raise InvalidRequest("text: its end was announced; send more in a new request")
+            raise InvalidRequest("text: the end of the text was announced; send more in a new request")
         self._send(more if isinstance(more, SegmentRequest | SpeechTokens) else tuple(more))
 
     def close(self) -> None:
@@ -211,9 +211,9 @@ class ArrivingText:
 
 
 class RequestHandle(Generic[T]):
-    """One submitted request. Iterate it, in a thread or an event loop, for its pieces; one listener at a time.
+    """One submitted request. Iterate over it in a thread or an event loop to get its pieces; one listener at a time.
 
-    Leaving the iteration early, or dropping the handle, cancels the request.
+    If the iteration is left early, or the handle is dropped, the request is cancelled.
     """
 
     def __init__(
@@ -223,12 +223,12 @@ class RequestHandle(Generic[T]):
         push: Callable[[More], None],
         change: Callable[[T], T] = lambda made: made,
     ) -> None:
-        """change: of each piece, before the listener gets it."""
+        """change: is applied to each piece before the listener gets it."""
         self._outbox, self._cancel, self._push, self._change = outbox, cancel, push, change
 
     @cached_property
     def text(self) -> ArrivingText:
-        """Takes the rest of a text, or of speech tokens, that arrive piece by piece."""
+        """The object through which more text, or more speech tokens, are sent to the request."""
         return ArrivingText(self._outbox, self._push)
 
     @property
@@ -238,7 +238,7 @@ class RequestHandle(Generic[T]):
 
     @property
     def outcome(self) -> RequestResult:
-        """The result of the request; empty until the request has ended."""
+        """The result of the request; an empty `RequestResult` until the request has ended."""
         return self._outbox.outcome or RequestResult()
 
     def __iter__(self) -> Generator[T, None, None]:
@@ -269,7 +269,7 @@ class RequestHandle(Generic[T]):
         return self._result([made async for made in self])
 
     def cancel(self) -> None:
-        """Cancel the request: its slot and state are freed within a step. Does nothing after its end."""
+        """Cancel the request; its slot and state are freed within one step. If the request has ended, do nothing."""
         if self._outbox.outcome is None:
             self._outbox.end(RequestResult(RequestCancelled("request: was cancelled")))
             self._cancel()
@@ -292,4 +292,4 @@ class RequestHandle(Generic[T]):
 
 Handle = RequestHandle[AudioChunk]
 TokenHandle = RequestHandle[list[int]]
-"""The listener gets lists of the speech tokens that are new since the last list."""
+"""A handle whose pieces are lists of speech tokens: those that are new since the previous list."""

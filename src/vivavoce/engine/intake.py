@@ -1,4 +1,4 @@
-"""Check requests against the model and turn them into sequences for the engine's loop. Any thread may call this."""
+"""Checks requests against the models, and turns them into sequences for the engine's loop. Any thread may call this."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from vivavoce.rates import Rates
 class Intake:
     """Checks requests against the models that an engine has.
 
-    official: end the decode by the official rules, as in `Engine`; flow_steps: of segments that name none; adapters:
-    those that segments may name.
+    official: end decoding by the official rules, as in `Engine`; flow_steps: the default for segments that name no
+    steps; adapters: the adapters that segments may name.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Intake:
         self._flow_steps, self._adapters = flow_steps, adapters
 
     def more(self, more: More, arrival: InputMode, adapters: dict[str, LoadedAdapter]) -> Taken:
-        """Check what was pushed to a request; adapters: as of `segment`."""
+        """Check input that was pushed to a request, and turn it into the loop's form; adapters: as for `segment`."""
         if more is None or isinstance(more, Exception):
             return more
         takes, given = InputMode.TOKENS, "text ids were"
@@ -50,7 +50,7 @@ class Intake:
         elif isinstance(more, SpeechTokens):
             takes, given = InputMode.SPEECH, "speech tokens were"
         if arrival is not takes:
-            raise InvalidRequest(f"text: {given} pushed to a request of arrival {arrival.value}; push what it takes")
+            raise InvalidRequest(f"text: {given} pushed to a request with arrival {arrival.value}; push what it takes")
         if isinstance(more, SegmentRequest):
             more.check_not_empty()
             return self.segment(more, InputMode.WHOLE, adapters)
@@ -62,9 +62,9 @@ class Intake:
         return more
 
     def segment(self, segment: SegmentRequest, arrival: InputMode, adapters: dict[str, LoadedAdapter]) -> SequenceState:
-        """Make a sequence of a segment, with its rows for the language model; safe to call from any thread.
+        """Make a sequence from a segment, with its rows for the language model; safe to call from any thread.
 
-        adapters: those that the request has already; the segment's is added.
+        adapters: the adapters that the request uses already; the segment's adapter is added.
         """
         self._check_ids(segment)
         config, voice, lm = self._models.config.lm, segment.conditioning, self._lm
@@ -123,7 +123,7 @@ class Intake:
         unknown = next((one for one in ends if one not in stop_ids), None)
         if unknown is not None:
             raise InvalidRequest(
-                f"ends: id {unknown} ends no speech of this model; choose some of {stop_ids[0]} … {stop_ids[-1]}"
+                f"ends: id {unknown} does not end speech in this model; choose from {stop_ids[0]} … {stop_ids[-1]}"
             )
         most = {
             RowKind.CONTROL: max(vocabulary.sos, vocabulary.task),
@@ -148,7 +148,7 @@ class Intake:
         return SequenceState(request, prompt_rows=len(rows), run=run, most_tokens=run.forced_at, finished=True)
 
     def _check_ids(self, segment: SegmentRequest) -> None:
-        """Refuse ids beyond the embedding tables: on a device they would end the engine for all requests."""
+        """Refuse ids outside of the embedding tables: on a device they would crash the engine for all requests."""
         voice = segment.conditioning
         if not isinstance(self._models, Models):
             raise InvalidRequest("request: this engine has no flow and no vocoder; ask for speech tokens")

@@ -1,4 +1,4 @@
-"""Runs the language model: the loop chooses the sequences, the stage computes, and ids arrive late."""
+"""Runs the language model: launches prefills and decode steps for sequences that the loop chose, and collects ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vivavoce.models.lm.text_attention import TextHeads
 
 
 class LMRunner:
-    """Runs prefills and decode steps on a queue of their own; `fail` is the loop's.
+    """Runs prefills and decode steps on a queue of their own; `fail` is `Loop.fail`.
 
     silent: ids of silent speech tokens. The model makes too many in a row; the surplus is left out of the audio.
     """
@@ -36,7 +36,7 @@ class LMRunner:
         self.stage, self._costs, self._statistics, self._silent = stage, costs, statistics, silent
         self.queue = queue
         self.heads: TextHeads | None = None
-        """The heads by which watched segments are followed."""
+        """The attention heads that are used to follow watched segments."""
         self._sequences: dict[int, SequenceState] = {}
         """Sequences by the slot that they hold."""
 
@@ -67,13 +67,13 @@ class LMRunner:
             assert sequence.run is not None
             try:
                 self.stage.check(sequence.run, sequence.slot)
-            except InvalidRequest as error:  # the audio of the text before is still handed out
+            except InvalidRequest as error:  # the audio of the earlier text is still handed out
                 request.error = error
                 self._decoded(sequence)
                 continue
             sequence.phase, sequence.read_at = Phase.DECODING, now
             begun.append(sequence)
-        # If a batch fails, each sequence is tried alone: one of them, or too little memory, may be the cause.
+        # If a batch fails, each sequence is tried alone, because one sequence or the batch's memory may be the cause.
         batches = [begun] if begun else []
         while batches:
             batch, decoding = batches.pop(0), self.stage.decoding
@@ -111,7 +111,7 @@ class LMRunner:
             self.stage.wait()
 
     def collect(self) -> list[SequenceState]:
-        """Add arrived ids to their sequences; returns the sequences that have more tokens now, or have ended."""
+        """Add arrived ids to their sequences; returns the sequences that have new tokens or have ended."""
         changed = []
         try:
             arrived = self.stage.collect(wait=False)
@@ -161,9 +161,9 @@ class LMRunner:
         return changed
 
     def _drawn_again(self, sequence: SequenceState, run: DecodeRun, ended: bool) -> bool:
-        """Look whether a guarded sequence has left its text; if so, go back and draw from there. True: it was done.
+        """Check whether a guarded sequence has left its text; if so, go back and sample again. True: it was done.
 
-        run: that of the whole text.
+        run: the run of the whole text.
         """
         cursor, tokens = sequence.cursor, sequence.tokens
         if cursor is None or self.heads is None:
@@ -183,7 +183,7 @@ class LMRunner:
         unheard = sequence.faults.get(finding.fault.value, True) and kept <= finding.at
         sequence.faults[finding.fault.value] = again and unheard
         if not again:
-            sequence.first_run = None  # the rest is spoken as it comes, and the verdict tells
+            sequence.first_run = None  # no more tries: the rest is spoken unguarded, and `faults` reports the fault
             return False
         self.release(sequence)
         del tokens[kept:]
@@ -196,7 +196,7 @@ class LMRunner:
 
     @staticmethod
     def _follow(sequence: SequenceState, sampled: Sampled, places: Sequence[int]) -> None:
-        """Give the attention of the ids at these places, which are spoken, to the sequence's cursor."""
+        """Add the attention of the ids at these places, which are the spoken ids, to the sequence's cursor."""
         attention = sampled.attention
         if sequence.cursor is None:
             sequence.cursor = TextCursor()
@@ -214,7 +214,7 @@ class LMRunner:
         assert sequence.text is not None
         try:
             sequence.run = sequence.text.next_run()
-        except InvalidRequest as error:  # the text is too long; the audio of the text before is still handed out
+        except InvalidRequest as error:  # the text is too long; the audio of the earlier text is still handed out
             sequence.request.error = error
             self._decoded(sequence)
             return
@@ -227,7 +227,7 @@ class LMRunner:
             sequence.prompt_rows = len(sequence.run.rows)
 
     def _learn(self, arrived: Sequence[Sampled]) -> None:
-        """Learn the mean seconds of first ids and of later ids from a stage that decodes by itself."""
+        """Learn the mean seconds of first ids and of later ids from a stage that decodes at its own pace."""
         decoding = [one for one in self._sequences.values() if one.phase is Phase.DECODING]
         first: list[tuple[float, int]] = []
         later: list[tuple[float, int]] = []
@@ -254,7 +254,7 @@ class LMRunner:
         queued: Sequence[float],
         batches: int = 1,
     ) -> None:
-        """Launch work of `batches` equal batches, each of this size."""
+        """Launch work that consists of `batches` equal batches, each of this size."""
 
         def on_done(seconds: float) -> None:
             if self.stage.self_paced:  # the work was only requested, it has not begun

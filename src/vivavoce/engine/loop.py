@@ -1,7 +1,7 @@
-"""The engine's one loop: takes requests in, plans, has the stages work, hands out their audio.
+"""The engine's one loop: takes in requests, plans work, runs the stages, and hands out audio.
 
 It runs in one thread, which owns every request, slot and state; other threads only post messages to it (`post`).
-`docs/engine.md` walks one request through it.
+`docs/engine.md` follows one request through it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from vivavoce.models.lm.text_attention import TextHeads
 log = logging.getLogger(__name__)
 
 _STREAM_FRAMES, _LEAST_FRAMES = 160, 1_024
-"""Mel frames of a low_latency stream's largest chunk, rounded up, and of the smallest batch size to prepare for."""
+"""Mel frames of a low_latency stream's largest chunk, rounded up; and the fewest frames of a batch to prepare for."""
 
 STUCK_S = 300.0
-"""A turn that takes this long waits for a device that does not answer; compiling a kernel takes less."""
+"""Seconds after which a turn of the loop counts as stuck at a device that does not answer; compiling takes less."""
 LEAVE_S = 10.0
 """Seconds that the current turn has to end after the loop was told to stop at once."""
 LOOK_S = 0.1
@@ -52,11 +52,11 @@ LOOK_S = 0.1
 
 
 Message = Callable[[], None]
-"""Work that another thread has posted to the loop: usually a method that only the loop's thread may call."""
+"""Work that another thread posts to the loop: usually a method that only the loop's thread may call."""
 
 
 class Loop:
-    """All accepted requests, and the runners that work for them; either runner may be missing."""
+    """All accepted requests, and the runners that do the work for them; either runner may be missing."""
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class Loop:
         self._scheduler, self._admission, self._statistics = scheduler, admission, statistics
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._waiting: tuple[deque[RequestState], deque[RequestState]] = (deque(), deque())
-        """Accepted requests that have not started: streams with a listener, and other work."""
+        """Accepted requests that have not started: first streams with a listener, then all other work."""
         self._requests: dict[int, RequestState] = {}
         self._drain: bool | None = None
-        """None: the loop goes on; True: it stops after pending work; False: it stops now."""
+        """None: the loop goes on; True: it stops once all accepted work is done; False: it stops now."""
         self._closing = False
         self._starting = threading.Lock()
         self._lag = 0.0
-        """Speech tokens by which the voice follows the heads' attention."""
+        """The lag of the voice behind the heads' attention, in speech tokens."""
         self.gc_freeze = GcFreeze()
         self.thread: threading.Thread | None = None
         self._process = os.getpid()
         self.ended = False
-        """Whether the loop was stopped or has failed; it takes no more requests then."""
+        """Whether the loop was stopped or has failed; it then takes no more requests."""
         self.busy_since = inf
         """Start of the current turn, on the engine's clock; ∞ while it waits for messages."""
 
@@ -118,10 +118,10 @@ class Loop:
                 atexit.register(_stop_at_exit, weakref.ref(self))
 
     def close(self, *, drain: bool, timeout_s: float | None) -> None:
-        """Stop: accepted requests are finished (`drain`) or end with EngineStopped.
+        """Stop the loop. Accepted requests are finished (`drain`) or end with EngineStopped.
 
-        A drain lasts `timeout_s` at most; None: as long as no turn takes STUCK_S. Then, or without a drain, the current
-        turn has LEAVE_S to end (without a drain `timeout_s`, if given). A device that takes longer is given up.
+        A drain lasts `timeout_s` at most; None: until a turn takes STUCK_S. After a drain the current turn has LEAVE_S
+        to end; without a drain it has `timeout_s`, or LEAVE_S if that is None. A device that takes longer is given up.
         """
         self._closing = True
         self.post(partial(self.stop, drain))
@@ -135,7 +135,7 @@ class Loop:
         self.gc_freeze.end()
 
     def leaves_within(self, timeout_s: float | None) -> bool:
-        """Wait until the loop's thread ends, None: or one turn takes STUCK_S; False: the thread still runs."""
+        """Wait until the loop's thread ends, at most `timeout_s`, None: until a turn takes STUCK_S; False: it runs."""
         assert self.thread is not None
         if timeout_s is not None:
             self.thread.join(timeout_s)
@@ -144,12 +144,12 @@ class Loop:
         return not self.thread.is_alive()
 
     def abandon(self) -> None:
-        """Stop an engine that is not used any more, and was not closed."""
+        """Stop the loop of an engine that is not used any more but was not closed."""
         self.post(partial(self.stop, drain=False))
         self.gc_freeze.end()
 
     def post(self, message: Message) -> None:
-        """Post a message to the loop, from any thread. After the loop's end this thread refuses it."""
+        """Post a message to the loop, from any thread. After the loop's end this thread handles and refuses it."""
         self._inbox.put(message)
         if self.ended:  # the loop may have ended before it could read the message
             self._refuse_messages()
@@ -232,7 +232,7 @@ class Loop:
         self._fail({sequence.request.id: sequence.request for sequence in sequences}.values(), error)
 
     def take(self, number: int, more: Taken) -> None:
-        """In the loop's thread: pass more of the request with this number to `RequestState.take`."""
+        """In the loop's thread: pass more input for the request with this number to `RequestState.take`."""
         request = self._find(number)
         if request is None:
             return  # it has ended meanwhile
@@ -245,7 +245,7 @@ class Loop:
         request.outbox.text_sent(-1)
 
     def call(self, work: Callable[[], object], done: Future[Any]) -> None:
-        """In the loop's thread: run this; `done` gets the outcome."""
+        """In the loop's thread: run `work`; `done` gets its result or error."""
         try:
             if self.ended:
                 raise stopped()
@@ -254,21 +254,21 @@ class Loop:
             done.set_exception(error)
 
     def watch(self, heads: TextHeads | None) -> None:
-        """In the loop's thread: the heads by which watched segments are followed from now on."""
+        """In the loop's thread: from now on, use these attention heads to follow watched segments."""
         if self._lm is not None:
             self._lm.heads, self._lag = heads, 0.0 if heads is None else heads.lag
 
     def in_lm_queue(self, work: Callable[[], Any]) -> Any:
-        """Run this where the language model's launches run, behind those that were made, and give its result.
+        """Run `work` on the language model's queue, after the launches made so far, and return its result.
 
-        In the loop's thread, or before it was started.
+        Call it in the loop's thread, or before the loop was started.
         """
         assert self._lm is not None
         with torch.inference_mode(), self._lm.queue.entered():
             return work()
 
     def prepare(self, streams: int | None) -> None:
-        """In the loop's thread: prepare for this many streams, None: for any work."""
+        """In the loop's thread: record the graphs that this many streams need, None: all."""
         if self._lm is not None:
             self._lm.prepare(streams)
         if self._synthesis is not None:
@@ -281,7 +281,7 @@ class Loop:
         self._inbox.put(partial(self.stop, drain=False))  # wakes the loop if it waits for a message by now
 
     def _end_all(self) -> None:
-        """Refuse messages from now on, and end all requests; leave the stages alone, as they may have failed."""
+        """Refuse messages from now on, and end all requests. The stages are not called: they may have failed."""
         left = (*self._requests.values(), *self._waiting[0], *self._waiting[1])
         self._requests, self._waiting = {}, (deque(), deque())
         self.ended = True
@@ -328,7 +328,7 @@ class Loop:
         self._settle(request)
 
     def _hand_out(self) -> bool:
-        """Give the listeners the tokens and samples that have arrived; False: none have."""
+        """Hand out the tokens and samples that have arrived; False: none have arrived."""
         decoded = self._lm.collect() if self._lm is not None else []
         now = self._clock()
         for sequence in decoded:
@@ -355,7 +355,7 @@ class Loop:
         return bool(decoded or voiced)
 
     def _settle(self, request: RequestState) -> None:
-        """Send the available samples in the sequences' order; then end the request, or ask for its text."""
+        """Send the available samples in the order of the sequences; then end the request, or ask for more text."""
         sequences = request.sequences
         while request.current < len(sequences):
             sequence = sequences[request.current]
@@ -388,7 +388,7 @@ class Loop:
     def _send(
         self, request: RequestState, sequence: SequenceState, samples: NDArray[np.float32], last: bool, ended: bool
     ) -> None:
-        """last: of the request; ended: it is the sequence's last one."""
+        """last: these are the request's last samples; ended: they are the sequence's last samples."""
         now, rate, first = self._clock(), request.rates.sample_rate, request.sounding_since is None
         duration_s = len(samples) / rate
         late_s = request.hand_out(duration_s, now)
@@ -444,10 +444,10 @@ class Loop:
         request.outbox.end(result)
 
     def wait_for_device(self) -> bool:
-        """Block until a piece of launched work is done; False: none is under way."""
+        """Block until a piece of launched work is done; False: no work is running."""
         busy = [runner for runner in self._runners if runner.busy]
         if busy:
-            # The queue that will be done first must not run dry while the host waits for the other.
+            # Wait for the queue that will be done first, because it would be idle while the host waits for the other.
             min(busy, key=lambda runner: runner.queue.due_at).wait()
         return bool(busy)
 
@@ -464,7 +464,7 @@ def forked() -> EngineStopped:
 
 
 def _stop_at_exit(loop: weakref.ref[Loop]) -> None:
-    """Stop the loop at the interpreter's exit: a thread that still computes would crash it."""
+    """Stop the loop when the interpreter exits: a thread that still computes would crash it."""
     running = loop()
     if running is not None and running.thread is not None and running.thread.is_alive():
         running.post(partial(running.stop, drain=False))

@@ -1,4 +1,4 @@
-"""The engine's requests and its audio, as immutable values."""
+"""The engine's requests, and the audio that it returns, as immutable values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_PAUSE_S = 10.0
 SMALL_VOCABULARY = 32_000
 """A vocabulary with fewer text ids (the release has 151,665) writes one word in several tokens, or byte by byte."""
 MAX_TOKENS = 100_000
-"""More than any slot holds; a text that does not fit its slot is refused with the slot's own limit."""
+"""Limit of `max_tokens`, above the size of any slot; a request that does not fit its slot is refused later."""
 
 
 def _check(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
@@ -42,10 +42,10 @@ def _check(name: str, value: float | None, low: float, high: float, *, whole: bo
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The way in which speech tokens are drawn. `None` means: as the checkpoint's yaml sets it.
+    """The rule by which speech tokens are sampled. `None` means: as the checkpoint's yaml sets it.
 
-    An id is drawn from the nucleus (top_p, top_k); if it occurs in the last `win_size` tokens `win_size · tau_r` times
-    or more, another is drawn from all ids. Speech lasts at least `min_ratio` and at most `max_ratio` tokens per text
+    An id is sampled from the nucleus (top_p, top_k). If it occurs at least `win_size · tau_r` times in the last
+    `win_size` tokens, another id is sampled from all ids. Speech lasts `min_ratio` to `max_ratio` tokens for a text
     token.
     """
 
@@ -56,7 +56,7 @@ class SamplingParams:
     min_ratio: float = 2.0
     max_ratio: float = 20.0
     exact_tokens: int | None = None
-    """Speech lasts exactly this many tokens, whatever the model says: for measurements with random weights."""
+    """Speech lasts exactly this many tokens, whatever the model says; for measurements with random weights."""
 
     def __post_init__(self) -> None:
         _check("top_p", self.top_p, 0.001, 1.0)
@@ -69,20 +69,19 @@ class SamplingParams:
 
 
 AS_CONFIGURED = SamplingParams()
-"""All as the checkpoint's yaml sets it."""
+"""Sampling as the checkpoint's yaml sets it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Conditioning:
     """The features of a voice for each stage (`frontend/front_end.py` makes them).
 
-    Make it once for all requests of a voice: the engine caches the results that depend on it. Its tensors must not
-    change.
+    Make it once for all requests of a voice: the engine caches results that depend on it. Its tensors must not change.
 
-    lm_prompt_text: text ids of the reference's transcript, or of an instruction; lm_prompt_tokens: its speech tokens;
-    lm_system_text: text ids that come before all these, whose last one ends the system prompt; flow_tokens: [n] int64;
-    flow_mel: [frames, bins] float32; embedding: [speaker size] float32, for the flow; lm_embedding: the same for
-    CosyVoice 1's language model, None for later ones.
+    lm_prompt_text: text ids of the reference's transcript, or of an instruction; lm_prompt_tokens: the reference's
+    speech tokens, for the language model; lm_system_text: text ids before lm_prompt_text, the last of which ends the
+    system prompt; flow_tokens: [n] int64, speech tokens for the flow; flow_mel: [frames, bins] float32; embedding:
+    [speaker size] float32, for the flow; lm_embedding: the same for CosyVoice 1's language model, None for later ones.
     """
 
     embedding: Tensor
@@ -95,7 +94,7 @@ class Conditioning:
 
     @cached_property
     def lm_text(self) -> tuple[int, ...]:
-        """Text ids that stand before the text to be spoken."""
+        """All text ids before the text that is to be spoken."""
         return self.lm_system_text + self.lm_prompt_text
 
     @cached_property
@@ -105,12 +104,12 @@ class Conditioning:
 
     @cached_property
     def fits(self) -> set[tuple[int, ...]]:
-        """The table sizes for which the ids were checked already."""
+        """Sizes of embedding tables for which this voice's ids were checked already."""
         return set()
 
     @cached_property
     def flow_key(self) -> bytes:
-        """A key that is equal for two voices only if the flow gets equal features of both."""
+        """A hash of the flow's features; two voices have the same hash only if these features are equal."""
         digest = hashlib.blake2b(digest_size=16)
         for tensor in (self.flow_tokens, self.flow_mel, self.embedding):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
@@ -119,10 +118,10 @@ class Conditioning:
 
 
 class FlowSteps(Enum):
-    """The way in which the flow goes from noise to mel."""
+    """The steps by which the flow's solver goes from noise to mel."""
 
     OFFICIAL = "official"
-    """Ten Euler steps, as the official code; a model that was distilled to fewer steps takes its own number."""
+    """Ten Euler steps, as in the official code; a model that was distilled to fewer steps uses its own number."""
     FAST = "fast"
     """Three midpoint steps, which are six evaluations of the network instead of ten."""
 
@@ -132,8 +131,8 @@ class SegmentRequest:
     """One sequence to be spoken: text ids, or given speech tokens (voice conversion).
 
     pause_s: seconds of silence instead of speech, in a segment that has neither text nor tokens; watched: its chunks
-    tell where the voice is in the text, if the engine knows heads of the model that do; guarded: the first text id of
-    each word, if speech that leaves the text is to be drawn again (`guard`), which needs `watched`; flow_steps: None is
+    tell where the voice is in the text, if attention heads that show it are known; guarded: the index of each word's
+    first text id, if speech that leaves the text is to be sampled again (`guard`, needs `watched`); flow_steps: None is
     the engine's default; adapter: the name of a loaded LoRA adapter, "" without one.
     """
 
@@ -168,9 +167,8 @@ class SegmentRequest:
 
 @dataclass(frozen=True, eq=False)
 class SpeechTokens:
-    """Speech tokens that arrive. The next `hop` unspoken tokens become one chunk; later tokens are only its lookahead.
-    final: no more tokens will come, and the chunk is the last one.
-    """
+    """A piece of speech tokens that arrive during synthesis. The next `hop` unspoken tokens become one chunk; tokens
+    after them are only its lookahead. final: no more tokens will come, and this chunk is the last one."""
 
     tokens: tuple[int, ...]
     hop: int
@@ -178,7 +176,7 @@ class SpeechTokens:
 
 
 class InputMode(Enum):
-    """The way in which the text of a request comes."""
+    """The way in which a request gets its text."""
 
     WHOLE = "whole"
     """The request has all of its text."""
@@ -194,8 +192,8 @@ class InputMode(Enum):
 class EngineRequest:
     """A request for audio: segments that are heard one after the other.
 
-    `policy`: cut the audio into chunks, each made before its listener has played the ones before; None: offline, one
-    chunk for each whole segment. batch: it has no deadline, and takes only the time that other requests leave.
+    policy: the audio is cut into chunks, each made before its listener has played the chunks before it; None: offline,
+    one chunk for each whole segment. batch: it has no deadline, and takes only the time that other requests leave.
     """
 
     segments: tuple[SegmentRequest, ...]
@@ -209,28 +207,28 @@ class EngineRequest:
             raise InvalidRequest("text: no segments to speak; give some text")
         if arrival is InputMode.SPEECH:
             if len(self.segments) != 1 or self.segments[0].text or self.segments[0].speech_tokens:
-                raise InvalidRequest("speech tokens: they arrive; give one segment that has neither text nor tokens")
+                raise InvalidRequest("speech tokens: to push them, give one segment that has neither text nor tokens")
             if self.policy is None or self.policy.joins is not CrossfadeMode.SEAMLESS:
-                raise InvalidRequest("speech tokens: they arrive; give a chunk policy whose joins are seamless")
+                raise InvalidRequest("speech tokens: to push them, give a chunk policy whose joins are seamless")
             return
         for segment in self.segments:
             segment.check_not_empty()
         if arrival is not InputMode.WHOLE and self.policy is None:
             raise InvalidRequest("text: only a stream can take its text piece by piece; give a chunk policy")
         if arrival is InputMode.TOKENS and len(self.segments) != 1:
-            raise InvalidRequest(f"text: {len(self.segments)} segments, whose tokens arrive; one is needed")
+            raise InvalidRequest(f"text: {len(self.segments)} segments; text that arrives in tokens needs exactly one")
         if arrival is InputMode.TOKENS and self.segments[0].speech_tokens is not None:
-            raise InvalidRequest("text: it arrives, and speech tokens are given; leave one of them out")
+            raise InvalidRequest("text: it arrives, but speech tokens are given, too; leave one of them out")
 
 
 @dataclass(frozen=True, eq=False)
 class TokenRequest:
     """Generate the speech tokens that follow a prompt, without audio.
 
-    rows: the prompt; max_tokens: limit of speech tokens; min_tokens: speech does not end before this many, or before
-    `max_tokens` if that is less; ends: control ids that may end the speech, None: all of the model's, (): it ends after
-    exactly `max_tokens`; seed: of the sampling; speaker: [speaker size] float32, for the prompt's speaker row if it has
-    one.
+    rows: the prompt; max_tokens: the most speech tokens; min_tokens: speech does not end before this many, or before
+    `max_tokens` if that is less; ends: control ids that may end the speech, None: all that the model has, (): speech
+    ends after exactly `max_tokens`; seed: of the sampling; speaker: [speaker size] float32, for the speaker row, if
+    any.
     """
 
     rows: tuple[Row, ...]
@@ -252,10 +250,10 @@ class TokenRequest:
 def speech_prompt(
     vocabulary: Vocabulary, text: Sequence[int], speech: Sequence[int] = (), *, speaker: bool = False
 ) -> tuple[Row, ...]:
-    """The rows of a complete text and of the speech before it: [sos, speaker, text, task, speech].
+    """The language model's prompt for a complete text: [sos, speaker, text, task, speech].
 
-    text: text ids, first those of a reference's transcript; speech: the reference's speech tokens; speaker: whether
-    there is a row of the speaker.
+    text: text ids, those of a reference's transcript first; speech: the reference's speech tokens; speaker: whether
+    there is a row for the speaker.
     """
     return (
         Row(RowKind.CONTROL, vocabulary.sos),
@@ -267,7 +265,7 @@ def speech_prompt(
 
 
 class Fault(str, Enum):
-    """A way in which speech leaves its text."""
+    """A kind of fault: a way in which speech deviates from its text."""
 
     STANDS = "stands"
     REPEATS = "repeats"
@@ -280,10 +278,10 @@ class Fault(str, Enum):
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the text as it is written there, and when it is heard.
+    """A word of the text, as it is written there, and the time at which it is heard.
 
     start_character, end_character: its characters in the input; start_s, end_s: seconds from the beginning of the
-    audio; estimated: the model did not tell where its voice was, so the times were shared out by length.
+    audio; estimated: the position of the voice was not known, so times were divided in proportion to lengths.
     """
 
     text: str
@@ -299,9 +297,9 @@ class AudioChunk:
     """A piece of audio; samples: [n] float32 in [−1, 1].
 
     index: its place among the request's chunks; segment: the place of its segment in the request. The last chunk
-    (`final`) may be empty; then it has the last segment's place. reached: text tokens of the segment that the voice
-    comes to in this chunk, and the seconds of the segment's audio before each, None: it is not known; ended: the chunk
-    is its segment's last one; words: the words that end in this chunk, where the front end was asked for them.
+    (`final`) may be empty; its segment is then the last one. reached: the text tokens of the segment that begin in this
+    chunk, each with its start in seconds of the segment's audio, None: unknown; ended: the chunk is its segment's last
+    one; words: the words that end in this chunk, if the front end was asked for words.
     """
 
     samples: NDArray[np.float32]

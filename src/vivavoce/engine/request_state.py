@@ -1,7 +1,7 @@
 """A request inside the engine: the progress of its sequences, and the time until which its listener has audio to play.
 
-Decisions about these numbers need no tensors, and the sequence's objects of the stages are opaque here. The loop and
-its runners write, the scheduler reads.
+Decisions about these numbers need no tensors; the stages' own objects of a sequence are opaque here. The loop and its
+runners write this state, and the scheduler reads it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 SURE_AFTER = 56
-"""Speech tokens behind a fault with which the guard has noticed it (`engine/guard.py`); a loop needs most of them."""
+"""The guard (`engine/guard.py`) notices a fault within this many more speech tokens; loops take the longest."""
 
 
 class Phase(Enum):
@@ -34,16 +34,16 @@ class Phase(Enum):
     WAITING = auto()
     """The sequence has no slot yet."""
     READING = auto()
-    """The sequence has a slot, and rows that must be prefilled before the next token."""
+    """The sequence has a slot, and rows that must be prefilled before its next token."""
     DECODING = auto()
     STARVED = auto()
     """The next text, or the next speech tokens, have not arrived yet."""
     DECODED = auto()
-    """All tokens exist."""
+    """All speech tokens exist."""
 
 
 class ChunkPlan(NamedTuple):
-    """Work that flow and vocoder can do now for a sequence: its next chunk, or (hop 0) its voice's prompt.
+    """Work that flow and vocoder can do now for a sequence: its next chunk, or (hop 0) the state of its voice's prompt.
 
     hop: speech tokens of the chunk, after those already spoken; seen: number of speech tokens, from the first one on,
     that the flow gets; frames: mel frames that the flow computes; past: mel frames before them that it attends to.
@@ -58,24 +58,24 @@ class ChunkPlan(NamedTuple):
     past: int
 
     def goes_with(self, other: ChunkPlan) -> bool:
-        """Whether one batch of the flow can compute both."""
+        """Whether one batch of the flow can compute both chunks."""
         return self.attention is other.attention and self.sequence.flow_steps is other.sequence.flow_steps
 
     @property
     def unsure(self) -> bool:
-        """Whether the guard may still find a fault in it, and can go back behind it as long as it is not made."""
+        """Whether the guard may still find a fault in this chunk's tokens, and replace them before it is made."""
         its = self.sequence
         return its.first_run is not None and its.phase is not Phase.DECODED and its.produced < self.seen + SURE_AFTER
 
 
 @dataclass(eq=False)
 class SequenceState:
-    """One sequence of the language model and the audio made of it; owned by the loop.
+    """One sequence of the language model, and the audio made from it; owned by the loop.
 
     prompt_rows: rows to prefill before the first token; prompt_tokens: speech tokens of the voice for the flow; tokens:
-    speech tokens so far; pushed: hop, final and seen (`ChunkPlan`) of each chunk whose tokens have arrived, in a
-    request whose speech tokens arrive; run: rows that wait for their prefill; text: the prompt of a text that arrives
-    token by token; flow, wave: its streams in the stages; flow_steps: those of its flow.
+    speech tokens so far; pushed: if speech tokens arrive, hop, final and seen (`ChunkPlan`) of each chunk whose tokens
+    have arrived; run: rows that wait for their prefill; text: the prompt of a text that arrives token by token; flow,
+    wave: the sequence's streams in flow and vocoder; flow_steps: the steps of its flow.
     """
 
     segment: SegmentRequest | TokenRequest
@@ -85,9 +85,9 @@ class SequenceState:
     produced: int = 0
     """Number of speech tokens so far."""
     sampled: int = 0
-    """Number of speech tokens from the language model, including those that were left out as too long a silence."""
+    """Number of speech tokens from the language model, including those left out because the silence was too long."""
     silence: int = 0
-    """Number of silent tokens in a row at the end."""
+    """Number of silent tokens in a row at the end of `sampled`."""
     tokens: list[int] = field(default_factory=list)
     pushed: deque[tuple[int, bool, int]] | None = None
     run: DecodeRun | None = None
@@ -96,53 +96,53 @@ class SequenceState:
     place: int = 0
     """Index in the request's sequences."""
     spoken: int = 0
-    """Tokens turned into mel, without those of the current chunk; in a request for tokens: tokens handed out."""
+    """Tokens that were turned into mel, without the current chunk; in a request for tokens: tokens handed out."""
     chunks: int = 0
     """Chunks cut so far."""
     asked: int = 0
-    """Tokens that were to become audio so far, where speech tokens arrive."""
+    """The sum of the hops that were pushed so far, if speech tokens arrive."""
     slot: int | None = None
     most_tokens: int = 0
-    """The language model is ended at this many tokens, whatever it says."""
+    """The language model is stopped at this many tokens, whatever it says."""
     limited: bool = True
     """False if exactly `most_tokens` were asked for."""
     cut: bool = False
-    """Whether the language model was ended at `most_tokens`, and `limited` is true."""
+    """Whether the language model was stopped at `most_tokens`, and `limited` is true."""
     cursor: TextCursor | None = None
-    """Where the attention is in the text, once a decode step of a watched segment has told it."""
+    """The position of the attention in the text; None until a decode step of a watched segment has read it."""
     first_run: DecodeRun | None = None
     """The run of the whole text, in a guarded segment."""
     tries: int = 0
-    """The number of times that a part of it was drawn again."""
+    """Number of times that a part of the sequence was sampled again."""
     looked: int = 0
-    """Speech tokens at the guard's last look."""
+    """Number of speech tokens at the guard's last check."""
     seen: int = 0
-    """Speech tokens that the flow has seen, whose sound the listener may have."""
+    """Number of speech tokens that the flow has read; the listener may have heard them."""
     faults: dict[str, bool] = field(default_factory=dict)
-    """Faults that the guard has found, and whether they are gone from what the listener hears."""
+    """Faults that the guard has found, and whether each was removed before the listener could hear it."""
     sent_s: float = 0.0
     """Seconds of audio that were handed out."""
     told: int = 0
-    """Text tokens whose begin the listener knows."""
+    """Number of text tokens whose start the listener was told."""
     flow: Any = None
     wave: Any = None
     flow_steps: FlowSteps = FlowSteps.OFFICIAL
     lacks_prompt: bool = False
     """Whether the flow should compute the state of the voice's prompt."""
     prompt_later: bool = False
-    """Whether that comes behind the first chunk, whose own batch then computes the prompt with it."""
+    """Whether the prompt's state is computed only after the first chunk, whose batch computes the prompt, too."""
     busy: bool = False
-    """A chunk or the prompt is in the flow or the vocoder now."""
+    """Whether a chunk or the prompt of this sequence is in the flow or the vocoder now."""
     finished: bool = False
     read_at: float = 0.0
-    """When its rows were read and it began to decode, on the engine's clock."""
+    """The time at which its rows were prefilled and it began to decode, on the engine's clock."""
     ready_at: float | None = None
-    """When its next chunk could have begun; None: it cannot begin yet."""
+    """The time from which its next chunk could have begun; None: it cannot begin yet."""
     _known: tuple[int, int, int, int] = (-1, -1, 0, 0)
-    """Cached result of `_wanted` (hop, tokens), after the `spoken` and `chunks` that it is for."""
+    """`spoken` and `chunks`, followed by the result of `_wanted` for them (hop, tokens), as a cache."""
 
     def lacking(self, now: float) -> int:
-        """Number of speech tokens that the next chunk still needs; 1 where that is not known."""
+        """Number of speech tokens that the next chunk still needs; 1 if the number is not known."""
         if self.phase is Phase.DECODED or self.pushed:
             return 0
         policy, known = self.request.policy, self._known
@@ -189,9 +189,9 @@ class SequenceState:
         return ChunkPlan(self, hop, final, attention, seen, frames, past)
 
     def tell(self, duration_s: float, ended: bool, lag: float) -> tuple[tuple[int, float], ...] | None:
-        """Text tokens that the voice comes to in the next audio, which lasts this long; see `AudioChunk.reached`.
+        """Text tokens that the voice reaches in the next audio, which lasts `duration_s`; see `AudioChunk.reached`.
 
-        ended: it is the last audio; lag: see `TextHeads`.
+        ended: this is the sequence's last audio; lag: see `TextHeads`.
         """
         self.sent_s += duration_s
         if self.cursor is None:
@@ -208,7 +208,7 @@ class SequenceState:
         return tuple(found)
 
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
-        """Hop of the next chunk, and the number of unspoken tokens that it needs before all tokens exist."""
+        """The next chunk's hop, and the number of unspoken tokens that it needs unless all tokens exist."""
         pending, elapsed_s = self.produced - self.spoken, now - self.request.accepted_at
         rate = self.request.rates.tokens_per_second
         hop = policy.next_hop(self.chunks, self.spoken, pending, self.prompt_tokens, elapsed_s, rate)
@@ -223,10 +223,10 @@ class SequenceState:
 class RequestState:
     """One accepted request; owned by the loop.
 
-    policy: the chunk policy, None: offline work; outbox: where its listener takes the results; tokens_only: speech
+    policy: the chunk policy, None: offline work; outbox: from which the listener takes the results; tokens_only: speech
     tokens are wanted, no audio; arrived: sequences that are not opened yet; complete: no more sequences or speech
-    tokens will be pushed; asked: from a client, otherwise from the engine's warm-up; batch: as of `EngineRequest`;
-    adapters: by name, which it keeps to its end.
+    tokens will be pushed; asked: by a client, otherwise by the engine's own warm-up; batch: as in `EngineRequest`;
+    adapters: those that the request uses until its end, by name.
     """
 
     id: int
@@ -243,9 +243,9 @@ class RequestState:
     adapters: dict[str, Any] = field(default_factory=dict)
     sequences: list[SequenceState] = field(default_factory=list)
     held: dict[int, tuple[bool, Any]] = field(default_factory=dict)
-    """Samples that wait for earlier sequences, by place, and whether they are the sequence's last ones."""
+    """Samples that wait for earlier sequences, by the sequence's place, with whether they are its last samples."""
     current: int = 0
-    """Place of the sequence whose audio comes next."""
+    """Index of the sequence whose audio is handed out next."""
     decoded: int = 0
     """Number of sequences at the front that are known to be decoded."""
     closed: bool = False
@@ -254,13 +254,13 @@ class RequestState:
     final_sent: bool = False
     """Whether the last handed-out chunk was marked as final."""
     error: Exception | None = None
-    """The error that the request ends with, once the audio that could be made is handed out."""
+    """The error with which the request ends, after the audio that could be made is handed out."""
     sounding_since: float | None = None
-    """When the first chunk was handed out, on the engine's clock in seconds: the listener plays from then on."""
+    """When the first chunk was handed out, in seconds of the engine's clock: the listener plays from then on."""
     dry_at: float = 0.0
     """When the listener will have played all chunks so far; only valid once a chunk was handed out."""
     excused: bool = False
-    """Whether the listener ran dry because text came too late."""
+    """Whether the listener has played all audio because text came too late."""
     timings: RequestTimings = field(default_factory=RequestTimings)
 
     @property
@@ -270,14 +270,14 @@ class RequestState:
 
     @property
     def starved(self) -> bool:
-        """Whether no more tokens can be made until more of its text, or of its speech tokens, arrives."""
+        """Whether no more tokens can be made until more text, or more speech tokens, arrive."""
         for sequence in self.sequences:
             if sequence.phase is not Phase.DECODED:
                 return sequence.phase is Phase.STARVED and not sequence.pushed
         return not self.complete
 
     def awaits_more(self, now: float) -> bool:
-        """Whether the request is starved, and the tokens so far make no chunk."""
+        """Whether the request is starved, and its tokens so far are not enough for another chunk."""
         return self.starved and not any(one.busy or one.may_cut(now) for one in self.sequences)
 
     def add(self, sequence: SequenceState) -> None:
@@ -285,12 +285,12 @@ class RequestState:
         self.sequences.append(sequence)
 
     def take(self, more: Taken, now: float) -> None:
-        """Take more of the request; None: that was all; an error: no more can come.
+        """Take more input of the request; None: that was all; an error: no more can come.
 
         Raises:
-            InvalidRequest: more speech tokens are to be spoken than have come.
+            InvalidRequest: more speech tokens are to be spoken than have arrived.
         """
-        # If the listener ran dry while text was awaited, the engine is not at fault.
+        # If the listener's buffer ran out while text was awaited, the engine is not at fault.
         self.excused = self.excused or (self.starved and self.sounding_since is not None and now > self.dry_at)
         if isinstance(more, Exception):
             self.error, more = more, None
@@ -309,13 +309,13 @@ class RequestState:
 
     def _take_speech(self, sequence: SequenceState, more: SpeechTokens | None, now: float) -> None:
         if more is None:
-            raise InvalidRequest("speech tokens: they have ended without a final push; say final with the last ones")
+            raise InvalidRequest("speech tokens: they ended without a final push; set final in the last push")
         sequence.tokens.extend(more.tokens)
         sequence.produced, sequence.asked = len(sequence.tokens), sequence.asked + more.hop
         if more.hop < 1 or sequence.asked > sequence.produced or self.complete:
             raise InvalidRequest(
-                f"speech tokens: {more.hop} more are to be spoken, {sequence.asked} in all, {sequence.produced} have "
-                "come; send as many, and at least one, before the final ones"
+                f"speech tokens: hop {more.hop} makes {sequence.asked} in all, {sequence.produced} have come; push "
+                "enough tokens, a hop of 1 or more, and nothing after the final push"
             )
         assert sequence.pushed is not None
         sequence.pushed.append((more.hop, more.final, sequence.produced))
@@ -324,7 +324,7 @@ class RequestState:
             self.complete, sequence.phase = True, Phase.DECODED
 
     def hand_out(self, duration_s: float, now: float) -> float:
-        """Count a chunk that goes to the listener; returns the seconds that it was late through the engine's fault."""
+        """Count a chunk that goes to the listener; returns the seconds by which the engine made it too late."""
         late_s = 0.0
         if self.sounding_since is None:
             self.sounding_since = self.dry_at = now
@@ -340,8 +340,8 @@ class RequestState:
     def decodable(self) -> Sequence[SequenceState]:
         """Sequences whose language-model work may go on now.
 
-        A stream's next sequence starts when the one before it is decoded: its tokens then exist by the time they are
-        heard, and one slot is enough.
+        A stream's next sequence starts when the sequence before it is decoded: its tokens then still come in time, and
+        the stream needs only one slot.
         """
         sequences = self.sequences
         while self.decoded < len(sequences) and sequences[self.decoded].phase is Phase.DECODED:
@@ -352,4 +352,5 @@ class RequestState:
 
 
 Taken = tuple[int, ...] | SequenceState | SpeechTokens | Exception | None
-"""More of a request, checked: text ids, a sequence or speech tokens; None: that was all; an error: no more can come."""
+"""More input of a request, checked: text ids, a sequence, speech tokens; None: that was all; an error: no more
+comes."""

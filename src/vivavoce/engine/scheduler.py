@@ -1,17 +1,17 @@
-"""Plans the loop's next work. Pure decisions over plain numbers: no tensors, no clock of its own.
+"""Plans the loop's next work. It decides from plain numbers only: it has no tensors, and no clock of its own.
 
-Two queues are planned: the language model (prefill, decode) and synthesis (flow and vocoder). Where both share one
-processor (`exclusive`, the CPU) only the more urgent of the two is planned, otherwise one of each.
+Two queues are planned: the language model (prefill, decode) and synthesis (flow and vocoder). If both share one
+processor (`exclusive`, the CPU), only the more urgent of the two gets work, otherwise each gets work.
 
-The most urgent work goes first; ranks are (`Urgency`):
+The most urgent work goes first. Its rank (`Urgency`) is:
 
-0. streams about to run dry: their listener would hear a gap;
-1. streams that have not sounded yet, the oldest first;
-2. streams that are ahead, the one with the least slack first, and offline work that has waited too long; where flow and
-   language model have queues of their own, the flow takes the oldest first;
-3. offline work and batch requests, the oldest first: they fill the time that is left. Batch requests never compete.
+0. for streams about to run dry: their listener would hear a gap;
+1. for streams that have not sounded yet, the oldest first;
+2. for streams that are ahead, the one with the least slack first, and for offline work that has waited too long; if
+   flow and language model have queues of their own, the flow takes the oldest first;
+3. for offline work and batch requests, the oldest first, in the time that is left. Batch requests always keep rank 3.
 
-Slack is the time until the listener runs dry, less the time that the next chunk still needs (`CostModel`).
+Slack is the time until the listener has played all audio, less the time that the next chunk still needs (`CostModel`).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _PAST_STEP = 64
 _ROW_FRAMES = 100
 """Mel frames of a stream's usual chunk."""
 _GUARD_BATCHES = 3
-"""A stream is about to run dry when its listener's buffer lasts no longer than this many batches: the running one, its
-own, and one for other work of the device."""
+"""A stream is about to run dry if its listener's buffer lasts for at most this many batches: the running batch, the
+stream's own batch, and one for other work of the device."""
 _UNSURE_GUARDS = 2
-"""A chunk that the guard is not sure of waits for more tokens as long as its listener's buffer is longer than this many
-times the one of a stream about to run dry."""
+"""A chunk in which the guard may still find a fault waits for more tokens while its slack is more than this many times
+the slack of a stream about to run dry."""
 _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
-"""With at least `_SHARED_SLOTS` decoding sequences, a new one may wait for others, to decode its first tokens together
-with theirs: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
+"""If at least `_SHARED_SLOTS` sequences decode, a new sequence may wait for other new ones, to decode first tokens with
+them: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
 _WORTH_JOINING = 0.8
 """A chunk joins a batch only if that lengthens the batch by at most this share of the chunk's time alone. Otherwise
 joining saves next to nothing, and delays all other chunks."""
 
 
 class Urgency(NamedTuple):
-    """Order of work; the smallest goes first."""
+    """The order of work: the smallest rank goes first, and within a rank the smallest slack."""
 
     rank: int
     slack_s: float
@@ -51,21 +51,21 @@ class Urgency(NamedTuple):
 
 DRY, FIRST, AHEAD, OFFLINE = range(4)
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
-"""Urgency of work without a rival, whose true urgency need not be computed."""
+"""The urgency of work without competing work, whose true urgency need not be computed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of single steps and of waiting times.
+    """Limits of single steps and of waiting times.
 
-    prefill_rows: rows of one prefill, so that running streams do not stall (a longer prompt goes alone); batch_frames:
-    mel frames of a flow batch, padding included; urgent_batch_frames: the same if the batch's first chunk is of a
-    stream that is about to run dry or has not sounded; offline_batch_frames: the same for offline work alone, without
-    padding; spare_slots: share of the slots that offline work leaves to streams; guard_s: a stream with less slack is
-    about to run dry (`_GUARD_BATCHES` makes it shorter on fast devices); calm_s: a prefill goes before decode steps
-    whose sequences all have more slack than this; patience_s: offline work older than this competes with streams that
-    are ahead; shared_steps: from this many decoding sequences on, this many decode steps are launched at once, because
-    the host's time for a launch grows with the sequences, and soon exceeds the device's step.
+    prefill_rows: rows of one prefill, so that running streams need not wait long (a longer prompt goes alone);
+    batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: the same if the stream of the
+    batch's first chunk is about to run dry or has not sounded; offline_batch_frames: the same for offline work alone,
+    without padding; spare_slots: share of the slots that offline work leaves to streams; guard_s: a stream with less
+    slack is about to run dry (`_GUARD_BATCHES` makes it shorter on fast devices); calm_s: a prefill goes before decode
+    steps if all their sequences have more slack than this; patience_s: offline work older than this competes with
+    streams that are ahead; shared_steps: (n, steps): from n decoding sequences on, so many decode steps are launched at
+    once, because the host's time for a launch grows with the sequences, and soon exceeds the device's.
     """
 
     prefill_rows: int = 1024
@@ -92,7 +92,7 @@ class Limits:
 
 @dataclass(eq=False)
 class RunningBatch:
-    """A batch with steps left: Euler steps of the flow, or the vocoder's only one."""
+    """A batch with steps left: steps of the flow's solver, or the single step of the vocoder."""
 
     chunks: Sequence[ChunkPlan]
     seconds_left: float
@@ -114,9 +114,9 @@ class Plan(NamedTuple):
 class SchedulerState(NamedTuple):
     """The plan's inputs beside the requests.
 
-    lm_open, synthesis_open: the queue takes more work now; slots_free, slots_total: language-model slots;
-    steps_in_flight: decode steps whose tokens are still to come; running: flow batches; batches_open: another flow
-    batch may begin beside them.
+    lm_open, synthesis_open: whether the queue takes more work now; slots_free, slots_total: language-model slots;
+    steps_in_flight: decode steps whose tokens have not arrived; running: flow batches; batches_open: whether another
+    flow batch may begin beside them.
     """
 
     now: float
@@ -130,10 +130,10 @@ class SchedulerState(NamedTuple):
 
 
 class Scheduler:
-    """Plans the next steps from the requests' progress and the measured costs; each plan starts afresh.
+    """Plans the next steps from the requests' progress and the measured costs; keeps nothing from one plan to the next.
 
-    `exclusive`: both queues share one processor; `padded`: the rows of a flow batch cost as much as its longest one;
-    `self_paced`: after a prefill the language model decodes by itself.
+    exclusive: both queues share one processor; padded: each row of a flow batch costs as much as the longest row;
+    self_paced: after a prefill the language model decodes by itself.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class Scheduler:
         self._costs, self._limits, self._exclusive, self._padded = costs, limits, exclusive, padded
         self._self_paced = self_paced
         self._chunks_s: dict[tuple[int, int], float] = {}
-        """Seconds by frames and past, cached for one plan: hundreds of streams have chunks of a few sizes."""
+        """Seconds of a chunk by its frames and past, cached for one plan: many chunks have the same few sizes."""
         self._guard_s = limits.guard_s
 
     def plan(self, requests: Collection[RequestState], at: SchedulerState) -> Plan:
-        """The most urgent work of each open queue; where both share a processor, of the more urgent queue only."""
+        """The most urgent work of each open queue; if both share a processor, only that of the more urgent queue."""
         self._chunks_s.clear()
         frames = self._limits.urgent_batch_frames
         rows = -(-frames // _ROW_FRAMES)
@@ -209,10 +209,10 @@ class Scheduler:
         gives_way = bool(decoding) and not self._exclusive and self._gives_way(decoding, at)
         least = min((urgency[one] for one in decoding), default=None)
         if prefill:
-            # The most urgent sequence may have found no slot, so its urgency may not be the plan's.
+            # The most urgent sequence may have no slot, so the plan's urgency is that of the first sequence to prefill.
             reading = urgency[prefill[0]]
-            # A sequence that is read now takes part in all later steps, so the prefill goes first, unless decode steps
-            # are of a more urgent rank and cannot wait.
+            # A sequence that is prefilled now takes part in all later steps, so the prefill goes first, unless decode
+            # steps have a more urgent rank and cannot wait.
             calm = least is None or least > Urgency(AHEAD, self._limits.calm_s)
             if calm or gives_way or (least is not None and reading.rank <= least.rank):
                 return reading, Plan(prefill=prefill)
@@ -241,13 +241,13 @@ class Scheduler:
         return not any(self._presses(one, at.now, step_s, pause_s) for one in decoding)
 
     def _presses(self, sequence: SequenceState, now: float, step_s: float, pause_s: float) -> bool:
-        """Whether a listener will soon run dry without tokens of this sequence, or it has waited for too long.
+        """Whether the sequence needs tokens now: its listener would soon hear a gap, or it has waited for too long.
 
-        pause_s: the longest wait for first tokens after their sequence was read; 0: few sequences share a step.
+        pause_s: the longest wait for first tokens after a sequence's prefill; 0: few sequences share a step.
         """
         request = sequence.request
         if not request.live:
-            # Where many decode, offline work gets its tokens in the steps of streams that press.
+            # If many sequences decode, offline work gets its tokens in the steps that streams ask for.
             return pause_s == 0 and not request.batch and now - request.accepted_at > self._limits.patience_s
         lacking = sequence.lacking(now)
         if not lacking:
@@ -257,7 +257,7 @@ class Scheduler:
         tokens_per_second = request.rates.tokens_per_second
         before = sum(one.produced - one.spoken for one in request.sequences[request.current : sequence.place])
         slack = request.dry_at + before / tokens_per_second - now - lacking * step_s
-        # Twice the guard, because a stream within the guard itself would keep new prompts from being read.
+        # Twice `guard_s`, because a stream below `guard_s` would keep new prompts from being prefilled.
         return slack - self._chunk_s(tokens_per_second, 0) < 2 * self._guard_s
 
     def _steps(self, decoding: Sequence[SequenceState], at: SchedulerState) -> int:
@@ -272,9 +272,9 @@ class Scheduler:
         return steps
 
     def _token_urgency(self, sequence: SequenceState, now: float, step_s: float, making: int = 0) -> Urgency:
-        """Urgency of a sequence's tokens; lower if its next chunk has all its tokens and only waits for the flow.
+        """The urgency of a sequence's tokens; it is lower if the next chunk has all tokens and waits only for the flow.
 
-        making: tokens of its chunk that is in the flow or the vocoder now, whose audio will be heard first.
+        making: tokens of the sequence's chunk that is in flow or vocoder now; its audio will be heard before.
         """
         lacking, tokens_per_second = sequence.lacking(now), sequence.request.rates.tokens_per_second
         work_s = lacking * step_s + self._chunk_s(tokens_per_second, 0)
@@ -339,7 +339,7 @@ class Scheduler:
         return any(self._urgency_of(chunk, now).rank < rank for chunk in near if chunk is not None)
 
     def _start(self, requests: Collection[RequestState], now: float) -> tuple[Urgency, Plan] | None:
-        """A new batch: the most urgent chunk, and chunks that may go with it without making it late."""
+        """A new batch: the most urgent chunk, and chunks that may join it without making it late."""
         ready = self._ready(requests, now)
         if not ready:
             return None
@@ -372,7 +372,7 @@ class Scheduler:
         return urgency, Plan(start=tuple(batch))
 
     def _ready(self, requests: Collection[RequestState], now: float) -> list[tuple[Urgency, ChunkPlan]]:
-        """Chunks that the flow could begin; a stream has only the next one of its current sequence."""
+        """Chunks that the flow could begin; for a stream only the next chunk of its current sequence."""
         ready: list[tuple[Urgency, ChunkPlan]] = []
         for request in requests:
             if request.closed:
@@ -396,7 +396,7 @@ class Scheduler:
         return min((self.urgency(one, now, batch.seconds_left) for one in awaited), default=_UNRIVALLED)
 
     def _chunk_s(self, frames: int, past: int) -> float:
-        """Seconds of flow and vocoder for new frames after past frames; never less for more of either."""
+        """Seconds of flow and vocoder for new mel frames after past frames; more of either never takes less."""
         past = past // _PAST_STEP * _PAST_STEP
         seconds = self._chunks_s.get((frames, past))
         if seconds is None:
@@ -407,10 +407,10 @@ class Scheduler:
 
 
 def _oldest_first(ready: tuple[Urgency, ChunkPlan]) -> tuple[int, float]:
-    """Sorting key of chunks that could begin: streams that are ahead are finished one after the other.
+    """Sorting key of chunks that could begin. Streams that are ahead go by age, so they are finished one after another.
 
-    Each started stream holds the state of its past. In the order of slack all would go on side by side until memory is
-    full, and then most of the work would be to compute pasts again.
+    Each started stream holds the state of its past. In the order of slack all streams would go on side by side until
+    the memory is full, and most of the work would then be to compute missing pasts again.
     """
     (rank, slack), chunk = ready
     return rank, chunk.sequence.request.accepted_at if rank == AHEAD else slack

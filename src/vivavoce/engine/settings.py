@@ -25,19 +25,19 @@ from vivavoce.models.lm.adapters import RANK_STEP, numbers_of
 from vivavoce_kernels import usable
 
 MAX_POSITIONS = 5_120
-"""Positions of a slot: 200 text tokens at 20 speech tokens each, and 30 s of reference with its transcript."""
+"""The most positions of a slot: 200 text tokens at 20 speech tokens each, and 30 s of reference with its transcript."""
 CPU_SLOTS = 32
 CUDA_SLOTS = 256
-"""With more slots than this, the time of a decode step grows in proportion to them."""
+"""The most slots by default. With more, the time of a decode step grows in proportion to their number."""
 CPU_STATE_BYTES = 2 << 30
 SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.25
-"""Shares of a CUDA device's memory beside the weights: the largest share of the slots (unless FEWEST_SLOTS need more),
-and the share of recordings, batches' tensors and weights in the kernels' layout; the rest is for the flow's state."""
+"""Shares of the CUDA memory that the weights leave: at most SLOTS_SHARE for slots (more if FEWEST_SLOTS need it), and
+BATCHES_SHARE for recordings, batches' tensors and weights in the kernels' layout. The rest is for the flow's state."""
 CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
-"""Memory beside torch's allocations: CUDA's context and the code of kernels and libraries; LATER_BYTES of it are taken
-after the division of memory."""
+"""Bytes that CUDA takes beside torch's allocations, for its context and the code of kernels and libraries; LATER_BYTES
+of them are taken only after memory was divided."""
 FEWEST_FRAMES = 2_048
-"""A batch of the flow may have this many mel frames at least, however little memory there is: smaller ones are slow."""
+"""The largest flow batch has at least this many mel frames, however little memory there is: smaller ones are slow."""
 FEWEST_BYTES, ROOT_BYTES = 15 << 27, 72 << 20
 """With kernels: bytes of recordings and batches up to FEWEST_FRAMES, and their growth with the square root of the
 frames; fitted to engines of CosyVoice 2 and 3 on an H200 (benchmarks/results/gpu)."""
@@ -47,26 +47,26 @@ LONE_SLOTS_SHARE = 0.5
 STREAMS = 4_096
 """Number of concurrent requests if no language model limits them by its slots."""
 LEAST_ROOM = 1 << 30
-"""The least bytes beside the weights with which an engine can work."""
+"""The fewest bytes beside the weights with which an engine can work."""
 
 
 @dataclass(frozen=True)
 class EngineSettings(AdmissionLimits):
     """The operator's choices, admission's limits included; None: as the device's memory allows.
 
-    slots: sequences that the language model decodes at once; slots_share: the largest share of a CUDA device's memory,
-    beside the weights, for slots if their number is not given, None: a quarter, or half if there is only a language
-    model; state_bytes: memory for the flow's state of the past; memory_bytes: the most memory that may be taken of a
-    CUDA device, the weights included; kernels: whether our own kernels and recorded launches are used, None: where they
-    are faster, on CUDA devices in 16 bit; deterministic: slower, but the same request gives the same bits whatever
-    shares its batches; watermark: the audio carries an inaudible mark of synthetic speech, and comes 20 ms later;
-    lm_backend, flow_backend: runtimes of the language model and of the flow's velocity estimator,
-    see docs/backends.md; trt_concurrent: execution contexts of TensorRT; tp: GPUs that share each layer of the language
+    slots: sequences that the language model decodes at once; slots_share: if `slots` is None, the largest share for
+    slots of the CUDA memory that the weights leave, None: a quarter, or half if there is only a language model;
+    state_bytes: memory for the flow's state of the past; memory_bytes: the most memory of a CUDA device that may be
+    taken, the weights included; kernels: whether our own kernels and recorded launches are used, None: if they are
+    faster, on CUDA devices in 16 bit; deterministic: slower, but a request always gives the same bits, whatever other
+    requests share its batches; watermark: the audio carries an inaudible mark of synthetic speech, and comes 20 ms
+    later; lm_backend, flow_backend: runtimes of the language model and of the flow's velocity estimator, see
+    docs/backends.md; trt_concurrent: execution contexts of TensorRT; tp: GPUs that share each layer of the language
     model; pp: GPUs among which its layers are divided; trust_model_code: run files of the model's folder that hold
-    code, though they were not made on this machine; flow_steps: official or fast (`FlowSteps`), for requests that do
-    not say it; adapters: folders of LoRA adapters of the language model, by the names that requests know them by;
-    max_adapters: how many may be loaded at once, those of `adapters` included, 0: as many as these;
-    max_adapter_rank: the largest rank of one.
+    code, even if they were not made on this machine; flow_steps: official or fast (`FlowSteps`), for requests that do
+    not choose; adapters: folders of LoRA adapters of the language model, by the names that requests use; max_adapters:
+    the most adapters that may be loaded at once, `adapters` included, 0: as many as `adapters` has; max_adapter_rank:
+    the largest rank of an adapter.
     """
 
     slots: int | None = None
@@ -123,10 +123,9 @@ class EngineSettings(AdmissionLimits):
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Slots and positions of the key-value cache, bytes for the flow's state, and mel frames of the largest recorded
-    batch (None: batches are not recorded). On CUDA also the bytes of all slots (of another runtime: with weights), and
-    the estimated bytes of batches.
-    """
+    """The division of memory: slots and positions of the key-value cache, bytes for the flow's state, and mel frames of
+    the largest recorded batch (None: batches are not recorded). On CUDA also the bytes of all slots (of another
+    runtime: with its weights), and the estimated bytes of batches."""
 
     slots: int
     capacity: int
@@ -155,7 +154,7 @@ def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> Mem
 def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, kernels: bool) -> MemoryPlan:
     """Divide a CUDA device's memory. Only sizes are read, so it works without a device and on models without weights.
 
-    room: bytes beside the weights; kernels: whether they are used. InvalidRequest: it is too little.
+    room: bytes that the weights leave; kernels: whether kernels are used. InvalidRequest: the memory is too little.
     """
     has_flow, capacity = isinstance(models, Models), _capacity(models)
     keeps_state = has_flow and models.config.generation is not Generation.V1
@@ -173,7 +172,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
             fitting = [size for size in FRAME_SIZES.positions if _batches_bytes(size) <= batches]
             batch_frames = max((FEWEST_FRAMES, *fitting))
             batches = _batches_bytes(batch_frames)
-            # A device too small for all recordings may do with less: not every recording is needed at once.
+            # If the device is too small for all recordings, less is reserved: not all of them are needed at once.
             spared = min(batches, room // 2)
     # One additional slot is for padding.
     slots_bytes = int(room * share) if apart else (slots + 1) * per_slot
@@ -181,7 +180,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
     state_bytes = room - spared - slots_bytes
     if state_bytes < 0:
         raise InvalidRequest(
-            f"memory: {slots} slots take {slots_bytes} bytes, beside the weights there are {room}, of "
+            f"memory: {slots} slots take {slots_bytes} bytes, the weights leave {room} bytes, of "
             f"which {spared} are for batches; allow more memory or fewer slots"
         )
     if settings.state_bytes is not None:
@@ -235,9 +234,9 @@ def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bo
     if wanted is None:
         return can and models.device.type == "cuda" and suits_kernels(models.config.generation, models.dtype)
     if wanted and not can:
-        asked = "deterministic: needs kernels of our own, which" if settings.deterministic else "kernels:"
+        asked = "deterministic: needs kernels of our own, which" if settings.deterministic else "kernels: they"
         raise InvalidRequest(
-            f"{asked} device {models.device} cannot run; use a CUDA device with triton installed, or leave it out"
+            f"{asked} cannot run on device {models.device}; use a CUDA device with triton installed, or leave it out"
         )
     return wanted
 
@@ -272,9 +271,8 @@ def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
 
 
 def host_memory(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may use: the machine's memory, or less if a control group (a container, a unit of
-    systemd) limits it.
-    """
+    """Bytes that this process may use: the machine's memory, or less if a control group (container, systemd) limits
+    it."""
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):  # not every system has these values
@@ -291,6 +289,6 @@ def host_memory(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("
         folder = root / path.strip("/")
         # Parent groups have limits, too. In a container the path may be one of the host, which does not exist here.
         for group in (folder, *folder.parents[: len(folder.parts) - len(root.parts)]):
-            with suppress(OSError, ValueError):  # "max" stands for none
+            with suppress(OSError, ValueError):  # "max" means that there is no limit
                 memory = min(memory, int((group / name).read_text()))
     return memory

@@ -1,4 +1,4 @@
-"""The interfaces of the stages, and the errors that their failures become.
+"""The interfaces of the stages, and the errors with which requests end if a stage fails.
 
 Another generation of models, or another runtime (vLLM, TensorRT), implements these three interfaces: loop, scheduler
 and entry points use only them. One thread calls them, under `torch.inference_mode()`, and on CUDA each of the two
@@ -24,7 +24,7 @@ from vivavoce.errors import OutOfMemory, StageFailed, VivavoceError
 
 
 class LMInterface(Protocol):
-    """A language model over slots. Launches (`prefill`, `decode`) do not wait; `collect` gives their ids."""
+    """A language model over slots. Launches (`prefill`, `decode`) do not wait; `collect` returns their ids."""
 
     slots: int
     capacity: int
@@ -39,7 +39,7 @@ class LMInterface(Protocol):
 
     @property
     def free_slots(self) -> int:
-        """Slots that can be opened."""
+        """Number of slots that can be opened."""
 
     @property
     def decoding(self) -> int:
@@ -54,19 +54,19 @@ class LMInterface(Protocol):
         """Number of decode steps whose ids were not collected yet."""
 
     def prepare(self, slots: int | None = None) -> None:
-        """Make recordings before the first work of this many slots needs them; None: of all slots."""
+        """Record in advance the launches that this many slots need; None: all slots."""
 
     def check(self, run: DecodeRun, slot: int | None = None) -> None:
-        """Raise InvalidRequest for a run that needs more positions than the slot has left; None: than any slot has."""
+        """Raise InvalidRequest for a run that needs more positions than the slot has left; None: than an empty slot."""
 
     def open(self, params: SamplingParams, seed: int) -> int:
         """Take a free slot; returns its number."""
 
     def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
-        """Begin a run in each of these slots: read its rows, in one forward pass, and sample its first id."""
+        """Begin a run in each of these slots: prefill its rows, in one forward pass, and sample its first id."""
 
     def decode(self, steps: int = 1) -> None:
-        """Sample `steps` more ids, or all up to its end, for every slot whose run is in progress."""
+        """For every slot whose run is in progress, sample `steps` more ids, or fewer if the run ends."""
 
     def collect(self, wait: bool) -> list[Sampled]:
         """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished.
@@ -85,7 +85,7 @@ class LMInterface(Protocol):
 
 
 class FlowJobInterface(Protocol):
-    """One running batch of the flow; share: its evaluations against those of official steps."""
+    """One running batch of the flow; share: its number of network evaluations, divided by that of official steps."""
 
     share: float
 
@@ -106,13 +106,13 @@ class FlowJobInterface(Protocol):
 class FlowInterface(Protocol):
     """Speech tokens → mel, by chunks. State is a cache: a missing past is computed again, with the same result.
 
-    A stream (`open`) has `voice`, the key of the voice's prompt or None without a state of its own, `known`, the state
-    that the next chunk continues or None, and, if it has a voice, `meet`: it notes that a stream will continue the
-    voice's state, and says whether none did before.
+    A stream (from `open`) has these attributes. `voice`: the key of its voice's prompt, None: the prompt has no state.
+    `known`: the state that the next chunk continues, or None. `meet`, if there is a voice: a method that notes that a
+    stream will use the voice's prompt, and returns whether no earlier stream did.
     """
 
     def prepare(self, frames: int | None = None) -> None:
-        """Make recordings before the first batches of up to this many mel frames need them; None: of any size."""
+        """Record in advance the launches of batches of up to this many mel frames; None: of any size."""
 
     def open(self, conditioning: Conditioning, steps: FlowSteps) -> Any:
         """Open a stream for one sequence; the rows of a batch have the same steps."""
@@ -128,10 +128,10 @@ class FlowInterface(Protocol):
 
 
 class VocoderInterface(Protocol):
-    """Mel → samples, by pieces. A stream (`open`) has `frames_of`, see `VocoderStream`."""
+    """Mel → samples, by pieces. A stream (from `open`) has the method `frames_of`, see `VocoderStream`."""
 
     def prepare(self, frames: int | None = None) -> None:
-        """Make recordings before the first batches of up to this many mel frames need them; None: of any size."""
+        """Record in advance the launches of batches of up to this many mel frames; None: of any size."""
 
     def open(self, seed: int, speed: float, joins: CrossfadeMode) -> Any:
         """Open a stream for one sequence."""
@@ -173,7 +173,7 @@ def not_finite() -> StageFailed:
 
 
 def explained(error: Exception) -> VivavoceError:
-    """The error that a request ends with when a stage raised this one."""
+    """The error with which a request ends if a stage raised `error`."""
     if isinstance(error, VivavoceError):
         return error
     if is_out_of_memory(error):

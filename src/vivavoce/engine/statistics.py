@@ -22,9 +22,9 @@ def log_bounds(low: float, high: float, per_decade: int) -> tuple[float, ...]:
 
 
 SECONDS = log_bounds(1e-5, 1e3, per_decade=5)
-"""10 µs … 1000 s; each bound is 1.58 times the bound before."""
+"""Histogram bounds for times: 10 µs … 1000 s; each bound is 1.58 times the bound before."""
 SIZES = tuple(float(2**power) for power in range(13))
-"""1, 2, 4 … 4096."""
+"""Histogram bounds for the number of rows in a batch: 1, 2, 4 … 4096."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ _seconds = partial(Histogram, SECONDS)
 
 @dataclass
 class StageStatistics:
-    """One stage: rows and seconds of each batch, and the seconds that each row waited for its batch."""
+    """Statistics of one stage: rows and seconds of each batch, and the seconds that each row waited for its batch."""
 
     stage: Stage
     batch_size: Histogram = field(default_factory=partial(Histogram, SIZES))
@@ -90,7 +90,7 @@ class RequestStatistics:
 
 @dataclass
 class StreamStatistics:
-    """Seconds to first chunks, number of chunks, and the lateness of chunks after an underrun."""
+    """Seconds until first chunks, number of chunks, and for late chunks the seconds by which they were late."""
 
     first_chunk_s: Histogram = field(default_factory=_seconds)
     chunks: int = 0
@@ -110,7 +110,7 @@ class SlotStatistics:
 
 @dataclass
 class StatisticsSnapshot:
-    """Everything at one moment; waiting: accepted requests that have not started, prompt_cache_*: lookups of voices."""
+    """All counters at one moment; waiting: accepted, not yet started; prompt_cache_*: lookups of voices' prompts."""
 
     stages: tuple[StageStatistics, ...] = field(default_factory=lambda: tuple(map(StageStatistics, Stage)))
     requests: RequestStatistics = field(default_factory=RequestStatistics)
@@ -126,7 +126,7 @@ class StatisticsSnapshot:
 
 
 class Statistics:
-    """The counters (`now`): any thread writes or copies them, always under `lock`, held for microseconds."""
+    """Holds the counters (`now`). Any thread may change or copy them while it holds `lock`, for microseconds."""
 
     def __init__(self) -> None:
         # Reentrant: while a thread counts, garbage collection may end a request, which is counted, too.

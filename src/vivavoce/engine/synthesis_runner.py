@@ -1,4 +1,4 @@
-"""Runs flow and vocoder: batches of chunks, one Euler step at a time, then samples on their way to the host."""
+"""Runs flow and vocoder: computes batches of chunks step by step, and copies their samples to the host."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from vivavoce.engine.vocoder_stage import VocoderRow
 log = logging.getLogger(__name__)
 
 _MOST_BATCHES = 2
-"""Flow batches that take their steps in turns."""
+"""The most flow batches that run at the same time; they take steps in turns."""
 
 
 @dataclass(eq=False)
 class _Batch(RunningBatch):
-    """Chunks in the flow (`job`), or with mels that wait for the vocoder."""
+    """A batch of chunks that is in the flow (`job`), or whose mels wait for the vocoder."""
 
     size: BatchSize
     job: FlowJobInterface | None
@@ -42,17 +42,17 @@ class _Batch(RunningBatch):
     """Number of steps whose seconds are known."""
     spent_s: float = 0.0
     last: bool = False
-    """Whether this is the last attempt."""
+    """Whether this is the last attempt at these chunks."""
 
 
 class SynthesisRunner:
-    """Runs flow batches, vocodes their mels, and gives samples in the order in which batches end.
+    """Runs flow batches, vocodes their mels, and returns samples in the order in which batches end.
 
     Args:
-        padded: the rows of a batch cost as much as its longest one.
-        one_by_one: the vocoder takes a batch's chunks one after the other, so that none waits for a less urgent one.
+        padded: each row of a batch costs as much as the longest row.
+        one_by_one: the vocoder takes a batch's chunks one by one, so that no chunk waits for a less urgent chunk.
 
-    `fail` is the loop's.
+    `fail` is `Loop.fail`.
     """
 
     fail: Fail
@@ -73,17 +73,17 @@ class SynthesisRunner:
         self._padded, self._one_by_one = padded, one_by_one
         self._batches: list[_Batch] = []
         self.failed: deque[tuple[Sequence[ChunkPlan], bool]] = deque()
-        """Chunks of failed batches, to be tried in smaller ones, and whether it is the last attempt."""
+        """Chunks of failed batches, which are tried again in smaller batches, and whether it is their last attempt."""
         self._leaving: deque[tuple[Sequence[ChunkPlan], Sequence[Tensor], QueueEvent]] = deque()
         """Samples that are being copied to the host."""
 
     @property
     def busy(self) -> bool:
-        """Whether batches are running, samples are on their way, or the device has work left, such as a prompt's."""
+        """Whether batches are running, samples are being copied, or the device has work left, such as a prompt."""
         return bool(self._batches or self._leaving or self.failed) or self.queue.busy
 
     def running(self) -> tuple[Sequence[RunningBatch], bool]:
-        """The batches with steps left (the vocoder's has one), and whether another batch may begin beside them."""
+        """The running batches (a vocoder batch has one step), and whether another flow batch may begin beside them."""
         in_flow = 0
         for batch in self._batches:
             batch.seconds_left = self._costs.predict(Stage.FLOW if batch.job else Stage.VOCODER, batch.size)
@@ -105,11 +105,12 @@ class SynthesisRunner:
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
         if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
-            # A GPU computes the few frames of a first chunk in the same time with the prompt's; a voice that comes
-            # again is worth a state at once, so that short requests do not compute the prompt each time.
+            # A GPU takes no longer for a short first chunk if it also computes the prompt, so a new voice's state is
+            # made later. A voice that comes again gets its state at once, so that short requests do not compute the
+            # prompt each time.
             if self.queue.on_cuda and sequence.flow.voice is not None:
                 sequence.prompt_later = sequence.flow.meet() and sequence.lacks_prompt
-            # The chunks continue a state of the voice's prompt that an earlier stream may have left.
+            # A hit: the chunks continue the state of the voice's prompt, left by an earlier stream.
             if request.asked and sequence.flow.voice is not None:
                 with self._statistics.lock:
                     self._statistics.now.prompt_cache_hits += sequence.flow.known is not None
@@ -122,7 +123,7 @@ class SynthesisRunner:
             self.vocoder.close(sequence.wave)
 
     def retry(self) -> None:
-        """Begin one of the `failed` batches in its smaller form."""
+        """Begin one of the smaller batches in `failed`."""
         chunks, last = self.failed.popleft()
         chunks = [chunk for chunk in chunks if not chunk.sequence.request.closed]
         if chunks:
@@ -153,7 +154,7 @@ class SynthesisRunner:
             self._begin(begun, queued)
 
     def advance(self, running: RunningBatch) -> None:
-        """Launch one step of a running batch: an Euler step of the flow, or the vocoder after the last of these."""
+        """Launch one step of a running batch: a step of the flow's solver, or the vocoder after the last of them."""
         assert isinstance(running, _Batch)
         job = running.job
         if job is None:
@@ -165,7 +166,7 @@ class SynthesisRunner:
             running.spent_s += seconds
             running.done += 1
             if running.done == running.steps:
-                # The cost model knows batches of official steps.
+                # The cost model assumes batches with official steps.
                 self._costs.observe(Stage.FLOW, running.size, running.spent_s / job.share)
                 self._statistics.batch(Stage.FLOW, running.size.rows, running.spent_s, running.queued_s)
             for chunk in running.chunks:
@@ -274,14 +275,14 @@ class SynthesisRunner:
         try:
             copies, mark = self.queue.launch(work, on_done)
         except Exception as error:
-            # Vocoded chunks cannot be vocoded again: their streams have their tails already.
+            # Vocoded chunks cannot be vocoded again, because their streams already have the new tails.
             if waves is not None or len(chunks) == 1:
                 self._give_up(chunks, error)
                 return
         else:
             self._leaving.append((chunks, copies, mark))
             return
-        # Outside of the handler, where the exception would keep the batch's tensors alive.
+        # Not inside the `except` block, where the exception would keep the batch's tensors alive.
         self._make_room()
         half = len(chunks) // 2
         self._vocode(chunks[:half], mels[:half])
@@ -302,7 +303,7 @@ class SynthesisRunner:
         self._make_room()
 
     def _make_room(self) -> None:
-        """Free the cached memory of torch's allocator, whose pieces may be too small."""
+        """Free the memory that torch's allocator has cached, because its pieces may be too small."""
         if self.queue.on_cuda:
             torch.cuda.empty_cache()
 

@@ -1,7 +1,7 @@
-"""Where the voice of one sequence is in its text, from the attention of its decode steps.
+"""Finds where the voice of a sequence is in its text, from the attention of the decode steps.
 
-A path through the text tokens is found for the speech tokens by dynamic programming: it mostly stays or goes on by one,
-may jump forward at a cost, and never goes back.
+Dynamic programming finds a path, which has one text token for each speech token. The path mostly stays or moves on by
+one text token, may jump forward at a cost, and never goes back.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 STEPS = 4
-"""Text tokens that the path goes on by at a small cost in one speech token."""
+"""The most text tokens by which the path moves on at a small cost in one speech token."""
 _STEP_COST, _JUMP_COST = 0.5, 5.0
 _FLOOR = 0.01
-"""Attention below this counts as this much."""
+"""Smaller values of attention are raised to this."""
 _SURE = 0.4
 _FAR = -1e9
 Floats = NDArray[np.float32]
 
 
 class TextCursor:
-    """Follows one sequence; ids are counted in its text, and tokens from its first speech token."""
+    """Follows one sequence. Text tokens are counted in its text, and speech tokens from its first one."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, Floats]] = []
-        """For each speech token the first text token, and the attention to it and those behind it; empty: unknown."""
+        """For each speech token: the first text token, and the attention to it and to later ones; empty: unknown."""
         self.astray: list[float] = []
-        """For each speech token the share of its attention that the prompt's text has, where that was read, else 0."""
+        """For each speech token: the share of its attention that goes to the prompt's text; 0 if that was not read."""
         self.prompt_ids: list[int] = []
-        """For each speech token the prompt's text token with most of the attention, −1: none was read."""
+        """For each speech token: the prompt's text token with the most attention; −1: none was read."""
         self.looked_at: list[int] = []
-        """For each speech token the text token with most of the attention, −1: none has `_SURE` of it."""
+        """For each speech token: the text token with the most attention; −1: none has `_SURE` of it."""
         self._attended = np.zeros(0, np.float32)
         self._scores = np.zeros(1, np.float64)
         self._came: list[NDArray[np.int32]] = []
-        """For each speech token and text token, the text token of the best path one speech token before."""
+        """For each speech token and text token: where the best path to it was one speech token before."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -88,11 +88,11 @@ class TextCursor:
 
     @property
     def known(self) -> int:
-        """Text tokens that any attention was read of."""
+        """Number of text tokens, from the first one on, for which attention was read."""
         return len(self._attended)
 
     def positions(self) -> NDArray[np.int64]:
-        """The text token that the attention is at, for each speech token so far."""
+        """The text token on the best path, for each speech token so far."""
         path = np.zeros(len(self._came), np.int64)
         if not len(path):
             return path
@@ -102,20 +102,20 @@ class TextCursor:
         return path
 
     def reached(self) -> list[tuple[int, int]]:
-        """(text token, speech token) wherever the attention comes to a text token for the first time, in order."""
+        """(text token, speech token) for each text token on the path and the first speech token there, in order."""
         path = self.positions()
         starts = np.flatnonzero(np.diff(path, prepend=-1) > 0)
         return [(int(path[place]), int(place)) for place in starts]
 
     def attended(self, ids: int) -> Floats:
-        """The attention that each of the first `ids` text tokens got in all, in speech tokens."""
+        """The sum of the attention to each of the first `ids` text tokens, in speech tokens."""
         total = np.zeros(ids, np.float32)
         known = min(ids, len(self._attended))
         total[:known] = self._attended[:known]
         return total
 
     def kept(self, count: int) -> TextCursor:
-        """A cursor that has followed the first `count` speech tokens only."""
+        """A new cursor that has followed only the first `count` speech tokens."""
         cursor = TextCursor()
         for first, row in self._rows[:count]:
             cursor._take(first, row)

@@ -1,4 +1,4 @@
-"""Streams of meaningless speech that measure the machine."""
+"""Streams of meaningless speech, which the engine speaks to measure the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vivavoce.engine.request import Conditioning, EngineRequest, SamplingParams,
 from vivavoce.models.build import LanguageModel, Models
 
 WARMUP_PROMPT, WARMUP_TOKENS = 100, 75
-"""Speech tokens of the voice's prompt, and of the three seconds that are spoken."""
+"""Number of speech tokens in the voice's prompt, and in the three seconds that are spoken."""
 
 
 def warmup_stream(models: Models | LanguageModel, seed: int, from_text: bool) -> EngineRequest:

@@ -1,7 +1,7 @@
-"""An inaudible mark in speech that says: this speech is synthetic, vivavoce made it.
+"""An inaudible mark in speech, which shows that the speech is synthetic and that vivavoce made it.
 
 The mark spreads over time and frequency. Each tile, `TILE_S` seconds of one band, is made louder or softer by
-`DEPTH_DB`, after a fixed pattern that repeats after `NUM_TILES` tiles. `detector.py` finds the pattern again.
+`DEPTH_DB`, in a fixed pattern that repeats after `NUM_TILES` tiles. `detector.py` finds the pattern again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DEPTH_DB = 1.2
 TILE_S = 0.04
 NUM_TILES = 96
 NUM_BANDS = 16
-"""With more, narrower bands, some would fall between the harmonics of a high voice and hold no energy."""
+"""With more, narrower bands, some bands would lie between the harmonics of a high voice and have no energy."""
 LOWEST_HZ, HIGHEST_HZ = 300.0, 3400.0
-"""A telephone transmits this range."""
+"""Limits of the bands: the range that a telephone transmits."""
 MIN_SAMPLE_RATE = 8_000
 _HOP_S = 0.01
 
@@ -39,8 +39,8 @@ def band_edges() -> Floats:
 def pattern(key: bytes = KEY) -> Floats:
     """Signs ±1 [NUM_TILES, NUM_BANDS] of the tiles.
 
-    Each bit of the key's hash gives the signs of two by two tiles: neighbours in time and in frequency are opposite.
-    So each band and each moment keeps its loudness, and the detector compares neighbours, which are alike in speech.
+    Each bit of the key's hash gives the signs of two by two tiles: neighbours in time and in frequency are opposite. So
+    each band and each moment keeps its loudness, and the detector compares neighbours, which are alike in speech.
     """
     rows, columns = NUM_TILES // 2, NUM_BANDS // 2
     digest = hashlib.shake_128(key).digest(rows * columns // 8)
@@ -50,7 +50,7 @@ def pattern(key: bytes = KEY) -> Floats:
 
 @lru_cache(maxsize=8)
 def _changes(sample_rate: int, size: int) -> Samples:
-    """Gains less one [NUM_TILES, size // 2 + 1] of the frequencies of a frame of `size` samples."""
+    """Gain − 1 for each tile and each frequency of a frame of `size` samples, [NUM_TILES, size // 2 + 1]."""
     band = np.searchsorted(band_edges(), np.fft.rfftfreq(size, 1 / sample_rate), side="right") - 1
     inside = (band >= 0) & (band < NUM_BANDS)
     levels = np.where(inside, pattern()[:, band.clip(0, NUM_BANDS - 1)], 0) * DEPTH_DB
@@ -60,19 +60,19 @@ def _changes(sample_rate: int, size: int) -> Samples:
 
 
 class WatermarkStream:
-    """Marks one stream of mono speech, piece by piece; each stream needs a new one.
+    """Marks one stream of mono speech, piece by piece; each stream needs a new object.
 
-    sample_rate: hertz, at least 8000. The marked speech is as long as the speech, and pieces of any size give the same.
-    It is late by less than 20 ms: a sample comes out when the next 20 ms less one sample are in, or before that.
+    sample_rate: hertz, at least 8000. The marked speech is as long as the speech, and does not depend on how it is cut.
+    The delay is below 20 ms: a sample is returned once 20 ms less one sample of later speech are there, or before that.
     Silence stays silence, and frequencies below 200 and above 3500 Hz hardly change.
 
     Raises:
-        InvalidRequest: a lower rate.
+        InvalidRequest: the rate is lower.
     """
 
     def __init__(self, sample_rate: int) -> None:
         if sample_rate < MIN_SAMPLE_RATE:
-            raise InvalidRequest(f"sample_rate: {sample_rate} Hz is below {MIN_SAMPLE_RATE}; make speech of more")
+            raise InvalidRequest(f"sample_rate: {sample_rate} Hz is below {MIN_SAMPLE_RATE}; choose a higher rate")
         self._rate, self._hop = sample_rate, int(_HOP_S * sample_rate)
         angles = np.pi * (np.arange(2 * self._hop) + 0.5) / (2 * self._hop)
         self._window = np.sin(angles).astype(np.float32)
@@ -81,7 +81,7 @@ class WatermarkStream:
         self._num_frames = 0
 
     def mark(self, samples: Samples) -> Samples:
-        """The marked samples [m], float32, that are complete with these samples [n]; m may be 0."""
+        """Add speech [n]; returns the marked samples [m], float32, that are complete with it; m may be 0."""
         self._waiting = np.concatenate((self._waiting, np.asarray(samples, np.float32)))
         hop, first = self._hop, self._num_frames
         count = len(self._waiting) // hop - 1
@@ -100,12 +100,12 @@ class WatermarkStream:
         return marked.reshape(-1)[hop if first == 0 else 0 :]  # the first hop lies before the speech
 
     def finish(self) -> Samples:
-        """The rest of the marked samples; the stream takes no more after it."""
+        """The rest of the marked samples; no samples can be added after this."""
         left = len(self._waiting) - (self._hop if self._num_frames == 0 else 0)
         return self.mark(np.zeros(2 * self._hop, np.float32))[:left]
 
 
 def marked_chunk(stream: WatermarkStream, chunk: AudioChunk) -> AudioChunk:
-    """The chunk with the marked samples that are complete by now; the final one brings all that are left."""
+    """The chunk with the marked samples that are complete by now; the final chunk gets all that are left."""
     samples = stream.mark(chunk.samples)
     return replace(chunk, samples=np.concatenate((samples, stream.finish())) if chunk.final else samples)

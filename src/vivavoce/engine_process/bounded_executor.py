@@ -1,4 +1,4 @@
-"""Threads for one kind of work, with limits for running and waiting work and for the time of each."""
+"""A thread pool for one kind of work, with limits for running work, waiting work, and the time of each."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Result = TypeVar("Result")
 class BoundedExecutor:
     """Runs blocking work for one event loop. Work that hangs keeps its thread, but its caller gets an error in time.
 
-    threads, waiting: the work at once, and the work that may wait; limit_s: time of work, its waiting included; error:
-    makes the error of work that was not done; niceness: of its threads, on Linux.
+    threads, waiting: how much work may run at once, and may wait; limit_s: seconds for each, its waiting included;
+    error: makes the error for work that was not done; niceness: of the threads, on Linux.
     """
 
     def __init__(
@@ -38,14 +38,15 @@ class BoundedExecutor:
         self._threads = ThreadPoolExecutor(threads, f"vivavoce-{name}", _give_way, (niceness,))
 
     async def run(self, work: Callable[[], Result], instead: Result | None = None) -> Result:
-        """The result of `work`; without room or time for it, returns `instead` if given, else raises the error."""
+        """Run `work` and return its result. Without room or time, return `instead` if given, else raise the error."""
         if self._taken < self._places:
             given_up = threading.Event()
             doing = asyncio.get_running_loop().run_in_executor(self._threads, self._do, work, given_up)
             self._taken += 1
             doing.add_done_callback(self._leave)
             try:
-                # Not cancelled after the time: the executor would still hold it, beyond the counted places.
+                # At the time limit the work is not cancelled: the executor would still hold it, without counting its
+                # place.
                 await asyncio.wait((doing,), timeout=self._limit_s)
                 if doing.done():
                     return cast(Result, doing.result())
@@ -53,17 +54,17 @@ class BoundedExecutor:
                 given_up.set()
         if instead is not None:
             return instead
-        problem = f"not done within {self._limit_s:g} s, or {self._places} are before it"
+        problem = f"not done within {self._limit_s:g} s, or {self._places} others run or wait"
         raise self._error(f"{self._name}: {problem}; try again in some seconds")
 
     def moved_since(self, moment: float) -> bool:
-        """Whether a thread is idle, or has started work since then (seconds of `time.monotonic`)."""
+        """Whether a thread is idle, or has started work since `moment`, in seconds of `time.monotonic`."""
         began = list(self._began.values())
         return len(began) < self._num_threads or max(began) > moment
 
     @property
     def longest_s(self) -> float:
-        """The age of the oldest running work; 0 if idle."""
+        """Seconds for which the oldest running work has run; 0 if idle."""
         now = time.monotonic()
         return now - min(list(self._began.values()), default=now)
 
@@ -79,7 +80,7 @@ class BoundedExecutor:
     def _leave(self, doing: asyncio.Future[Result | None]) -> None:
         self._taken -= 1
         if not doing.cancelled():
-            doing.exception()  # marks it as read, since its caller may have left
+            doing.exception()  # marks the exception as read, because the caller may have left
 
 
 def _give_way(niceness: int) -> None:

@@ -33,24 +33,23 @@ log = logging.getLogger(__name__)
 
 PROCESS_MODULE = "vivavoce.engine_process.process"
 PAUSES_S = (0.0, 1.0, 5.0, 15.0, 30.0)
-"""Seconds to wait before a start: the first one, the one after one failed start, after two in a row … A process that
-was ready once counts as one failure less, so that after a single crash the next one starts at once."""
+"""Seconds to wait before a process is started: the first time, after one failed start, after two in a row … A process
+that was ready once counts as one failure less, so that after a single crash the next process starts at once."""
 STEADY_S = 60.0
-"""A process that got ready and lived this long ends the row of failures."""
+"""If a process was ready and ran for this many seconds, failures are counted from 0 again."""
 PULSE_S, LATE_S, STUCK_S = 1.0, 3.0, 20.0
-"""Seconds between health checks; seconds without an answer until the process gets no requests; and until it is
-killed."""
+"""Seconds between health checks; seconds without an answer until requests are refused, and until it is killed."""
 RESTART_S, RESTART_FACTOR = 600.0, 4.0
-"""Time that a restarted process has to get ready: seconds, or a multiple of the first start, whichever is longer. The
-first start has no limit: it may download a model, and an operator watches it."""
+"""Limit of the seconds until a restarted process is ready: RESTART_S, or RESTART_FACTOR times the first start,
+whichever is longer. The first start has no limit: it may download a model, and an operator watches it."""
 ENDING_S = 5.0
 """Seconds that a process has to end after it was asked to, and again after it was killed."""
 MOST_UNSENT_BYTES = 64 << 20
-"""The limit of unread messages; the process reads at once unless it is stuck."""
+"""Limit of bytes of messages that the process has not read; it reads them at once unless it is stuck."""
 
 
 class RemoteStream:
-    """A `SpeechStream` in the engine's process. The process limits the audio that was not taken yet."""
+    """A `SpeechStream` that the engine's process makes. The process limits the audio that was not taken yet."""
 
     def __init__(self, number: int, sample_rate: int, send: Callable[[messages.ToProcess], None]) -> None:
         self._number, self.sample_rate, self._send = number, sample_rate, send
@@ -89,7 +88,7 @@ class RemoteStream:
         if self.verdict is not None:
             return
         if isinstance(outcome, RequestCancelled):
-            # This end did not cancel it: the process is ending, and the speech is incomplete.
+            # The server did not cancel this request: the process is ending, and the speech is incomplete.
             outcome = EngineStopped("engine: its process gave the request up; ask again in some seconds")
         self._events.put_nowait(outcome)
         if isinstance(outcome, VivavoceError):
@@ -100,8 +99,8 @@ class RemoteStream:
 class EngineClient:
     """The `SpeechBackend` of one engine process; made and used in one event loop.
 
-    command: the process; its last argument will be the socket's file descriptor; name: "" for a single engine;
-    variables: for the process's environment, beside this one's.
+    command: starts the process, with the socket's file descriptor as an additional last argument; name: the engine's
+    name in logs, "" for a single engine; variables: added to the environment that the process inherits.
     """
 
     def __init__(
@@ -126,10 +125,10 @@ class EngineClient:
         self.voice_store = "ok"
         self._can_speak = asyncio.Event()
         self.capacity = 1
-        """Streams that it keeps up with by its admission's estimate; 1 until the first health check."""
+        """Number of streams that the engine keeps up with, by its own estimate; 1 until the first health check."""
         self._starts = 0
         self._begun_with = settings
-        """The settings of the process; those of the next one may have changed since."""
+        """The settings with which the current process was started; `_settings` may have changed since."""
         self._first_start_s: float | None = None
         """Seconds that the first process took to get ready; None: it is not ready yet."""
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -138,14 +137,14 @@ class EngineClient:
     async def start(self, about: ModelInfo | None = None) -> None:
         """Wait until the process's model is ready; VivavoceError: it cannot be loaded.
 
-        about: the model, if another process has loaded it: then this one is restarted even if its start fails.
+        about: the model, if another process has loaded it already; then a failed start of this process is repeated.
         """
         self._about = about
         self._keeper = asyncio.ensure_future(self._keep())
         await self._first
 
     async def reload(self, voices: VoicesSection, logging: LoggingSection, lexicons: Lexicons | None) -> None:
-        """Hand over settings that a running process can change, see `ModelService.reload`; later ones have them."""
+        """Send settings that a running process can change (`ModelService.reload`), and keep them for the next ones."""
         self._settings = self._settings._replace(voices=voices, logging=logging, lexicons=lexicons)
         if self._can_speak.is_set():
             await self._call("reload", voices, logging, lexicons)
@@ -168,7 +167,7 @@ class EngineClient:
 
     @property
     def active(self) -> int:
-        """Its current streams, including any just sent."""
+        """Number of current streams, including those that were only just sent."""
         return len(self._streams)
 
     async def until_idle(self) -> None:
@@ -239,7 +238,7 @@ class EngineClient:
         )
 
     async def close(self, why: str = "server: it is shutting down; ask another one, or again in some seconds") -> None:
-        """End the process, and with the error `why` what still runs in it."""
+        """End the process; whatever still runs in it ends with the error `why`."""
         if not self.ready and self._process is not None:
             self._process.kill()  # it is loading the model or stuck, and would not see that its socket is closed
         self._can_speak.clear()  # later requests would wait for ever
@@ -276,7 +275,7 @@ class EngineClient:
             self._idle.set()
 
     def _send(self, message: messages.ToProcess | EngineProcessSettings) -> None:
-        """Write to the process. A message to an ended process is lost; `_lose_all` tells its sender."""
+        """Send a message to the process. If the process has ended, it is lost, and `_lose_all` tells its sender."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(framed(message))
 
@@ -342,10 +341,10 @@ class EngineClient:
             return
 
     async def _pulse(self) -> messages.Pulse:
-        """The answer to a health check; TimeoutError: none."""
+        """Make a health check, and return its answer; TimeoutError: no answer came within STUCK_S."""
         asking = asyncio.ensure_future(self._ask(messages.Ping(next(self._numbers))))
         try:
-            # In steps: if this process was suspended, the answer is there after the first step.
+            # Wait in steps: if this process itself was suspended, the answer is there after the first step.
             for step in range(round(STUCK_S / PULSE_S)):
                 await asyncio.wait((asking,), timeout=PULSE_S)
                 if asking.done():
@@ -456,7 +455,7 @@ class EngineClient:
                 process.kill()
         if code is None:  # blocked in a driver; its requests must not wait for it
             return "it does not end"
-        self._process = None  # only after its end: `close` needs it meanwhile
+        self._process = None  # not earlier: until the process has ended, `close` needs it
         # A real-time signal has no name.
         known = {-number.value: number.name for number in signal.Signals}
         return f"exit {code}" if code >= 0 else f"signal {known.get(code, -code)}"

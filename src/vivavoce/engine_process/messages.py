@@ -1,8 +1,8 @@
 """The messages between a server and its engine's process, and their framing on the socket.
 
-Both ends are the same program on the same machine, and only they use the socket: a frame is a pickled value after its
-length in four bytes. The first one to the process is its `EngineProcessSettings`, and the first one from it `Opening`.
-The process ends when the socket is closed. All messages about one request or question carry the same number.
+A frame is the length of a pickled value, in four bytes, and the value. Pickle is safe here: both ends are the same
+program on the same machine, and only they use the socket. The first message to the process is `EngineProcessSettings`,
+the first from it `Opening`. The process ends when the socket is closed. All messages about one request have its number.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EngineProcessSettings(NamedTuple):
     adapters: tuple[tuple[str, str], ...] = ()
 
 
-# To the engine's process.
+# Messages to the engine's process.
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,17 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class Ping:
-    """A health check, answered while texts and recordings make progress. A process whose engine has failed ends."""
+    """A health check. It is answered once work on texts and recordings moves; a process with a failed engine ends."""
 
     number: int
 
 
-# From the engine's process.
+# Messages from the engine's process.
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The first message: the model is loaded and warm, or cannot be loaded. protocol: `PROTOCOL` of the process."""
+    """The process's first message: its model is ready, or cannot be loaded. protocol: `PROTOCOL` of the process."""
 
     outcome: ModelInfo | VivavoceError
     protocol: str = field(default_factory=lambda: PROTOCOL)
@@ -105,7 +105,7 @@ class Opening:
 class Answer:
     number: int
     value: Any = None
-    """The result of a `MethodCall`, the `Pulse` after a `Ping`, None after an accepted `Speak`; or a refusal."""
+    """The result of a `MethodCall`, the `Pulse` after a `Ping`, None after an accepted `Speak`; or an error."""
 
 
 class Pulse(NamedTuple):
@@ -131,13 +131,13 @@ FromProcess = Opening | Answer | Event | End
 
 
 def _protocol() -> str:
-    """A digest of the fields of all messages and of what they hold.
+    """A hash of the fields of all messages and of the types of their values.
 
-    An engine's process may be started after the files of the program were replaced: it is of use to the server only if
-    each understands the other's pickles.
+    An engine's process may be started after the program's files were replaced. The server can use it only if each end
+    can read the other's pickles, and so only if both have the same hash.
     """
     waiting: list[Any] = [EngineProcessSettings, *get_args(ToProcess), *get_args(FromProcess)]
-    waiting += [Pulse, BackendStatistics, VoiceSummary, Consent, NormalizedText]  # of calls and their answers
+    waiting += [Pulse, BackendStatistics, VoiceSummary, Consent, NormalizedText]  # types in calls and their answers
     fields: dict[str, str] = {}
     while waiting:
         kind = waiting.pop()
@@ -155,7 +155,7 @@ PROTOCOL: str = _protocol()
 
 
 async def read_message(reader: asyncio.StreamReader) -> Any:
-    """The next message; None: the other end has closed. Bytes that are not a message raise what pickle raises."""
+    """The next message; None: the other end has closed the socket. Malformed bytes raise pickle's errors."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return pickle.loads(await reader.readexactly(length))

@@ -48,23 +48,23 @@ from vivavoce_textnorm import MAX_BLOCK_CHARS, NO_WORDS, Lexicon, Lexicons, Norm
 log = logging.getLogger(__name__)
 
 LARGEST_VOICE = 2 << 20
-"""About the bytes of a stored voice of 30 s: its features for one or two models, and its recording."""
+"""Approximate bytes of a stored voice of 30 s: its features for one or two models, and its recording."""
 MIN_COMING = 64
-"""The lower limit of `max_coming`, for engines with few slots."""
+"""The lower limit of `max_coming`, the requests on their way to the engine, for engines with few slots."""
 TEXT_THREADS, TEXT_S = 4, 20.0
-"""Number of short texts that are read at once, each in tenths of a second; and seconds for any text until the engine
-has its first segment."""
+"""Number of short texts that are normalised at once, each in tenths of a second; and the limit in seconds for any text,
+until the engine has its first segment."""
 STORE_THREADS, STORE_S = 4, 5.0
-"""Operations of the voice store at once, and the time for each."""
+"""Number of operations of the voice store at once, and the limit in seconds for each."""
 CHECK_S = 1.5
-"""Time for the store's health check."""
+"""Limit in seconds for the voice store's health check."""
 EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S = 2, 8, 30.0
-"""Recordings that are extracted at once, recordings that may wait, and the seconds for each, on a slow processor."""
+"""Recordings that are extracted at once, recordings that may wait, and the limit in seconds for each, on a slow CPU."""
 ADAPTERS_WAITING, ADAPTER_S = 4, 60.0
-"""Adapters that may wait for one that is read, and the seconds for each, on a slow disk."""
+"""Adapters that may wait while another is loaded, and the limit in seconds for each, on a slow disk."""
 NICENESS = 5
-"""The niceness of extraction: it gets a third of the processor time of other threads. With much less, an extracting
-thread that holds the interpreter's lock would block all others."""
+"""The niceness of threads that extract voices: they get a third of other threads' processor time. With much less, such
+a thread would block all others while it holds the interpreter's lock."""
 
 
 class ModelService:
@@ -83,7 +83,7 @@ class ModelService:
         lexicons: Lexicons | None = None,
         name: str = "",
     ) -> None:
-        """name: the model's, in place of its card's."""
+        """name: the model's name, instead of the name in its card."""
         self.engine, self.front_end = engine, front_end
         self.registry, self._lexicons, self._name = registry, lexicons, name
         self.max_coming = max(MIN_COMING, engine.memory.slots)
@@ -91,7 +91,7 @@ class ModelService:
         waiting, error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
         recording_error = partial(Overloaded, retry_after_s=5.0)
         self._text = BoundedExecutor("text", TEXT_THREADS, waiting, TEXT_S, error)
-        # Its threads only wait for the text processes, which schedule all long texts.
+        # These threads only wait for the text processes, which schedule all long texts.
         self._long_text = BoundedExecutor("text", waiting, 0, TEXT_S, error)
         self._store = BoundedExecutor("voice store", STORE_THREADS, waiting, STORE_S, VoiceStoreAway)
         self._store_check = BoundedExecutor("voice store", 1, 0, CHECK_S, VoiceStoreAway)
@@ -124,7 +124,7 @@ class ModelService:
             return str(failure)
 
     async def read(self, text: str, work: Callable[[], Result]) -> Result:
-        """Run the reading of this text in a thread; Overloaded: too many wait, or it takes too long."""
+        """Run `work`, which normalises this text, in a thread; Overloaded: too many wait, or it takes too long."""
         return await (self._text if len(text) <= MAX_BLOCK_CHARS else self._long_text).run(work)
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
@@ -136,13 +136,13 @@ class ModelService:
         return await self.read(text, lambda: explain(text, request.language, request.reading, how, request.reasoning))
 
     def lexicon(self, request: SpeechRequest, voice: Voice | None) -> Lexicon:
-        """The words of the server's files and the request's own, which win."""
+        """The pronunciations in the server's files and in the request; the request's take precedence."""
         name = "" if voice is None else voice.name
         known = NO_WORDS if self._lexicons is None else self._lexicons.of(request.owner, name)
         return Lexicon({**known, **request.lexicon}) if request.lexicon else known
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
-        """Errors as `VoiceRegistry.requested`. While the store hangs, built-in voices are still found."""
+        """Find or extract a voice; errors: see `VoiceRegistry.requested`. If the store hangs, only built-in ones."""
         if isinstance(voice, Recording):
             return await self._extracted(voice)
         if voice is None and self.registry.rules.default is None:
@@ -200,7 +200,7 @@ class ModelService:
         return await self._text.run(statistics)
 
     async def reload(self, voices: VoicesSection, logging: LoggingSection, lexicons: Lexicons | None) -> None:
-        """Take over what of the settings may change while requests run; the other fields change nothing."""
+        """Apply the settings that may change while requests run, and ignore other changes."""
         configure(logging.format, logging.level, log_text=logging.log_text)
         self._lexicons = lexicons
         self.registry.require_consent, self.registry.keep_recordings = voices.require_consent, voices.keep_recordings
@@ -209,7 +209,7 @@ class ModelService:
             await self._store.run(self.registry.warn_of_missing)
 
     async def room_beside(self, memory_gb: float | None) -> str:
-        """Why a second engine, of this `model.memory_gb`, does not fit beside this one on its device; "": it fits."""
+        """The reason why a second engine of this `model.memory_gb` does not fit on the same device; "": it fits."""
         device, own = self.engine.models.device, self.engine.settings.memory_bytes
         used, total = await self._text.run(lambda: _memory(device))
         if device.type == "cuda":
@@ -240,7 +240,7 @@ class ModelService:
 
 
 def open_model_service(settings: EngineProcessSettings) -> ModelService:
-    """Load model and voices, and warm up; errors as `vivavoce.load`."""
+    """Load model and voices, and warm up; errors are as for `vivavoce.load`."""
     model, voices = settings.model, settings.voices
     device = choose_device(model.device)
     share_device(device, model.engines, bounded=model.memory_gb is not None)
@@ -310,12 +310,12 @@ def engine_settings(model: ModelSection, engine: EngineSection, watermark: bool 
 
 
 def missing_room(used: float, total: float, own: float | None, wanted: float | None) -> str:
-    """Why an engine that may take `wanted` does not fit beside one that may take `own`, in GB; "": it fits.
+    """The reason why an engine of `wanted` GB does not fit beside an engine of `own` GB on a device; "": it fits.
 
-    used, total: of the device, by all programs; None: as much as there is.
+    own, wanted: None without a limit; used, total: GB of the device, used by all programs.
     """
     if own is None or wanted is None:
-        return f"each takes what it finds of the device's {total:.1f} GB; model.memory_gb bounds it"
+        return f"each takes all free memory of the device's {total:.1f} GB; model.memory_gb bounds it"
     if max(own, used) + wanted <= total:
         return ""
     return f"of the device's {total:.1f} GB {max(own, used):.1f} are taken, and the new one may take {wanted:.1f}"

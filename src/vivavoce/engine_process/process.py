@@ -35,14 +35,13 @@ from vivavoce.logs import configure
 log = logging.getLogger(__name__)
 
 OWNER_SHARE, WAITING_SHARE = 4, 2
-"""One owner may have these fractions of the requests on their way to the engine (1/4), and of its places to wait (1/2).
-"""
+"""One owner may have at most 1/4 of the requests on their way to the engine, and 1/2 of its places to wait."""
 POLL_S = 0.05
-"""Interval in seconds for checking threads that are all busy."""
+"""Seconds between checks of threads that are all busy."""
 ENGINE_FAILED = 3
 DEFECT = 1
 CLOSING_S = 10.0
-"""Seconds that closing model and voices may take: with a stuck device it would never end."""
+"""Limit in seconds for closing model and voices: with a stuck device it would never end."""
 
 
 class EngineServer:
@@ -50,7 +49,7 @@ class EngineServer:
         self._service, self._writer = service, writer
         self._sessions: dict[int, RequestSession] = {}
         self._pieces: dict[int, SimpleQueue[str | None]] = {}
-        """The pieces of streamed texts; None at the end."""
+        """For each request with a streamed text, a queue of the text's pieces; None marks its end."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._coming: dict[bool, list[str]] = {True: [], False: []}
         """The owners of requests that the engine has not got yet, by whether their text is streamed."""
@@ -133,7 +132,7 @@ class EngineServer:
 
     @contextmanager
     def _on_its_way(self, request: SpeechRequest) -> Iterator[None]:
-        """Count a request until the engine has it, since it may hold a thread and a recording; Overloaded: too many."""
+        """Count a request until the engine has it: it may hold a thread and a recording. Overloaded: too many."""
         coming, owner, most = self._coming[request.text is None], request.owner, self._service.max_coming
         own, most_own = coming.count(owner) if owner else 0, most // OWNER_SHARE
         most_own = min(most_own, max(1, self._service.engine.places // WAITING_SHARE))
@@ -185,7 +184,7 @@ async def run(connection: socket.socket) -> int:
     if settings is None:
         return 0
     configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
-    # `asyncio.run` waits for the loop's own threads at the end, and loading may take long.
+    # Not the loop's own threads: `asyncio.run` waits for these at its end, and loading may take long.
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="vivavoce-model")
     opening = loop.run_in_executor(thread, open_model_service, settings)
     leaving = asyncio.ensure_future(read_message(reader))  # until the model is loaded, the server sends nothing

@@ -1,1 +1,1 @@
-"""Where scripts and manifests look for what has moved."""
+"""Modules at their former places, for scripts and manifests that still import them there."""

@@ -1,1 +1,1 @@
-"""Text, voices and recordings become requests of ids for the engine, and its audio becomes speech."""
+"""Converts text, voices and recordings to requests of token ids for the engine, and the engine's audio to speech."""

@@ -1,4 +1,4 @@
-"""How well a text was spoken, as far as the model's own attention and the sound tell."""
+"""Estimates how well a text was spoken, from the language model's attention and from the audio."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vivavoce.frontend.word_times import SegmentTimer
 from vivavoce_textnorm import excerpt
 
 NAMED = 5
-"""Most words that a warning names."""
+"""Maximum number of words that a warning names."""
 
 
 def delivery_of(
     text: str, timers: Sequence[SegmentTimer], result: RequestResult, pace: float | None
 ) -> Delivery | None:
-    """None: the text was not followed, or the request has not ended well.
+    """Estimate how well a text was spoken; None if attention was not tracked or the request has failed.
 
-    timers: of each segment, after its last audio; pace: usual speech tokens for a text token.
+    timers: one for each segment, after its last audio; pace: usual number of speech tokens for each text token.
     """
     followed = [
         (timer, attended, tokens)
@@ -51,7 +51,7 @@ def delivery_of(
 
 
 def warnings_about(delivery: Delivery | None) -> tuple[str, ...]:
-    """Possible faults of the speech, one line each."""
+    """Warnings about possible faults of the speech, one line for each."""
     if delivery is None:
         return ()
     found = []
@@ -66,7 +66,7 @@ def warnings_about(delivery: Delivery | None) -> tuple[str, ...]:
 
 
 def reason_of(cut: bool, delivery: Delivery | None) -> FinishReason:
-    """The reason of an end without an error; cut: a segment reached its limit."""
+    """The reason why speech without an error ended; cut: a segment reached its limit of speech tokens."""
     if cut:
         return FinishReason.LENGTH
     return FinishReason.INCOMPLETE if delivery is not None and delivery.missing else FinishReason.STOP

@@ -1,8 +1,8 @@
-"""The front end: text, a voice and options become sequences for the engine. It needs no engine and loads no network.
+"""The front end turns a text, a voice and options into requests for the engine. It needs neither engine nor networks.
 
-The table of `modes` says which features of a voice reach which stage. A text, transcript or instruction for CosyVoice3
-may begin with a system prompt of its own, as scripts for the official code do: everything up to and including
-`<|endofprompt|>` then replaces our system prompt, and is not spoken.
+The table in `modes.py` says which stage gets which features of a voice. A text, transcript or instruction for
+CosyVoice3 may begin with its own system prompt, as in scripts for the official code. Everything up to and including
+`<|endofprompt|>` is then used instead of our system prompt, and is not spoken.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from vivavoce_textnorm import CancelCheck, check_paused, is_speakable, never_can
 log = logging.getLogger(__name__)
 
 DEMO_REFERENCE_S = 12.0
-"""Longest advised reference of a demo model. Mini loses no word of short texts with 13 s, but does with 17 s."""
+"""Longest advised reference for a demo model, in seconds. Mini loses words of short texts at 17 s, but not at 13 s."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedSegment:
-    """A segment that speaks the characters start … end − 1 of the input; words: its words, if they were asked for."""
+    """A segment that speaks the characters start … end − 1 of the input. words: its words, if speech is tracked."""
 
     request: SegmentRequest
     start: int
@@ -51,7 +51,7 @@ class PlannedSegment:
     words: tuple[WordSpan, ...] = ()
 
     def moved(self, text_filter: TextFilter) -> PlannedSegment:
-        """The same segment, with places in the text before it was filtered."""
+        """This segment, with its positions converted to positions in the text before filtering."""
         at = text_filter.original
         words = tuple(one._replace(start=at(one.start), end=at(one.end)) for one in self.words)
         return replace(self, start=at(self.start), end=at(self.end), words=words)
@@ -59,9 +59,9 @@ class PlannedSegment:
 
 @dataclass(frozen=True, eq=False)
 class FrontEnd:
-    """Plans the segments that the engine speaks. Safe between threads.
+    """Plans the segments that the engine speaks. Thread-safe.
 
-    extractor: makes voices of recordings. The conditioning of a voice is computed once and kept as long as the voice.
+    extractor: extracts voices from recordings. A voice's conditioning is computed once and cached as long as the voice.
     """
 
     config: ModelConfig
@@ -83,15 +83,15 @@ class FrontEnd:
         is_cancelled: CancelCheck = never_cancelled,
         silent: bool = False,
     ) -> Iterator[PlannedSegment]:
-        """The segments of a whole text: contiguous, in order, with seeds that follow one another.
+        """The segments of a whole text, in order and without gaps. Each segment's seed is the previous seed plus one.
 
-        The text is normalised block by block, as its segments are asked for. All errors come before the first segment,
-        except for characters that the vocabulary cannot write.
+        The text is normalised block by block, when the iteration needs its segments. All errors are raised before the
+        first segment, except for characters that the vocabulary cannot encode.
 
         silent: speak a text without words as `SILENCE_S` of silence; an empty text is still refused.
 
         Raises:
-            InvalidText: there is nothing to speak, it is too long, or the model lacks characters of it.
+            InvalidText: the text has nothing to speak, is too long, or has characters that the model lacks.
             InvalidRequest: the voice does not fit the model, or lacks what the mode needs; the language is unknown.
             RequestCancelled: `is_cancelled` returned True.
         """
@@ -112,7 +112,7 @@ class FrontEnd:
 
     @property
     def arrival(self) -> InputMode:
-        """The unit of `plan_arriving`: words if the generation and the model's card allow them, otherwise sentences."""
+        """The unit of `plan_arriving`: words if the generation and the model's card allow this, else sentences."""
         by_words = self._modes.by_words and self.card.text_stream is TextStream.INTERLEAVED
         return InputMode.TOKENS if by_words else InputMode.SEGMENTS
 
@@ -124,11 +124,11 @@ class FrontEnd:
         is_cancelled: CancelCheck = never_cancelled,
         silent: bool = False,
     ) -> Iterator[PlannedSegment]:
-        """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
+        """The segments of a text that arrives in pieces; each segment follows as soon as its text is complete.
 
-        By sentences: each sentence is planned as by `plan`. By words: all requests continue one segment, each with the
-        text ids of the next words, which only natural rules normalise; start and end are the characters read so far. A
-        system prompt must come whole in the first piece. Errors as `plan`, when a piece is read.
+        By sentences: each sentence is planned as in `plan`. By words: all requests continue one segment, each with the
+        text ids of the next words; start and end are the characters read so far. Words are normalised only if the
+        reading is natural. The first piece must contain all of a system prompt. Errors as in `plan`, at each piece.
         """
         text_filter, options = TextFilter(options.reasoning), _adapted(options, voice)
         one = None
@@ -151,7 +151,7 @@ class FrontEnd:
             return
         index, paused_s, natural = 0, 0.0, options.reading == "natural"
         for sentence in sentence_stream(pieces, self.text.marks if natural else None):
-            if not is_speakable(sentence.text):  # such as a line of dashes: the text around it is spoken
+            if not is_speakable(sentence.text):  # there is nothing to speak, such as in a line of dashes
                 continue
             language = options.language or (sentence.language if self.card.scripts is None else None)
             named, start = replace(options, language=language), begin + sentence.start
@@ -160,7 +160,7 @@ class FrontEnd:
                     index += 1
                     check_paused(paused_s := paused_s + segment.request.pause_s)
                     yield segment
-            except InvalidText as error:  # such as code that is silent
+            except InvalidText as error:  # there is nothing to speak, such as in silent code
                 if not error.nothing_to_say:
                     raise
 
@@ -169,10 +169,10 @@ class FrontEnd:
         return MODES[self.config.generation]
 
     def conditioning(self, voice: Voice, options: SpeakOptions = SpeakOptions(), system: str = "") -> Conditioning:
-        """Route the features of a voice by the table of modes; errors as `plan`.
+        """Select the features of a voice by the table of modes. Raises the errors of `plan`.
 
-        Instructions that the model cannot follow are left out; the log says so once. system: the system prompt at the
-        beginning of the text, see `TextFrontEnd.part`.
+        Instructions that the model cannot follow are left out, and a warning is logged once. system: the system prompt
+        at the beginning of the text, see `TextFrontEnd.part`.
         """
         if options.instruct and not self.card.instructions:
             options = without_instructions(options)
@@ -208,7 +208,7 @@ class FrontEnd:
         return condition(voice, route, text[end:], default if system else text[:end])
 
     def instruction(self, instruct: str) -> tuple[int, ...]:
-        """Text ids of an instruction in the form of the model's training, with the mark at its end."""
+        """Text ids of an instruction in the same form as in training, with the mark at the end."""
         return self.text.encode(self.text.normalize(self._modes.prompt(instruct)))
 
     def plan_conversion(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> SegmentRequest:
@@ -225,7 +225,7 @@ class FrontEnd:
         start: int = 0,
         index: int = 0,
     ) -> Iterator[PlannedSegment]:
-        """start: place of the text's first character in the input; index: number of its first segment."""
+        """Plan a text. start: position of its first character in the input; index: number of its first segment."""
         found = self.text.located(text, options.language, is_cancelled, options.reading, options.natural)
         for seed, one in enumerate(found, options.seed + index):
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
@@ -255,12 +255,12 @@ class FrontEnd:
 
 
 def _adapted(options: SpeakOptions, voice: Voice) -> SpeakOptions:
-    """The options with the voice's own adapter, if they name none."""
+    """The options with the voice's LoRA adapter, unless the options name an adapter."""
     return replace(options, adapter=options.adapter_of(voice.adapter) or None) if voice.adapter else options
 
 
 class _Kept:
-    """Iterates over pieces, and keeps the text that they have made so far."""
+    """Iterates over pieces of a text. text: the pieces so far, joined."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
         self._pieces, self.text = pieces, ""
@@ -274,16 +274,16 @@ class _Kept:
 def _unmarked(pieces: Iterable[str]) -> Iterator[str]:
     for piece in pieces:
         if isinstance(piece, str) and END_OF_PROMPT in piece:
-            raise InvalidText(f"text: {END_OF_PROMPT} came after the first piece; send all of the prompt in the first")
+            raise InvalidText(f"text: {END_OF_PROMPT} came after the first piece; send the whole prompt in the first")
         yield piece
 
 
 def load_front_end(folder: Path, config: ModelConfig | None = None, text_processes: int = 0) -> FrontEnd:
-    """Load the tokenizer, the text rules and the two encoders of an official folder; errors as `read_config`.
+    """Load the tokenizer, text rules and two encoders of an official folder. Raises the errors of `read_config`.
 
-    config: the model's sizes, None: read them; text_processes: see `TextFrontEnd`.
+    config: the model's sizes; None: read them from the folder. text_processes: see `TextFrontEnd`.
     """
-    # Weights are mapped, not read: the sizes need their names only.
+    # The weights are memory-mapped and not read: the sizes need only their names and shapes.
     config = config or read_config(folder, read_tensors(find_part(folder, "flow")))
     card = official.read_card(folder)
     text = TextFrontEnd(

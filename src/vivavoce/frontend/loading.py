@@ -1,4 +1,4 @@
-"""Loads a model folder: the engines that run its networks, and its front end."""
+"""Loads a model folder: one or more engines that run its networks, and its front end."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def load_model(
     text_processes: int = 0,
     llm: Path | None = None,
 ) -> tuple[Engine, FrontEnd]:
-    """Engine and front end of an official folder; arguments and errors as `build_models` and `TextFrontEnd`.
+    """Load engine and front end of an official folder; for arguments and errors see `build_models` and `TextFrontEnd`.
 
-    Each of several devices gets an engine in a process of its own; a device that is listed twice gets two engines.
+    If there are several devices, each gets an engine in its own process; a device that is listed twice gets two.
     """
     if len(devices) == 1:
         engine = open_engine(folder, devices[0], dtype, variant, settings, llm=llm)
@@ -51,13 +51,13 @@ def open_engine(
     engines: int = 1,
     llm: Path | None = None,
 ) -> Engine:
-    """Load the engine of an official folder; engines: number of engines that share the device; llm: as there."""
+    """Load the engine of an official folder. engines: number of engines on the device; llm: see `build_models`."""
     share_device(device, engines, bounded=settings.memory_bytes is not None)
     external = settings.lm_backend != "torch"
     if external and llm is not None:
         raise InvalidRequest(
-            f"model: {settings.lm_backend} speaks with the folder's own language model, not with {llm.name}; leave the "
-            "file out, or take lm_backend torch"
+            f"model: {settings.lm_backend} runs the folder's own language model, not {llm.name}; leave the file out, "
+            "or choose lm_backend torch"
         )
     models = build_models(folder, device, dtype, variant, language_model=not external, llm=llm)
     if external:

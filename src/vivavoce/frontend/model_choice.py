@@ -1,4 +1,4 @@
-"""Find the folder of a model, a device and a dtype by the names that a user gives. A folder is found without torch."""
+"""Finds a model's folder, a device and a dtype by the names that a user gives. Finding a folder does not load torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     import torch
 
 MINI = Path(__file__).parents[1] / "data" / "mini"
-"""The default model: a small demo inside the package. A folder of this name in the current folder comes first."""
+"""The default model: a small demo inside the package. A folder `mini` in the current folder is preferred to it."""
 UNTRAINED_MODEL = "babble"
-"""A tiny model with random weights, to try everything that does not need speech."""
+"""A tiny model with random weights, for tests that need no intelligible speech."""
 BABBLE = "babble-1"
-"""Name of the untrained model's folder, which is made at first use; the number changes with the folder's layout."""
+"""Folder name of the untrained model, which is made at its first use. The number changes with the folder's layout."""
 _LARGE_BYTES = 1 << 29
-"""A model is large if the file of its language model has more bytes."""
+"""A model is large if the file of its language model has more bytes than this."""
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def model_folder(model: str | Path | None) -> Path:
-    """The folder of a model: a path, a known name (errors as `find_model`), or one of the package's own models.
+    """The folder of a model. model: a path, the name of a published or built-in model, or None for the default model.
 
-    CheckpointError: the program's own model is damaged, or cannot be made.
+    Raises the errors of `find_model`, and CheckpointError if the untrained model is damaged or cannot be made.
     """
     if not isinstance(model, str | os.PathLike | None):
         raise InvalidRequest(f"model: {model!r:.40} is of type {type(model).__name__}; give a name or a folder")
@@ -46,16 +46,16 @@ def model_folder(model: str | Path | None) -> Path:
     except CheckpointError as error:
         if os.path.lexists(folder):
             raise CheckpointError(
-                f"model: {folder} is not the whole model {UNTRAINED_MODEL}; remove it, and the next use makes it anew"
+                f"model: {folder} is not the whole model {UNTRAINED_MODEL}; remove it, and the next use makes it again"
             ) from None
         reason = str(error).removeprefix("folder: ").rpartition("; ")[0]
         raise CheckpointError(
-            f"model: {reason}; set {HOME_VARIABLE} to a place that can be written, or name a model"
+            f"model: {reason}; set {HOME_VARIABLE} to a folder that can be written, or name a model"
         ) from None
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto": a CUDA device if there is one, else the CPU. InvalidRequest: it is not there."""
+    """The device of this name; "auto": a CUDA device if present, else the CPU. InvalidRequest: it is not present."""
     import torch
 
     if name == "auto":
@@ -66,15 +66,16 @@ def choose_device(name: str) -> torch.device:
         raise InvalidRequest(f"device: {name!r} is unknown; use auto, cpu, cuda, cuda:N or mps") from None
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
-        raise InvalidRequest(f"device: {name!r} is not there (`vivavoce doctor` lists what is); use auto or cpu")
+        raise InvalidRequest(f"device: {name!r} is not present (`vivavoce doctor` lists the devices); use auto or cpu")
     return device
 
 
 def choose_dtype(name: str, device: torch.device, folder: Path | None = None, llm: Path | None = None) -> torch.dtype:
-    """The dtype of that name; InvalidRequest: it is unknown. llm: a language model in place of the folder's.
+    """The dtype of this name; InvalidRequest: the name is unknown. llm: a language model instead of the folder's own.
 
-    "auto" is float16 on CUDA and float32 elsewhere. A large model in `folder` gets bfloat16 on a CPU that multiplies
-    it, because reading weights takes most of its time; a small model would lose more time by conversions.
+    "auto" is float16 on CUDA and float32 elsewhere, with one exception: a large model in `folder` gets bfloat16 on a
+    CPU with bfloat16 instructions, because reading the weights takes most of the time there. For a small model,
+    conversions would take more time than bfloat16 saves.
     """
     import torch
 
@@ -105,7 +106,7 @@ def _has_bfloat16() -> bool:
 
 
 def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 2) -> int:
-    """The number of processes that read texts; None: 2 to 4 on CUDA, `on_cpu` elsewhere. InvalidRequest: not 0 … 64."""
+    """Number of processes that read texts. asked: 0 … 64, else InvalidRequest; None: 2 to 4 on CUDA, else `on_cpu`."""
     if asked is None:
         # Four processes read more text than one GPU speaks; with two, one is always free for short texts.
         return max(2, min(4, (os.cpu_count() or 1) // 4)) if device.type == "cuda" else on_cpu
@@ -115,9 +116,9 @@ def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 
 
 
 def share_device(device: torch.device, engines: int, bounded: bool) -> None:
-    """Limit this thread to its engine's share of a CPU's threads, so that other engines have theirs.
+    """On a CPU, limit torch to an equal share of the threads for each of several engines on the device.
 
-    bounded: each engine has a limit of memory. InvalidRequest: several engines share a GPU without such limits.
+    bounded: each engine has a memory limit. Raises InvalidRequest if several engines share a GPU without memory limits.
     """
     import torch
 
@@ -125,4 +126,4 @@ def share_device(device: torch.device, engines: int, bounded: bool) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // engines))
     elif engines > 1 and not bounded:
         problem = f"engines: {engines} on one {device.type} device would each take all of its memory"
-        raise InvalidRequest(f"{problem}; bound the memory of each, or give each a GPU of its own")
+        raise InvalidRequest(f"{problem}; limit the memory of each engine, or give each its own GPU")

@@ -1,4 +1,4 @@
-"""The description of a model for those who choose one; needs neither torch nor the model's weights."""
+"""Descriptions of models for users and clients. Needs neither torch nor the model's weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vivavoce.frontend.text.tokenizer import TextTokenizer
 def describe(
     card: ModelCard, generation: Generation, sample_rate: int, marks: frozenset[str], name: str = ""
 ) -> ModelInfo:
-    """name: in place of the card's."""
+    """Build the description of a model; name: the model's name, or "" for the name on its card."""
     return ModelInfo(
         name or card.name,
         card.description,
@@ -30,7 +30,7 @@ def describe(
 
 
 def read_info(folder: Path, name: str) -> ModelInfo:
-    """The description of a folder whose model is not loaded. CheckpointError: a file that tells of it is missing."""
+    """Describe a model folder without loading the model. Raises CheckpointError if a file that it reads is missing."""
     generation = detect_generation(folder)
     yaml = YAML_OF[generation]
     rate = Section(yaml, read_official_yaml(folder / yaml)).integer("sample_rate")

@@ -1,4 +1,4 @@
-"""Modes by generation: the one table of which features of a voice reach the language model and the flow.
+"""The modes of each generation: this table says which features of a voice the language model and the flow get.
 
 | mode          | generations | LM prompt text | LM prompt speech | LM speaker row | flow prompt                    |
 |---------------|-------------|----------------|------------------|----------------|--------------------------------|
@@ -7,11 +7,12 @@
 | instruct      | all         | instruction    | –                | –              | tokens and mel; CosyVoice 1: – |
 | sft           | all         | –              | –                | CosyVoice 1    | –                              |
 
-The speaker embedding reaches the flow in every mode. All generations convert voices: the speech tokens come from the
-source recording in place of the language model, and the flow gets the same as in cross_lingual.
+The flow gets the speaker embedding in every mode. All generations convert voices: the speech tokens then come from the
+source recording instead of the language model, and the flow gets the same features as in cross_lingual.
 
-In every mode, CosyVoice3 first reads a system prompt: "You are a helpful assistant.", in mode instruct the instruction,
-and a mark that ends the prompt. CosyVoice 1's mark is plain text for its vocabulary.
+In every mode, CosyVoice3 first reads a system prompt: "You are a helpful assistant.", then the instruction in mode
+instruct, then a mark that ends the prompt. CosyVoice 1's vocabulary has no token for its mark: the model reads the mark
+as plain text.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from vivavoce.frontend.voices.voice import Voice
 
 @dataclass(frozen=True)
 class Route:
-    """The features that a mode uses; lm_text: the transcript or the instruction; lm_speaker: a row of the embedding."""
+    """The features that a mode uses. lm_text: transcript or instruction; lm_speaker: speaker embedding as one row."""
 
     lm_text: bool = False
     lm_speech: bool = False
@@ -43,8 +44,8 @@ class Route:
 class GenerationModes:
     """The modes of a generation.
 
-    system: how its system prompt begins, "" if it has none; mark: ends the prompt; by_words: speech may follow an
-    arriving text word by word, otherwise sentence by sentence.
+    system: the beginning of its system prompt, or "" if it has none. mark: the mark that ends a prompt. by_words: an
+    arriving text may be spoken word by word; otherwise it is spoken sentence by sentence.
     """
 
     title: str
@@ -83,14 +84,16 @@ CONVERSION = Route()
 def choose_mode(
     voice: Voice, generation: Generation, instruct: str | None = None, wanted: Mode | str | None = None
 ) -> Mode:
-    """The wanted mode, or the fullest one that the voice allows. InvalidRequest: the mode lacks something."""
+    """The wanted mode, or the mode that uses most of the voice's features. InvalidRequest: the mode is impossible."""
     mode, modes = None if wanted is None else Mode(wanted), MODES[generation]
     if mode is Mode.INSTRUCT and not instruct:
-        raise InvalidRequest("mode: instruct needs an instruction; give one as instructions")
+        raise InvalidRequest("mode: instruct needs an instruction; give it as instructions")
     if instruct and mode not in (None, Mode.INSTRUCT):
         raise InvalidRequest(f"instruct: is not used in mode {mode.value}; leave the mode out")
     if mode in (Mode.ZERO_SHOT, Mode.CROSS_LINGUAL) and not voice.has_prompt:
-        raise InvalidRequest(f"mode: {mode.value} needs reference speech, this voice has an embedding only; use sft")
+        raise InvalidRequest(
+            f"mode: {mode.value} needs reference speech, but this voice has only an embedding; use sft"
+        )
     if mode is Mode.ZERO_SHOT and not voice.prompt_text:
         raise InvalidRequest(
             "mode: zero_shot needs the reference's transcript; give prompt_text with a recording, add a stored "
@@ -108,7 +111,7 @@ def choose_mode(
 
 
 def condition(voice: Voice, route: Route, text: tuple[int, ...] = (), system: tuple[int, ...] = ()) -> Conditioning:
-    """Route a voice's features; text: ids of its transcript or of an instruction; system: ids of the system prompt."""
+    """Select a voice's features by a route. text: ids of transcript or instruction; system: ids of system prompt."""
     prompted = route.flow_prompt and voice.has_prompt
     tokens = voice.speech_tokens.long()
     return Conditioning(

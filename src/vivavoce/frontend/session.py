@@ -37,22 +37,23 @@ from vivavoce_textnorm import MAX_BLOCK_CHARS
 
 Text = str | Iterable[str] | AsyncIterable[str]
 AHEAD = 4
-"""Segments that the engine gets ahead of the one that is heard: enough to leave no gap, and few to be made unheard."""
+"""Segments that the engine gets ahead of the segment being heard: enough to avoid gaps, with little work in vain."""
 
 
 class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     """A stream of speech over an engine and a front end.
 
-    `start` takes the text and hands its beginning to the engine. Then the listener takes chunks, in one of three ways:
-    `for chunk in session`, `async for chunk in session`, or `session.events()` where the listener is in another process
-    and `session.on_heard(segment)` tells how far it is. The engine gets a segment when the listener is within `AHEAD`
-    segments of it. `close` (or letting go of the session) cancels the request and frees what it holds.
+    `start` takes the text and submits its beginning to the engine. Then the listener takes chunks in one of three ways:
+    `for chunk in session`; `async for chunk in session`; or, for a listener in another process, `session.events()` with
+    calls of `session.on_heard(segment)`, which report the segment being heard. The engine gets a segment when the
+    listener is within `AHEAD` segments of it. `close`, or deleting the session, cancels the request and frees its
+    memory.
 
         session = RequestSession(engine, front_end, ChunkPolicy.low_latency())
-        session.start("Hello there.", voice, SpeakOptions(seed=1))  # blocks for the front end: in a thread, if need be
+        session.start("Hello there.", voice, SpeakOptions(seed=1))  # blocks while the front end works
         async for chunk in session: ...
-        session.marks  # which characters were heard when
-        session.verdict()  # how it ended
+        session.marks  # characters and times of the segments
+        session.verdict()  # the reason of the end, and warnings
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         policy: ChunkPolicy | None = None,
         later: Callable[[RequestSession], None] | None = None,
     ) -> None:
-        """policy: how the audio is cut into chunks; None: the model's default; errors as `policy_for`.
+        """Open a session without a text. Raises the errors of `policy_for`.
 
-        later: a function that calls the session's `start` when the first chunk is wanted, with `async for` in a thread.
+        policy: how the audio is cut into chunks; None: the model's default. later: a function that calls `start`; the
+        session calls it when the first chunk is wanted, in a thread if `async for` is used.
         """
         self._engine, self._front_end, self._later = engine, front_end, later
         self._progress = _Progress()
@@ -72,7 +74,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         """The engine's request, after `start`."""
         self.policy = policy_for(front_end.config.generation, policy)
         self.batch = False
-        """Whether it has no deadline, as of `EngineRequest`; read by `start`."""
+        """Whether the request has no deadlines, see `EngineRequest`; set it before `start`."""
         self._language: str | None = None
         self._chunks: Iterator[AudioChunk] | None = None
         self._chunks_async: AsyncIterator[AudioChunk] | None = None
@@ -80,10 +82,10 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     def start(self, text: Text, voice: Voice, options: SpeakOptions = SpeakOptions(), silent: bool = False) -> None:
         """Plan the text's beginning and submit it to the engine.
 
-        text: a text, or an iterable of pieces of it (from a language model, say). This call reads a block of a long
-        text, or pieces until the first sentence or words are complete. A thread reads the rest while speech goes on,
-        and checks each piece when it reads it. silent: as in `FrontEnd.plan`. Errors: Overloaded, RequestCancelled (the
-        session was closed meanwhile), and those of `FrontEnd.plan`.
+        text: a text, or an iterable of its pieces, for example from a language model. This call reads a block of a long
+        text, or pieces until the first sentence or words are complete. A thread reads and checks the rest while the
+        beginning is spoken. silent: as in `FrontEnd.plan`. Raises Overloaded, RequestCancelled (the session was closed
+        meanwhile) and the errors of `FrontEnd.plan`.
         """
         progress, self._language = self._progress, options.language
         progress.word_times = options.word_times
@@ -97,7 +99,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         if isinstance(text, str):
             progress.text = text
             segments = self._front_end.plan(text, voice, options, progress.closed.is_set, silent)
-            # A short text is read at once, so that the engine learns whether more segments follow the first ones.
+            # All of a short text is read now, so that the engine knows whether more segments will follow.
             is_short = len(text) <= MAX_BLOCK_CHARS
             near = list(islice(segments, AHEAD + 2 if is_short else 1))
             arrival = InputMode.WHOLE if is_short and len(near) < AHEAD + 2 else InputMode.SEGMENTS
@@ -112,7 +114,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             near = list(islice(segments, 1))
             if not near:
                 raise InvalidText("text: all pieces are empty; send some text", nothing_to_say=True)
-            if near[0].request.pause_s and arrival is InputMode.TOKENS:  # silence, and no words
+            if near[0].request.pause_s and arrival is InputMode.TOKENS:  # the text has no words
                 arrival = progress.arrival = InputMode.WHOLE
                 progress.spans.clear()
         for one in near:
@@ -123,11 +125,11 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
                 raise RequestCancelled("request: was cancelled")
             self.handle = self._engine.submit(request)
         if arrival is not InputMode.WHOLE:
-            # The thread holds neither session nor handle: letting go of them ends it.
+            # The thread holds no reference to the session or its handle: the thread ends when they are deleted.
             start_thread(partial(_feed, self.handle.text, segments, progress), progress.close)
 
     def on_heard(self, segment: int, samples: int = 0) -> None:
-        """The listener has taken audio of this segment: the engine gets those that are near it now."""
+        """Note that the listener has taken samples of this segment; the engine then gets the segments near it."""
         progress = self._progress
         with progress.changed:
             progress.heard = max(progress.heard, segment)
@@ -172,7 +174,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         start(self)
 
     async def events(self) -> AsyncIterator[SpeechEvent]:
-        """Chunks with samples, and each segment's text before its audio; raises the request's error."""
+        """Iterate over each segment's announcement and its chunks, except empty ones. Raises the request's error."""
         announced = self._progress.announced
         async for chunk in self.handle:
             while announced:
@@ -185,18 +187,18 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """Characters and times of the segments heard so far; the last end moves, and `cut` is known only at the end."""
+        """Characters and times of the segments taken so far; the last end grows, and `cut` is known at the end."""
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
         return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.outcome.cut)
 
     @property
     def words(self) -> tuple[Word, ...]:
-        """The words in the chunks so far, with `word_times`."""
+        """The words in the chunks taken so far; empty without the option `word_times`."""
         timer = self._progress.timer
         return tuple(timer.words) if timer is not None and self._progress.word_times else ()
 
     def heard(self, seconds: float) -> HeardText:
-        """The part of the text that is heard in the first `seconds` of the audio: by words, or else by segments."""
+        """The text that is heard in the first `seconds` of audio, by words if they are known, else by segments."""
         return heard_until(seconds, self.words, self.marks)
 
     def __repr__(self) -> str:
@@ -205,9 +207,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         return f"ChunkStream({state}, {seconds:.2f} s taken)"
 
     def verdict(self) -> Verdict:
-        """The verdict on the whole stream; call it after the last chunk. The caller fills in how much audio was
-        received.
-        """
+        """The verdict on the whole stream; call this after the last chunk. The caller must set `audio_s`."""
         given, delivery = len(self._progress.spans), self._delivery()
         return Verdict(
             reason_of(any(self.handle.outcome.cut), delivery),
@@ -230,14 +230,14 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         return delivery_of(progress.text, timer.segments, self.handle.outcome, heads.pace if heads else None)
 
     def close(self) -> None:
-        """Cancel the request. Does nothing after its end."""
+        """Cancel the request; does nothing if the request has ended."""
         self._progress.close()
         self.handle.cancel()
 
     __del__ = close
 
     async def aclose(self) -> None:
-        """`close` for an event loop."""
+        """Cancel the request, as `close` does, for use with `contextlib.aclosing`."""
         self.close()
 
 
@@ -248,17 +248,17 @@ def _not_started() -> Handle:
 
 
 _NOT_STARTED = _not_started()
-"""The handle of sessions before `start`: it gives no chunks."""
+"""The handle of a session before `start`; it has no chunks."""
 
 
 @dataclass(eq=False)
 class _Progress:
     """The state of a session that the listener and the thread that reads the text share.
 
-    text: the text read so far; spans: characters of each segment that the engine got; samples: numbers of samples heard
-    of each segment; heard: the segment that is heard; word_times: whether chunks tell their words; timer: times the
-    words of the segments, None: the voice is not followed; loop: reads an async iterable; end_source: ends
-    this reading.
+    text: the text read so far. spans: the characters of each segment that the engine got. samples: for each segment,
+    the number of samples taken by the listener. heard: the segment being heard. word_times: chunks contain their words.
+    timer: finds the times of words; None if the speech is not tracked. loop: the event loop that reads an async
+    iterable; end_source: a function that ends this reading.
     """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -277,17 +277,17 @@ class _Progress:
 
     def reading(self, pieces: Iterable[str]) -> Iterator[str]:
         for piece in pieces:
-            if isinstance(piece, str):  # the front end refuses what is not text
+            if isinstance(piece, str):  # the front end refuses pieces of other types
                 self.text += piece
                 if self.arrival is InputMode.TOKENS:
                     self.spans[:] = [(self.spans[0][0] if self.spans else 0, len(self.text))]
             yield piece
 
     def give(self, segment: PlannedSegment) -> None:
-        """Record the segment that the engine gets, or, by words, the next words of the only segment."""
+        """Record the next segment for the engine; if the text arrives by words, the next words of the only segment."""
         if self.arrival is not InputMode.TOKENS:
             self.spans.append((segment.start, segment.end))
-        else:  # a system prompt before it is not spoken
+        else:  # the span begins after a system prompt, which is not spoken
             self.spans[0] = segment.start, self.spans[0][1]
         self.announced.append(SegmentText(len(self.spans) - 1, segment.start, segment.end))
         self.text_tokens += len(segment.request.text)
@@ -295,7 +295,7 @@ class _Progress:
             self.timer.plan(len(self.spans) - 1, segment.words)
 
     def timed(self, chunk: AudioChunk) -> AudioChunk:
-        """The chunk with the words that end in it."""
+        """The chunk, with the words that end in it if `word_times` is on."""
         if self.timer is None:
             return chunk
         words = self.timer.add(self.text, chunk, chunk.ended)
@@ -308,14 +308,14 @@ class _Progress:
         self.end_source()
 
     def wait_until_near(self) -> bool:
-        """Block until the listener is near enough for the engine to have the next segment; False: it has left."""
+        """Block until the listener is near enough for the next segment; False: the session was closed."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed.is_set() or len(self.spans) <= self.heard + AHEAD)
             return not self.closed.is_set()
 
 
 def _feed(text: ArrivingText, segments: Iterator[PlannedSegment], progress: _Progress) -> None:
-    """Push the rest of a text to the engine: words when speech waits for them, segments when the listener is near."""
+    """Push the rest of a text to the engine: words when it waits for text, segments when the listener is near."""
     by_words = progress.arrival is InputMode.TOKENS
     try:
         while text.wait_until_wanted() if by_words else progress.wait_until_near():
@@ -326,6 +326,6 @@ def _feed(text: ArrivingText, segments: Iterator[PlannedSegment], progress: _Pro
             progress.give(one)
             text.push(one.request.text if by_words else one.request)
     except BaseException as error:
-        # The listener must not wait for text that does not come, whichever error ends this thread.
+        # After any error in this thread, the request must end: otherwise the listener waits for text that never comes.
         stopped = InvalidText(f"text: its source stopped with {type(error).__name__}; send the text again")
         text.fail(error if isinstance(error, Exception) else stopped)

@@ -39,7 +39,7 @@ Options = TypeVar("Options", bound="SpeakOptions")
 
 
 class Mode(str, Enum):
-    """A use of a voice; the table in `modes` shows which of its features reach which stage."""
+    """The way in which a voice is used; the table in `modes.py` shows which stage gets which of its features."""
 
     ZERO_SHOT = "zero_shot"
     CROSS_LINGUAL = "cross_lingual"
@@ -48,7 +48,7 @@ class Mode(str, Enum):
 
 
 def parse_mode(name: str) -> Mode:
-    """The mode of that name, written with dashes or underscores. InvalidRequest lists all modes."""
+    """The mode of this name, written with dashes or underscores. InvalidRequest: the name is unknown."""
     try:
         return Mode(str(name).replace("-", "_"))
     except ValueError:
@@ -63,10 +63,10 @@ def check_seed(seed: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeakOptions:
-    """Options of speech, which `speech_options` explains. InvalidRequest: a value is out of its limits.
+    """Options of speech, which `speech_options.py` explains. InvalidRequest: a value is out of its limits.
 
-    The constructor takes a mode by its name, a language by a code, tag or name and a lexicon as a mapping, and keeps a
-    `Mode`, a code ("en", "en-GB") and a `Lexicon`.
+    The constructor converts its arguments: the name of a mode to a `Mode`, the code, tag or name of a language to a
+    code ("en", "en-GB"), and a mapping to a `Lexicon`.
     """
 
     mode: Mode | str | None = MODE.default
@@ -90,7 +90,7 @@ class SpeakOptions:
             object.__setattr__(self, "mode", parse_mode(self.mode))
         check_speed(self.speed)
         check_seed(self.seed)
-        object.__setattr__(self, "seed", int(self.seed))  # from NumPy's integers, too
+        object.__setattr__(self, "seed", int(self.seed))  # may be an integer of NumPy
         check_kind("sampling", self.sampling, SamplingParams, "such as vivavoce.SamplingParams(top_k=5)")
         if self.instruct is not None:
             check_kind("instructions", self.instruct, str, "say in words how to speak")
@@ -112,39 +112,39 @@ class SpeakOptions:
 
     @property
     def follows(self) -> bool:
-        """Whether it is to be known where the voice is in the text."""
+        """Whether the engine must track which part of the text is being spoken (for `word_times` or `guard`)."""
         return self.word_times or self.guard
 
     @property
     def steps(self) -> FlowSteps | None:
-        """The flow's steps; None: as the engine is set."""
+        """The steps of the flow's solver; None: the engine's setting."""
         return None if self.flow_steps is None else FlowSteps(self.flow_steps)
 
     def adapter_of(self, own: str) -> str:
-        """The name of the adapter that speaks, "" for none; own: that of the voice."""
+        """The name of the LoRA adapter to use, or "" for none; own: the voice's adapter, or ""."""
         return "" if self.adapter == NO_ADAPTER else self.adapter or own
 
     @property
     def natural(self) -> Settings:
-        """The options of natural rules."""
+        """The settings of the natural text normalisation."""
         assert isinstance(self.lexicon, Lexicon)
         day_first = self.language == DAY_FIRST
         return Settings(self.emojis == "named", self.code == "silent", lexicon=self.lexicon, day_first=day_first)
 
 
 SILENCE_S = 0.2
-"""Seconds of silence in place of a text with nothing to say."""
+"""Seconds of silence that replace a text without speakable words."""
 INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them; they were left out"
 
 
 def without_instructions(options: Options) -> Options:
-    """The options without instructions, for a model that would speak them."""
+    """The options without instructions, for a model that would read the instructions aloud."""
     return replace(options, instruct=None, mode=None if options.mode is Mode.INSTRUCT else options.mode)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A reference recording as it was sent; content: an audio file's bytes; transcript: its words, "" if unknown."""
+    """A reference recording from a client. content: bytes of the audio file; transcript: its text, "" if unknown."""
 
     content: bytes
     transcript: str = ""
@@ -152,12 +152,12 @@ class Recording:
 
 @dataclass(frozen=True)
 class SpeechRequest(SpeakOptions):
-    """One request for speech, as a server's protocols make it and its engine process reads it.
+    """One request for speech, sent by a server's protocols to the engine's process.
 
-    text: all of it; None: it arrives piece by piece. voice: a name, a recording, or None for the model's first voice.
-    model: the name of a further model of the server; "": the default one.
-    owner: the voices of this owner are found beside the public ones; "": public voices only. policy: name of a chunk
-    policy. priority: "live" or "batch". notes: deviations from the caller's wishes, one line each in ASCII.
+    text: the whole text; None: the text arrives piece by piece. voice: a name, a recording, or None for the model's
+    first voice. model: the name of a further model of the server; "": the default model. owner: the request may use
+    this owner's voices and the public voices; "": public voices only. policy: name of a chunk policy. priority: "live"
+    or "batch". notes: differences from what the caller asked for, one ASCII line for each.
     """
 
     text: str | None
@@ -175,9 +175,9 @@ class SpeechRequest(SpeakOptions):
 
 @dataclass(frozen=True)
 class SegmentText:
-    """A segment of the text, announced before its first audio: it speaks the characters start … end − 1 of the input.
+    """Announces a segment before its first audio. The segment speaks the characters start … end − 1 of the input.
 
-    A text that arrives word by word is one segment, which is announced again as it grows.
+    A text that arrives word by word is a single segment, which is announced again each time it grows.
     """
 
     place: int
@@ -189,7 +189,7 @@ SpeechEvent = SegmentText | AudioChunk
 
 
 class FinishReason(str, Enum):
-    """The reason for the end of the audio."""
+    """The reason why the audio ended."""
 
     STOP = "stop"
     """All of the text was spoken."""
@@ -205,11 +205,12 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True)
 class Delivery:
-    """How well the text was spoken, where the model was asked to follow it.
+    """How well the text was spoken; known only with `word_times` or `guard`.
 
-    spoken: share of the words; missing: words that seem not to be spoken; faults, mended: what the guard has found, and
-    could not mend or has mended (`stands`, `repeats`, `skips`, `early_end`, `loops`, `silence`, `leak`); pause_s: the
-    longest silence; length: the speech's length against the usual one for its text, None: unknown.
+    spoken: fraction of the words that were spoken. missing: words that seem not to be spoken. faults: errors that the
+    guard found and could not repair; mended: errors that it repaired (`stands`, `repeats`, `skips`, `early_end`,
+    `loops`, `silence`, `leak`). pause_s: seconds of the longest silence. length: ratio of the speech's length to the
+    usual length for its text; None if unknown.
     """
 
     spoken: float
@@ -224,11 +225,11 @@ class Delivery:
 class Verdict:
     """The end of one stream.
 
-    audio_s: seconds of audio that the listener took; segments_spoken: segments whose audio the listener took to the
-    end; segments_given: all segments; error: one line, and error_code its stable code, both only with reason ERROR;
-    text_tokens, speech_tokens: tokens that the language model read and made, None where that is unknown; warnings: what
-    may be wrong with the speech though it ended well, one line each; delivery: how well the text was spoken, with
-    `word_times` or `guard`.
+    audio_s: seconds of audio that the listener received. segments_spoken: number of segments whose whole audio the
+    listener received; segments_given: number of all segments. error: a message of one line, and error_code: its stable
+    code; both only with reason ERROR. text_tokens, speech_tokens: number of tokens that the language model read and
+    made, or None if unknown. warnings: possible faults of speech that ended without an error, one line for each.
+    delivery: how well the text was spoken; only with `word_times` or `guard`.
     """
 
     reason: FinishReason
@@ -244,7 +245,7 @@ class Verdict:
 
 
 def joined(deliveries: Sequence[Delivery]) -> Delivery | None:
-    """The delivery of several texts that follow one another; None: none is known."""
+    """Combine the deliveries of consecutive texts into one; None if the list is empty."""
     if len(deliveries) < 2:
         return deliveries[0] if deliveries else None
     lengths = [one.length for one in deliveries if one.length is not None]
@@ -267,9 +268,9 @@ _THREE_ALIKE = regex.compile(r"(.)\1\1")
 
 
 def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
-    """Warnings of repeated words, some of which a model may skip, and of a language that the model does not speak.
+    """Warn if words repeat (a model may skip some of them), and if the model does not speak the text's language.
 
-    language: the text's code, None: detect it; languages: codes of the model's languages.
+    language: code of the text's language; None: detect the language. languages: codes of the model's languages.
     """
     warnings = []
     repeated = next((one[0] for one in _REPEATED.finditer(text) if _THREE_ALIKE.search(one[0]) or one[1]), None)
@@ -281,7 +282,7 @@ def warnings_of(text: str, language: str | None, languages: Sequence[str]) -> tu
 
 
 def foreign_to(text: str, language: str | None, languages: Sequence[str]) -> tuple[str, ...]:
-    """A warning if the model does not speak the text's language; arguments as in `warnings_of`."""
+    """Warn if the model does not speak the text's language; for the arguments see `warnings_of`."""
     told = language.partition("-")[0] if language else (detect_language(text) if is_speakable(text) else None)
     if told is None or told in languages:
         return ()
@@ -291,11 +292,11 @@ def foreign_to(text: str, language: str | None, languages: Sequence[str]) -> tup
 
 @dataclass(frozen=True)
 class Mark:
-    """A segment of a text and when its audio is heard; times are counted in samples, so they are exact.
+    """A segment of a text and the times of its audio. The times are exact, because they are counted in samples.
 
-    text: the characters start_character … end_character − 1 of the input; start_s, end_s: seconds from the beginning of
-    the audio, and each mark starts at the end of the one before; cut: the speech reached its limit of length, so words
-    may be missing.
+    text: the characters start_character … end_character − 1 of the input. start_s, end_s: seconds from the beginning of
+    the audio; each mark starts where the previous mark ends. cut: the segment reached its limit of speech tokens, so
+    words may be missing.
     """
 
     text: str
@@ -311,8 +312,8 @@ def marks_of(
 ) -> tuple[Mark, ...]:
     """The marks of a text's first segments.
 
-    spans: each segment's first character and the one after its last; samples: each segment's number of samples, with
-    one mark for each; cut: whether each segment was cut, () if it is not known yet.
+    spans: for each segment, its first character and the character after its last. samples: the number of samples of
+    each segment with audio; only these segments get marks. cut: whether each segment was cut; () if not known yet.
     """
     times = pairwise(end / sample_rate for end in accumulate(samples, initial=0))
     return tuple(
@@ -323,10 +324,10 @@ def marks_of(
 
 @dataclass(frozen=True)
 class HeardText:
-    """The part of a text that is heard by some moment.
+    """The part of a text that a listener has heard at some time.
 
-    character: the input is heard up to this character (excluded); text: the last word, or segment, that was begun;
-    seconds: the moment, at most the audio's length.
+    character: the input is heard up to this character, which is excluded. text: the last word or segment that has
+    begun. seconds: the time, at most the length of the audio.
     """
 
     character: int
@@ -335,7 +336,7 @@ class HeardText:
 
 
 def heard_until(seconds: float, words: Sequence[Word], marks: Sequence[Mark]) -> HeardText:
-    """The part of the text that is heard by this moment: whole words, or else a part of a segment by its length."""
+    """The text that is heard by this time: whole words, or, without words, a part of a segment by its duration."""
     seconds = min(seconds, marks[-1].end_s if marks else 0.0)
     begun = [one for one in (words or marks) if one.start_s < seconds]
     if not begun:

@@ -18,7 +18,7 @@ from vivavoce_textnorm import NormalizedText
 
 
 class VoiceOptions(TypedDict, total=False):
-    """Options of storing a voice; replace: in place of another voice of that name; adapter: its name, "" for none."""
+    """Options for storing a voice. replace: overwrite a voice of this name; adapter: its LoRA adapter, or ""."""
 
     description: str
     replace: bool
@@ -27,7 +27,7 @@ class VoiceOptions(TypedDict, total=False):
 
 
 class SpeechStream(Protocol):
-    """One accepted request for speech; used by one listener in the event loop that asked for it."""
+    """One accepted request for speech. Only one listener may use it, in the event loop that made the request."""
 
     @property
     def sample_rate(self) -> int: ...
@@ -42,22 +42,22 @@ class SpeechStream(Protocol):
         """
 
     async def push(self, text: str) -> None:
-        """Add to a streamed text; InvalidText: the piece cannot be spoken, and the text before it goes on."""
+        """Append a piece to a streamed text. InvalidText: the piece cannot be spoken; the earlier text goes on."""
 
     async def end(self) -> None: ...
 
     def cancel(self) -> None:
-        """End the request: its memory is freed within a step, and the iteration ends. After the end: does nothing."""
+        """End the request and the iteration; its memory is freed within one step. Does nothing after the end."""
 
 
 @dataclass(frozen=True)
 class BackendStatistics:
     """Statistics of one engine at one moment.
 
-    engine: counters since the start of the engine's process; memory_used, memory_total: bytes of the device (of the
-    process and the machine, on a CPU); voices_extracted, voices_remembered: recordings whose voices were extracted, and
-    found in memory; voice_store: "ok", or the problem; starts: engine processes started so far; streams, capacity: as
-    in `EngineLoad`.
+    engine: counters since the start of the engine's process. memory_used, memory_total: bytes of the GPU; on a CPU,
+    bytes used by the process and bytes of the machine. voices_extracted: number of recordings whose voice was
+    extracted; voices_remembered: number of recordings whose voice was still cached. voice_store: "ok", or the problem.
+    starts: number of engine processes started so far. streams, capacity: as in `EngineLoad`.
     """
 
     engine: StatisticsSnapshot
@@ -73,10 +73,10 @@ class BackendStatistics:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A served model. demo: it is a demo only; instructions: it follows them; languages: codes of ISO 639.
+    """A served model. demo: it is only a demo; instructions: it follows instructions; languages: ISO 639 codes.
 
-    marks: the marks that it knows in a text, such as "[laughter]" or "[ǎo]"; generation: v1, v2 or v3, "" if that is
-    unknown; loaded: it is in memory; others: of the default model, the further models of the same server.
+    marks: the special tokens that it knows in a text, such as "[laughter]" or "[ǎo]". generation: v1, v2 or v3, or ""
+    if unknown. loaded: it is in memory. others: the server's further models; only the default model lists them.
     """
 
     name: str
@@ -91,14 +91,14 @@ class ModelInfo:
     others: tuple[ModelInfo, ...] = ()
 
     def of(self, name: str) -> ModelInfo:
-        """The further model of that name; "", and the own name: this one."""
+        """The model of this name among `others`; this model itself for "" and for its own name."""
         return next((one for one in self.others if one.name == name), self) if name else self
 
 
 class SpeechBackend(Protocol):
     @property
     def about(self) -> ModelInfo:
-        """The model, of several the default one; EngineStopped: it is not loaded yet."""
+        """The model, or the default model of several. Raises EngineStopped while it is not loaded yet."""
 
     @property
     def ready(self) -> bool: ...
@@ -111,7 +111,7 @@ class SpeechBackend(Protocol):
         """The last known state of the voice store: "ok", or the problem."""
 
     async def speak(self, request: SpeechRequest) -> SpeechStream:
-        """Accept a request, or refuse it: bad input, no room, not ready."""
+        """Accept a request. Raises an error if its input is bad, the queue is full or the engine is not ready."""
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText: ...
 
@@ -120,35 +120,34 @@ class SpeechBackend(Protocol):
     async def add_voice(
         self, owner: str, name: str, recording: Recording, **options: Unpack[VoiceOptions]
     ) -> VoiceSummary:
-        """Extract and store a voice, public if `owner` is ""; VoiceExists, InvalidRequest (a full quota), and so on."""
+        """Extract and store a voice; owner "" makes it public. Raises VoiceExists, InvalidRequest (full quota) …"""
 
     async def remove_voice(self, owner: str, name: str) -> None:
-        """Delete the owner's stored voice (a public one: ""); VoiceNotFound, or InvalidRequest for a built-in one."""
+        """Delete a stored voice; owner "": a public one. Raises VoiceNotFound, or InvalidRequest if it is built in."""
 
     async def statistics(self) -> BackendStatistics | None: ...
 
 
 @runtime_checkable
 class SeveralModels(Protocol):
-    """A `SpeechBackend` that has one of its own for each of several models."""
+    """A `SpeechBackend` that serves several models and has another `SpeechBackend` for each of them."""
 
     async def backend_of(self, model: str) -> SpeechBackend:
         """Wait until a model is loaded, and return its backend. Use it at once: the model may be unloaded later.
 
-        model: its name, "" for the default one.
-
-        ModelNotFound: the name is unknown; EngineStopped: it is not loaded in time, or there is no room for it.
+        model: the model's name, or "" for the default model. Raises ModelNotFound if the name is unknown, and
+        EngineStopped if the model is not loaded in time or does not fit into memory.
         """
 
 
 async def backend_of(backend: SpeechBackend, model: str) -> SpeechBackend:
-    """The backend of a model, see `SeveralModels`. A backend that has one model only is returned itself."""
+    """The backend of a model, see `SeveralModels`. A backend with only one model is returned unchanged."""
     return await backend.backend_of(model) if isinstance(backend, SeveralModels) else backend
 
 
 @runtime_checkable
 class AdapterBackend(Protocol):
-    """A `SpeechBackend` whose LoRA adapters change while it runs; errors as `Engine.load_adapter`, `remove_adapter`."""
+    """A `SpeechBackend` whose LoRA adapters can change while it runs. Raises the errors of `Engine.load_adapter` …"""
 
     async def adapters(self) -> tuple[AdapterInfo, ...]: ...
 
@@ -158,6 +157,6 @@ class AdapterBackend(Protocol):
 
 
 def engines_of(backend: SpeechBackend) -> Mapping[str, SpeechBackend]:
-    """The engines of a backend that has several, by name; empty for others."""
+    """The engines of a backend by their names; empty if the backend has only one engine."""
     engines: Mapping[str, SpeechBackend] = getattr(backend, "engines", {})
     return engines if len(engines) > 1 else {}

@@ -1,4 +1,4 @@
-"""The options of speech, declared once: the Python API, HTTP fields, command-line flags and gRPC read them from here.
+"""Declares the options of speech for the Python API, the HTTP fields, the command-line flags and gRPC.
 
 Only the standard library is imported, so that the command line starts quickly.
 """
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_SEED = 2**53
-"""The largest seed. Many clients read numbers of JSON as doubles, which hold it exactly."""
+"""The largest seed. Many clients read JSON numbers as doubles, which represent whole numbers exactly up to 2⁵³."""
 
 
 @dataclass(frozen=True)
 class Option:
     """One option of speech.
 
-    name: as users write it; field: the attribute of `SpeechRequest`, if that has another name. help: one sentence,
+    name: the name that users write. field: the attribute of `SpeechRequest`, if its name differs. help: one sentence,
     which names the choices. kind: float, int, str or bool. default_help: the meaning of a default of None. minimum,
-    maximum: limits of a number; max_chars: limit of a text; choices: all values of a text that has fixed ones.
+    maximum: limits of a number. max_chars: limit of a text's length. choices: all allowed values of a text.
     """
 
     name: str
@@ -118,7 +118,7 @@ PRIORITY = Option(
     choices=("live", "batch"),
 )
 READING_OPTIONS = (LANGUAGE, READING, EMOJIS, CODE, REASONING)
-"""Options of reading a text, without the lexicon, which belongs to a voice or a file."""
+"""Options of text normalisation, except the lexicon, which belongs to a voice or a file."""
 SPEECH_OPTIONS = (
     INSTRUCTIONS,
     SPEED,
@@ -146,4 +146,4 @@ SAMPLING_OPTIONS = (
     Option("min_ratio", "Fewest speech tokens per text token.", float, minimum=0, maximum=50),
     Option("max_ratio", "Most speech tokens per text token.", float, minimum=1, maximum=50),
 )
-"""Options of drawing speech tokens: fields of `SamplingParams`; None is the model's own setting."""
+"""Options of sampling speech tokens: the fields of `SamplingParams`. None means the model's own setting."""

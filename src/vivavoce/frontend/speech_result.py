@@ -1,4 +1,4 @@
-"""Finished speech: its samples, how long they took, and which characters of the text are heard when."""
+"""Finished speech: its samples, the time spent on each stage, and the times at which the text is heard."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from vivavoce.frontend.speech import Delivery, Mark, marks_of
 from vivavoce.frontend.word_times import WordTimer
 
 _LOOK_S = 0.01
-"""Seconds between two looks at the engine, where another thread can cancel."""
+"""Seconds between two checks whether the engine is done, while another thread can cancel the request."""
 TimedPart = TypeVar("TimedPart", Mark, Word)
 _PLAYERS = ("ffplay -nodisp -autoexit -loglevel error", "pw-play", "paplay", "aplay -q", "afplay", "mpv --no-video")
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds spent, by stage and in total, without the extraction of the voice."""
+    """Seconds spent on each stage and in total; the extraction of the voice does not count."""
 
     text_s: float
     lm_s: float
@@ -46,9 +46,9 @@ class Timings:
 class Speech:
     """Finished audio; samples: [n] float32 in [−1, 1].
 
-    marks: the characters and times of each segment of the text; () without a text. words: the same of each word, if
-    `word_times` was asked for. delivery: how well the text was spoken, with `word_times` or `guard`. tag: what `save`
-    and `to_bytes` write into a file about its origin; None, as of `dataclasses.replace(speech, tag=None)`: nothing.
+    marks: the characters and times of each segment; () without a text. words: the characters and times of each word, if
+    `word_times` is on. delivery: how well the text was spoken, if `word_times` or `guard` is on. tag: the tag of origin
+    that `save` and `to_bytes` write into a file; `dataclasses.replace(speech, tag=None)` leaves the tag out.
     """
 
     samples: NDArray[np.float32]
@@ -63,12 +63,12 @@ class Speech:
         return f"Speech({self.duration_s:.2f} s, {self.sample_rate} Hz, {len(self.marks)} segments)"
 
     def __add__(self, other: Speech) -> Speech:
-        """This speech and then the other; marks point into the joined texts. InvalidRequest: rates differ."""
+        """Join two speeches; marks of the second are moved behind the first. InvalidRequest: their rates differ."""
         if not isinstance(other, Speech):
             return NotImplemented
         if self.sample_rate != other.sample_rate:
             raise InvalidRequest(
-                f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz do not join; use one model"
+                f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz cannot be joined; use one model"
             )
         at, s = self.marks[-1].end_character if self.marks else 0, self.duration_s
         marks = tuple(moved(one, at, s) for one in other.marks)
@@ -88,18 +88,18 @@ class Speech:
         return self.timings.total_s / self.duration_s
 
     def save(self, path: str | Path, sample_rate: int | None = None) -> None:
-        """Write a file in the format that its suffix names (.wav, .mp3, .opus …); errors as `write_audio`."""
+        """Write a file in the format of its suffix (.wav, .mp3, .opus …). Raises the errors of `write_audio`."""
         write_audio(path, self.samples, self.sample_rate, sample_rate, self.tag)
 
     def to_bytes(self, format: AudioFormat | str = AudioFormat.WAV, sample_rate: int | None = None) -> bytes:
-        """A file in memory: "wav", "mp3", "opus", "aac", "flac", "pcm" … InvalidRequest: another name, or rate."""
+        """Bytes of an audio file: "wav", "mp3", "opus", "aac" … InvalidRequest: unknown format or impossible rate."""
         codec = parse_format(format, field="format").codec
         return encode_whole(codec, self.samples, self.sample_rate, sample_rate, self.tag)
 
     def play(self) -> None:
-        """Play it and wait for its end, by the package sounddevice or by a program (ffplay, aplay, afplay …).
+        """Play the speech with the package sounddevice or with a program (ffplay, aplay, afplay …); wait for its end.
 
-        MissingDependency: none of them is there, or none can play.
+        Raises MissingDependency if none of them is installed, or none can play the speech.
         """
         failures = []
         try:
@@ -107,7 +107,7 @@ class Speech:
 
             sounddevice.play(self.samples, self.sample_rate, blocking=True)
             return
-        except Exception as error:  # its library, or the sound card, may be missing
+        except Exception as error:  # the package, its library or the sound card may be missing
             failures.append(f"sounddevice: {error}")
         with tempfile.TemporaryDirectory() as folder:
             self.save(path := Path(folder) / "speech.wav")
@@ -123,13 +123,13 @@ class Speech:
         )
 
     def _repr_html_(self) -> str:
-        """A player, in a notebook."""
+        """Show an audio player in a notebook."""
         content = base64.b64encode(self.to_bytes(AudioFormat.MP3)).decode()
         return f'<audio controls src="data:audio/mpeg;base64,{content}"></audio>'
 
 
 def moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
-    """The mark or word, moved by these characters and seconds."""
+    """Shift a mark or a word by this number of characters and seconds."""
     return replace(
         one,
         start_character=one.start_character + characters,
@@ -141,10 +141,10 @@ def moved(one: TimedPart, characters: int, seconds: float) -> TimedPart:
 
 @dataclass(frozen=True, eq=False)
 class PendingSpeech:
-    """Speech that the engine still makes.
+    """Speech that the engine is still making.
 
-    text_s: seconds spent on the text; planned: its segments, () without a text; model: its name, for the tag;
-    word_times: whether the times of words are wanted; pace: usual speech tokens for a text token.
+    text_s: seconds spent on the text. planned: the text's segments, () without a text. model: the model's name, for the
+    tag. word_times: return the times of words. pace: usual number of speech tokens for each text token.
     """
 
     handle: Handle
@@ -157,7 +157,7 @@ class PendingSpeech:
     pace: float | None = None
 
     def result(self, cancel: Event | None = None) -> Speech:
-        """Wait for it; an error, or an interruption, cancels the request. RequestCancelled: `cancel` was set."""
+        """Wait for the speech. Any error or interruption cancels the request. RequestCancelled: `cancel` was set."""
         try:
             while cancel is not None and not self.handle.done:
                 if cancel.wait(_LOOK_S):
@@ -167,7 +167,7 @@ class PendingSpeech:
             self.handle.cancel()
 
     async def result_async(self) -> Speech:
-        """`result` for an event loop."""
+        """Await the speech in an event loop, as `result` does in a thread."""
         return self._speech(await self.handle.result_async())
 
     def _speech(self, spoken: RequestResult) -> Speech:

@@ -1,8 +1,8 @@
-"""Subtitles of a speech: SubRip (.srt) and WebVTT (.vtt).
+"""Subtitles of speech: SubRip (.srt) and WebVTT (.vtt).
 
-A segment of the text begins and ends exactly where its audio does. Where the times of its words are unknown, a text
-that is too long for one subtitle is divided into several, and its time in proportion to their characters, without white
-space; `sentence_cues` has the times of words.
+The subtitles of a segment begin and end exactly where its audio does. A segment that is too long for one subtitle is
+split into several. If the times of its words are unknown, its time is shared among them by their number of characters
+without white space. `sentence_cues` uses the known times of words instead.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from vivavoce.frontend.text.sentence_stream import LOOKAHEAD, MARK, MAX_HELD, en
 from vivavoce_textnorm import detect_language
 
 MAX_COLUMNS = 42
-"""Most columns of a line; a character of full width, such as a Chinese one, takes two."""
+"""Maximum width of a subtitle's line in columns; a full-width character, such as a Chinese one, takes two."""
 MAX_LINES = 2
-"""Most lines of a subtitle."""
+"""Maximum number of lines in a subtitle."""
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _OPENING = r"\p{Ps}\p{Pi}"
-# These stay on one line: a word with the marks that touch it, or one character of a script without spaces.
+# The smallest unit that is never split between lines: a word with its punctuation, or a character of a script without
+# spaces.
 _ATOM = regex.compile(rf"""[{_OPENING}]*(?:[{_CJK}]|[^\s{_CJK}{_OPENING}]+)?[\p{{Pe}}\p{{Pf}}\p{{Po}}]*\s*""")
 _CLAUSE = regex.compile(r"""[,;:，；：、–—]["'\p{Pe}\p{Pf}]*\s*\Z""")
-# Tags of the natural reading that are silent.
+# Tags of the natural text normalisation that are not spoken.
 _SILENT = regex.compile(r"\s*(?:\[pause [^\[\]]*\][\s\p{P}]*|<[^<>]*>\s*)+")
 
 
 @dataclass(frozen=True)
 class Cue:
-    """One subtitle: its lines are seen from `start_s` to `end_s`."""
+    """One subtitle, shown from `start_s` to `end_s`; text: its lines, separated by line feeds."""
 
     start_s: float
     end_s: float
@@ -43,7 +44,7 @@ class Cue:
 
 
 def to_srt(cues: Iterable[Cue | Mark | Word]) -> str:
-    """The content of a SubRip file; cues that are too long are split, silent and empty ones left out."""
+    """The content of a SubRip file. Cues that are too long are split; cues without spoken text or time are left out."""
     blocks = (
         f"{number}\n{_time(cue.start_s, ',')} --> {_time(cue.end_s, ',')}\n{cue.text}\n"
         for number, cue in enumerate(split_cues(cues), start=1)
@@ -52,7 +53,7 @@ def to_srt(cues: Iterable[Cue | Mark | Word]) -> str:
 
 
 def to_vtt(cues: Iterable[Cue | Mark | Word]) -> str:
-    """The content of a WebVTT file; see `to_srt`."""
+    """The content of a WebVTT file; cues are split and left out as in `to_srt`."""
     blocks = (
         f"{_time(cue.start_s, '.')} --> {_time(cue.end_s, '.')}\n{_escaped(cue.text)}\n" for cue in split_cues(cues)
     )
@@ -60,12 +61,12 @@ def to_vtt(cues: Iterable[Cue | Mark | Word]) -> str:
 
 
 def split_cues(cues: Iterable[Cue | Mark | Word]) -> list[Cue]:
-    """Subtitles of at most `MAX_LINES` lines of `MAX_COLUMNS`; a longer cue's time is shared out by characters."""
+    """Split cues to `MAX_LINES` lines of `MAX_COLUMNS`; each part gets time in proportion to its characters."""
     return [part for cue in cues if cue.end_s > cue.start_s and not _SILENT.fullmatch(cue.text) for part in _split(cue)]
 
 
 def sentence_cues(text: str, words: Sequence[Word]) -> list[Cue]:
-    """A subtitle for each sentence of a text, or several for a long one, with the times of its words."""
+    """One subtitle for each sentence of a text, or several for a long sentence, timed by the sentence's words."""
     begins = [0, *(word.start_character for word in words[1:]), len(text)]
     atoms = [" ".join(text[low:high].split()) + " " for low, high in pairwise(begins)]
     ends, cues, first = sentence_ends(text), list[Cue](), 0
@@ -80,7 +81,7 @@ def sentence_cues(text: str, words: Sequence[Word]) -> list[Cue]:
 
 
 def sentence_ends(text: str) -> list[int]:
-    """The places behind the marks that end sentences; "Mr." and "e.g." end none."""
+    """Positions just after the punctuation that ends a sentence; the stops of "Mr." and "e.g." do not count."""
     language = detect_language(text) if text.strip() else "en"
     found = []
     for mark in MARK.finditer(text):
@@ -103,7 +104,7 @@ def _split(cue: Cue | Mark | Word) -> Iterator[Cue]:
 
 
 def _atoms(text: str) -> list[str]:
-    """The text in pieces that may stand on lines of their own, each with the space after it."""
+    """Split a text at each place where a line may break; each piece keeps the space after it."""
     return [piece for match in _ATOM.finditer(text) if match[0] for piece in _narrow(match[0])]
 
 
@@ -137,7 +138,7 @@ def _fitting(atoms: Sequence[str]) -> int:
 
 
 def _good_end(atoms: Sequence[str], limit: int) -> int:
-    """The number of atoms up to the last end of a sentence, or of a clause, in the second half."""
+    """Number of atoms in a subtitle, at most `limit`: up to the last sentence or clause end in the second half."""
     if limit == len(atoms):
         return limit
     lengths = list(accumulate(map(len, atoms), initial=0))

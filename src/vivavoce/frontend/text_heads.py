@@ -1,4 +1,4 @@
-"""The heads of a model that know where the voice is in the text: found once for a checkpoint, and kept in a file."""
+"""Finds and stores the attention heads of a checkpoint whose weights show which text token is being spoken."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ _SENTENCES = {
     ),
 }
 _VERSION = 2
-"""Raised when heads are found in another way, so that kept ones are not used."""
+"""Part of the stored file's name; increase it when the search for heads changes, so that old files are ignored."""
 _SHIPPED = Path(__file__).parents[1] / "data" / "text-heads"
-"""Files of models whose heads come with the program: the mini model's."""
+"""Folder of heads that the package contains: those of the model mini."""
 _finding = threading.Lock()
 
 
 def know_heads(engine: EngineInterface, front_end: FrontEnd) -> bool:
-    """Have the engine follow watched texts by its model's heads; False: no head of the model follows a text.
+    """Let the engine track spoken texts by attention heads of its model; False if no head of the model is suitable.
 
-    The first time that a checkpoint is asked it speaks some sentences: this takes a second on a GPU, and some on a CPU.
+    The first call for a checkpoint finds the heads: the model speaks a few sentences. This takes about one second on a
+    GPU and several seconds on a CPU. Later calls use the stored heads.
     """
     with _finding:
         if engine.text_heads is not None:
@@ -60,7 +61,7 @@ def know_heads(engine: EngineInterface, front_end: FrontEnd) -> bool:
         if known is None:
             try:
                 heads = engine.find_heads(calibration_texts(front_end))
-            except VivavoceError as error:  # such as too little memory: the speech itself goes on without
+            except VivavoceError as error:  # such as too little memory; speech goes on without heads
                 log.warning("text heads not found: %(reason)s", {"reason": error})
                 return False
             _keep(path, heads)
@@ -72,7 +73,7 @@ def know_heads(engine: EngineInterface, front_end: FrontEnd) -> bool:
 
 
 def calibration_texts(front_end: FrontEnd) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The ids of some sentences in a language of the model, and the first id of each word."""
+    """For some sentences in a language of the model: their text ids, and the index of each word's first id."""
     sentences = _SENTENCES["zh" if "en" not in front_end.card.languages else "en"]
     found = []
     for one in sentences:
@@ -83,13 +84,13 @@ def calibration_texts(front_end: FrontEnd) -> list[tuple[tuple[int, ...], tuple[
 
 
 def _file_of(name: str) -> Path | None:
-    with suppress(VivavoceError):  # a user without a home
+    with suppress(VivavoceError):  # the user has no home folder
         return user_folder("cache") / "text-heads" / name
     return None
 
 
 def _read(path: Path | None) -> tuple[TextHeads | None] | None:
-    """The stored heads; None if nothing is stored yet."""
+    """A tuple with the stored heads, (None,) if the model has no suitable head, or None if nothing is stored."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         if path is not None:
             kept = json.loads(path.read_text(encoding="utf-8"))
@@ -106,4 +107,4 @@ def _keep(path: Path | None, heads: TextHeads | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(kept))
     except OSError as error:
-        log.warning("text heads not kept: %(reason)s", {"reason": error.strerror})
+        log.warning("text heads not stored: %(reason)s", {"reason": error.strerror})

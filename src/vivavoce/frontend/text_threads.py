@@ -16,23 +16,23 @@ from vivavoce.errors import RequestCancelled
 
 T = TypeVar("T")
 _ENDING_S = 1.0
-"""Seconds in which all threads must end at the interpreter's exit; a block of text takes a third of it."""
+"""Seconds that all threads together get to end at the interpreter's exit. Reading a block of text takes about 0.3 s."""
 AT_ONCE = 4
-"""Most whole texts that an event loop reads at once, since hundreds of threads would slow the engine."""
+"""Maximum number of whole texts that an event loop reads at once; hundreds of threads would slow the engine."""
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _threads: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
-"""Running threads, each with a function that asks the thread to end."""
+"""Running threads, each with the function that tells the thread to end early."""
 
 
 def start_thread(call: Callable[[], object], leave: Callable[[], object]) -> None:
-    """Run `call` in a daemon thread; leave: tells it to end early."""
+    """Run `call` in a daemon thread; leave: a function that tells the thread to end early."""
     thread = threading.Thread(target=call, name="vivavoce-text", daemon=True)
     _threads[thread] = leave
     thread.start()
 
 
 async def in_thread(call: Callable[[], T], leave: Callable[[], object]) -> T:
-    """Await `call` in a daemon thread of its own, since it may wait for text; leave: tells it to end early."""
+    """Await `call` in its own daemon thread, since it may wait for text; leave: tells the thread to end early."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -51,14 +51,14 @@ async def in_thread(call: Callable[[], T], leave: Callable[[], object]) -> T:
 
 
 async def in_turn(call: Callable[[], T], leave: Callable[[], object]) -> T:
-    """`in_thread` for work on a whole text: a few run at once, the others wait in the event loop, without a thread."""
+    """`in_thread` for a whole text. At most `AT_ONCE` calls have threads; others wait in the event loop without one."""
     async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE)):
         return await in_thread(call, leave)
 
 
 @atexit.register
 def end_threads() -> None:
-    """End all threads: one that is cut off inside wetext's C++ code aborts the process."""
+    """End all threads; a thread that the exit interrupts inside wetext's C++ code would abort the process."""
     until = time.monotonic() + _ENDING_S
     for leave in list(_threads.values()):
         leave()
@@ -67,9 +67,9 @@ def end_threads() -> None:
 
 
 def read_in_loop(text: AsyncIterable[str], loop: asyncio.AbstractEventLoop) -> tuple[Iterator[str], Callable[[], None]]:
-    """The pieces of an async iterable, for a thread, and a function that ends the reading.
+    """An iterator for a thread over the pieces of an async iterable, and a function that ends the reading.
 
-    One task of the event loop reads all of them, a piece ahead of the thread.
+    A task of the event loop reads the pieces. The task stays one piece ahead of the thread.
     """
     taken, arrived = asyncio.Semaphore(1), SimpleQueue[str | Exception]()
 

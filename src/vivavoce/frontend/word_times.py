@@ -1,4 +1,4 @@
-"""When each word of a text is heard, from the text tokens that the voice reaches and from the sound itself."""
+"""Times of each spoken word, from the text tokens that the speech has reached (by attention) and from the audio."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from vivavoce.frontend.text.word_spans import WordSpan
 
 FRAME_S = 0.01
 _QUIET = 0.03
-"""A frame is quiet below this part of the loudest frame so far (−30 dB)."""
+"""A frame is quiet if its level is below this fraction of the loudest frame so far (−30 dB)."""
 _PAUSE_FRAMES = 15
-"""A pause has at least this many quiet frames before a sound."""
+"""Minimum number of quiet frames before a sound that count as a pause."""
 _EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 10, 15, 100
-"""A sound after a pause begins the word if it comes this much earlier or later; the last is for the first word."""
+"""A word's start by attention is moved to a sound after a pause at most this many frames earlier, or later.
+
+`_FIRST_FRAMES` replaces `_LATE_FRAMES` for the first word of a segment.
+"""
 
 
 @dataclass(eq=False)
 class SegmentTimer:
-    """The words of one segment; its text may still grow, by more words.
+    """Finds the times of one segment's words; more words may be appended while the segment's text still grows.
 
     words: the spoken words in order; begin_s: seconds of audio before the segment.
     """
@@ -37,10 +40,10 @@ class SegmentTimer:
     _seconds: float = 0.0
     _given: int = 0
     _after_s: float = 0.0
-    """The end of the last word that was given."""
+    """End of the last returned word, in seconds from the segment's beginning."""
 
     def add(self, text: str, chunk: AudioChunk, ended: bool) -> tuple[Word, ...]:
-        """Take the next audio, and return the words that end in it; ended: it is the segment's last audio."""
+        """Take the segment's next chunk and return the words that end in it; ended: it is the segment's last chunk."""
         self._listen(chunk.samples, chunk.sample_rate)
         if chunk.reached is not None:
             self._reached += chunk.reached
@@ -73,7 +76,7 @@ class SegmentTimer:
         self._left = sound[whole:]
 
     def _times(self, span: WordSpan, ended: bool) -> tuple[float, float] | None:
-        """Seconds from the segment's beginning; None: the word's end is not known yet."""
+        """Start and end of the word, in seconds from the segment's beginning; None if its end is not known yet."""
         if not self._reached:
             return self._shared_out(span) if ended else None
         start_s, end_s = self._when(span.first), self._when(span.last)
@@ -89,7 +92,7 @@ class SegmentTimer:
         return self._reached[place][1] if place < len(self._reached) else None
 
     def _heard(self, start_s: float, end_s: float, first: bool) -> tuple[float, float]:
-        """The times moved to where the sound begins after a pause, and ends before one."""
+        """Move the start to the first sound after a pause, and the end to the last sound before a pause."""
         loud = self._loud()
         start, end = round(start_s / FRAME_S), min(round(end_s / FRAME_S), len(loud))
         begins = self._sound_after_pause(loud, start, first)
@@ -102,14 +105,14 @@ class SegmentTimer:
 
     @staticmethod
     def _sound_after_pause(loud: NDArray[np.bool_], start: int, first: bool) -> int | None:
-        """The frame at which the sound of a word begins, if a pause is near the word's begin by the attention."""
-        pause = 1 if first else _PAUSE_FRAMES  # shorter silences are closures of consonants
+        """The frame where a word's sound begins; None if no pause is near the start that attention gives."""
+        pause = 1 if first else _PAUSE_FRAMES  # shorter silences are closures of plosives
         low, high = max(0, start - _EARLY_FRAMES), min(start + (_FIRST_FRAMES if first else _LATE_FRAMES), len(loud))
         begins = [at for at in range(low, high) if loud[at] and not loud[max(0, at - pause) : at].any()]
         return min(begins, key=lambda at: abs(at - start)) if begins else None
 
     def visits(self, span: WordSpan) -> bool:
-        """Whether the voice came to a text token of the word."""
+        """Whether the speech has reached a text token of the word."""
         reached = self._when(span.first), self._when(span.last)
         return reached[0] is not None and (reached[1] is None or reached[0] < reached[1])
 
@@ -124,7 +127,7 @@ class SegmentTimer:
         return np.asarray(levels > _QUIET * levels.max(initial=0.0))
 
     def _shared_out(self, span: WordSpan) -> tuple[float, float]:
-        """The times by the word's share of the text tokens, silence at the segment's ends left out."""
+        """Estimate the word's times from its position among the text tokens, without silence at the segment's ends."""
         sounding = np.flatnonzero(self._loud())
         low, high = (sounding[0], sounding[-1] + 1) if len(sounding) else (0, len(self._levels))
         ids = max(1, self.words[-1].last - self.words[0].first)
@@ -136,22 +139,22 @@ class SegmentTimer:
 
 
 class WordTimer:
-    """The words of all segments of a request."""
+    """Finds the times of the words in all segments of a request."""
 
     def __init__(self) -> None:
         self.segments: list[SegmentTimer] = []
         self.words: list[Word] = []
-        """The words that were given so far."""
+        """The words that `add` has returned so far."""
         self._seconds = 0.0
 
     def plan(self, segment: int, words: Sequence[WordSpan]) -> None:
-        """These words belong to the segment, behind those that it has."""
+        """Append these words to the segment."""
         while len(self.segments) <= segment:
             self.segments.append(SegmentTimer())
         self.segments[segment].words += words
 
     def add(self, text: str, chunk: AudioChunk, ended: bool) -> tuple[Word, ...]:
-        """The words that end in this chunk; ended: it is the last one of its segment."""
+        """Take the next chunk and return the words that end in it; ended: it is the last chunk of its segment."""
         if chunk.segment >= len(self.segments):
             return ()
         timer = self.segments[chunk.segment]

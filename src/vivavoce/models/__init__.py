@@ -1,1 +1,1 @@
-"""The networks: tensors in, tensors out. They do not depend on requests, files or text."""
+"""The networks. They compute tensors from tensors, and know nothing about requests or text."""

@@ -1,4 +1,4 @@
-"""Builds the networks of a model folder, with their weights."""
+"""Builds the networks of a model folder and loads their weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Models:
-    """Networks of CosyVoice 2 or 3, or of another generation, for which the stages of that generation are made."""
+    """The networks of a model. These are the types for CosyVoice 2 and 3; other generations have their own classes."""
 
     config: ModelConfig
     lm: SpeechLM
@@ -32,7 +32,7 @@ class Models:
     vocoder: HiFT | CausalHiFT
     device: torch.device
     dtype: torch.dtype
-    folder: Path = Path()  # empty without weights
+    folder: Path = Path()  # empty if the model has no weights
     merged: Path | None = None  # the folder of `vivavoce export hf`, if another runtime runs the language model
 
 
@@ -60,10 +60,10 @@ def build_models(
     language_model: bool = True,
     llm: Path | None = None,
 ) -> Models:
-    """Load a folder. CheckpointError: files are missing, corrupt, or do not fit their configuration. dtype: of the
-    language model and the flow. variant: take `part.variant.pt` where the folder has one. language_model: False: leave
-    the language model without weights (on torch's meta device), for speech tokens → audio. llm: the file of the
-    language model's weights, in place of the folder's.
+    """Load a model folder. CheckpointError: files are missing, corrupt, or do not fit their configuration. dtype: dtype
+    of language model and flow. variant: use `part.variant.pt` where it exists. language_model: if False, the language
+    model gets no weights (meta device), for synthesis from speech tokens only. llm: a file with weights of the language
+    model, to use instead of the folder's.
     """
     generation = detect_generation(folder)
     check_variant(folder, variant)
@@ -93,7 +93,7 @@ def build_network(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Any:
-    """One network with the tensors of a file, on the device; CheckpointError: they do not fit."""
+    """Build a network and load the tensors of a file into it. CheckpointError: the tensors do not fit the network."""
     network = part.outline(config)
     load_into(network, state, part.names, file, dtype)
     return network.to(device).eval().requires_grad_(False)
@@ -113,6 +113,6 @@ def build_language_model(
 
 def prepare_device(device: torch.device) -> None:
     if device.type == "cuda":
-        # cuDNN's attention makes a plan for each new length, which takes some 50 ms, and each token of a decode has a
-        # new length. The switch is global for the process, because torch has none per model.
+        # cuDNN's attention takes about 50 ms to plan for each new length, and every decode step has a new length. This
+        # switch affects the whole process, because torch has no switch for a single model.
         torch.backends.cuda.enable_cudnn_sdp(False)

@@ -18,23 +18,24 @@ from vivavoce.checkpoint.folder import refuse_pointer
 from vivavoce.errors import CheckpointError, InvalidAudio
 from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
 
-MAX_RUN_S = 60.0  # recordings have at most 30 s of speech
-MAX_FIELDS = 10_000  # fields outside of a file's graph; a release has about ten
+MAX_RUN_S = 60.0  # maximum seconds for a recording, which has at most 30 s of speech
+MAX_FIELDS = 10_000  # maximum number of top-level fields; a published file has about ten
 _ERRORS_ONLY = 3
 _FUNCTIONS = 25
 
 
 @dataclass(frozen=True, eq=False)
 class OnnxModel:
-    """One opened file. May be run by several threads at once."""
+    """An opened ONNX file. Several threads may run it at once."""
 
     path: Path
     session: Any
     remedy: str = "download it again"
 
     def run(self, *inputs: NDArray[Any], **more: NDArray[Any]) -> NDArray[Any]:
-        """Feed `inputs` by position, because names differ between releases; returns the first output, flattened.
-        CheckpointError: the model fails, or takes more than MAX_RUN_S.
+        """Run the model and return its first output, flattened. CheckpointError: it fails, or exceeds MAX_RUN_S.
+
+        `inputs` are passed by position, because their names differ between published models.
         """
         import onnxruntime
 
@@ -60,8 +61,8 @@ def open_onnx(
     threads: int = 1,
     remedy: str = OnnxModel.remedy,
 ) -> OnnxModel:
-    """Open an ONNX file. One thread always adds sums in the same order. providers: ONNX Runtime's, best first; remedy:
-    the end of error messages. CheckpointError: the file is missing, not an ONNX model, or has other inputs.
+    """Open an ONNX file. threads: with one thread, results are reproducible. providers: ONNX Runtime's, the best first.
+    remedy: advice in error messages. CheckpointError: the file is missing, is not an ONNX model, or has other inputs.
     """
     import onnxruntime
 
@@ -69,7 +70,7 @@ def open_onnx(
     if not path.is_file():
         raise CheckpointError(f"{path.name} is missing in {path.parent}; {remedy}")
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # A thread in a busy wait takes processor time from the threads that it waits for.
+    # Without busy waiting: it takes processor time from the threads that do the work.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _ERRORS_ONLY
     check_onnx(path, remedy)
@@ -88,11 +89,11 @@ def open_onnx(
 
 
 def check_onnx(path: Path, remedy: str = OnnxModel.remedy) -> None:
-    """Raise CheckpointError for a file beyond the limits for ONNX files."""
+    """Raise CheckpointError if an ONNX file is damaged, or uses features that are refused for safety."""
     refuse_pointer(path)
     try:
         _check_file(path)
-    except Exception as error:  # also of a file that is cut short
+    except Exception as error:  # also the errors of a truncated file
         raise CheckpointError(
             f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); {remedy}"
         ) from error
@@ -103,9 +104,9 @@ def _reason(error: Exception) -> str:
 
 
 def _check_file(path: Path) -> None:
-    """ValueError: the file has tensors in other files, or functions, which grow without limit when nested. A tensor in
-    another file has an entry with the key "location": the word after its length, 8, a varint that may have redundant
-    bytes, the last one 0. Functions are fields of the outermost message (onnx/onnx.proto).
+    """Raise ValueError if a model has functions, which can expand without limit, or keeps tensors in other files. Such
+    a tensor has an entry with the key "location", which follows its length, 8, as a varint; a varint may have redundant
+    bytes and then ends with 0. Functions are fields of the outermost message (onnx/onnx.proto).
     """
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         at = num_fields = 0
@@ -122,7 +123,7 @@ def _check_file(path: Path) -> None:
 
 
 def _varint(data: mmap, at: int) -> tuple[int, int]:
-    """The varint at `at` (7 bits per byte), and the index after it."""
+    """Decode the varint (7 bits per byte) at index `at`; also return the index after it."""
     number = shift = 0
     while data[at] > 0x7F and shift < 63:
         number, at, shift = number | (data[at] & 0x7F) << shift, at + 1, shift + 7
@@ -150,9 +151,7 @@ class SpeakerEncoder(OnnxEncoder):
     num_inputs = 1
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """samples: [n] float32 at 16 kHz  →  [192] float32 on the CPU, not normalised. InvalidAudio: shorter than 25
-        ms.
-        """
+        """samples: [n] float32 at 16 kHz → [192] float32 on the CPU, not normalised. InvalidAudio: less than 25 ms."""
         embedding = self._model.run(speaker_fbank(samples).numpy()[None]).astype(np.float32)
         if embedding.size != EMBEDDING_SIZE:
             raise CheckpointError(
@@ -162,16 +161,14 @@ class SpeakerEncoder(OnnxEncoder):
         return torch.from_numpy(embedding)
 
 
-MAX_SECONDS = 30  # the longest speech in the tokenizer's training; the official code refuses more
+MAX_SECONDS = 30  # longest speech in the tokenizer's training; the official code has the same limit
 
 
 class SpeechTokenizer(OnnxEncoder):
     num_inputs = 2
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """samples: [n] float32 at 16 kHz  →  [num_tokens] int32 on the CPU. InvalidAudio: over 30 s, or less than one
-        frame.
-        """
+        """samples: [n] float32 at 16 kHz → [num_tokens] int32 on the CPU. InvalidAudio: over 30 s, or below a frame."""
         if len(samples) > MAX_SECONDS * SAMPLE_RATE:
             raise InvalidAudio(
                 f"audio: lasts {len(samples) / SAMPLE_RATE:.2f} s; the speech tokenizer takes "

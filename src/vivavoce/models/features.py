@@ -1,4 +1,4 @@
-"""Features of waveforms, numerically equal to the official front end's."""
+"""Computes features of waveforms; the values equal those of the official front end."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _LOG_STEP = math.log(6.4) / 27
 
 @lru_cache(maxsize=16)
 def slaney_filterbank(sample_rate: int, n_fft: int, num_bins: int, fmin_hz: float, fmax_hz: float) -> Tensor:
-    """[num_bins, n_fft//2 + 1] float32, each of unit area, like librosa's `filters.mel`; shared, so do not write to
-    it."""
+    """Mel filters [num_bins, n_fft // 2 + 1] float32 of unit area, like librosa's `filters.mel`. The tensor is cached
+    and shared, so it must not be changed."""
     frequencies = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
     edges = _mel_to_hz(torch.linspace(_hz_to_mel(fmin_hz), _hz_to_mel(fmax_hz), num_bins + 2, dtype=torch.float64))
     left, centre, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
@@ -57,13 +57,13 @@ _MAGNITUDE_EPSILON = 1e-9
 _MEL_FLOOR = 1e-5
 
 
-PROMPT_MEL_RATE = 24_000  # of the recording, in every generation: CosyVoice 1 uses its hop for 22.05 kHz at 24 kHz
+PROMPT_MEL_RATE = 24_000  # in hertz, in all generations; CosyVoice 1 uses its 22.05 kHz settings at 24 kHz
 
 
 def prompt_mel(samples: Tensor, config: MelConfig) -> Tensor:
-    """Natural-log mel spectrogram [batch, n // hop, bins] of `samples` [batch, n], float32. Like HiFi-GAN's code
-    (arXiv:2010.05646): reflect padding by (n_fft - hop)/2, periodic Hann window, magnitude, Slaney filters, log with a
-    floor of 1e-5. `config.sample_rate` is used only for the filters.
+    """Natural-log mel spectrogram [batch, n // hop, bins] of `samples` [batch, n], float32. Computed as in HiFi-GAN's
+    code (arXiv:2010.05646): reflect padding by (n_fft - hop)/2, periodic Hann window, magnitude, Slaney filters, log
+    with a floor of 1e-5. `config.sample_rate` is used only for the filters.
     """
     padding = (config.n_fft - config.hop) // 2
     require_samples(samples.shape[-1], max(padding + 1, config.hop), config.sample_rate)
@@ -86,13 +86,12 @@ SAMPLE_RATE = 16_000
 _WHISPER_N_FFT = 400
 _WHISPER_HOP = 160
 _POWER_FLOOR = 1e-10
-_DYNAMIC_RANGE = 8.0  # decades that are kept below the loudest value
+_DYNAMIC_RANGE = 8.0  # decades below the loudest value; lower values are raised to this limit
 
 
 def whisper_log_mel(samples: Tensor, num_bins: int = 128) -> Tensor:
-    """Scaled log-mel [.., num_bins, n // 160] of `samples` [.., n], float32 at 16 kHz, without padding to 30 s. Values
-    are clipped relative to each recording's own maximum.
-    """
+    """Whisper's scaled log-mel [.., num_bins, n // 160] of `samples` [.., n], float32 at 16 kHz, without padding to 30
+    s. The lower limit of values is relative to the maximum of each recording."""
     num_samples = samples.shape[-1]
     require_samples(num_samples, _WHISPER_N_FFT // 2 + 1, SAMPLE_RATE)
     rows = samples.reshape(math.prod(samples.shape[:-1]), num_samples)
@@ -111,9 +110,9 @@ _FRAME_SAMPLES = 400
 
 
 def speaker_fbank(samples: Tensor) -> Tensor:
-    """[n] float32 samples at 16 kHz, ±1 full scale  →  log-mel energies [frames, 80] on the CPU, each bin minus its
-    mean over time. Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey window, pre-emphasis 0.97, 20 Hz to
-    Nyquist), but without dither, so that the same audio always gives the same voice.
+    """samples [n] float32 at 16 kHz, ±1 full scale → log-mel energies [frames, 80] on the CPU, minus each bin's mean
+    over time. Settings are Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey window, pre-emphasis 0.97, 20
+    Hz to Nyquist), but without dither, so that the same audio always gives the same voice.
     """
     require_samples(len(samples), _FRAME_SAMPLES, SAMPLE_RATE)
     energies = torch.from_numpy(_log_energies(samples.cpu().numpy()))

@@ -35,8 +35,8 @@ __all__ = ["MAX_FRAMES", "NETWORKS", "NetworkPart"]
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """part: the name of the weights' file without its suffix; build: makes the network from a `ModelConfig`; names:
-    ours → the file's; state: transforms the file's tensors before they are loaded; float32: keep this dtype always.
+    """part: name of the weight file without its suffix. build: builds the network from a `ModelConfig`. names: table of
+    parameter names. state: transforms the file's tensors before loading. float32: the network always uses this dtype.
     """
 
     part: str
@@ -51,7 +51,7 @@ class NetworkPart:
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Skips random initial values: to draw them on the meta device, torch would import its compiler (140 MB)."""
+    """Skips random initialisation: on the meta device, it would make torch import its compiler (140 MB)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -71,7 +71,7 @@ def _flow_v1(config: Any) -> nn.Module:
 
 
 _QWEN = NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES)
-# float32, because its phases grow to many thousand radians; the cost is small.
+# The vocoder uses float32, because its phases grow to many thousand radians; this costs little time.
 _vocoder = partial(NetworkPart, "hift", names=VOCODER_NAMES, state=fold_weight_norm, float32=True)
 NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
     Generation.V1: {
@@ -90,4 +90,4 @@ NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
         "vocoder": _vocoder(build=lambda config: CausalHiFT(config.vocoder)),
     },
 }
-"""Networks by generation, and by the name of their field in `Models`."""
+"""The networks of each generation, by the names of their fields in `Models`."""

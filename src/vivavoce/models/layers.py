@@ -19,8 +19,9 @@ ATTENTION_NORM_EPS = 1e-12
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """sites: number of attentions; key_channels: of one position's key and value together; tail: positions before a
-    convolution's first one; tail_channels: inputs of all convolutions, side by side.
+    """Sizes of a memory. sites: number of attention layers. key_channels: channels of a position's key and value
+    together.
+    tail: number of earlier inputs that each convolution needs. tail_channels: input channels of all convolutions.
     """
 
     sites: int
@@ -30,23 +31,21 @@ class MemoryShape:
 
 
 class Memory(Protocol):
-    """The past of a batch's rows for one pass; it also stores the state for the next chunk. Used once per site."""
+    """Cached state of a batch's rows for one pass: gives the past, and saves new state. Each layer uses it once."""
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """Put the past inputs of a convolution before its input x. x: [batch, time, channels]  →  [batch, tail + time,
-        channels]; first: where this convolution's channels begin in the memory that all convolutions share.
-        """
+        """Prepend the past inputs of a convolution to its input; x: [batch, time, channels] → [batch, tail + time,
+        channels]. first: index of this convolution's first channel among the channels of all convolutions."""
         ...
 
     def recall(self, site: int, keys: Tensor) -> Tensor:
-        """keys: [batch, time, key channels]  →  [batch, keys, key channels], of the whole row; values past a row's end
-        are finite.
-        """
+        """Add new keys and values [batch, time, key channels]; return those of the whole row, [batch, keys, key
+        channels]. Values beyond a row's end are arbitrary, but finite."""
         ...
 
 
 class PairRunner(Protocol):
-    """Computes two independent tensors, in turn or at the same time."""
+    """Computes two independent tensors, one after the other or in parallel."""
 
     def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]: ...
 
@@ -56,39 +55,37 @@ def in_turn(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[
 
 
 def valid_positions(lengths: Tensor, size: int) -> Tensor:
-    """lengths: [batch] int  →  [batch, size] bool."""
+    """True for positions within each row's length; lengths: [batch] int → [batch, size] bool."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 def visible_keys(lengths: Tensor, size: int, chunk: int | None) -> Tensor:
-    """True where the query may attend. With `chunk`, key j is visible to query i if j < (i // chunk + 1) · chunk: the
-    query's own chunk and all before it. lengths: [batch] int  →  [batch, 1, size or 1 queries, size keys] bool.
-    """
+    """True where a query may attend to a key. With `chunk`, query i attends to its own chunk and earlier ones: to keys
+    j < (i // chunk + 1) · chunk. lengths: [batch] int → [batch, 1, size or 1 queries, size keys] bool."""
     keys = valid_positions(lengths, size)[:, None, None, :]
     if chunk is None:
         return keys
     position = torch.arange(size, device=lengths.device)
     chunk_end = (position // chunk + 1) * chunk
-    # Queries of padding see the keys of their row, too: attention without any key gives NaN.
+    # Padding queries attend to their row's keys, too, because attention without any key gives NaN.
     return keys & (position[None, :] < chunk_end[:, None])
 
 
 def keys_before(ends: Tensor, size: int) -> Tensor:
-    """True where the query may attend; ends: [batch, queries] int  →  [batch, 1, queries, size keys] bool."""
+    """True for keys before each query's end; ends: [batch, queries] int → [batch, 1, queries, size keys] bool."""
     return (torch.arange(size, device=ends.device) < ends[..., None])[:, None]
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a query may attend, −inf elsewhere; mask: [batch, 1, queries, keys] bool  →  the same shape, with a row
-    stride that is a multiple of 16 values, as fused kernels need.
-    """
+    """Convert a bool mask [batch, 1, queries, keys] to 0 where it is True, and −inf elsewhere. The result has the same
+    shape, but its rows start at multiples of 16 values, as fused kernels need."""
     *shape, keys = mask.shape
     bias = torch.zeros(*shape, keys + -keys % 16, dtype=dtype, device=mask.device)[..., :keys]
     return bias.masked_fill_(~mask, float("-inf"))
 
 
 def zero_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zeros beyond each row's length, None: all rows are full; x: [batch, channels, time]; lengths: [batch] int."""
+    """Set x [batch, channels, time] to zero beyond each row's length; lengths: [batch] int, None: all rows are full."""
     if lengths is None:
         return x
     return x.masked_fill(~valid_positions(lengths, x.shape[-1])[:, None, :], 0)
@@ -106,7 +103,7 @@ class FeedForward(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight over the last dimension; the mean is taken in float32, whatever x's dtype is."""
+    """x / rms(x) · weight over the last dimension; the mean is always computed in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -120,7 +117,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines in float32; positions: [batch, time] int  →  two of [batch, 1, time, head_dim]."""
+    """Cosines and sines in float32; positions: [batch, time] int → two tensors [batch, 1, time, head_dim]."""
     exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     angles = positions[..., None].float() * (1.0 / theta**exponent)
     angles = torch.cat((angles, angles), dim=-1)[:, None]
@@ -128,16 +125,15 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tenso
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn pairs (i, i + head_dim / 2); x: [batch, heads, time, head_dim]; cos, sin: [batch, 1, time, head_dim]."""
+    """Rotate pairs (i, i + head_dim / 2) of x [batch, heads, time, head_dim]; cos, sin: [batch, 1, time, head_dim]."""
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return (x * cos + turned * sin).to(x.dtype)
 
 
 def relative_positions(queries: int, keys: int, channels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Sinusoids of the positions keys − 1 … −(queries − 1): [keys + queries − 1, channels]; sine in even channels,
-    cosine in odd ones.
-    """
+    """Sinusoids for the relative positions keys − 1 … −(queries − 1): [keys + queries − 1, channels], with sines in
+    even channels and cosines in odd channels."""
     position = torch.arange(keys - 1, -queries, -1, device=device, dtype=torch.float32)
     rate = torch.exp(torch.arange(0, channels, 2, device=device, dtype=torch.float32) * -(math.log(10000.0) / channels))
     angle = position[:, None] * rate
@@ -146,9 +142,9 @@ def relative_positions(queries: int, keys: int, channels: int, device: torch.dev
 
 @dataclass(frozen=True, eq=False)
 class RelativeSpan:
-    """mask: [batch, 1, 1 or queries, keys] bool, True where a query may attend, None: everywhere; table: from
-    `relative_positions`; columns: [batch, 1, queries, keys] int64, the table's row for each pair, None if the last
-    query is at the last key in every row.
+    """mask: [batch, 1, 1 or queries, keys] bool, True where a query may attend; None: everywhere. table: result of
+    `relative_positions`. columns: [batch, 1, queries, keys] int64, the table's row for each query and key; None if the
+    last query is at the position of the last key in every row.
     """
 
     mask: Tensor | None
@@ -158,30 +154,30 @@ class RelativeSpan:
 
     @classmethod
     def of(cls, x: Tensor, keys: int, mask: Tensor | None, past: Tensor | None = None) -> RelativeSpan:
-        """For queries x: [batch, queries, size]; past: [batch] int64 of each row, None: keys − queries for all."""
+        """x: [batch, queries, size]; past: [batch] int64, number of keys before the queries, None: keys − queries."""
         queries = x.shape[1]
         table = relative_positions(queries, keys, x.shape[2], x.device, x.dtype)
         if past is None:
             return cls(mask, keys, table)
         query, key = (torch.arange(size, device=x.device) for size in (queries, keys))
         columns = key - query[:, None] + (keys - 1 - past)[:, None, None, None]
-        # Positions of padding may be further apart than the table reaches; their results are not used.
+        # Padding may have distances outside the table; its results are not used.
         return cls(mask, keys, table, columns.clamp_(0, len(table) - 1))
 
     def by_key(self, scores: Tensor) -> Tensor:
-        """scores: [batch, heads, queries, keys + queries − 1]  →  [batch, heads, queries, keys]."""
+        """Scores by distance [batch, heads, queries, keys + queries − 1] → by key [batch, heads, queries, keys]."""
         if self.columns is not None:
             return scores.gather(3, self.columns.expand(-1, scores.shape[1], -1, -1))
-        # Query i finds key j in column queries − 1 − i + j, so each row is read one column further than the next one.
+        # The score of query i and key j is in column queries − 1 − i + j: one column earlier for each query.
         batch, heads, queries, width = scores.shape
         padded = pad(scores, (1, 0)).view(batch, heads, width + 1, queries)
         return padded[:, :, 1:].reshape(batch, heads, queries, width)[..., : self.keys]
 
 
 class RelativeAttention(nn.Module):
-    """Attention whose scores add content and distance: (q + u)·k + (q + v)·p(i − j)."""
+    """Attention with relative positions: the score is the sum of content and distance, (q + u)·k + (q + v)·p(i − j)."""
 
-    site = 0  # index among the attentions that share a memory
+    site = 0  # index among the attention layers that share a memory
 
     def __init__(self, size: int, num_heads: int) -> None:
         super().__init__()
@@ -214,7 +210,7 @@ class RelativeAttention(nn.Module):
 
 
 class Embed(nn.Module):
-    """Linear and LayerNorm, scaled by sqrt(size) like the position table (which is added in attention)."""
+    """A linear layer and LayerNorm, times sqrt(size). Positions are not added here, but in the attention layers."""
 
     def __init__(self, input_size: int, size: int) -> None:
         super().__init__()
@@ -227,7 +223,7 @@ class Embed(nn.Module):
 
 
 class ConformerBlock(nn.Module):
-    """Pre-norm relative attention and feed-forward; this family's conformer has no convolution module."""
+    """Relative attention and feed-forward, each with a norm before it; CosyVoice's conformers have no convolution."""
 
     def __init__(self, size: int, num_heads: int, inner: int, activation: Callable[[Tensor], Tensor] = silu) -> None:
         super().__init__()
@@ -242,7 +238,7 @@ class ConformerBlock(nn.Module):
 
 
 class Conformer(nn.Module):
-    """CosyVoice 1's stack of blocks; activation: in the feed-forwards; embedded: after the embedding, None: none."""
+    """CosyVoice 1's conformer. activation: activation in feed-forward layers; embedded: applied after the embedding."""
 
     def __init__(
         self,
@@ -261,7 +257,7 @@ class Conformer(nn.Module):
         self._embedded = embedded
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [batch, time, input]; mask: [batch, 1, 1 or time, time] bool, None: attend to all  →  [.., size]."""
+        """x: [batch, time, input]; mask: [batch, 1, 1 or time, time] bool, None: all keys → [batch, time, size]."""
         x = self.embed(x) if self._embedded is None else self._embedded(self.embed(x))
         span = RelativeSpan.of(x, x.shape[1], mask)
         for block in self.blocks:

@@ -1,6 +1,6 @@
-"""Constant weights in memory: placed so that a product reads them without a copy, or packed where that is faster.
+"""Arranges constant weights in memory, so that matrix products need no copies, or packs them where this is faster.
 
-A parameter keeps its name, shape and values; with another placement code computes the same, but slower.
+Parameters keep their names, shapes and values. Without this, the results are the same but slower.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch.nn import functional
 from torch.nn.functional import conv1d, linear
 
 Product = Callable[[Tensor], Tensor]
-"""x: [..., in]  →  [..., out]."""
+"""A linear layer as a function: x [..., in] → [..., out]."""
 
-PACKED_FOR_ROWS = 8  # oneDNN's default number of rows for packed weights; other numbers work, too, with the same bits
-MANY_ROWS = 256  # the same for networks that read many positions at once
+PACKED_FOR_ROWS = 8  # oneDNN's default number of rows for packed weights; any number of rows works
+MANY_ROWS = 256  # number of rows for packed weights of networks that read many positions at once
 
 
 class Linear(nn.Linear):
-    """Multiplies by packed weights after `pack`, except where gradients are recorded; the weights must not change
-    then."""
+    """A linear layer that multiplies by packed weights after `pack`, except while gradients are recorded. After `pack`,
+    its weights must not change."""
 
     product: Product | None = None
 
@@ -37,21 +37,21 @@ class Linear(nn.Linear):
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether to pack: on some CPUs torch gives float32 products to a library with less than half of oneDNN's speed."""
+    """Whether to pack a weight: on some CPUs, torch's float32 products have less than half the speed of oneDNN's."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and _packing_works()
 
 
 def packed(weight: Tensor, bias: Tensor | None, rows: int = PACKED_FOR_ROWS) -> Product:
-    """A product with a packed copy of the weight. weight: [out, in]; bias: [out]; rows: expected number of rows."""
+    """A linear layer with a packed copy of its weight. weight: [out, in]; bias: [out]; rows: usual number of rows."""
     layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
     bias = None if bias is None else bias.detach()
-    # A closure, because deep copies of a module share it, and the packed layout cannot be copied.
+    # A closure, because the packed weights cannot be copied: deep copies of a module share the closure.
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, layout, bias, "none", [], "")
 
 
 @lru_cache(maxsize=1)
 def _packing_works() -> bool:
-    """Whether torch has oneDNN's packed products, and they are right; torch does not document them."""
+    """Whether torch has oneDNN's packed products, which torch does not document, and they compute right results."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     with torch.inference_mode():
@@ -65,7 +65,7 @@ def _packing_works() -> bool:
 
 
 def laid_together(weights: Sequence[Tensor]) -> Tensor | None:
-    """Weights of one width as one tensor, one below the other: a view if they lie so in memory, else None."""
+    """A view of several weights as one tensor, if they follow one another in memory, else None."""
     first, at = weights[0], weights[0].storage_offset()
     memory = first.untyped_storage().data_ptr()
     for weight in weights:
@@ -76,8 +76,8 @@ def laid_together(weights: Sequence[Tensor]) -> Tensor | None:
 
 
 def lay_together(weights: Sequence[Tensor]) -> Tensor:
-    """Move weights of one width into one tensor, unless they lie so already, and return it; they become its views."""
-    # The views must be inference tensors exactly if the weights were.
+    """Return several weights as one tensor, of which they become views; moves them if needed. Widths must be equal."""
+    # The views must be inference tensors if, and only if, the weights were.
     with torch.inference_mode(weights[0].is_inference()), torch.no_grad():
         whole = laid_together(weights)
         if whole is None:
@@ -88,15 +88,15 @@ def lay_together(weights: Sequence[Tensor]) -> Tensor:
 
 
 def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
-    """Correction of a residual stream at each reader, if all output biases of its blocks are added at its start."""
+    """The sum of later output biases, at each reader of a residual stream to whose start all these biases are added."""
     wide = [bias.float() for bias in biases]
     return torch.stack((*wide, torch.zeros_like(wide[0]))).flip(0).cumsum(0).flip(0)
 
 
 def mish(x: Tensor) -> Tensor:
-    """x · tanh(log(1 + eˣ)). torch on a CPU takes three transcendental functions per value, but one is enough: with z =
-    1 + eˣ + e²ˣ / 2 the result is x − x / z. An infinite z gives x, which is the limit. Computed in float32, because
-    intermediate values would round.
+    """x · tanh(log(1 + eˣ)). On a CPU, torch computes three transcendental functions for each value. Here one is
+    enough: the result is x − x / z with z = 1 + eˣ + e²ˣ / 2. An infinite z gives x, which is the limit. The
+    computation is in float32, because intermediate values would be rounded.
     """
     if torch.is_grad_enabled() or x.device.type != "cpu":
         return functional.mish(x)
@@ -112,7 +112,7 @@ def joined(weights: Sequence[Tensor]) -> Tensor:
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product | None = None) -> Tensor:
-    """x: [batch, time + kernel − 1, in]; weight: [out, in, kernel]; product: of `pack_windows`  →  [.., time, out]."""
+    """x: [batch, time + kernel − 1, in]; weight: [out, in, kernel]; product: see `pack_windows` → [.., time, out]."""
     if torch.is_grad_enabled():
         return conv1d(x.transpose(1, 2), weight, bias).transpose(1, 2)
     out, channels, kernel = weight.shape

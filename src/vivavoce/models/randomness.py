@@ -1,12 +1,12 @@
-"""Random numbers as a pure function of (seed, stream, counter), and the choice of ids by them.
+"""Random numbers as a pure function of (seed, stream, counter), and the sampling of ids with them.
 
-A request's noise must not depend on its batch, on the cutting of its audio into chunks, or on the device. A generator
-with state cannot guarantee this; a hash of the position can (counter-based generators: Salmon et al., SC 2011). The
-hash is SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA 2014), in wrapping 64-bit integers.
+A request's noise must not depend on its batch, on the chunks of its audio or on the device. A generator with state
+cannot guarantee this, but a hash of the position can (counter-based generators: Salmon et al., SC 2011). The hash is
+the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), in 64-bit integers that wrap around.
 
-Ids are chosen by repetition-aware nucleus sampling over a batch (VALL-E 2, arXiv:2406.05370, section 4.2): a candidate
-is drawn from the nucleus. If it occurs too often among the last tokens, it is forbidden and another is drawn from all
-ids. Uniform numbers are arguments, one column per draw.
+Ids are sampled by repetition-aware nucleus sampling (VALL-E 2, arXiv:2406.05370, section 4.2): a candidate is drawn
+from the nucleus. If it occurs too often among the last tokens, it is forbidden, and another id is drawn from all ids.
+Callers pass the uniform numbers, one column for each draw.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 
 
 def uniform(seeds: Tensor, stream: NoiseStream, counters: Tensor) -> Tensor:
-    """Uniform numbers in (0, 1); seeds, counters: int64, broadcast against one another  →  float32."""
+    """Uniform float32 numbers in (0, 1); seeds and counters are int64 and are broadcast together."""
     return _units(seeds, stream, counters, 40)[0]
 
 
 def normal(seeds: Tensor, stream: NoiseStream, counters: Tensor) -> Tensor:
-    """Standard normal numbers (Box and Muller, 1958), one per counter; shapes as in `uniform`."""
+    """Standard normal numbers (Box and Muller, 1958), one for each counter; shapes as in `uniform`."""
     first, second = _units(seeds, stream, counters, 40, 8)
     return torch.sqrt(-2.0 * torch.log(first)) * torch.cos(2.0 * math.pi * second)
 
 
 def _units(seeds: Tensor, stream: NoiseStream, counters: Tensor, *shifts: int) -> list[Tensor]:
-    """24 bits of the hash from each shift on, as float32 in (0, 1): never 0, so that the logarithm is finite."""
+    """For each shift, 24 bits of the hash as float32 in (0, 1); never 0, so that the logarithm is finite."""
     x = seeds
     for summand in (torch.full_like(seeds, int(stream)), counters):
         x = x + summand * _GOLDEN
         for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
-            # A logical right shift: torch's own keeps the sign.
+            # The mask makes the right shift logical: torch's shift keeps the sign.
             x = (x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))) * factor
     return [(((x >> shift) & 0xFFFFFF).float() + 0.5) * 2.0**-24 for shift in shifts]
 
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """The sampling parameters of each row: top_p [batch] float32, the others [batch] int64."""
+    """The sampling parameters of each row. top_p: [batch] float32; other tensors: [batch] int64. most: `nucleus`."""
 
     top_p: Tensor
     top_k: Tensor
@@ -59,27 +59,28 @@ class SamplingRows:
 
 
 def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
-    """Candidates while the sum *before* each is below top_p, at most top_k. probabilities: [batch, ids]; top_p, top_k:
-    [batch]  →  ids by falling probability and their probabilities, both [batch, most]; other ids have probability 0.
-    Ties keep the order of ids.
+    """The likeliest ids: an id belongs to the nucleus if the sum of the probabilities *before* it is below top_p, and
+    at most top_k ids do. probabilities: [batch, ids]; top_p, top_k: [batch] → ids by falling probability (ties: by id),
+    and their probabilities, 0 outside the nucleus; both [batch, most]. most: upper limit of top_k; None: its maximum.
     """
     size = probabilities.shape[-1]
     most = min(size, int(top_k.max()) if most is None else most)
     if probabilities.dtype == torch.float32:
-        # A library's topk breaks ties in an undefined order. The bits of floats ≥ 0 sort like the floats; with the id
-        # in the lower bits no two keys are equal.
+        # The order of ties in `topk` is undefined, so keys must differ. The bits of floats ≥ 0 sort like the floats;
+        # the
+        # lower bits of a key contain the id.
         backwards = torch.arange(size - 1, -1, -1, device=probabilities.device)
         keys = (probabilities.view(torch.int32).long() << 32) | backwards
         ids = size - 1 - (keys.topk(most, dim=-1).values & 0xFFFFFFFF)
     else:
         ids = probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :most]
     ranked = probabilities.gather(-1, ids)
-    # Sums are added one by one in the row's own precision: a sum that equals top_p exactly must round like the official
-    # one, and a library that adds in another order or precision rounds differently.
+    # Add one by one, in the precision of the probabilities, to get the rounding of the official code: another order or
+    # precision can move a sum across top_p.
     if ranked.device.type == "cpu":
         sums = torch.from_numpy(np.add.accumulate(ranked.numpy(), axis=1, dtype=ranked.numpy().dtype))
     else:
-        # Along the outer of two dimensions CUDA adds one by one, otherwise in a tree; a single row is doubled for this.
+        # CUDA adds one by one only along the outer of two dimensions, so transpose, and repeat a single row.
         columns = ranked.t() if len(ranked) > 1 else ranked.t().expand(-1, 2)
         sums = columns.contiguous().cumsum(dim=0).t()[: len(ranked)]
     before = torch.zeros_like(ranked)
@@ -90,33 +91,32 @@ def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | Non
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw by the inverse of the cumulative sum. weights: [batch, n] ≥ 0, not all 0; uniforms: [batch] in (0, 1)."""
+    """Draw an index by weight for each row. weights: [batch, n] ≥ 0, not all 0; uniforms: [batch] in (0, 1)."""
     cumulative = weights.cumsum(dim=-1)
     target = uniforms[:, None] * cumulative[:, -1:]
     index = (cumulative <= target).sum(dim=-1)
-    # Rounding may put the target on the total; then the last index with any weight is drawn.
+    # Rounding may make the target equal to the total; then draw the last index with a weight above 0.
     last = weights.shape[-1] - 1 - (weights > 0).flip(-1).int().argmax(dim=-1)
     return torch.minimum(index, last)
 
 
 def repeats(recent: Tensor, window: Tensor, candidate: Tensor) -> Tensor:
-    """recent: [batch, n] int64, newest last, −1: no token yet; window, candidate: [batch]  →  [batch] int64."""
+    """Count each candidate among the last `window` tokens → [batch] int64. recent: [batch, n] int64, newest last."""
     age = torch.arange(recent.shape[-1], 0, -1, device=recent.device)
     inside = age <= window[:, None]
     return ((recent == candidate[:, None]) & inside).sum(dim=-1)
 
 
 def sample(scores: Tensor, recent: Tensor, settings: SamplingRows, uniforms: Tensor) -> Tensor:
-    """One id per row. scores: [batch, ids] logits or log-probabilities, −inf where forbidden; recent: as in `repeats`;
-    uniforms: [batch, 2], for the nucleus and for the fallback  →  [batch] int64.
-    """
+    """Sample an id for each row → [batch] int64. scores: [batch, ids], logits or log-probabilities, −inf if forbidden.
+    recent: see `repeats`. uniforms: [batch, 2], for the draw from the nucleus and for the fallback."""
     ids, weights = nucleus(scores.softmax(dim=-1), settings.top_p, settings.top_k, settings.most)
     first = ids.gather(-1, draw(weights, uniforms[:, 0])[:, None])[:, 0]
     repeated = repeats(recent, settings.window, first) >= settings.max_repeats
     if scores.device.type != "cpu":
         second = draw(fallback_probabilities(scores, first), uniforms[:, 1])
         return torch.where(repeated, second, first)
-    # The fallback reads every id. A CPU, where the check costs no wait, computes it only if it is needed.
+    # The fallback is slow, since it reads all ids. A CPU can check without synchronisation whether it is needed.
     rows = repeated.nonzero()[:, 0]
     if len(rows):
         first[rows] = draw(fallback_probabilities(scores[rows], first[rows]), uniforms[rows, 1])
@@ -124,5 +124,5 @@ def sample(scores: Tensor, recent: Tensor, settings: SamplingRows, uniforms: Ten
 
 
 def fallback_probabilities(scores: Tensor, forbidden: Tensor) -> Tensor:
-    """All ids but the forbidden one; scores: [batch, ids], forbidden: [batch]  →  [batch, ids]."""
+    """Probabilities of all ids except a forbidden one; scores: [batch, ids]; forbidden: [batch] → [batch, ids]."""
     return scores.scatter(-1, forbidden[:, None], float("-inf")).softmax(dim=-1)

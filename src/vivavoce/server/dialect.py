@@ -1,4 +1,4 @@
-"""How the server sees an interface of another product, which a package beside it speaks."""
+"""The form in which another package adds the interface of another product, a dialect, to the server."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def _no_services() -> Mapping[str, Mapping[str, Answer]]:
 
 @dataclass(frozen=True, eq=False)
 class Dialect:
-    """An interface of another product beside the server's own. Each has some of the parts below.
+    """An interface of another product, beside the server's own. Each dialect has some of the parts below.
 
-    name: for the operator; routers: its routes on a port for HTTP, by the name of the port's setting; grpc_services:
-    gives the methods of its services on the gRPC port, by the service's full name; listeners: its ports of its own, by
-    the name of the port's setting.
+    name: shown to the operator. routers: HTTP routes, by the name of the port's setting. grpc_services: returns the
+    methods of each gRPC service, by the service's full name. listeners: functions that serve a port of the dialect's
+    own, by the name of the port's setting.
 
-    Some clients use addresses of the server's own interface. models: the answer to `GET /v1/models` for headers of such
-    a client, None for others; first_message: the form of messages for the first message and the query of such a client
-    on the server's own WebSocket, None for others; socket_query: names in that query that the form reads or ignores.
+    Some clients of the other product use routes of the server's own interface. models: returns the answer to `GET
+    /v1/models` by the request's headers; None: not such a client. first_message: returns the client's message form by
+    its first message and query on the server's WebSocket; None: not such a client. socket_query: known query names.
     """
 
     name: str

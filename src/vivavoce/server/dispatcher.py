@@ -1,4 +1,4 @@
-"""The way in for requests of all protocols: limits, deadlines, admission, and the record of how each ended."""
+"""Dispatches requests of all protocols: applies limits, deadlines and admission, and records how each ended."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from vivavoce.server.request_log import RequestLog, RequestRecord
 from vivavoce.server.settings import ProvenanceSection, RequestsSection
 
 NOTED_CHARS = 500
-"""Characters of a text from which its language is told for a note."""
+"""The language of a text is detected in this many characters, for a note to the client."""
 NEAR_S = 0.25
-"""A client that disconnects this close to its deadline is taken to have timed out."""
+"""Seconds before a deadline; a client that disconnects within them counts as timed out."""
 
 
 class RequestDispatcher:
@@ -69,7 +69,7 @@ class RequestDispatcher:
         self._notices = Notices()
         self._active: dict[RequestRecord, ActiveRequest] = {}
         self._permitted = 0
-        """Requests for something other than speech."""
+        """Number of running requests for something other than speech."""
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
@@ -83,12 +83,12 @@ class RequestDispatcher:
         return len(self._active)
 
     def tag(self, model: str = "") -> AudioTag | None:
-        """The tag of an answer of this model that begins now; None: the settings want none."""
+        """The tag for an answer of this model that begins now; None: the settings switch tags off."""
         return new_tag(self.backend.about.of(model).name) if self.provenance.tag else None
 
     @asynccontextmanager
     async def permitted(self, principal: Principal) -> AsyncIterator[None]:
-        """Apply the limits to a request for something other than speech; a drain waits for it. Errors as `speak`."""
+        """Apply the limits to a request for something other than speech; `drain` waits for it. Errors as `speak`."""
         self._check_draining()
         self._permitted += 1
         self._empty.clear()
@@ -112,11 +112,11 @@ class RequestDispatcher:
         deadline: float | None = None,
         begins: bool = True,
     ) -> ActiveRequest:
-        """Accept a request; the caller has to cancel it or leave its context in the end.
+        """Accept a request. The caller must cancel it in the end, or leave its context.
 
-        deadline: the time of `clock` at which the request is ended; None: never. begins: it is the beginning of an
-        answer, before which the notice is heard, if the settings want one.
-        VivavoceError: it is refused: bad input, no room, a limit, no time left, shutting down.
+        deadline: the time of `clock` at which the request is ended; None: never. begins: the request begins an answer,
+        so a spoken notice comes first if the settings have one.
+        VivavoceError: it is refused because of bad input, no room, a limit, no time left or a shutdown.
         """
         began, permit = self.clock(), None
         record = self.request_log.begin(request_id, principal.name, protocol, time.time())
@@ -126,7 +126,7 @@ class RequestDispatcher:
             self._check_draining()
             left_s = None if deadline is None else deadline - began
             if left_s is not None and left_s <= 0:
-                raise _too_late("it was taken")
+                raise _too_late("the request was accepted")
             check_length(len(request.text or ""), self.rules.max_text_chars)
             permit = await self._limits.enter(principal, len(request.text or ""))
             default = self.backend.about
@@ -148,7 +148,7 @@ class RequestDispatcher:
             except InvalidText as error:
                 stream = self.silence_for(error, len(request.text or ""), about.sample_rate)
             except (TimeoutError, asyncio.TimeoutError):
-                raise _too_late("it was taken") from None
+                raise _too_late("the request was accepted") from None
         except BaseException as error:
             if permit is not None:
                 permit.leave()
@@ -183,7 +183,7 @@ class RequestDispatcher:
         self._note_end()
 
     def silence_for(self, error: InvalidText, characters: int, sample_rate: int) -> SilentStream:
-        """A silence in place of a text with nothing to say; raises every other error, and this one if so set."""
+        """Silence for a text with nothing to say. Raises other errors, and this one, too, if the settings say so."""
         if not error.nothing_to_say or self.rules.empty_text == "refuse":
             raise error
         return SilentStream(sample_rate, characters)
@@ -218,7 +218,7 @@ class SilentStream:
 class ActiveRequest:
     """One accepted request for speech; iterate it once.
 
-    A piece of audio counts as delivered when the next one is asked for: protocols send each piece before they go on.
+    A piece of audio counts as delivered when the next event is requested: protocols send each piece before that.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class ActiveRequest:
         self._timer: asyncio.TimerHandle | None = None
         if record.deadline is not None:
             left_s = record.deadline - dispatcher.clock()
-            self._timer = asyncio.get_running_loop().call_later(left_s, self.fail, _too_late("its speech was whole"))
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.fail, _too_late("its speech was complete"))
 
     def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
         self._events = self._iterate()
@@ -256,12 +256,12 @@ class ActiveRequest:
                     event = await anext(events)
                 except StopAsyncIteration:
                     break
-                except InvalidText as error:  # an arriving text ended with nothing to say
+                except InvalidText as error:  # a streamed text ended with nothing to say
                     self._stream = self._dispatcher.silence_for(error, record.characters, self.sample_rate)
                     events = aiter(self._stream)
                     continue
                 if self.verdict is not None:
-                    break  # the client or the server ended it meanwhile
+                    break  # the client or the server ended the request meanwhile
                 if isinstance(event, SegmentText):
                     record.segments_given = max(record.segments_given, event.place + 1)
                     yield event
@@ -295,7 +295,7 @@ class ActiveRequest:
             self._end(replace(ended, audio_s=record.audio_s, segments_given=given))
 
     def whole(self) -> Verdict:
-        """The verdict, after an iteration without an error; raises if not all of the text was spoken."""
+        """The verdict after the iteration. RequestCancelled, EngineStopped: not all of the text was spoken."""
         verdict = self.verdict
         if verdict is None or verdict.reason is FinishReason.CANCELLED:
             raise RequestCancelled("speech: it was ended before all of the text was spoken; ask again")
@@ -313,16 +313,16 @@ class ActiveRequest:
         await self._stream.end()
 
     def cancel(self) -> None:
-        """End it because its client wants so or has disconnected; the iteration ends."""
+        """End the request because its client cancels it or has disconnected; the iteration ends."""
         deadline = self._record.deadline
         if self.verdict is None and deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
-            self.fail(_too_late("its speech was whole"))
+            self.fail(_too_late("its speech was complete"))
         # A stream that failed has a verdict already, and may still hold requests and tasks.
         self._stream.cancel()
         self._finish(FinishReason.CANCELLED)
 
     def fail(self, error: VivavoceError) -> None:
-        """End it with an error of the server, which the verdict has and the iteration raises."""
+        """End the request with an error, which the verdict names and the iteration raises."""
         self._failure = error
         self._stream.cancel()
         self._finish(FinishReason.ERROR, error)
@@ -384,4 +384,4 @@ def _public(error: BaseException) -> VivavoceError:
         return error
     if isinstance(error, Exception):
         return StageFailed(f"server: an internal error ({type(error).__name__}), which was logged; ask again")
-    return RequestCancelled("request: its listener left")
+    return RequestCancelled("request: its client disconnected")

@@ -1,7 +1,7 @@
-"""Limits of keys, which hold for one server, or for all servers that share a Redis.
+"""Limits of API keys, for one server, or for all servers that share a Redis.
 
-Each server counts for itself as `rate_limiter` says. With a Redis, what it lets in is also counted there, by the same
-rules and in one step for all servers. While Redis is away each server goes on by its own count.
+Each server counts its requests with `rate_limiter`. With a Redis, it also counts the accepted requests there, by the
+same rules and in one atomic step. While Redis cannot be reached, each server continues with its own counts.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Counts(Protocol):
     """Counts that several servers share."""
 
     async def take(self, principal: Principal, identity: str | None, prices: dict[str, int]) -> None:
-        """Count a request, or with identity None more of its text; Overloaded: a limit of all servers is reached."""
+        """Count a request, or if identity is None, more text. Overloaded: a limit over all servers is reached."""
 
     def leave(self, identity: str) -> None:
-        """A counted request has ended."""
+        """Note that a counted request has ended."""
 
     async def close(self) -> None: ...
 
 
 class KeyLimits:
-    """Lets requests in by the limits of their keys; used in one event loop. shared: None: for this server alone."""
+    """Admits requests within the limits of their keys, in one event loop. shared: None: for this server alone."""
 
     def __init__(self, shared: Counts | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._own, self._shared = RateLimiter(clock), shared
@@ -69,7 +69,7 @@ class KeyPermit:
         await self.pay({"characters": characters})
 
     async def pay(self, prices: dict[str, int], begins: bool = False) -> None:
-        """Count at the shared place what this server has counted; a refusal gives that back."""
+        """Count in the shared store what this server has counted; if the store refuses, undo the server's count."""
         if self._shared is None:
             return
         try:

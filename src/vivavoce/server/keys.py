@@ -5,12 +5,12 @@
     [[key]]
     name = "team-a"
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-    owner = "team-a"               # owner of the voices that it uses; default: its name
+    owner = "team-a"               # owner of the voices that the key uses; default: its name
     may_publish = false            # may add and remove public voices
     requests_per_minute = 60
     characters_per_minute = 20000
     concurrent = 4
-    priority = "batch"             # all of its requests take only the time that live ones leave
+    priority = "batch"             # its requests use only time that live requests leave
     jobs = 5
     job_characters = 2000000
     expires = 2027-01-01           # the key is refused from 00:00 UTC of this day on
@@ -60,7 +60,7 @@ class KeyEntry(Principal):
 
 
 class KeyRing:
-    """The valid keys; used in one event loop. path: None: no keys are needed; errors as `read_keys`."""
+    """The valid keys, for one event loop. path: file of keys; None: no keys are needed. Errors as `read_keys`."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = path, clock
@@ -73,7 +73,7 @@ class KeyRing:
         return self._path is not None
 
     def authenticate(self, token: str | None) -> Principal:
-        """The principal of a key. Unauthorized, without the key: it is missing, unknown or expired."""
+        """The principal of a key. Unauthorized (the message omits the key): it is missing, unknown or expired."""
         if self._path is None:
             return ANONYMOUS
         if not token:
@@ -156,7 +156,7 @@ def new_entry(key: str, name: str, **others: object) -> KeyEntry:
 
 
 def add_key(path: Path, entry: KeyEntry) -> None:
-    """Append an entry; a new file gets the mode 0600. InvalidRequest: the name has a key already; see `read_keys`."""
+    """Append an entry; a new file gets the mode 0600. InvalidRequest: the name is taken, or as `read_keys`."""
     with _changing(path):
         old, text = (read_keys(path), path.read_bytes().decode("utf-8-sig")) if path.exists() else ((), "")
         if any(entry.name == other.name for other in old):
@@ -166,7 +166,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Remove the entry of that name; comments above others stay. InvalidRequest: unknown name; see `read_keys`."""
+    """Remove the entry of that name; comments above others stay. InvalidRequest: unknown name, or as `read_keys`."""
     with _changing(path):
         old = {entry.name: entry for entry in read_keys(path)}
         if name not in old:
@@ -231,7 +231,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], object], str]] = {
     "expires": (_expiry, "a day such as 2027-01-01"),
 }
 """For each field: a function from a file's value to an entry's (None: refused), and the end of its error message."""
-_TWICE = {"name": "is there twice; give each key a name of its own", "sha256": "has another's key; make one for each"}
+_TWICE = {"name": "comes twice; give each key its own name", "sha256": "has another entry's key; make a new key"}
 
 
 def _value(name: str, value: object, place: str = "") -> Any:
@@ -291,7 +291,7 @@ def _without(text: str, index: int) -> str:
 
 
 def _replace(path: Path, text: str, meant: tuple[KeyEntry, ...]) -> None:
-    """Replace the file, if the text is read as `meant`."""
+    """Replace the file by `text`. InvalidRequest: the text does not parse as `meant`."""
     try:
         read = _entries_of(parse_toml(text, path), path)
     except InvalidRequest:
@@ -310,7 +310,7 @@ def _replace(path: Path, text: str, meant: tuple[KeyEntry, ...]) -> None:
 
 @contextlib.contextmanager
 def _changing(path: Path) -> Iterator[None]:
-    """Lock the folder, since the file itself is replaced."""
+    """Lock the file's folder, because the file itself is replaced."""
     folder = path.resolve().parent
     if not folder.is_dir():
         raise InvalidRequest(f"{FIELD}: {path.parent} is missing; make the folder")

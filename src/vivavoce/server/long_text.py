@@ -15,8 +15,8 @@ from vivavoce.frontend.speech_backend import SpeechStream
 from vivavoce_textnorm import MAX_TEXT_CHARS, is_speakable
 
 NEAR_CHARS = 600
-"""The next part is asked for when the segments so far come this near to the end of a part: its audio then follows
-without a gap."""
+"""The next part is requested when a segment ends this many characters or fewer before the end of its part, so that the
+next audio follows without a gap."""
 _ENDS = (
     regex.compile(r"\n\s*\n"),
     regex.compile(r"[\p{Sentence_Terminal}…][\"'*_\p{Pe}\p{Pf}]*\s|\n"),
@@ -34,9 +34,9 @@ def check_length(length: int, most: int) -> None:
 
 
 def parts_of(text: str, most: int = MAX_TEXT_CHARS) -> list[tuple[int, int]]:
-    """Bounds of parts with words, of `most` characters at most, which are cut in the second half of that.
+    """Bounds of the parts of a text. A part has at most `most` characters, and ends in the second half of these.
 
-    Empty for a text without words.
+    Parts without words are left out; the list is empty for a text without words.
     """
     bounds, begin = list[tuple[int, int]](), 0
     while begin < len(text):
@@ -47,14 +47,14 @@ def parts_of(text: str, most: int = MAX_TEXT_CHARS) -> list[tuple[int, int]]:
             )
             end = next((one for one in last if one), end)
         end = min(end, len(text))
-        if is_speakable(text[begin:end]):  # not such as a long line of dashes
+        if is_speakable(text[begin:end]):  # a long line of dashes is not
             bounds.append((begin, end))
         begin = end
     return bounds
 
 
 class LongStream:
-    """A `SpeechStream` over the parts, which are asked for one by one."""
+    """A `SpeechStream` over all parts of a text; each part is a request of its own."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class LongStream:
         parts: Sequence[tuple[int, SpeechRequest]],
         speak: Callable[[SpeechRequest], Awaitable[SpeechStream]],
     ) -> None:
-        """parts: their first characters and requests; the first one is spoken by `first`."""
+        """parts: each part's position in the text, and its request. first: the stream of the first part."""
         self._current, self._parts, self._speak = first, parts, speak
         self._next: asyncio.Future[SpeechStream] | None = None
         self.sample_rate = first.sample_rate
@@ -94,7 +94,7 @@ class LongStream:
         return await (self._next or self._ask(self._parts[place][1]))
 
     async def _ask(self, request: SpeechRequest) -> SpeechStream:
-        """The text was accepted as a whole: its later parts wait for room."""
+        """Request a part; wait for room, because the text was accepted as a whole."""
         while True:
             try:
                 return await self._speak(request)

@@ -1,7 +1,7 @@
 """A server's metrics for Prometheus.
 
-Labels are protocols (`door`), codes, reasons and stages, all of them few. Metrics with callers, as many as there are
-keys, are only at the port for monitoring.
+Labels are protocols (`door`), codes, reasons and stages, which have few values. Metrics by caller have a value for each
+key, so they are only at the port for monitoring.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS = tuple(float(f"{bound:.4g}") for bound in log_bounds(1e-3, 1e3, per_dec
 _REFUSED = "refused"
 _OUTCOMES = (*(reason.value for reason in FinishReason), _REFUSED)
 MOST_CALLERS, OTHERS = 1_000, "(others)"
-"""Keys with series of their own, and the name for all further ones."""
+"""Largest number of keys with time series of their own, and the label of all other keys."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -45,31 +45,31 @@ class RequestMetrics:
             return Counter(f"vivavoce_{name}", text, labels, registry=of)
 
         self._active = Gauge(
-            "vivavoce_streams_active", "Requests for speech that were taken and have not ended.", registry=registry
+            "vivavoce_streams_active", "Requests for speech that were accepted and have not ended.", registry=registry
         )
-        self.reloads = counter("reloads", "Reloads of the settings, by what came of them.", "outcome")
+        self.reloads = counter("reloads", "Reloads of the settings, by outcome.", "outcome")
         for outcome in ("done", "refused", "engine_kept"):
             self.reloads.labels(outcome)
         text = "Requests for speech that ended, by the reason of the verdict, or refused."
         self._requests = counter("requests", text, "door", "outcome")
-        self._refused = counter("refused", "Requests for speech that were not taken, by error code.", "door", "code")
-        self.first_audio = histogram("first_audio_seconds", "From a request to its first audio.", "door")
-        self._wall = histogram("request_seconds", "From a request to its end, of those that ended.", "door")
-        self._gap = histogram("gap_seconds", "Between two pieces of audio of one stream.")
-        self._late = histogram("late_seconds", "Delay of audio that came after its listener had played all before it.")
-        self._underruns = counter("underruns", "Pieces of audio that came too late for gapless playing.")
-        self._audio_s = counter("audio_seconds", "Seconds of audio handed to listeners, by requests that ended.")
-        self.characters = counter("characters", "Characters of text taken in.")
+        self._refused = counter("refused", "Requests for speech that were refused, by error code.", "door", "code")
+        self.first_audio = histogram("first_audio_seconds", "Seconds from a request to its first audio.", "door")
+        self._wall = histogram("request_seconds", "Seconds from a request to its end.", "door")
+        self._gap = histogram("gap_seconds", "Seconds between two pieces of audio of a stream.")
+        self._late = histogram("late_seconds", "Delay of audio after the client had played all earlier audio.")
+        self._underruns = counter("underruns", "Pieces of audio that came too late for playing without a gap.")
+        self._audio_s = counter("audio_seconds", "Seconds of audio sent to clients, in requests that ended.")
+        self.characters = counter("characters", "Characters of text received.")
         text = "Faults of speech that the guard found, and whether a listener heard them."
         self._faults = counter("speech_faults", text, "fault", "outcome")
         for fault in Fault:
             for outcome in ("heard", "mended"):
                 self._faults.labels(fault.value, outcome)
-        self._missing = counter("missing_words", "Words that seem not to be spoken, of texts that were followed.")
+        self._missing = counter("missing_words", "Words that seem to be missing in speech that was checked.")
         usage = {
-            "requests": "Requests for speech that were taken and ended, by the name of their key.",
-            "characters": "Characters of their texts.",
-            "audio_seconds": "Seconds of audio handed to them.",
+            "requests": "Requests for speech that were accepted and ended, by the name of their key.",
+            "characters": "Characters of text in these requests.",
+            "audio_seconds": "Seconds of audio sent in answer to these requests.",
         }
         self._usage = [counter(f"caller_{name}", text, "caller", of=self._of_callers) for name, text in usage.items()]
 
@@ -103,7 +103,7 @@ class RequestMetrics:
         self._refused.labels(protocol, code).inc()
 
     def next_audio(self, gap_s: float, late_s: float) -> None:
-        """Count a further piece of audio: gap_s after the last one, late_s after its listener had played all before."""
+        """Count a piece of audio. gap_s: time since the last piece; late_s: time since the client had played all."""
         self._gap.observe(gap_s)
         if late_s > 0:
             self._late.observe(late_s)
@@ -128,23 +128,21 @@ class RequestMetrics:
 
 def server_families(*, model: str, draining: bool) -> Iterator[Metric]:
     """model: "" until it is known."""
-    yield InfoMetricFamily("vivavoce_build", "What runs here.", {"version": __version__, "model": model})
-    yield _gauge("draining", "1 while the server takes no more requests and lets its last ones end.", draining)
+    yield InfoMetricFamily("vivavoce_build", "The version and the model.", {"version": __version__, "model": model})
+    yield _gauge("draining", "1 while the server refuses new requests and finishes the running ones.", draining)
 
 
 def backend_families(statistics: BackendStatistics | None, up: bool) -> Iterator[Metric]:
-    yield _gauge("engine_up", "1 if the engine takes requests and tells its figures, else 0.", up)
+    yield _gauge("engine_up", "1 if the engine accepts requests and sends metrics, else 0.", up)
     if statistics is None:
         return
-    yield _gauge("engine_streams", "Requests that the engine was sent and has not ended.", statistics.streams)
-    yield _gauge(
-        "engine_capacity", "Streams that the engine keeps up with, as it measured itself.", statistics.capacity
-    )
-    yield _counter("engine_starts", "Engine processes begun; above 1: it was restarted.", statistics.starts)
+    yield _gauge("engine_streams", "Requests that were sent to the engine and have not ended.", statistics.streams)
+    yield _gauge("engine_capacity", "Streams that the engine can serve in time, as measured.", statistics.capacity)
+    yield _counter("engine_starts", "Started engine processes; above 1: the engine was restarted.", statistics.starts)
     yield _gauge("device_memory_bytes", "Memory in use on the engine's device.", statistics.memory_used)
     yield _gauge("device_memory_total_bytes", "Memory of the engine's device.", statistics.memory_total)
     yield _counter("voices_extracted", "Recordings whose voices were extracted.", statistics.voices_extracted)
-    yield _counter("voices_remembered", "Recordings whose voices were remembered.", statistics.voices_remembered)
+    yield _counter("voices_remembered", "Recordings whose voices were in the cache.", statistics.voices_remembered)
     yield _gauge(
         "voice_store_ok", "1 if stored voices can be read and written, else 0.", statistics.voice_store == "ok"
     )
@@ -154,7 +152,7 @@ def backend_families(statistics: BackendStatistics | None, up: bool) -> Iterator
 def labelled(engines: Mapping[str, Iterable[Metric]], by_model: bool = False) -> list[Metric]:
     """Merge the metrics of several engines, by name; each sample gets the label `engine`.
 
-    by_model: and the label `model`, with which the engines' names begin.
+    by_model: each sample also gets the label `model`, the engine's name up to the slash.
     """
     merged: dict[str, Metric] = {}
     for engine, families in engines.items():
@@ -167,21 +165,21 @@ def labelled(engines: Mapping[str, Iterable[Metric]], by_model: bool = False) ->
 
 
 def _engine_families(engine: StatisticsSnapshot) -> Iterator[Metric]:
-    text = "What happened to requests at the engine."
+    text = "Requests at the engine, by event."
     events = CounterMetricFamily("vivavoce_engine_requests", text, labels=["event"])
     for event, count in asdict(engine.requests).items():
         events.add_metric([event], count)
     yield events
-    yield _gauge("requests_waiting", "Requests that the engine took and has not begun.", engine.waiting)
-    text = "From a stream's acceptance by the engine to its first chunk."
+    yield _gauge("requests_waiting", "Requests that the engine accepted and has not begun.", engine.waiting)
+    text = "Seconds from the engine's acceptance of a stream to its first chunk."
     yield _histogram("engine_first_chunk_seconds", text, {"": engine.streams.first_chunk_s})
-    text = "Delay of chunks that the engine made after their listener had played all before them."
+    text = "Delay of chunks that were made after the client had played all earlier chunks."
     yield _histogram("engine_late_seconds", text, {"": engine.streams.lateness_s})
     yield _gauge("slots_used", "Sequences that are decoded now.", engine.slots.used)
     yield _gauge("slots_peak", "The most sequences that were decoded at once.", engine.slots.peak)
     yield _gauge("slots", "The most sequences that can be decoded at once.", engine.slots.total)
-    yield _counter("prompt_cache_hits", "Voices whose state was in memory.", engine.prompt_cache_hits)
-    yield _counter("prompt_cache_misses", "Voices whose state was made anew.", engine.prompt_cache_misses)
+    yield _counter("prompt_cache_hits", "Voices whose prompt state was in memory.", engine.prompt_cache_hits)
+    yield _counter("prompt_cache_misses", "Voices whose prompt state was computed.", engine.prompt_cache_misses)
     yield _counter("engine_audio_seconds", "Seconds of audio made, heard or not.", engine.audio_s)
     tokens = engine.stage(Stage.DECODE).rows
     yield _counter("speech_tokens", "Speech tokens decoded, end tokens included.", tokens)

@@ -17,14 +17,14 @@ from vivavoce.frontend.speech_backend import SpeechBackend, SpeechStream
 Samples = NDArray[np.float32]
 TONE = "tone"
 NO_SEGMENT = -1
-"""The segment of a notice's audio: it speaks nothing of the text."""
+"""The segment number of a notice's audio, which is no part of the text."""
 _TONE_S, _TONE_HZ, _TONE_PEAK, _FADE_S = 0.25, 660.0, 0.1, 0.02
 _PAUSE_S = 0.25
-"""Silence between the notice and the answer."""
+"""Seconds of silence between the notice and the answer."""
 
 
 class Notices:
-    """Samples of notices: each sentence is spoken once with each model, in the default voice, and kept."""
+    """A cache of the notices' samples; each sentence is spoken once with each model, in the default voice."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], asyncio.Task[Samples]] = {}
@@ -38,7 +38,7 @@ class Notices:
             self._made[key] = asyncio.create_task(_make(notice, model, backend))
         making = self._made[key]
         try:
-            return await asyncio.shield(making)  # others may wait for it, too
+            return await asyncio.shield(making)  # other requests may wait for it, too
         except Exception as error:
             if self._made.get(key) is making:
                 del self._made[key]
@@ -66,7 +66,7 @@ def _tone(rate: int) -> Samples:
 
 
 class NoticedStream:
-    """A stream behind a notice, which begins once the stream has begun; words are heard later by its length."""
+    """A stream after a notice. The notice comes when the stream begins, and delays the times of words by its length."""
 
     def __init__(self, stream: SpeechStream, notice: Samples) -> None:
         self._stream, self._notice = stream, notice

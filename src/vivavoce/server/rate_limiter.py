@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from vivavoce.errors import Forbidden, InvalidRequest, Overloaded
 
 _BUSY_RETRY_S = 1.0
-"""Retry advice while too many requests run: the end of one of them cannot be predicted."""
+"""Advised seconds until a retry while too many requests run; when one of them ends cannot be predicted."""
 _ROUNDING_S = 1e-6
-"""Tolerance, so that a request after the advised wait is accepted."""
+"""Tolerance in seconds, so that a request after the advised wait is accepted."""
 
 
 @dataclass(frozen=True)
 class Principal:
     """The sender of a request. None means no limit.
 
-    name: of the API key, "" on a server without keys; owner: the namespace of its voices, "" for public ones only;
-    may_publish: it may change public voices; rates are means, with bursts of up to one minute's worth; concurrent:
-    requests that run or wait at once; priority: "batch" makes all of its requests batch requests; jobs, job_characters:
-    jobs that are kept at once, and characters of those that are not done.
+    name: the API key's name, "" on a server without keys. owner: the namespace of its voices, "" for public ones only.
+    may_publish: it may change public voices. Rates are averages, with bursts of up to one minute's amount. concurrent:
+    limit of requests that run or wait at once. priority: "batch" makes all its requests batch requests. jobs: limit of
+    jobs that are kept at once. job_characters: limit of characters in its unfinished jobs.
     """
 
     name: str = ""
@@ -42,7 +42,7 @@ ANONYMOUS = Principal()
 
 
 def voice_owner(principal: Principal, public: bool) -> str:
-    """The owner of the voices that a request changes, "" for public ones; Forbidden: the key may not change those."""
+    """The owner of the voices that a request changes, "" for public voices. Forbidden: the key may not change these."""
     if not public and principal.owner:
         return principal.owner
     if principal.may_publish:
@@ -69,8 +69,8 @@ class RateLimiter:
     def enter(self, principal: Principal, characters: int) -> Permit:
         """Admit a request; characters: length of its text, 0 for a streamed text, which `Permit.charge` counts.
 
-        A refusal costs nothing. InvalidRequest: more characters than a minute's worth; Overloaded: too many requests at
-        once, or too much in this minute, with the time to try again.
+        A refused request is not counted. InvalidRequest: more characters than a minute allows. Overloaded: too many
+        requests at once, or too much in this minute; its `retry_after_s` says when to try again.
         """
         name, most = principal.name, principal.concurrent
         if principal.requests_per_minute is principal.characters_per_minute is most is None:
@@ -88,7 +88,7 @@ class RateLimiter:
         return Permit(self, principal, account)
 
     def take(self, principal: Principal, account: _Account, prices: dict[str, int]) -> None:
-        """Take all of the tokens, or none if some are missing; errors as `enter`."""
+        """Take all tokens from the buckets, or none if some are missing; errors as `enter`."""
         now, paid = self._clock(), {}
         rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
         for what, tokens in prices.items():
@@ -108,7 +108,7 @@ class RateLimiter:
         account.full_at.update(paid)
 
     def give_back(self, principal: Principal, account: _Account, prices: dict[str, int]) -> None:
-        """Undo a `take` of the same arguments."""
+        """Undo a `take` with the same arguments."""
         rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
         for what, tokens in prices.items():
             if (rate := rates[what]) is not None:
@@ -137,12 +137,12 @@ class Permit:
         return self._account is not None
 
     def charge(self, characters: int) -> None:
-        """Pay for more of a streamed text; errors as `RateLimiter.enter`, and then nothing is paid."""
+        """Count more characters of a streamed text; errors as `RateLimiter.enter`, after which nothing is counted."""
         if self._account is not None:
             self._limiter.take(self._principal, self._account, {"characters": characters})
 
     def give_back(self, prices: dict[str, int]) -> None:
-        """Undo a payment: "requests" and "characters" with their numbers."""
+        """Undo a count. prices: the numbers of "requests" and "characters"."""
         if self._account is not None:
             self._limiter.give_back(self._principal, self._account, prices)
 

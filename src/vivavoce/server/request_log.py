@@ -1,5 +1,5 @@
-"""The log of requests. One record of each makes its log line, metrics and trace, and the answer to
-`GET /v1/audio/requests/{id}`. Bounded; used in one event loop.
+"""The log of requests. The record of a request gives its log line, metrics and trace, and the answer to
+`GET /v1/audio/requests/{id}`. The number of records is limited. Used in one event loop.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _log = logging.getLogger("vivavoce.speech")
 class RequestRecord:
     """One request, running (its fields hold the state so far) or finished.
 
-    principal_name: "" on a server without keys; started: Unix time; figures: the engine's figures, if it had no room;
-    admission_s: seconds until the request was accepted, None if it was not; first_audio_s, total_s: seconds from the
-    start, None without audio or end; deadline: on the dispatcher's clock, or None; notes: deviations for the client;
-    model: its name on a server of several, else None.
+    principal_name: "" on a server without keys. started: Unix time. figures: the engine's reason for having no room.
+    admission_s: seconds until the request was accepted, None if it was not. first_audio_s, total_s: seconds from the
+    start, None without audio or end. deadline: on the dispatcher's clock, or None. notes: deviations from the request.
+    model: its name if the server has several, else None.
     """
 
     request_id: str
@@ -62,16 +62,16 @@ class RequestRecord:
 
 
 class RequestLog:
-    """The running requests and the last finished ones; the end or refusal of each is a line of the program's log.
+    """The running requests and the last finished ones. It writes a log line when a request ends or is refused.
 
-    capacity: finished and running records together, ≥ 1. Running ones are never dropped: admission bounds their number.
+    capacity: limit of finished and running records, ≥ 1. Running ones are never dropped; admission limits their number.
     observers: called once for each end or refusal (`admission_s` is None); they must not raise.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self.observers: list[Callable[[RequestRecord], None]] = []
-        # The keys are principal and id, so that clients cannot see or block the ids of others.
+        # The dictionaries' keys are principal and id, so that clients cannot see or block the ids of others.
         self._running: dict[tuple[str, str], RequestRecord] = {}
         self._finished: dict[tuple[str, str], RequestRecord] = {}
 
@@ -109,16 +109,16 @@ class RequestLog:
             observer(record)
 
     def get(self, request_id: str, principal: Principal) -> RequestRecord:
-        """The record of a principal's own request; RequestNotFound: unknown, forgotten, or another principal's."""
+        """The record of the principal's request. RequestNotFound: its id is unknown, forgotten or another's."""
         if (record := self._find(request_id, principal.name)) is None:
             raise RequestNotFound(
-                f"request: none of id {request_id[:128]!r} is remembered (up to {self._capacity} are); "
+                f"request: the id {request_id[:128]!r} is unknown (up to {self._capacity} are kept); "
                 "take the id from the x-request-id header of the answer"
             )
         return record
 
     def accept_request_id(self, header: str | None, principal: Principal | None = None) -> str:
-        """The client's id if it is valid and new for the principal (None: not known yet), else a new one."""
+        """The client's id if it is valid and the principal (None: not known yet) has not used it, else a new id."""
         if not header or not _CLIENT_ID.fullmatch(header) or (principal and self._find(header, principal.name)):
             return new_request_id()
         return header
@@ -135,7 +135,7 @@ class RequestLog:
 def _write_line(record: RequestRecord) -> None:
     refused, client_error = record.admission_s is None, record.error_code in _CLIENT_ERRORS
     failed = record.reason is FinishReason.ERROR and not refused and not client_error
-    # The messages of client errors, and of an upstream server, may quote what was sent.
+    # Messages of client errors and of an upstream server may quote the request.
     quotes = client_error or record.error_code == "server_refused"
     log_event(
         _log,
@@ -165,7 +165,7 @@ def _write_line(record: RequestRecord) -> None:
 
 @dataclass
 class Usage:
-    """The usage of one key. requests: accepted ones; last: the time of the last end, or ""."""
+    """The usage of one key. requests: number of accepted ones; last: time of the last request's end, or ""."""
 
     requests: int = 0
     refused: int = 0
@@ -179,7 +179,7 @@ def usage_in(lines: Iterable[str]) -> dict[str, Usage]:
     found: defaultdict[str, Usage] = defaultdict(Usage)
     for line in lines:
         try:
-            entry = json.loads(line[line.find("{") :])  # docker compose puts a name before it
+            entry = json.loads(line[line.find("{") :])  # docker compose puts a name before the JSON
         except ValueError:
             continue
         if isinstance(entry, dict) and entry.get("event") in (_ENDED, _REFUSED):

@@ -1,4 +1,4 @@
-"""The time of each segment and word in the audio, for clients that get it while the text is spoken."""
+"""The time of each segment and word in the audio, for clients that receive audio while the text is spoken."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vivavoce.server.notice import NO_SEGMENT
 
 
 class SegmentClock:
-    """Counts sent samples. Segments and characters are counted over all requests of a text.
+    """Counts sent samples. Segments and characters are numbered over all requests of a text.
 
-    Methods return the events that follow, as JSON values; begun, done, words: types of the events.
+    Methods return the events to send next, as JSON values. begun, done, words: the types of these events.
     """
 
     def __init__(self, sample_rate: int, begun: str, done: str, words: str) -> None:
@@ -33,7 +33,7 @@ class SegmentClock:
         return round(self._samples / self._rate, 6)
 
     def begin_request(self, first_character: int) -> None:
-        """Start a new request, whose segments are numbered from 0. first_character: where its text begins."""
+        """Start a new request, whose segments are numbered from 0. first_character: the position of its text."""
         self._first_segment, self._first_character, self._first_s = self._given, first_character, self.seconds
 
     def announce(self, segment: SegmentText) -> None:
@@ -43,7 +43,7 @@ class SegmentClock:
         self._given = max(self._given, number + 1)
 
     def begin(self, segment: int) -> list[dict[str, Any]]:
-        """The next audio belongs to this segment of the request, or is the notice before it."""
+        """Note that the next audio belongs to this segment of the request, or is the notice before the text."""
         return [] if segment == NO_SEGMENT else self._begin(self._first_segment + segment)
 
     def begin_through(self, segment: int) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ class SegmentClock:
         return [{"type": self._words, "words": found, **estimated}] if found else []
 
     def spoken_until(self, seconds: float | None = None) -> dict[str, Any] | None:
-        """The character up to which the text is heard in these seconds of audio, None: in all; None without words."""
+        """The text that was heard in the first `seconds` (None: all) of the audio; None if no words were timed."""
         seconds = self.seconds if seconds is None else min(seconds, self.seconds)
         begun = [one for one in self._heard if one["start"] < seconds]
         if not self._heard:

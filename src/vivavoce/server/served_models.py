@@ -1,4 +1,4 @@
-"""The models of a server: the one that a request means, and the settings of each where there are several."""
+"""The models of a server: finds the model that a request names, and the settings of each further model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _OWN = ("device", "gpus", "dtype", "memory_gb")
 
 
 def served_model(name: str, about: ModelInfo, rules: RequestsSection, usual: re.Pattern[str] | None = None) -> str:
-    """The name of the served model that a client's name means; about: the default one, whose name is "" here.
+    """The served model that a client's name means; "" for the default model. about: the default model.
 
-    usual: names that clients send by habit, beside OpenAI's, for the default model. ModelNotFound: no model is meant.
+    usual: further names that clients use for the default model, beside OpenAI's. ModelNotFound: the name is unknown.
     """
     asked = plain_name(name)
     for one in about.others:

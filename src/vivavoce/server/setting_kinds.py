@@ -1,4 +1,4 @@
-"""Kinds of values in a server's settings: how each is checked, and told if it is wrong."""
+"""Types of values in a server's settings, with their checks and the ends of their error messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _like(pattern: str, wanted: str, change: Callable[[str], str] = str) -> AfterValidator:
-    """Accepts text of this form; an address needs a host, and a port in 0 … 65535 if any. `wanted` ends the error."""
+    """Accepts text that matches `pattern`, addresses only with a host and a valid port. `wanted` ends the error."""
 
     def check(value: str) -> str:
         if value.isprintable() and re.fullmatch(pattern, value) and (not is_address(value) or _has_host(value)):
@@ -47,7 +47,7 @@ def _has_host(address: str) -> bool:
     try:
         parts = urlsplit(address)
         return parts.hostname is not None and (parts.port or 0) >= 0
-    except ValueError:  # the port's
+    except ValueError:  # an invalid port
         return False
 
 
@@ -69,14 +69,14 @@ def _redis(value: str) -> str:
 
 
 def _parted(value: object, info: ValidationInfo) -> object:
-    """Names: separated by commas in a variable; a list in a file, which is validated as JSON."""
+    """Names: a variable separates them by commas; a file, which is validated as JSON, has a list."""
     if isinstance(value, str) and info.mode == "python":
         value = [part.strip() for part in value.split(",")]
     return tuple(value) if isinstance(value, list) else value
 
 
 def parse_pairs(value: object) -> object:
-    """Parse name=value pairs into a table: separated by commas from a variable, a list of them from flags."""
+    """Parse name=value pairs into a table. A variable separates pairs by commas; flags give a list of pairs."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, list):
@@ -86,14 +86,14 @@ def parse_pairs(value: object) -> object:
 
 
 def parse_further_models(value: object) -> object:
-    """Parse further models into tables: [NAME=]MODEL[+FILE], several separated by commas in a variable."""
+    """Parse further models, each [NAME=]MODEL[+FILE], into tables. A variable separates models by commas."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, list):
         written = [parse_model(str(one).strip()) for one in value]
         names = [one.name or usual_name(one.model) for one in written]
         for name in (name for place, name in enumerate(names) if name in names[:place]):
-            raise ValueError(f"each model a name of its own, as NAME=MODEL; {name} comes twice")
+            raise ValueError(f"each model its own name, as NAME=MODEL; {name} comes twice")
         value = {name: str(replace(one, name="")) for name, one in zip(names, written, strict=True)}
     if not isinstance(value, dict):
         return value

@@ -1,6 +1,6 @@
 """A server's settings, each with its type, limits, default, meaning and flag of `vivavoce serve`.
 
-Flags, variables, the TOML file, `vivavoce config` and the table in docs/configuration.md are made from them.
+Flags, variables, the TOML file, `vivavoce config` and the tables in docs/configuration.md are made from these classes.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _MIB = 1 << 20
 def _setting(default: object, flag: str = "", *, example: object = None, **more: Any) -> Any:
     """Declare a field of a section.
 
-    flag: the flag of `serve` in one string, with its other spellings, metavar and help: "--drain SECONDS: For running
-    requests.". The help may end with a default to show. example: a value for the example file, if the default is unset
-    or empty.
+    flag: the flag of `serve` in one string, with its other spellings, metavar and help, such as "--drain SECONDS: For
+    running requests.". The help may end with the default that it shows. example: a value for the example file, for a
+    default that is unset or empty.
     """
     extra: dict[str, Any] = {name: value for name, value in (("x-flag", flag), ("x-example", example)) if value}
     return Field(default, json_schema_extra=extra, **more)
@@ -73,7 +73,7 @@ class ServerSection(_Section):
     legacy: bool = _setting(False, "--legacy: Also serve CosyVoice's own HTTP routes, on a port of their own.")
     """Also serve the routes of CosyVoice's own HTTP service, on a port of their own."""
     legacy_port: Port = _setting(50_000, "--legacy-port: Port of CosyVoice's own routes.")
-    """Port of those routes."""
+    """Port of CosyVoice's own routes."""
     grpc_port: Port | None = _unset(50_051, "--grpc-port: Port of the gRPC service.  [default: off]")
     """Port of the gRPC service; unset: it is off."""
     wyoming_port: Port | None = _unset(
@@ -81,7 +81,7 @@ class ServerSection(_Section):
     )
     """Port of the Wyoming protocol (Home Assistant), without keys and TLS; unset: it is off."""
     wyoming_key: str | None = _unset("home", min_length=1)
-    """Name of the API key for all requests at that port; needed if auth.keys_file is set."""
+    """Name of the API key for all requests at server.wyoming_port; needed if auth.keys_file is set."""
     health_port: Port | None = _unset(9_090, "--health-port: Port of /health and /metrics only.  [default: off]")
     """Plain HTTP port for /health and /metrics only; other ports then do not serve /metrics. Unset: it is off."""
     max_conc: int = _setting(4, "--max-conc: Most concurrent gRPC requests.", ge=1, le=4_096)
@@ -122,7 +122,7 @@ class ServerSection(_Section):
     max_header_bytes: int = _setting(65_536, ge=4_096, le=_MIB)
     """Largest size of a request's headers, in bytes."""
     max_connections: int = _setting(1_024, ge=1, le=1_000_000)
-    """Most open connections to a port; by default as many for each GPU. One more replaces an idle one, or gets 503."""
+    """Most open connections to a port, by default for each GPU; a further one replaces an idle one, or gets 503."""
     web_page: bool = _setting(True, "--web-page: Serve the web page.  [default: yes]")
     """Serve the web page at /."""
     docs: bool = True
@@ -134,7 +134,7 @@ class ServerSection(_Section):
     upstream: TritonAddress | None = _unset(
         "triton://localhost:8001", "--upstream triton://HOST:PORT: Speak through a Triton server, without a model."
     )
-    """Speak through this Triton server instead of a model here."""
+    """Speak through this Triton server, instead of loading a model."""
     reference_dir: FilePath | None = _unset(
         "/srv/voices", "--reference-dir FOLDER: With --upstream: recordings to use as voices."
     )
@@ -142,7 +142,7 @@ class ServerSection(_Section):
 
 
 class ModelSection(_Section):
-    """Which model speaks, and on what."""
+    """The model that speaks, its device and its runtime."""
 
     model: ModelPlace | None = _unset(
         "CosyVoice2-0.5B",
@@ -167,13 +167,13 @@ class ModelSection(_Section):
     )
     """Limit of GPU memory in GB, including the weights; unset: all."""
     state_gb: float | None = _unset(0.5, ge=0, le=10_000)
-    """Memory in GB for kept states of voices; unset: what a GPU has left, or a quarter of a CPU's, 2.1 at most."""
+    """GB for cached states of voices; unset: the rest of the GPU's memory, or a quarter of the CPU's, 2.1 at most."""
     kernels: bool | None = _unset(True, "--kernels: Use vivavoce's own GPU kernels.  [default: where they are faster]")
     """Use vivavoce's own GPU kernels and CUDA graphs; unset: where they are faster."""
     flow_steps: Literal["official", "fast"] = _setting(
         "official", "--flow-steps: official (ten Euler steps) or fast (three midpoint steps)."
     )
-    """Steps of the flow where a request does not name them: official, or fast, three fifths of the flow's work."""
+    """Steps of the flow if a request names none: official, or fast (three fifths of the flow's work)."""
     adapters: Annotated[dict[AdapterName, FilePath], BeforeValidator(parse_pairs)] = _setting(
         {},
         "--adapter NAME=FOLDER: A LoRA adapter of the language model, which requests may name; may be repeated.",
@@ -181,9 +181,9 @@ class ModelSection(_Section):
     )
     """Folders of LoRA adapters that are loaded at the start, by the names that requests know them by."""
     adapters_dir: FilePath | None = _unset(
-        "/srv/adapters", "--adapters-dir FOLDER: Below it, adapters may be loaded over HTTP.  [default: off]"
+        "/srv/adapters", "--adapters-dir FOLDER: Adapters in it may be loaded over HTTP.  [default: off]"
     )
-    """Folder below which adapters may be loaded while the server runs; unset: none may."""
+    """Folder below which adapters may be loaded while the server runs; unset: none may be loaded."""
     max_adapters: int = _setting(8, ge=1, le=MAX_ADAPTERS)
     """Most adapters that are loaded at once; with adapters or adapters_dir a GPU keeps memory for all of them."""
     max_adapter_rank: int = _setting(64, ge=1, le=MAX_ADAPTER_RANK)
@@ -216,13 +216,13 @@ class ModelSection(_Section):
 
 
 class FurtherModel(_Section):
-    """A further model of the same server; what is unset is as in [model], but for variant and adapters."""
+    """A further model of the same server; unset fields are as in [model], except variant and adapters."""
 
     base: ModelPlace = Field(description="A downloaded model's name, a model's folder, or another served model's name.")
     llm: FilePath | None = None
     """File with the weights of another language model of the same sizes, such as a fine-tuned llm.pt."""
     load: LoadTime | None = None
-    """When it is loaded; unset: as models.load says."""
+    """When the model is loaded; unset: as models.load says."""
     device: DeviceName | None = None
     gpus: GpuNumbers | None = None
     dtype: DtypeName | None = None
@@ -231,7 +231,7 @@ class FurtherModel(_Section):
 
 
 class ModelsSection(_Section):
-    """Further models of the same server, beside that of [model], which is the default one."""
+    """Further models of the same server, besides the default model in [model]."""
 
     more: Annotated[dict[ModelName, FurtherModel], BeforeValidator(parse_further_models)] = _setting(
         {},
@@ -240,15 +240,15 @@ class ModelsSection(_Section):
         "[default: $VIVAVOCE_MODEL, else mini, a small demo in English]",
         example={"mine": {"base": "CosyVoice2-0.5B", "llm": "/srv/mine/llm.pt", "load": "on_demand"}},
         description="Further models by their names in requests: MODEL, MODEL+FILE, or a table of base, llm, load, "
-        "device, gpus, dtype, variant and memory_gb; what it leaves out is as in [model], but for variant and adapters."
-        " Each --model after the first is one of them.",
+        "device, gpus, dtype, variant and memory_gb; other fields are as in [model], except variant and adapters."
+        " Each --model after the first adds one.",
     )
     load: LoadTime = _setting("start", "--load: Load the further models at the start, or on_demand.")
     """Load the further models at the start, and keep them; or on_demand: when a request names one."""
     max_loaded: int | None = _unset(
         2, "--max-loaded: Most models in memory; idle ones are unloaded for others.  [default: all]", ge=1, le=1_000
     )
-    """Most models in memory; beyond it, one that was loaded on demand is unloaded for another; unset: all stay."""
+    """Most models in memory; for another one, a model that was loaded on demand is unloaded; unset: no limit."""
     unload_after_s: float = _setting(60.0, ge=0, le=86_400)
     """Seconds without a request after which a model that was loaded on demand may be unloaded for another one."""
     keep_idle_s: float | None = _unset(1_800.0, gt=0, le=31_536_000)
@@ -256,7 +256,7 @@ class ModelsSection(_Section):
 
 
 class EngineSection(_Section):
-    """The number of requests at once."""
+    """Limits of concurrent requests."""
 
     slots: int | None = _unset(
         64, "--slots: Most sequences decoded at once.  [default: as memory allows]", ge=1, le=4_096
@@ -292,13 +292,13 @@ class VoicesSection(_Section):
     default: VoiceNameText | None = _unset(
         "calm", "--default-voice NAME: Voice of requests without one.  [default: the model's first]"
     )
-    """Voice of requests without one, and of OpenAI's names for a model without voices; unset: the model's first."""
+    """Voice of requests that name none, and of OpenAI's names if the model has no voices; unset: the model's first."""
     aliases: Annotated[dict[VoiceNameText, VoiceNameText], BeforeValidator(parse_pairs)] = _setting(
         {},
         "--voice-alias NAME=VOICE: NAME speaks with this voice; may be repeated.",
         example={"alloy": "calm"},
     )
-    """Further names for voices; a stored voice of the same name wins. OpenAI's 13 names exist already."""
+    """Further names for voices; a stored voice of the same name comes first. OpenAI's 13 names exist already."""
     unknown: Literal["refuse", "default"] = _setting("refuse")
     """If a request names an unknown voice: refuse it (404), or speak with the default voice."""
     quota: int = _setting(1_000, ge=0, le=100_000)
@@ -320,7 +320,7 @@ class AuthSection(_Section):
     )
     """File of API keys, as `vivavoce keys add` writes it; unset: everyone may send requests."""
     limits_place: RedisAddress | None = _unset("redis://localhost:6379/0")
-    """Redis in which several servers count the limits of keys together; unset: that of voices.place, if it is one."""
+    """Redis in which several servers count the use of keys together; unset: voices.place, if it is a Redis."""
     open_lists: bool = False
     """Let callers without a key list models and public voices, as Open WebUI does."""
 
@@ -339,9 +339,9 @@ class RequestsSection(_Section):
     )
     """Further names of the served model in requests; its ids on the hubs and OpenAI's names are known already."""
     max_text_chars: int = _setting(20_000, ge=1_000, le=20_000_000)
-    """Most characters of a text at /v1/audio/speech; each other entry point takes 20,000 in one piece."""
+    """Most characters of a text at /v1/audio/speech; all other routes accept 20,000 in one piece."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """Unknown fields, of OpenAI's and DashScope's forms: refuse (with their names) or ignore (with a warning)."""
+    """Unknown fields in OpenAI's and DashScope's forms: refuse (with their names) or ignore (with a warning)."""
 
 
 class ProvenanceSection(_Section):
@@ -352,7 +352,7 @@ class ProvenanceSection(_Section):
     watermark: bool = _setting(False, "--watermark: Mark all speech as synthetic, inaudibly.")
     """Put an inaudible mark into all speech, which `vivavoce detect` finds; the first audio comes 20 ms later."""
     notice: NoticeText | None = _unset(
-        "This voice is made by a computer.", "--notice tone|SENTENCE: Is heard before each answer.  [default: off]"
+        "This voice is made by a computer.", "--notice tone|SENTENCE: Notice before each answer.  [default: off]"
     )
     """A notice before each answer: `tone`, or a sentence that the default voice speaks; unset: none."""
 
@@ -389,7 +389,7 @@ class JobsSection(_Section):
     at_once: int = _setting(2, ge=1, le=64)
     """Jobs that are worked on at once; each has a process of its own."""
     segments: int = _setting(2, ge=1, le=256)
-    """Segments of a job that are spoken at once; a GPU wants more."""
+    """Segments of a job that are spoken at once; a GPU can speak more."""
     per_key: int = _setting(20, ge=1, le=100_000)
     """Most jobs of a key that are kept, finished ones too, where the key has no limit of its own."""
     max_characters: int = _setting(2_000_000, ge=1_000, le=20_000_000)
@@ -403,7 +403,7 @@ class JobsSection(_Section):
 
 
 class ServerSettings(_Section):
-    """All of them, by sections."""
+    """All settings, by sections."""
 
     server: ServerSection = Field(default_factory=ServerSection)
     model: ModelSection = Field(default_factory=ModelSection)

@@ -51,7 +51,7 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
         yield "server.metrics_key_required: there are no keys; give auth.keys_file, or leave it out"
     if server.wyoming_port is not None and bool(settings.auth.keys_file) is not bool(server.wyoming_key):
         yield (
-            "server.wyoming_port: its clients send no keys, and this server wants them; name one in server.wyoming_key"
+            "server.wyoming_port: its clients send no keys, but this server needs them; name one in server.wyoming_key"
             if settings.auth.keys_file
             else "server.wyoming_key: there are no keys; give auth.keys_file, or leave it out"
         )
@@ -90,7 +90,7 @@ def missing(settings: ServerSettings) -> Iterator[str]:
 def advice(settings: ServerSettings) -> Iterator[str]:
     server, keys, reachable = settings.server, settings.auth.keys_file, not is_loopback(settings.server.host)
     if not keys and reachable:
-        yield f"whoever reaches {server.host} may ask this server; auth.keys_file makes it want keys"
+        yield f"everyone who reaches {server.host} may use this server; auth.keys_file makes it require keys"
     if keys and not server.tls_certificate and reachable:
         yield "keys cross the network unencrypted; give server.tls_certificate, or put a proxy with TLS in front"
     if "*" in server.cors_origins and not keys:
@@ -106,7 +106,7 @@ def advice(settings: ServerSettings) -> Iterator[str]:
 
 
 def _model_problems(at: str, written: WrittenModel) -> Iterator[str]:
-    """at: begins each line, before the name of the setting `model`."""
+    """at: the beginning of each line, before the name of the setting `model`."""
     try:
         written.check_file()
         if written.model not in ("mini", "babble") or Path(written.model).is_dir():

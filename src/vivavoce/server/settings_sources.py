@@ -1,6 +1,6 @@
 """Merge the settings of all sources, default < file < environment < flag, and keep the origin of each value.
 
-Each source is validated alone, so that a value which another source overrides is checked too.
+Each source is validated alone, so that values that another source overrides are checked, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SECRET = re.compile(r"([?&][a-z_]*(?:password|token|secret|key)=)[^&]*", re.IGN
 _SHOWN_CHARS = 80
 _EXAMPLE_HEAD = """\
 # Settings of `vivavoce serve`. Every line that is commented out shows the default, or an example where there is none.
-# A variable of the environment comes before this file, and a flag before both.
+# A variable of the environment overrides this file, and a flag overrides both.
 """
 _KINDS = {
     "string": "a text",
@@ -58,9 +58,9 @@ _KINDS = {
 class Setting:
     """One field of one section.
 
-    name: "server.port"; flag_spec: as `settings.py` declares it; flag: "--port", "" without one; default: a value of
-    TOML and JSON, None: unset; example: a value for a file; kind: the JSON schema of a value that is set; wanted: the
-    allowed values in words.
+    name: such as "server.port". flag_spec: the flag's declaration in `settings.py`. flag: such as "--port", "" without
+    one. default: a TOML or JSON value; None: unset. example: a value for a file. kind: the JSON schema of a set value.
+    wanted: the allowed values in words.
     """
 
     section: str
@@ -102,7 +102,7 @@ def _settings() -> Iterator[Setting]:
 
 
 def _wanted_of_model(field: str) -> str:
-    """The allowed values of a further model's field in words; of an unknown field the known ones."""
+    """The allowed values of a further model's field, in words; for an unknown field, the names of known fields."""
     known = FurtherModel.model_json_schema()["properties"]
     if field not in known:
         return f"its fields, which are {', '.join(known)}"
@@ -143,9 +143,9 @@ def resolve_settings(
     environment: Mapping[str, str] = MappingProxyType({}),
     flags: Mapping[str, object] = MappingProxyType({}),
 ) -> Resolved:
-    """The settings of a server; InvalidRequest names the first problem.
+    """The settings of a server. InvalidRequest names the first problem.
 
-    config: the TOML file; None: the file that VIVAVOCE_CONFIG names, if set; flags: values by settings, or None.
+    config: the TOML file; None: the file in VIVAVOCE_CONFIG, if any. flags: value (None: not given) by setting.
     """
     resolved, problems = try_settings(config, environment, flags)
     if resolved is None:
@@ -186,8 +186,8 @@ def try_settings(
 
 @dataclass(frozen=True)
 class _Source:
-    """values: sections with their fields; origin: tells the origin of a setting's value; unknown: makes the error about
-    a section and field that do not exist; is_file: a number in quotes is an error.
+    """values: sections with their fields. origin: returns the origin of a setting's value. unknown: returns the message
+    about a section and field that do not exist. is_file: whether the source is a file, in which "1" is not a number.
     """
 
     values: Mapping[str, Any]
@@ -214,7 +214,7 @@ class _Source:
                 way_out = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else setting.wanted
                 unset = ", or leave it out" if setting.default is None else ""
                 name, value, origin = setting.name, self.values[section][field], self.origin(setting.name)
-                if field == "more" and len(inner) > 2 and "[key]" not in inner:  # the field of a further model
+                if field == "more" and len(inner) > 2 and "[key]" not in inner:  # a field of a further model
                     name, value = f"{name}.{inner[0]}.{inner[1]}", detail["input"]
                     way_out = way_out if detail["type"] == "value_error" else _wanted_of_model(inner[1])
                 wrong[setting.name] = f"{name}: {_shown(value)} cannot be ({origin}); give {way_out}{unset}"
@@ -262,7 +262,7 @@ def _given(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """A line for each variable that resembles ours and is not read; unknown ones of a section are errors instead."""
+    """A line for each VIVAVOCE_ variable that is not read; unknown fields of a known section are errors instead."""
     sections = tuple(f"VIVAVOCE_{section}_".upper() for section in SECTIONS)
     known = {f"{one.section}_{one.field}".upper(): one.field.upper() for one in SETTINGS.values()}
     for name in _given(environment):

@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: a span with parts for each request for speech, in the trace of its client."""
+"""Traces for OpenTelemetry: each request for speech gets a span with child spans, in the trace of its client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """Writes a span "speech" for each request, below that of its `traceparent` header, with spans for its parts.
+    """Writes a span "speech" for each request, with child spans; its parent is the span in the header `traceparent`.
 
     The text is not written.
     """
@@ -37,7 +37,7 @@ class Tracing:
                 f"telemetry: traces need OpenTelemetry ({error}); pip install 'vivavoce[telemetry]'"
             ) from error
         resource = Resource.create({"service.name": service_name, "service.version": __version__})
-        # The server flushes the rest itself.
+        # The server flushes the last spans itself.
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_address(endpoint))))
         return cls(provider)
@@ -62,12 +62,12 @@ class Tracing:
         span.end(at(total_s))
 
     def close(self) -> None:
-        """Send the rest; blocks for some seconds at most."""
+        """Send the last spans; blocks for some seconds at most."""
         self._provider.shutdown()
 
 
 def traces_address(endpoint: str) -> str:
-    """The address for traces of a collector such as http://localhost:4318; a path other than / stays as it is."""
+    """The address at which a collector, such as http://localhost:4318, accepts traces; a given path is kept."""
     scheme, _, rest = endpoint.partition("://")
     return f"{scheme}://{rest.rstrip('/')}{'' if '/' in rest.rstrip('/') else '/v1/traces'}"
 

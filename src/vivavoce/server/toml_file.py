@@ -1,4 +1,4 @@
-"""Read the TOML files that an operator writes; each error is one line."""
+"""Reads the TOML files that an operator writes; error messages have one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency
 
 
 def read_toml(path: Path, field: str) -> dict[str, Any]:
-    """A file's values; InvalidRequest names `field`, the file's setting: missing, unreadable or malformed."""
+    """A file's values. InvalidRequest: the file is missing, unreadable or malformed; field: the file's setting."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -25,7 +25,7 @@ def read_toml(path: Path, field: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """The values of this text; InvalidRequest: malformed, with the line."""
+    """The values in TOML text. InvalidRequest: it is malformed; the message has the line."""
     try:
         if sys.version_info >= (3, 11):
             import tomllib

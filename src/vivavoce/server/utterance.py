@@ -22,10 +22,10 @@ from vivavoce_textnorm import MAX_TEXT_CHARS
 log = logging.getLogger(__name__)
 
 PIECES_PER_S = 5
-"""Fewest messages for a second of audio; a cancellation takes effect between two of them. Ten of them took a third more
-of the event loop."""
+"""Fewest audio messages per second of audio; a cancellation takes effect between two messages. Ten per second took a
+third more time of the event loop."""
 MAX_WAITING = 200
-"""Most flushed passages that are not spoken yet."""
+"""Largest number of flushed passages that wait to be spoken."""
 
 Reply = dict[str, Any]
 """A message to the client with its "type"; audio as {"type": "audio", "audio": bytes}."""
@@ -37,17 +37,17 @@ class Passage:
 
     first_character: int
     reasoning: TextFilter
-    """A filter of the same pieces, which tells whether they end within reasoning."""
+    """A filter that gets the same pieces, and tells whether they end within reasoning."""
     texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
     """The passage's pieces; None at the end."""
     length: int = 0
     is_blank: bool = True
     is_open: bool = True
     flushes: int = 0
-    """Flushes to confirm after the passage's audio was sent."""
+    """Number of flushes to confirm after the passage's audio was sent."""
 
     def push(self, text: str) -> None:
-        if text:  # the limit of length does not bound the number of empty pieces
+        if text:  # empty pieces are left out: the limit of length does not limit their number
             self.length += len(text)
             self.is_blank = self.is_blank and not text.strip()
             self.reasoning.add(text)
@@ -60,11 +60,11 @@ class Passage:
 
 
 class StreamedUtterance:
-    """Speaks its passages one after another, each as a request, because two at once would count as two streams.
+    """Speaks its passages one after another. Each is a request, and two requests at once would count as two streams.
 
-    start_request: starts a request with this `request_id`, the first of which `begins` the answer; send: sends a reply,
-    and raises `disconnected` if the client has left; refuse: gets the error of a refused piece of text; None: the error
-    ends the utterance; reasoning: see `TextFilter`.
+    start_request: starts a request with `request_id`; `begins` is true for the first one. send: sends a reply; raises
+    `disconnected` if the client has disconnected. refuse: gets the error of a refused piece of text; None: the error
+    ends the utterance. reasoning: see `TextFilter`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class StreamedUtterance:
         """White space since the last flush; it belongs to the next passage."""
         self._waiting: asyncio.Queue[Passage | None] = asyncio.Queue()
         self._unspoken = 0
-        """Passages whose audio is not sent yet."""
+        """Number of passages whose audio is not sent yet."""
         self._active: ActiveRequest | None = None
         self._verdicts: list[Verdict] = []
         self._clock = SegmentClock(sample_rate, "segment", "segment_done", "words")
@@ -105,7 +105,7 @@ class StreamedUtterance:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether all words that came were flushed."""
+        """Whether all words received so far have been flushed."""
         return not self._passage.is_open or (self._passage.is_blank and self._passage.length > 0)
 
     def push(self, text: str) -> None:
@@ -127,9 +127,9 @@ class StreamedUtterance:
         self._characters += len(text)
 
     async def flush(self) -> None:
-        """Speak the text so far, and confirm when it was sent. InvalidRequest: too many flushes wait.
+        """Speak the text so far, and confirm the flush when its audio was sent. InvalidRequest: too many flushes wait.
 
-        Within reasoning the passage goes on, since the tag that ends the reasoning is still to come.
+        If the text so far ends within reasoning, the passage continues, because the closing tag is still to come.
         """
         passage = self._passage
         if passage.is_open and not passage.is_blank:
@@ -157,7 +157,7 @@ class StreamedUtterance:
         self.delivery.cancel()
 
     def cancelled(self, played_s: float | None = None) -> Reply:
-        """played_s: seconds of audio that the client has played; None: it does not say."""
+        """played_s: seconds of audio that the client has played; None: unknown."""
         reached, at = None, self._clock.reached
         if at is not None:
             characters = {"from_character": at["start_character"], "to_character": at["end_character"]}

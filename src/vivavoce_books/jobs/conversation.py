@@ -1,4 +1,4 @@
-"""The server's side of a job's process: it takes the messages, and has its texts spoken behind all live listeners."""
+"""The server's side of a job's process: handles the messages, and speaks the texts after all live requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROTOCOL = "jobs"
 WORKER = "vivavoce_books.jobs.worker"
 LINE_BYTES = 1 << 22
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-"""Seconds between two attempts to speak a text that the engine has no room or no time for."""
+"""Shortest and longest wait, in seconds, before a text is tried again for which the engine was too busy."""
 
 Message = dict[str, Any]
 Process = asyncio.subprocess.Process
@@ -32,7 +32,7 @@ Process = asyncio.subprocess.Process
 async def converse(
     mode: str, folder: Path, begin: Message, take: Callable[[Message, Process], Awaitable[None]]
 ) -> None:
-    """Run a worker to its end; `take` gets its messages. The error that the worker reports is raised."""
+    """Run a worker process to its end, and call `take` with each message. An error that it reports is raised."""
     pipe = asyncio.subprocess.PIPE
     command = python_command(WORKER, mode, str(folder))
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LINE_BYTES)
@@ -56,7 +56,7 @@ async def converse(
 async def answer(
     dispatcher: RequestDispatcher, principal: Principal, asked: Message, process: Process, job: str
 ) -> None:
-    """Speak or normalise a text, and answer the worker; what only needs time is tried again."""
+    """Speak or normalise a text, and answer the worker; if the engine is busy, try again later."""
     number, attempt, content = asked["number"], 0, b""
     told: Message = {}
     options = {name: asked[name] for name in ("text", "voice", "speed", "seed", "language") if name in asked}
@@ -64,7 +64,7 @@ async def answer(
         attempt += 1
         try:
             request = SpeechRequest(**options, owner=principal.owner, reasoning="read", priority="batch")
-            if asked["kind"] == "normalize":  # whether the language is known
+            if asked["kind"] == "normalize":  # checks that the language is known
                 await dispatcher.backend.normalize(request)
             else:
                 told, content = await _speak(dispatcher, principal, request, f"{job}~{number}~{attempt}")
@@ -80,7 +80,7 @@ async def answer(
             break
     assert process.stdin is not None
     line = json.dumps({"number": number, "bytes": len(content), **told}).encode() + b"\n"
-    with suppress(ConnectionError):  # the process has ended, which its reader notices
+    with suppress(ConnectionError):  # the process has ended; `converse` notices it
         process.stdin.write(line + content)
         await process.stdin.drain()
 

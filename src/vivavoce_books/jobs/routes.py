@@ -1,4 +1,4 @@
-"""The routes of jobs: make one, list them, see how far one is, hear what is done, remove it."""
+"""The HTTP routes of jobs: make one, list all, show the progress of one, send its audio, remove it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from vivavoce_books.ledger import samples_in
 
 PATH = "/v1/audio/jobs"
 BLOCK = 1 << 16
-"""Most samples that are sent at once."""
+"""Maximum number of bytes that are sent at once."""
 MEDIA = {"m4b": "audio/mp4", "m4a": "audio/mp4", "mp3": "audio/mpeg", "opus": "audio/ogg"}
 _UNCACHED = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _STRUCTURED = ("cast",)
@@ -61,7 +61,7 @@ class JobFields(BaseModel):
     title: str = Field("", max_length=500, description="Title of the audio. Default: the book's own.")
     voice: VoiceName | None = Field(None, description="The narrator's voice. Default: the model's first.")
     cast: dict[str, VoiceName] = Field(
-        {}, max_length=100, description="Names, and the voice of each; lines such as `anna: …` are spoken by it."
+        {}, max_length=100, description="Names and their voices; a line such as `anna: …` is spoken by anna's voice."
     )
     response_format: Literal["m4b", "m4a", "mp3", "opus"] = Field("m4b", description="Format of the finished file.")
     chapters: str | None = Field(None, max_length=2_000, description="Chapters, such as 1-3,5. Default: all.")
@@ -72,16 +72,16 @@ class JobFields(BaseModel):
     speed: Number = Field(1.0, ge=0.5, le=2.0, description="Speed of the speech; the pitch stays.")
     seed: Whole = Field(0, ge=0, le=2**53, description="The same seed gives the same audio.")
     pause_sentence: Number = Field(0.25, ge=0, le=60, description="Seconds of silence between sentences.")
-    pause_paragraph: Number = Field(0.6, ge=0, le=60, description="Seconds between paragraphs.")
-    pause_heading: Number = Field(1.5, ge=0, le=60, description="Seconds around headings, and after a chapter.")
-    pause_scene: Number = Field(2.0, ge=0, le=60, description="Seconds where the scene changes.")
+    pause_paragraph: Number = Field(0.6, ge=0, le=60, description="Seconds of silence between paragraphs.")
+    pause_heading: Number = Field(1.5, ge=0, le=60, description="Silence around headings, and after a chapter.")
+    pause_scene: Number = Field(2.0, ge=0, le=60, description="Seconds of silence where the scene changes.")
     loudness: Number | None = Field(
         None,
         ge=-40,
         le=-5,
         description="Loudness of each chapter of the finished file in LUFS (EBU R128), such as -18.",
     )
-    webhook: str | None = Field(None, description="Address that gets the job by POST at its end, if the server allows.")
+    webhook: str | None = Field(None, description="URL that the job is sent to by POST when it ends, if allowed.")
     list: bool = Field(False, description="Only answer with the chapters of the book; nothing is kept.")
 
     def options(self, file: str) -> JobOptions:
@@ -104,9 +104,9 @@ class JobChapter(BaseModel):
     number: int
     title: str
     characters: int = Field(description="Characters that are spoken.")
-    estimated_seconds: float = Field(description="About how long it is.")
-    start_s: float | None = Field(None, description="Where it begins in the audio, once it is spoken so far.")
-    end_s: float | None = Field(None, description="Where it ends, once all of it is spoken.")
+    estimated_seconds: float = Field(description="Estimated length.")
+    start_s: float | None = Field(None, description="Start in the audio, once its first part is spoken.")
+    end_s: float | None = Field(None, description="End in the audio, once all of it is spoken.")
 
 
 class JobSegment(BaseModel):
@@ -140,11 +140,11 @@ class JobEntry(BaseModel):
     characters: int = Field(description="Characters of the chosen chapters.")
     characters_spoken: int
     chapter: int | None = Field(description="Number of the chapter that is spoken now.")
-    audio_seconds: float = Field(description="Audio from the beginning that can be heard now.")
-    seconds_left: float | None = Field(description="An estimate from the work so far.")
+    audio_seconds: float = Field(description="Length of the audio that can be loaded now.")
+    seconds_left: float | None = Field(description="Estimated seconds until all is spoken.")
     chapters: list[JobChapter]
-    segments: list[JobSegment] | None = Field(None, description="Times so far, with ?times=true.")
-    notes: list[str] = Field(description="The length, the check that nothing was lost, and notes, at the end.")
+    segments: list[JobSegment] | None = Field(None, description="Segments spoken so far, with ?times=true.")
+    notes: list[str] = Field(description="At the end: the length, the result of the check for lost text, and notes.")
     error: JobError | None
 
 
@@ -236,8 +236,8 @@ def router(state: AppState, jobs: Jobs) -> APIRouter:
 
 _Form = Literal["wav"] | None
 _AUDIO = {
-    "description": "Audio. While the job is not done, and with format=wav, it is a WAV file of what is done by now; "
-    "a later range goes on where it ends.",
+    "description": "Audio. Before the job is done, or with format=wav, it is a WAV file of the audio made so far; "
+    "a later request for a range continues it.",
     "content": {name: {"schema": {"type": "string", "format": "binary"}} for name in ("audio/wav", *MEDIA.values())},
 }
 
@@ -254,7 +254,7 @@ def _request_body() -> dict[str, Any]:
 
 
 async def _read(request: Request) -> tuple[JobFields, bytes, str]:
-    """The fields, the book, and the name under which it is kept."""
+    """Read a request: its fields, the content of the book, and the file name for the book."""
     check_query(request, known_names(TextJobFields))
     if media_type(request) != MULTIPART:
         fields: JobFields = await read_json(request, TextJobFields)
@@ -268,7 +268,7 @@ async def _read(request: Request) -> tuple[JobFields, bytes, str]:
         if name != "file":
             raise InvalidRequest(f"{name[:40]!r}: this field does not take a file; send the book as file")
         if fields.input:
-            raise InvalidRequest("input: a file came as well; send one of them")
+            raise InvalidRequest("input: a file was sent as well; send only one of them")
         return fields, content, _kept_name(form.names[name])
     if not fields.input:
         raise InvalidRequest("file: is missing; send a book as file, or a text as input")
@@ -276,13 +276,13 @@ async def _read(request: Request) -> tuple[JobFields, bytes, str]:
 
 
 def _kept_name(given: str) -> str:
-    """The suffix chooses between HTML, Markdown and text; EPUB is told by its content."""
+    """The file name for a book. The suffix decides between HTML, Markdown and text; EPUB is detected by content."""
     suffix = Path(given).suffix.lower()
     return f"{BOOK}{suffix if suffix in SUFFIXES else '.txt'}"
 
 
 async def _check_voices(state: AppState, principal: Principal, fields: JobFields) -> None:
-    """VoiceNotFound: a voice is unknown, unless the settings give unknown ones the default voice."""
+    """Check the voices, unless unknown ones get the default voice by the settings. VoiceNotFound: one is unknown."""
     if state.settings.voices.unknown == "default":
         return
     wanted = {"voice": fields.voice, **{f"cast.{name}": voice for name, voice in fields.cast.items()}}
@@ -319,7 +319,7 @@ def entry_of(job: Job) -> JobEntry:
 
 
 def _chapters(parts: Any, record: JobRecord | None = None) -> list[JobChapter]:
-    """parts: values of `ChapterPart`; record: of a job, which knows the times of chapters that are spoken."""
+    """Chapters of an answer. parts: the values of each `ChapterPart`; record: gives the times of spoken chapters."""
     starts = {int(number): at / record.sample_rate for number, at in record.starts.items()} if record else {}
     ends = dict(zip(starts, [*starts.values()][1:], strict=False))
     if record and starts and record.status in ("writing", "done"):
@@ -352,10 +352,10 @@ def _segments(job: Job, heard: Sequence[Heard]) -> list[JobSegment]:
 
 
 def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
-    """A WAV file without an end, whose beginning never changes, or the range of it that is asked for."""
+    """Answer with a WAV file that grows at its end while the job goes on, or with the range of it that is asked for."""
     record = job.record
     if not heard:
-        raise InvalidRequest(f"audio: the job is {record.status} and has none yet; ask again later")
+        raise InvalidRequest(f"audio: the job is {record.status} and has no audio yet; ask again later")
     made = datetime.fromtimestamp(record.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     header = wav_header(record.sample_rate, None, AudioTag(record.model, made))
     size = len(header) + 2 * heard[-1].after
@@ -374,7 +374,7 @@ def _so_far(request: Request, job: Job, heard: tuple[Heard, ...]) -> Response:
 
 
 def _range(given: str, size: int) -> tuple[int, int]:
-    """The first byte and the end of "bytes=FIRST-", "bytes=FIRST-LAST" or "bytes=-COUNT"; all for another form."""
+    """First byte and end for "bytes=FIRST-", "bytes=FIRST-LAST" or "bytes=-COUNT"; any other form: the whole file."""
     unit, _, span = given.partition("=")
     first, dash, last = span.strip().partition("-")
     if unit != "bytes" or not dash or not all(one.isdecimal() and len(one) < 16 for one in (first, last) if one):

@@ -1,4 +1,4 @@
-"""The jobs of a server: kept in a folder, worked on by processes of their own, spoken behind all live listeners."""
+"""The jobs of a server: each is kept in a folder, is run by its own process, and is spoken after all live requests."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from vivavoce_books.jobs.webhook import deliver
 log = logging.getLogger(__name__)
 
 PLANS_AT_ONCE, PLAN_S = 2, 120.0
-"""Books that are read at once to see their chapters, and seconds for each."""
+"""Number of books that are read at once to list their chapters, and the time limit for each in seconds."""
 BYTES_PER_CHARACTER = 2_500
-"""Most bytes of the ledger and of the audio for a character, for an estimate."""
+"""Maximum bytes of ledger and audio for one character, used to estimate the space of a job."""
 TRIES = 3
-"""Times that a process which ended without a word is started again."""
+"""Number of times that a job's process is started if it ends without a result."""
 LOOK_S, CLEAN_S = 1.0, 3_600.0
 
 
 @dataclass(eq=False)
 class Job:
-    """heard: the unbroken beginning of the audio, while it is worked on; began, spoken_before: of this run."""
+    """A job. heard: audio of this run so far, without gaps; began: its start; spoken_before: characters before it."""
 
     record: JobRecord
     folder: Path
@@ -69,7 +69,7 @@ class Job:
         return self.heard or await asyncio.to_thread(read_times, self.folder)
 
     def seconds_left(self, now: float) -> float | None:
-        """An estimate from the work of this run; None before any work is done."""
+        """Estimated from the speed of this run; None before any work is done."""
         record = self.record
         done = record.spoken - self.spoken_before
         if record.status != "running" or not done:
@@ -79,7 +79,7 @@ class Job:
 
 @asynccontextmanager
 async def open_jobs(dispatcher: RequestDispatcher, keys: KeyRing, settings: JobsSection) -> AsyncIterator[Jobs]:
-    """The jobs in the folder of the settings, which go on. InvalidRequest: it cannot be used."""
+    """Open the jobs in the folder of the settings, and continue them. InvalidRequest: the folder cannot be used."""
     folder = settings.folder
     assert folder is not None
     with ExitStack() as stack:
@@ -98,7 +98,7 @@ async def open_jobs(dispatcher: RequestDispatcher, keys: KeyRing, settings: Jobs
 
 
 class Jobs:
-    """Used in one event loop."""
+    """The jobs of a server; all calls have to come from one event loop."""
 
     def __init__(self, dispatcher: RequestDispatcher, keys: KeyRing, settings: JobsSection, folder: Path) -> None:
         self.settings, self._dispatcher, self._keys, self._folder = settings, dispatcher, keys, folder
@@ -127,7 +127,7 @@ class Jobs:
     def get(self, identity: str, principal: Principal) -> Job:
         job = self._jobs.get(identity)
         if job is None or job.record.key != principal.name:
-            raise RequestNotFound(f"job: none of id {identity[:64]!r} is kept; GET /v1/audio/jobs lists yours")
+            raise RequestNotFound(f"job: no job has the id {identity[:64]!r}; GET /v1/audio/jobs lists yours")
         return job
 
     async def plan(self, book: bytes, options: JobOptions) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class Jobs:
     def _check_count(self, principal: Principal) -> None:
         most = self.settings.per_key if principal.jobs is None else principal.jobs
         if (kept := len(self.of(principal))) >= most:
-            raise Overloaded(f"jobs: {kept} of yours are kept, the limit is {most}; DELETE one of them", 60.0)
+            raise Overloaded(f"jobs: {kept} jobs of your key are kept, the limit is {most}; DELETE one", 60.0)
 
     async def _check_room(self, principal: Principal, characters: int) -> None:
         self._check_count(principal)
@@ -241,7 +241,7 @@ class Jobs:
             )
 
     def _start_waiting(self) -> None:
-        """Begin jobs while there is room: first those of keys with the least work, then the oldest."""
+        """Start waiting jobs while there is room: first for keys with the fewest running jobs, then the oldest."""
         busy = Counter(job.record.key for job in self._jobs.values() if job.task is not None)
         waiting = [job for job in self._jobs.values() if job.task is None and job.record.status == "queued"]
         while waiting and not self._closing and busy.total() < self.settings.at_once:
@@ -258,7 +258,7 @@ class Jobs:
                 if record.status == "done":
                     break
             else:
-                raise StageFailed("job: its process has ended without a word; the log of the server may say more")
+                raise StageFailed("job: its process has ended without a result; the log of the server may say more")
         except asyncio.CancelledError:
             record.status = "queued"
             raise
@@ -287,7 +287,7 @@ class Jobs:
 
                 told = entry_of(job).model_dump()
                 self._in_background(deliver(record.webhook, told, self.settings.webhooks))
-        with suppress(OSError):  # a full disk; the ledger has what was spoken
+        with suppress(OSError):  # the disk may be full; the ledger has the speech
             record.save(job.folder)
             if job.heard:
                 save_times(job.folder, job.heard)
@@ -353,6 +353,6 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
 def _size_of(folder: Path) -> int:
     sizes = 0
     for path in folder.rglob("*"):
-        with suppress(OSError):  # it was removed meanwhile
+        with suppress(OSError):  # the file was removed meanwhile
             sizes += path.stat().st_size
     return sizes

@@ -1,4 +1,4 @@
-"""The values of a job: how it is to be spoken, and how far it is. They cross processes and are kept as JSON."""
+"""Data types of a job: its options and its progress. Processes exchange them, and they are kept as JSON."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class JobOptions:
 
 
 class Heard(NamedTuple):
-    """Audio that is made: a piece of segment `place`, from the piece's sample `offset` of it on.
+    """Audio of a piece of segment `place`, from sample `offset` of the segment on.
 
-    start, end: characters of the chapter, which is counted from 0; at: its first sample in the whole audio; frames:
-    samples of speech; pause: samples of silence after them.
+    start, end: characters of the chapter, which is counted from 0. at: the piece's first sample in the whole audio.
+    frames: samples of speech. pause: samples of silence after them.
     """
 
     place: int
@@ -70,7 +70,7 @@ class Heard(NamedTuple):
 
 
 class ChapterPart(NamedTuple):
-    """A chapter that is spoken. number: counted from 1; seconds: an estimate."""
+    """A chapter to speak. number: counted from 1; seconds: its estimated length."""
 
     number: int
     title: str
@@ -80,10 +80,10 @@ class ChapterPart(NamedTuple):
 
 @dataclass
 class JobRecord:
-    """All that is kept of a job beside its files.
+    """The state of a job, which is kept beside its files.
 
-    key: name of the API key; characters: those that are spoken in the end; sample_rate: 0 until work begins; samples:
-    of the unbroken beginning of the audio; starts: the first sample of each chapter in it, by the chapter's number.
+    key: name of the API key. characters: number of characters to speak. sample_rate: 0 until work begins. samples:
+    length of the audio from its beginning without gaps. starts: number of a chapter → its first sample in that audio.
     """
 
     id: str
@@ -111,7 +111,7 @@ class JobRecord:
 
 
 def read_record(folder: Path) -> JobRecord:
-    """ValueError, OSError: the folder holds no job."""
+    """Read the state of a job. ValueError, OSError: the folder holds no job."""
     values = json.loads((folder / RECORD).read_bytes())
     try:
         return JobRecord(**{**values, "chapters": [ChapterPart(*one) for one in values["chapters"]]})
@@ -129,7 +129,7 @@ def read_times(folder: Path) -> list[Heard]:
 
 
 def read_plan(folder: Path) -> tuple[JobOptions, Plan, list[int], list[Segment]]:
-    """The options of a job, its plan, its chapters and their segments. InvalidRequest: the book cannot be spoken so."""
+    """Options, plan, chapters and segments of a job. InvalidRequest: the options do not fit the book."""
     options = JobOptions(**json.loads((folder / OPTIONS).read_bytes()))
     book = open_book(folder / options.file, options.reading())
     book = replace(book, title=options.title or book.title or "Untitled")

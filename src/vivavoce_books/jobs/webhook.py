@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 Allowed = Literal["off", "public", "any"]
 MAX_CHARS = 2_000
 _NAT64 = ip_network("64:ff9b::/96")
-"""Addresses of IPv4 behind a translator (RFC 6052)."""
+"""IPv6 addresses that stand for IPv4 addresses behind a translator (RFC 6052)."""
 TIMEOUT_S, WHOLE_S, WAITS_S = 10.0, 30.0, (0.0, 5.0, 60.0)
-"""Seconds of silence in an attempt, of a whole attempt, and those before each attempt."""
+"""Seconds: the timeout of a socket operation, the timeout of a whole attempt, and the waits before the attempts."""
 
 
 def check_webhook(url: str, allowed: Allowed) -> None:
-    """InvalidRequest: the settings allow no webhook, or the address has another form. No name is looked up yet."""
+    """Check an address, but do not look its name up. InvalidRequest: it is malformed, or webhooks are off."""
     if allowed == "off":
         raise InvalidRequest("webhook: this server calls no addresses (jobs.webhooks is off); ask for the job's state")
     try:
@@ -58,8 +58,8 @@ def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> i
     """POST the body and return the status of the answer. Redirections are not followed.
 
     The name is looked up once, and all its addresses are checked: the connection goes to one of them, so that a name
-    cannot point elsewhere a moment later. After `WHOLE_S` the connection is cut, so that an answer that drips cannot
-    hold a thread. OSError, HTTPException: no connection, no whole answer, or an address that is not allowed.
+    cannot point elsewhere a moment later. After `WHOLE_S` the connection is cut, so that a slow answer cannot hold a
+    thread. OSError, HTTPException: no connection, no whole answer, or an address that is not allowed.
     """
     parts = urlsplit(url)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
@@ -69,7 +69,7 @@ def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> i
             raise OSError(f"{host} is at {address}, which is not a public address")
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     plain = socket.create_connection((str(found[0]), port), TIMEOUT_S)
-    other_end = plain.dup()  # TLS takes the socket itself over
+    other_end = plain.dup()  # TLS takes over the socket itself, so the timer has a copy
     cut = threading.Timer(WHOLE_S, _cut, (other_end,))
     cut.start()
     try:
@@ -88,7 +88,7 @@ def call(url: str, body: bytes, allowed: Callable[[str], bool] = is_public) -> i
 
 
 def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the connection has ended
         connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -33,9 +33,9 @@ from vivavoce_books.writing import Extras, Track, heard_of, write_track
 
 NICENESS = 10
 MEMORY_BYTES = 4 << 30
-"""Most address space of the process (Linux); a book of 20 MB needs less than a quarter of it."""
+"""Maximum bytes of address space of the process (Linux); a book of 20 MB needs less than a quarter of it."""
 AT_ONCE = 500
-"""Most entries of one message."""
+"""Maximum number of entries in one message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +48,13 @@ class Answer:
 
 
 class Server:
-    """The speech of the server, with the methods of `Vivavoce` that a book needs. Safe between threads."""
+    """Asks the server for speech, with the methods of `Vivavoce` that a book needs. Thread-safe."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink, self._lock = source, sink, threading.Lock()
         self._numbers, self._waiting = count(1), dict[int, Future[tuple[dict[str, Any], bytes]]]()
         self.begin: dict[str, Any] = json.loads(source.readline() or b"{}")
-        """The first message: sample_rate, model and segments (at once)."""
+        """The server's first message: sample_rate, model and segments (how many are spoken at once)."""
         self.sample_rate: int = self.begin.get("sample_rate", 0)
 
     def tell(self, kind: str, **values: Any) -> None:
@@ -64,7 +64,7 @@ class Server:
             self._sink.flush()
 
     def listen(self) -> None:
-        """Take answers, in a thread; without the server the process ends."""
+        """Receive answers, in a thread; if the server is gone, the process ends."""
         while line := self._source.readline():
             message = json.loads(line)
             content = self._source.read(message.get("bytes", 0))
@@ -92,7 +92,7 @@ class Server:
 
 
 class Progress:
-    """Tells the server about the unbroken beginning of the audio, and about the characters that are spoken."""
+    """Tells the server which audio is complete from its beginning on, and how many characters are spoken."""
 
     def __init__(self, server: Server, plan: Plan, wanted: list[Segment], ledger: Ledger, there: set[int]) -> None:
         self._server, self._plan, self._wanted, self._ledger = server, plan, wanted, ledger
@@ -153,7 +153,7 @@ def main() -> int:
     ignore_signals()
     _bound()
     sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # so that nothing else can write a message
+    os.dup2(2, 1)  # so that print cannot write into the messages
     mode, folder = sys.argv[1:3]
     server = Server(sys.stdin.buffer, sink)
     try:

@@ -1,1 +1,1 @@
-"""Speech to learn from: sentences, speakers, and the corpus on disk."""
+"""Training data: sentences, speakers, and the corpus on disk."""

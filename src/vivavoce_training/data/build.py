@@ -1,4 +1,4 @@
-"""The corpus: lines given to speakers, spoken by the teacher in batches, written as they come."""
+"""Builds the corpus: gives lines to speakers, has the teacher speak them in batches, and writes each batch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from vivavoce_training.data.kokoro.teacher import Said, Teacher
 from vivavoce_training.data.speakers import weight
 from vivavoce_training.data.store import TOKEN_SAMPLES, Corpus, CorpusWriter, Speaker, Utterance, hours_of
 
-PEAK = (0.5, 0.9)  # highest amplitude of an utterance, drawn; full scale is 1
-SYMBOLS_AT_ONCE = 16_000  # of all lines of a batch, padding included
-MOST_AT_ONCE = 256
-_AHEAD = 2  # batches that wait to be written
+PEAK = (0.5, 0.9)  # Range from which an utterance's peak amplitude is drawn; full scale is 1.
+SYMBOLS_AT_ONCE = 16_000  # Most phoneme symbols in a batch, with padding.
+MOST_AT_ONCE = 256  # Most lines in a batch.
+_AHEAD = 2  # Most batches that wait to be written.
 
 
 class Progress(NamedTuple):
@@ -48,9 +48,9 @@ def build(
     aloud: bool = True,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Corpus:
-    """Write a corpus of `hours` hours into `folder`, or of all lines if they end before.
+    """Write a corpus of `hours` hours into `folder`, or a shorter one if all lines are spoken before.
 
-    lines: by accent; each is spoken once, by a speaker of its accent. aloud: with waveforms, else labels alone.
+    lines: accent → lines; a speaker of the accent speaks each line once. aloud: write waveforms, else labels alone.
     """
     r, draws = random.Random(seed), np.random.default_rng(seed)
     torch.manual_seed(seed)
@@ -79,7 +79,7 @@ def num_cores() -> int:
 
 
 def _batches(lines: Mapping[str, Sequence[Line]], speakers: Sequence[Speaker], r: random.Random) -> Iterator[_Batch]:
-    """Lines of about one length together, each with a speaker; the batches in an order of chance."""
+    """Batches in random order; the lines of a batch have about the same length, and each has a speaker."""
     pairs: list[tuple[Line, int]] = []
     for accent, own in lines.items():
         able = [index for index, one in enumerate(speakers) if one.manner[0] == accent]
@@ -100,7 +100,7 @@ def _batches(lines: Mapping[str, Sequence[Line]], speakers: Sequence[Speaker], r
 
 
 def _pcm(said: Said, draws: np.random.Generator) -> NDArray[np.int16]:
-    """Samples [batch, samples] at drawn levels."""
+    """Samples [batch, samples]; the peak of each utterance is drawn from `PEAK`."""
     assert said.wave is not None
     wave = said.wave.float()
     peaks = torch.from_numpy(draws.uniform(*PEAK, len(wave)).astype(np.float32)).to(wave.device)[:, None]

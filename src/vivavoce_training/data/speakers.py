@@ -1,7 +1,7 @@
 """The speakers of the corpus: the teacher's voices, and mixes of them in timbre, in manner, or in both.
 
 A voice is a style of two halves: timbre, and manner (timing, melody, loudness). A recipe names voices and their shares:
-`af_heart*0.6+af_bella*0.4`. Test speakers have timbres that no training speaker has any part of.
+`af_heart*0.6+af_bella*0.4`. A voice that gives its timbre to a test speaker gives it to no training speaker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 from vivavoce_training.data.store import Speaker
 
 FREQUENT = (*("af_heart", "af_bella", "bf_emma", "bf_isabella"), *("am_michael", "am_fenrir", "bm_george", "bm_fable"))
-"""The voices of which the corpus has most."""
+"""The voices with the most utterances in the corpus."""
 ENGLISH = (
     *FREQUENT,
     *("af_alloy", "af_aoede", "af_kore", "af_nova", "af_river", "af_sarah", "af_sky", "am_adam", "am_echo"),
@@ -21,18 +21,18 @@ FOREIGN = (
     *("em_alex", "hf_alpha", "hm_omega", "hm_psi", "if_sara", "im_nicola", "jm_kumo", "pf_dora"),
     *("zf_xiaobei", "zf_xiaoxiao", "zf_xiaoyi", "zm_yunjian", "zm_yunxia", "zm_yunyang"),
 )
-"""Lent for their timbre alone: their manner is another language's. Left out are voices that whisper, that are heard
-badly, or that were made of recordings under a licence that asks for names (ff_siwis, the jf_ ones).
+"""Voices of other languages: only their timbre is used, not their manner. This list omits voices that whisper, that are
+hard to understand, or whose recordings have a licence that requires attribution (ff_siwis and all jf_ voices).
 """
 KEPT = ("af_jessica", "am_eric", "bf_lily", "bm_lewis")
 KEPT_FOREIGN = ("ef_dora", "zm_yunxi", "hf_beta", "pm_alex")
-"""Timbres of the test speakers."""
+"""Voices whose timbres only test speakers have."""
 VOICES = (*ENGLISH, *FOREIGN, *KEPT, *KEPT_FOREIGN)
-MIXED = (0.25, 0.5)  # the smaller part of a mix of two
+MIXED = (0.25, 0.5)  # range of the second voice's share in a mix of two
 
 
 def train_speakers(count: int, seed: int) -> list[Speaker]:
-    """`count` speakers: the English voices as they are, then mixes; the first n of more speakers are the same n."""
+    """`count` speakers: the English voices, then mixes. With one seed, a larger count only appends speakers."""
     r = random.Random(seed)
     plain = [_speaker(name, name, name) for name in ENGLISH]
     mixes = (_mix(r, index) for index in range(max(0, count - len(plain))))
@@ -40,7 +40,7 @@ def train_speakers(count: int, seed: int) -> list[Speaker]:
 
 
 def test_speakers() -> list[Speaker]:
-    """20 speakers with timbres that no training knows; the first 8 have one timbre each."""
+    """20 speakers whose timbres no training speaker has; the first 8 have one voice's timbre, the rest mixes."""
     manners = ("af_heart", "bm_george", "bf_emma", "am_michael")
     lent = [_speaker(f"test-{name}", name, manner) for name, manner in zip(KEPT_FOREIGN, manners, strict=True)]
     r = random.Random(8)
@@ -51,22 +51,22 @@ def test_speakers() -> list[Speaker]:
     return [*(_speaker(f"test-{name}", name, name) for name in KEPT), *lent, *mixed]
 
 
-test_speakers.__test__ = False  # type: ignore[attr-defined]  # a name that pytest would collect
+test_speakers.__test__ = False  # type: ignore[attr-defined]  # the name looks like a test to pytest
 
 
 def shares(recipe: str) -> dict[str, float]:
-    """The voices of a recipe and how much of each."""
+    """The voices of a recipe and the share of each."""
     parts = (part.partition("*") for part in recipe.split("+"))
     return {name: float(share or 1) for name, _, share in parts}
 
 
 def weight(speaker: Speaker) -> float:
-    """The share of utterances by this speaker, against a mix."""
+    """Relative frequency with which this speaker is drawn for a line; a mix has 1."""
     return 9.0 if speaker.name in FREQUENT else 2.0 if speaker.name in ENGLISH else 1.0
 
 
 def _mix(r: random.Random, index: int) -> Speaker:
-    """Mixes: two or three voices of an accent, one voice's timbre with another's manner, or a foreign timbre."""
+    """A random mix: two or three voices of an accent, one's timbre with another's manner, or a foreign timbre."""
     accent = r.choice("aab")
     own = [name for name in ENGLISH if name[0] == accent]
     kind = r.random()

@@ -1,13 +1,13 @@
-"""The spelling of speech tokens: a phone, its place in the token, the melody and the loudness, in eight ternary digits.
+"""Spells speech tokens: a phone, its place in the token, pitch and loudness, in eight ternary digits.
 
     digits 1–4   the phone, by articulatory features: sounds alike are spelled alike
-    digit 5      -1: the first half still belongs to the phone before; 0: the phone fills the token; 1: the second half
-                 belongs to the next one already
-    digits 6–7   pitch against the speaker's median, nine steps of 1.7 semitones
+    digit 5      -1: the first half belongs to the previous phone; 0: the phone fills the token; 1: the second half
+                 belongs to the next phone
+    digits 6–7   pitch relative to the speaker's median, nine steps of 1.7 semitones
     digit 8      loudness of the neighbourhood: soft, usual, loud
 
-Silence is zero in all of them. Neighbouring steps of the pitch differ in one digit (a reflected Gray code), so an
-uncertain ear is a step wrong and no more.
+All digits of silence are 0. Neighbouring steps of the pitch differ in one digit (a reflected Gray code), so a tokenizer
+that is unsure between two steps makes an error of one step at most.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def spell(
 ) -> NDArray[np.int16]:
     """Tokens in [0, 6561) of phones (indices), places (BEFORE, WHOLE, NEXT), pitch and loudness (-1, 0, 1).
 
-    All of one shape. Silence has no place, pitch or loudness.
+    All arrays have one shape. Silence has no place, pitch or loudness.
     """
     level = np.clip(np.rint(semitones / PITCH_STEP), -_MIDDLE, _MIDDLE).astype(np.int64) + _MIDDLE
     rest = np.concatenate([places[..., None], _PITCH_TABLE[level], loudness[..., None]], -1)
@@ -75,16 +75,16 @@ def digits_of(tokens: NDArray[np.integer]) -> NDArray[np.int8]:
 
 
 def level_of(digits: NDArray[np.int8]) -> NDArray[np.int8]:
-    """Steps of the pitch in [-4, 4] of digits [.., 8]."""
+    """The pitch steps, in [-4, 4], that digits [.., 8] spell."""
     both = (digits[..., PHONE_DIGITS + 1 : PHONE_DIGITS + 3].astype(np.int64) + 1) @ _WEIGHTS[:2]
     return (_LEVEL_OF[both] - _MIDDLE).astype(np.int8)
 
 
 def placed(halves: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
-    """Halves [batch, tokens, 2] of tokens, a phone each  →  the phone [batch, tokens] and its place [batch, tokens].
+    """halves: [batch, tokens, 2], phones of half tokens  →  each token's phone and the phone's place: [batch, tokens].
 
-    Where two phones meet in a token, the new one counts, lest a short phone be lost: the second, or the first if the
-    token before was another phone's.
+    Where two phones meet in a token, the token takes the first phone if the previous token has another phone, else the
+    second. So a short phone is not lost.
     """
     first, second = halves[..., 0], halves[..., 1]
     phone, place = second.copy(), np.zeros(second.shape, np.int8)

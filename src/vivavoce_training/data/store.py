@@ -1,18 +1,18 @@
-"""The corpus on disk: every utterance on the grid of speech tokens, one after another, in flat arrays.
+"""The corpus on disk: flat arrays that hold all utterances one after another, aligned to speech tokens.
 
 A speech token lasts 40 ms: 960 samples at 24 kHz, 2 mel frames, 4 frames of the speech tokenizer's features. Every
 utterance is padded to whole tokens, so one number, the token's position, addresses all arrays.
 
     wav.npy         int16 [tokens · 960]   waveform, 24 kHz
-    labels.npy      int16 [tokens]         the token that spells what is said and how, see `spelling`
+    labels.npy      int16 [tokens]         tokens that spell phones, pitch and loudness, see `spelling`
     start.npy       int64 [utterances + 1] first token of each utterance, and the end
     speaker.npy     int32 [utterances]     index into speakers.json
     texts.json      one text per utterance
-    speakers.json   one Speaker per line
-    tokens.npy      int16 [tokens]             speech tokens as a tokenizer hears them, where there are no labels
-    embeddings.npy  float16 [utterances, 192]  speaker embeddings; written by the speaker encoder's training
+    speakers.json   a list of the fields of each `Speaker`
+    tokens.npy      int16 [tokens]             speech tokens from a tokenizer, if there are no labels
+    embeddings.npy  float16 [utterances, 192]  speaker embeddings from a speaker encoder
 
-A corpus for the language model alone has no waveforms, one of recordings no labels.
+A corpus for the language model alone has no waveforms; a corpus of recordings has no labels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FEATURES_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class Speaker:
-    """A voice; timbre, manner: recipes of a synthetic one, see `speakers`; traits: numbers that tell its timbre."""
+    """A speaker; timbre, manner: recipes of a synthetic one, see `speakers`; traits: coordinates of its timbre."""
 
     name: str
     voice: str
@@ -97,26 +97,26 @@ class Corpus:
 
     @cached_property
     def labels(self) -> NDArray[np.int16]:
-        """Tokens that spell what is said [tokens]; FileNotFoundError: the corpus is of recordings."""
+        """Tokens [tokens] that spell phones, pitch and loudness; FileNotFoundError: it is a corpus of recordings."""
         labels: NDArray[np.int16] = np.load(self.folder / "labels.npy", mmap_mode="r")
         return labels
 
     @property
     def tokens(self) -> NDArray[np.int16]:
-        """Speech tokens [tokens]: the labels, else what a tokenizer heard; FileNotFoundError: neither is there."""
+        """Speech tokens [tokens]: the labels, else a tokenizer's output; FileNotFoundError: the corpus has neither."""
         name = "labels.npy" if (self.folder / "labels.npy").is_file() else "tokens.npy"
         tokens: NDArray[np.int16] = np.load(self.folder / name, mmap_mode="r")
         return tokens
 
     @property
     def embeddings(self) -> NDArray[np.float16]:
-        """Speaker embeddings [utterances, 192]; FileNotFoundError until the speaker encoder's training has run."""
+        """Speaker embeddings [utterances, 192]; FileNotFoundError: they are not computed yet."""
         embeddings: NDArray[np.float16] = np.load(self.folder / "embeddings.npy", mmap_mode="r")
         return embeddings
 
 
 def write_array(path: Path, array: NDArray[np.generic]) -> None:
-    """Save an array so that readers see the old file or the whole new one."""
+    """Replace a file atomically: readers see the old array or the complete new one."""
     with replacing(path) as file:
         np.save(file, array)
 
@@ -124,7 +124,7 @@ def write_array(path: Path, array: NDArray[np.generic]) -> None:
 class CorpusWriter:
     """Appends utterances to a folder, so that a corpus need not fit into memory; it can be opened after `finish`.
 
-    arrays: of `wav` and `labels` those that each utterance has.
+    arrays: the ones of `wav` and `labels` that each utterance has.
     """
 
     def __init__(self, folder: Path, speakers: list[Speaker], arrays: Collection[str] = ("wav", "labels")) -> None:
@@ -167,7 +167,7 @@ class CorpusWriter:
 
 
 class _GrowingArray:
-    """A one-dimensional .npy file whose length is filled in at the end, under another name until then."""
+    """Writes a one-dimensional .npy file under a temporary name; `finish` fills in its length and renames it."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self._path, self._dtype = path, np.dtype(dtype)
@@ -183,7 +183,7 @@ class _GrowingArray:
     def finish(self) -> None:
         self._file.seek(0)
         if self._write_header() != self._header_bytes:
-            raise ValueError(f"{self._path}: the header of {self._length} values is longer than that of none")
+            raise ValueError(f"{self._path}: the header for {self._length} values is longer than the space left for it")
         self._file.close()
         self._temporary.replace(self._path)
 
@@ -192,7 +192,7 @@ class _GrowingArray:
         self._temporary.unlink(missing_ok=True)
 
     def _write_header(self) -> int:
-        """The header for the length so far; numpy leaves room in it for longer ones."""
+        """Write the header for the current length; numpy pads it, so the final length fits in the same bytes."""
         described = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False}
         np.lib.format.write_array_header_1_0(self._file, described | {"shape": (self._length,)})
         return self._file.tell()

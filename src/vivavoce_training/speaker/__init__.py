@@ -1,1 +1,1 @@
-"""The speaker encoder: speech to a vector that says who speaks."""
+"""The speaker encoder: speech → a vector that identifies the speaker."""

@@ -1,6 +1,6 @@
 """The networks of the speaker encoder: a small time-delay network with statistics pooling.
 
-After x-vectors (Snyder et al. 2018) and ECAPA-TDNN (arXiv:2005.07143); only `SpeakerNet` is exported.
+It follows x-vectors (Snyder et al. 2018) and ECAPA-TDNN (arXiv:2005.07143). Only `SpeakerNet` is exported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMALLEST_VARIANCE = 1e-4
 
 @dataclass(frozen=True)
 class SpeakerSizes:
-    """dilations: one residual block each; gate: inner width of the blocks' gates."""
+    """dilations: one for each residual block; gate: inner width of the blocks' gates."""
 
     width: int = 128
     dilations: tuple[int, ...] = (1, 2, 3, 4)
@@ -41,7 +41,7 @@ class SpeakerNet(nn.Module):
         self.embed = nn.Linear(2 * sizes.pooled, EMBEDDING_SIZE)
 
     def forward(self, energies: Tensor) -> Tensor:
-        """energies: [batch, frames, 80], each bin without its mean  →  [batch, 192] float32, not normalised."""
+        """energies: [batch, frames, 80], each bin's mean subtracted  →  [batch, 192] float32, not normalised."""
         x = functional.relu(self.enter(energies.transpose(1, 2)))
         for block in self.blocks:
             x = block(x)
@@ -69,7 +69,7 @@ class GatedBlock(nn.Module):
 
 
 class MarginHead(nn.Module):
-    """Tells the training's speakers apart by angles, with a margin (ArcFace, arXiv:1801.07698)."""
+    """Classifies the training speakers by the embedding's angles, with a margin (ArcFace, arXiv:1801.07698)."""
 
     def __init__(self, num_speakers: int, scale: float = 30.0, margin: float = 0.2) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class MarginHead(nn.Module):
         self._scale, self._cos, self._sin = scale, math.cos(margin), math.sin(margin)
 
     def forward(self, embeddings: Tensor, speaker: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and share of right answers, for embeddings [batch, 192] and speaker [batch] int64."""
+        """Loss and accuracy for embeddings [batch, 192] and speaker [batch] int64."""
         cosine = functional.normalize(embeddings) @ functional.normalize(self.centres).T
         sine = (1 - cosine.square()).clamp(min=1e-6).sqrt()
         own = speaker[:, None] == torch.arange(cosine.shape[1], device=speaker.device)
@@ -87,9 +87,9 @@ class MarginHead(nn.Module):
 
 
 class TraitHead(nn.Module):
-    """Reads the traits of a timbre straight off the embedding's direction.
+    """Predicts the traits of a timbre from the embedding's direction, by one linear layer.
 
-    What it asks makes the space between the training's speakers smooth, which is where new speakers lie.
+    This makes the space between the training speakers smooth, where new speakers lie.
     """
 
     def __init__(self, num_traits: int) -> None:
@@ -102,9 +102,9 @@ class TraitHead(nn.Module):
 
 
 def export_speaker_encoder(net: SpeakerNet, path: Path) -> None:
-    """Write input float32 [1, frames, 80]  →  output [1, 192].
+    """Write the ONNX file: input float32 [1, frames, 80]  →  output [1, 192].
 
-    The weights are stored as float16: round them first (`training.onnx_graph.round_to_half`) to compare.
+    It stores the weights in float16. To compare it with `net`, call `onnx_graph.round_to_half` on `net` first.
     """
     graph = Graph()
     x = graph.op("Relu", graph.conv(graph.swap("input"), net.enter))

@@ -1,4 +1,4 @@
-"""The speaker encoder's step, and its training from a corpus folder to `campplus.onnx` and the corpus's embeddings."""
+"""Trains the speaker encoder on a corpus folder; writes `campplus.onnx` and the corpus's embeddings."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ AGREEMENT_WEIGHT = 2.0
 
 
 class SpeakerStep(TrainingStep):
-    """Each variant is a length of crops.
+    """A training step of the speaker encoder; each variant is a length of crops.
 
-    Each crop is heard twice, once as it is and once degraded: the speaker is told from either, and both embeddings
-    shall point the same way.
+    The encoder gets each crop twice, as it is and degraded. It learns to identify the speaker from either, and to give
+    both embeddings the same direction.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ JUDGED_UTTERANCES = 1000
 
 @dataclass(frozen=True)
 class Sizes:
-    """Settings that a test makes small; hours: of the corpus that the training holds on the device."""
+    """Settings that a test makes small; hours: part of the corpus that is held on the device for training."""
 
     model: SpeakerSizes = field(default_factory=SpeakerSizes)
     batch: int = BATCH
@@ -98,9 +98,9 @@ def train_speaker(
     others: Path | None = None,
     sizes: Sizes = Sizes(),
 ) -> Path:
-    """Train, or continue in `out`; then export, and write the corpus's `embeddings.npy`.
+    """Train, or continue the training in `out`; then export, and write the corpus's `embeddings.npy`.
 
-    out: for the state, the log, `campplus.onnx` and `speaker.measures.json`; seed: of first weights and batches;
+    out: gets the state, the log, `campplus.onnx` and `speaker.measures.json`; seed: of initial weights and batches;
     others: as in `Split`, a corpus folder that gets its `embeddings.npy` too. Returns the path of the exported model.
     """
     split = Split.open(corpus_folder, others, sizes.hours)
@@ -122,7 +122,7 @@ def train_speaker(
 def validation(
     corpus: Corpus, utterances: NDArray[np.int64], net: SpeakerNet, device: torch.device
 ) -> Callable[[], dict[str, float]]:
-    """A function that measures equal error rate and identification among eight, also of degraded utterances."""
+    """A function that measures the equal error rate, and identification among 8 speakers, also of degraded speech."""
     if len(utterances) > JUDGED_UTTERANCES:
         utterances = utterances[np.linspace(0, len(utterances) - 1, JUDGED_UTTERANCES).astype(np.int64)]
     speaker = corpus.speaker[utterances]
@@ -141,10 +141,10 @@ def validation(
 
 
 def _written(corpus: Corpus, net: SpeakerNet, path: Path, device: torch.device) -> dict[str, float]:
-    """Write a corpus's embeddings; how good they are, and how near to those of the exported model."""
+    """Write a corpus's embeddings; the result is their measures, and how near the exported model's are."""
     embeddings = extract_embeddings(corpus, net, device)
     write_array(corpus.folder / "embeddings.npy", embeddings.astype(np.float16))
-    # The exported model hears Kaldi's own features.
+    # The exported model gets the engine's features, not `Fbank`'s.
     encoder = SpeakerEncoder.from_file(path)
     compared = np.random.default_rng(0).permutation(len(corpus))[:COMPARED_UTTERANCES]
     cosines = [

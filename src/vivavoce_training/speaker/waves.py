@@ -1,4 +1,4 @@
-"""Part of the corpus on the device for the speaker encoder's training: waveforms, their filterbank, their degrading."""
+"""Training data of the speaker encoder on the device: waveforms, their filterbank energies, their degradation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vivavoce_training.utterances import HEARD_SAMPLES, Speakers, by_token, chan
 class Waves:
     """Utterances at 16 kHz one after another, ordered by speaker, on one device.
 
-    samples: int16 [n]; speakers: their places in samples.
+    samples: int16 [n]; speakers: their ranges in `samples`.
     """
 
     samples: Tensor
@@ -33,9 +33,9 @@ class Waves:
 
 
 def load_waves(corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, longest: int) -> Waves:
-    """Bring `utterances`, which are ordered by speaker, to the device; 1.2 GB for ten hours.
+    """Load `utterances`, which are ordered by speaker, to the device; 1.2 GB for ten hours.
 
-    longest: crop that will be drawn, in samples; ValueError: every speaker has less.
+    longest: length of the longest crop, in samples; ValueError: every speaker has less speech.
     """
     speakers = find_speakers(corpus, utterances, -(-longest // HEARD_SAMPLES), device, HEARD_SAMPLES)
 
@@ -57,7 +57,7 @@ class Fbank(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # Povey's: a Hann window to the power 0.85.
+        # Povey's window: a Hann window to the power 0.85.
         window = torch.hann_window(FRAME_SAMPLES, periodic=False, dtype=torch.float64).pow(0.85).float()
         self.register_buffer("window", window, persistent=False)
         self.register_buffer("filters", _mel_filters(), persistent=False)
@@ -74,7 +74,7 @@ class Fbank(nn.Module):
 
 
 def _mel_filters() -> Tensor:
-    """Triangles of height 1, evenly spaced on HTK's mel scale and straight on it: [257, 80]."""
+    """Filters [257, 80]: triangles of height 1, evenly spaced and linear on HTK's mel scale."""
     hertz = torch.arange(_N_FFT // 2, dtype=torch.float64) * (SAMPLE_RATE / _N_FFT)
     edges = torch.tensor([_LOWEST_HZ, SAMPLE_RATE / 2], dtype=torch.float64)
     low, high = _mel(edges).tolist()
@@ -92,18 +92,18 @@ def _mel(hertz: Tensor) -> Tensor:
 STFT_SIZE, STFT_HOP = 512, 128
 _BINS = STFT_SIZE // 2 + 1
 
-TILT_DB = 10.0  # from the lowest to the highest frequency, either way
-LOW_PASS_SHARE, LOWEST_EDGE = 0.25, 0.45  # share of the rows, and share of the band that is left at least: 3.6 kHz
+TILT_DB = 10.0  # Largest rise or fall of the level from the lowest to the highest frequency.
+LOW_PASS_SHARE, LOWEST_EDGE = 0.25, 0.45  # Share of rows; lowest cut-off as a share of the band: 3.6 kHz.
 LOW_PASS_DB = -60.0
 VOCODED_SHARE = 0.3
-SMEAR_SHARE = 0.5  # of the rows that are vocoded
+SMEAR_SHARE = 0.5  # share of the rows that are vocoded
 SNR_DB = (10.0, 45.0)
-PINKEST = 1.0  # largest exponent of the noise's slope: power as 1 / frequency
+PINKEST = 1.0  # largest exponent of the noise's slope; at 1, power falls as 1 / frequency
 LEVEL_DB = (-30.0, 6.0)
 
 
 class Degrade(nn.Module):
-    """Samples [batch, n], float32 at 16 kHz, → as heard through something, of the same shape."""
+    """Samples [batch, n], float32 at 16 kHz → the same with errors of a vocoder, a tilt, a low-pass, noise and gain."""
 
     window: Tensor
     height: Tensor
@@ -122,9 +122,9 @@ class Degrade(nn.Module):
         return self._samples(spectrum, samples.shape[1]) * gain[:, :, 0]
 
     def _vocode(self, spectrum: Tensor) -> Tensor:
-        """Phases shaken by up to half a turn and, for some rows, magnitudes smeared over time and frequency.
+        """Change phases at random by up to half a turn; in some rows, smear magnitudes over time and frequency.
 
-        It stands for what a vocoder gets wrong: it makes a waveform of a mel spectrum, which has neither.
+        This imitates a vocoder's errors: the mel spectrum that it gets has no phases and no fine magnitudes.
         """
         chosen = chance(spectrum, VOCODED_SHARE)
         turn = uniform(spectrum, 0.2, 1.0) * math.pi * chosen
@@ -136,7 +136,7 @@ class Degrade(nn.Module):
         return spectrum * shaken * torch.where(smear, factor.clamp(max=10.0), 1.0)
 
     def _colour(self, spectrum: Tensor) -> Tensor:
-        """A random frequency response [batch, bins, 1]: a tilt, and for some rows zeros above a cut-off."""
+        """A random frequency response [batch, bins, 1]: a tilt, and for some rows a low-pass."""
         decibels = uniform(spectrum, -TILT_DB, TILT_DB) * self.height[:, None]
         above = self.height[:, None] > uniform(spectrum, LOWEST_EDGE, 1.0)
         cut = above & chance(spectrum, LOW_PASS_SHARE)
@@ -148,21 +148,21 @@ class Degrade(nn.Module):
         shape = (self.height[:, None] * (_BINS - 1)).clamp(min=1.0).pow(-slope / 2)
         shape = shape / shape.square().mean(1, keepdim=True).sqrt()
         below = torch.pow(10.0, -uniform(spectrum, *SNR_DB) / 20)
-        # In white noise of deviation 1 each bin's squared magnitude is the window's energy on average. Overlapping
-        # frames of one noise agree; these do not, and add up to a quarter of its power.
+        # In white noise of deviation 1, each bin's mean squared magnitude is the window's energy. These frames are
+        # independent, so after overlap-add they have a quarter of the power of real noise.
         unit = 2 * self.window.square().sum().sqrt()
         return torch.randn_like(spectrum) * unit * shape * below * level[:, :, None]
 
     def _spectrum(self, samples: Tensor) -> Tensor:
-        """[batch, n]  →  complex [batch, bins, frames]."""
+        """The STFT: [batch, n]  →  complex [batch, bins, frames]."""
         padded = functional.pad(samples, (STFT_SIZE, STFT_SIZE + -samples.shape[1] % STFT_HOP))
         spectrum: Tensor = torch.fft.rfft(padded.unfold(1, STFT_SIZE, STFT_HOP) * self.window)
         return spectrum.transpose(1, 2)
 
     def _samples(self, spectrum: Tensor, num_samples: int) -> Tensor:
-        """The inverse of `_spectrum`, as `torch.istft` computes it, which would wait for the device."""
+        """The inverse of `_spectrum`. `torch.istft` gives the same, but waits for the device."""
         frames = torch.fft.irfft(spectrum.transpose(1, 2), STFT_SIZE) * self.window
         length = (frames.shape[1] - 1) * STFT_HOP + STFT_SIZE
         added = functional.fold(frames.transpose(1, 2), (1, length), (1, STFT_SIZE), stride=(1, STFT_HOP))
-        overlap = 0.375 * STFT_SIZE / STFT_HOP  # what squared Hann windows add up to
+        overlap = 0.375 * STFT_SIZE / STFT_HOP  # sum of the overlapping squared Hann windows
         return added[:, 0, 0, STFT_SIZE : STFT_SIZE + num_samples] / overlap

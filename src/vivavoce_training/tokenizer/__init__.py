@@ -1,1 +1,1 @@
-"""The speech tokenizer: speech to 25 tokens a second that say what was spoken and not who spoke."""
+"""The speech tokenizer: speech → 25 tokens per second, which encode the content and not the speaker."""

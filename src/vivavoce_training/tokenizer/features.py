@@ -1,4 +1,4 @@
-"""A part of the corpus in the device's memory; the tokenizer learns from random crops of its features and labels."""
+"""Training data of the speech tokenizer on the device: features and labels, cut into crops, and augmentation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vivavoce_training.utterances import Speakers, by_token, chance, find_speake
 class Features:
     """Utterances one after another, ordered by speaker, on one device.
 
-    mel: float16 [tokens · 4, 128]; labels: int16 [tokens]; speakers: their places in tokens.
+    mel: float16 [tokens · 4, 128]; labels: int16 [tokens]; speakers: their ranges in tokens.
     """
 
     mel: Tensor
@@ -28,15 +28,15 @@ class Features:
     speakers: Speakers
 
     def cut(self, starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Features [batch, 128, tokens · 4] float32 and labels [batch, tokens] int64 from tokens `starts`."""
+        """Crops from tokens `starts`: features [batch, 128, tokens · 4] float32 and labels [batch, tokens] int64."""
         mel = self.mel[positions(starts, tokens, FEATURES_PER_TOKEN)].float()
         return mel.transpose(1, 2), self.labels[positions(starts, tokens, 1)].long()
 
 
 def load_features(corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, crop_tokens: int) -> Features:
-    """Features of `utterances`, which are ordered by speaker; 1 GB on the device for ten hours.
+    """Load `utterances`, which are ordered by speaker; 1 GB on the device for ten hours.
 
-    ValueError: no speaker has a crop's length.
+    ValueError: no speaker has as much speech as a crop.
     """
     speakers = find_speakers(corpus, utterances, crop_tokens, device)
     mel = by_token(corpus, utterances, device, lambda heard: whisper_log_mel(heard).transpose(1, 2).half())
@@ -45,24 +45,24 @@ def load_features(corpus: Corpus, utterances: NDArray[np.int64], device: torch.d
     return Features(mel, torch.from_numpy(labels).to(device), speakers)
 
 
-UNIT_DECADES = 4.0  # powers of ten in a unit of the features
-RANGE_UNITS = 2.0  # the features' floor lies as much below the loudest value
+UNIT_DECADES = 4.0  # Powers of ten in a unit of the features.
+RANGE_UNITS = 2.0  # The features' floor is this far below the loudest value.
 TOP_HZ = 8000.0
 
 WARP = (0.85, 1.18)
 WARP_SHARE = 0.75
-LEVEL_UNITS = (-0.8, 0.25)  # -32 to +10 dB: the corpus is loud already
-TILT_UNITS = 0.3  # from the lowest to the highest bin, either way: 12 dB
-FLOOR_UNITS = (-2.0, -0.7)  # background noise against the loudest value: 80 to 28 dB below it
+LEVEL_UNITS = (-0.8, 0.25)  # Range of added level: -32 to +10 dB, as the corpus is loud already.
+TILT_UNITS = 0.3  # Largest rise or fall from the lowest to the highest bin: 12 dB.
+FLOOR_UNITS = (-2.0, -0.7)  # Range of background noise: 80 to 28 dB below the loudest value.
 NOISE_TILT_UNITS = 0.5
 JITTER_UNITS = 0.1
 LOW_PASS_SHARE = 0.3
-LOWEST_EDGE = 0.55  # share of the bins that any low-pass leaves; bin 70 of 128 is 2.5 kHz
-BLUR_SHARE = 0.15  # rarely: the harmonics tell the pitch
+LOWEST_EDGE = 0.55  # Smallest share of the bins that a low-pass keeps; bin 70 of 128 is 2.5 kHz.
+BLUR_SHARE = 0.15  # Share of rows; small, as blur hides the harmonics, which show the pitch.
 
 
 class Augment(nn.Module):
-    """Features [batch, 128, frames] float32 → a random view of them, of the same shape."""
+    """Features [batch, 128, frames] float32 → the same, changed at random as other recordings would be."""
 
     hertz: Tensor
     height: Tensor
@@ -83,7 +83,7 @@ class Augment(nn.Module):
         return view + uniform(view, *LEVEL_UNITS)
 
     def _warp(self, view: Tensor) -> Tensor:
-        """Move all frequencies by one factor, as a longer or shorter vocal tract does (VTLP, Jaitly & Hinton 2013)."""
+        """Scale all frequencies by one factor, as a longer or shorter vocal tract does (VTLP, Jaitly & Hinton 2013)."""
         low, high = math.log(WARP[0]), math.log(WARP[1])
         factor = uniform(view, low, high).exp()
         factor = torch.where(chance(view, WARP_SHARE), factor, 1.0)
@@ -109,7 +109,7 @@ class Augment(nn.Module):
         return torch.where(cut, loudest - RANGE_UNITS, view)
 
     def _noise(self, view: Tensor, loudest: Tensor) -> Tensor:
-        """Steady noise of a random level and tilt below the speech, and a jitter of each value."""
+        """Add steady noise of a random level and tilt, and a random jitter to each value."""
         floor = loudest + uniform(view, *FLOOR_UNITS)
         floor = floor + uniform(view, -NOISE_TILT_UNITS, NOISE_TILT_UNITS) * self.height[:, None]
         floor = floor + JITTER_UNITS * torch.randn_like(view)
@@ -122,7 +122,7 @@ _KNEE_HZ = 1000.0
 _KNEE_MEL = 15.0
 _LOG_STEP = math.log(6.4) / 27
 _BIN_MELS = (_KNEE_MEL + math.log(TOP_HZ / _KNEE_HZ) / _LOG_STEP) / (NUM_BINS + 1)
-"""Slaney's scale, as in `vivavoce.models.features`: linear to 1 kHz, logarithmic above."""
+"""Width of a bin on Slaney's mel scale (see `vivavoce.models.features`): linear to 1 kHz, logarithmic above."""
 
 
 def _hertz_to_mel(hertz: Tensor) -> Tensor:

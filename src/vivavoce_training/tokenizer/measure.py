@@ -1,4 +1,4 @@
-"""Speech tokens of a whole corpus, and what they tell: codes in use, phones, and how much of the speaker is left."""
+"""Speech tokens of a whole corpus, and measures of them: used codes, phones, pitch, and traces of the speaker."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ TEMPO_RATIO = 1.08
 
 
 def measure(corpus: Corpus, tokens: NDArray[np.int16], device: torch.device, seed: int = 0) -> dict[str, float]:
-    """Codes used, their perplexity, the probes' accuracies with what chance gives, and the pairs' agreement.
+    """Measure used codes, perplexity, probes for the speaker (beside chance), phones, pitch, and same-text pairs.
 
-    tokens: [corpus.num_tokens]; device: of the probes; seed: of their first weights and of what is drawn.
+    tokens: [corpus.num_tokens]; device: runs the probes; seed: of their initial weights and of all draws.
     """
     counts = np.bincount(tokens, minlength=NUM_CODES)
     share = counts[counts > 0] / counts.sum()
@@ -64,7 +64,7 @@ def measure(corpus: Corpus, tokens: NDArray[np.int16], device: torch.device, see
 def _histograms(
     corpus: Corpus, tokens: NDArray[np.int16], counts: NDArray[np.int64], chosen: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """[chosen, 24 + codes]: how often each digit has each value, and how often each of the commonest codes comes."""
+    """[chosen, 24 + codes]: how often each digit has each value, and how often each common code occurs."""
     common = np.argsort(-counts)[:PROBE_CODES]
     column = np.full(NUM_CODES, len(common))
     column[common] = np.arange(len(common))
@@ -78,9 +78,9 @@ def _histograms(
 
 
 def probe_accuracy(features: Tensor, labels: Tensor, seed: int = 0) -> float:
-    """Share of the last fifth of `features` [n, size] whose `labels` [n] a network with one hidden layer tells.
+    """Accuracy, on the last fifth, of a network that predicts `labels` [n] from `features` [n, size].
 
-    It learns from the first four fifths.
+    The network has one hidden layer and is trained on the first four fifths.
     """
     torch.manual_seed(seed)
     cut = len(features) * 4 // 5
@@ -100,7 +100,7 @@ def probe_accuracy(features: Tensor, labels: Tensor, seed: int = 0) -> float:
 
 
 def same_text_pairs(corpus: Corpus, generator: np.random.Generator) -> list[tuple[int, int]]:
-    """Up to `PAIRS` pairs of utterances: one text, one voice, two speakers of nearly the same tempo."""
+    """Up to `PAIRS` pairs of utterances with the same text and voice, two speakers, and nearly the same length."""
     groups: dict[tuple[str, str], list[int]] = {}
     for utterance, text in enumerate(corpus.texts):
         voice = corpus.speakers[corpus.speaker[utterance]].voice
@@ -123,10 +123,9 @@ def _similarity(corpus: Corpus, tokens: NDArray[np.int16], a: int, b: int) -> fl
 
 @torch.inference_mode()
 def extract_tokens(corpus: Corpus, encoder: TokenEncoder, device: torch.device) -> NDArray[np.int16]:
-    """Tokens [corpus.num_tokens]; each utterance is heard alone and whole, in float32, as a prompt is.
+    """Tokens [corpus.num_tokens]; each utterance is encoded alone and whole, in float32, as a prompt is.
 
-    A digit that lies on the boundary of two values may round otherwise than in ONNX Runtime, which adds in another
-    order.
+    A digit near the boundary of two values may round differently in ONNX Runtime, which adds in another order.
     """
     encoder.eval()
 
@@ -143,10 +142,10 @@ CROPS = 128
 def validation(
     features: Features, encoder: TokenEncoder, crop_tokens: int, crops: int = CROPS
 ) -> Callable[[], dict[str, float]]:
-    """A function that measures digits, phones and whole tokens that are right, the error of the pitch in semitones,
-    tokens equal in two views, and the perplexity.
+    """A function that measures the accuracy of digits, phones and tokens, the pitch error in semitones, the share of
+    tokens that are equal in two random views, and the perplexity.
 
-    The crops are drawn once, the views anew each time.
+    The crops are drawn once; the views, which `Augment` makes, in each call.
     """
     starts, _ = features.speakers.draw(crops, crop_tokens)
     mel, tokens = features.cut(starts, crop_tokens)
@@ -170,7 +169,7 @@ def validation(
 
 
 def pitch_error(wanted: NDArray[np.integer], got: NDArray[np.integer]) -> float:
-    """Root mean square in semitones of the pitch that tokens spell, where speech is wanted."""
+    """Root mean square error, in semitones, of the pitch that tokens spell; silence in `wanted` is left out."""
     there = wanted != SILENCE_TOKEN
     steps = (level_of(digits_of(one[there])).astype(np.float64) for one in (wanted, got))
     return PITCH_STEP * float(np.sqrt(np.mean(np.square(next(steps) - next(steps))))) if there.any() else 0.0

@@ -1,7 +1,7 @@
 """The networks of the speech tokenizer.
 
 A token is eight digits of three values each: finite scalar quantisation (arXiv:2309.15505) inside a network that
-recognises speech, as CosyVoice2 has it (arXiv:2412.10117, section 2.1). Here it recognises phones, melody and loudness,
+recognises speech, as in CosyVoice2 (arXiv:2412.10117, section 2.1). This network recognises phones, pitch and loudness,
 and its digits spell them (`data/spelling.py`).
 """
 
@@ -20,7 +20,7 @@ from vivavoce_training.data.spelling import BASE, NUM_DIGITS
 from vivavoce_training.onnx_graph import Graph
 
 NUM_BINS = 128
-FORBIDDEN = -1e4  # added to the score of what attention may not see; float16 holds it
+FORBIDDEN = -1e4  # added to scores of positions hidden from attention; float16 can hold it
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TokenizerSizes:
 
 
 class TokenEncoder(nn.Module):
-    """Features of 100 Hz → digits of 25 Hz, not rounded yet."""
+    """Features at 100 Hz → digits at 25 Hz, before rounding."""
 
     def __init__(self, sizes: TokenizerSizes) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ class EncoderBlock(nn.Module):
 
 
 class LocalAttention(nn.Module):
-    """Attention that fades with the distance, faster in some heads (ALiBi, arXiv:2108.12409), and ends at `span`.
+    """Attention whose scores fall with the distance, faster in some heads (ALiBi, arXiv:2108.12409), up to `span`.
 
-    No length is special to it: a long recording is heard as its parts would be.
+    It does not depend on the recording's length: a long recording is encoded as its parts would be.
     """
 
     slopes: Tensor
@@ -107,7 +107,7 @@ class LocalAttention(nn.Module):
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def _bias(self, tokens: int, device: torch.device) -> Tensor:
-        """[heads, tokens, tokens]: what the distance adds to the scores."""
+        """[heads, tokens, tokens]: numbers added to the scores, which depend on the distance."""
         at = torch.arange(tokens, device=device)
         distance = (at[:, None] - at).abs()
         return torch.where(distance > self.span, FORBIDDEN, -self.slopes * distance)
@@ -129,7 +129,7 @@ def depthwise(width: int, kernel: int) -> nn.Conv1d:
 
 
 def digit_weights(device: torch.device | None = None) -> Tensor:
-    """[8] float32: 1, 3, 9, … 2187; the first digit counts least."""
+    """The weights of a token's digits, [8] float32: 1, 3, 9, … 2187; the first digit is the least significant."""
     return torch.pow(float(BASE), torch.arange(NUM_DIGITS, device=device))
 
 
@@ -142,9 +142,9 @@ FRAMES_PER_TOKEN = 4
 
 
 def export_tokenizer(encoder: TokenEncoder, path: Path) -> None:
-    """Write feats float32 [1, 128, frames], feats_length int32 [1]  →  indices int32 [1, ceil(feats_length / 4)].
+    """Write the ONNX file: feats float32 [1, 128, frames], feats_length int32 [1]  →  indices int32 [1, tokens].
 
-    The weights are stored as float16: round them first (`training.onnx_graph.round_to_half`) to compare.
+    It stores the weights in float16. To compare it with `encoder`, call `onnx_graph.round_to_half` on that first.
     """
     graph = Graph()
     x = "feats"
@@ -207,12 +207,12 @@ def _feed(graph: Graph, x: str, layer: FeedForward) -> str:
 
 
 def _indices(graph: Graph, digits: str) -> None:
-    """Digits [1, tokens, 8] in (-1, 1) → "indices"."""
+    """Turn digits [1, tokens, 8] in (-1, 1) into the output "indices" [1, ceil(feats_length / 4)]."""
     values = graph.op("Add", graph.op("Round", digits), graph.constant(1.0))
     weights = graph.constant(digit_weights().numpy()[:, None])
     column = graph.op("MatMul", values, weights)
     flat = graph.op("Cast", graph.op("Squeeze", column, graph.constant([2], "int64")), to=INT32)
-    # Features may be longer than they say: what lies behind their length is not heard as speech.
+    # feats may have more frames than feats_length says; tokens behind that length are cut off.
     up = graph.op("Add", "feats_length", graph.constant([FRAMES_PER_TOKEN - 1], "int32"))
     count = graph.op("Div", up, graph.constant([FRAMES_PER_TOKEN], "int32"))
     start, axis = graph.constant([0], "int32"), graph.constant([1], "int32")

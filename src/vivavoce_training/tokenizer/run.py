@@ -1,4 +1,4 @@
-"""The tokenizer's steps, which learn to hear what labels spell, from a corpus folder to `speech_tokenizer_v2.onnx`."""
+"""Trains the speech tokenizer on a corpus folder's labels; writes `speech_tokenizer_v2.onnx`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH = 96
 CROP_TOKENS = 128
 RECIPE = Recipe(learning_rate=1e-3, warmup_steps=200)
 ROUND_WITHIN = 0.25
-"""Errors below this count as squares, larger ones as they are: where a sound is uncertain, a digit takes the likelier
+"""The loss is quadratic below this error and linear above, so that a digit of an ambiguous sound takes the likelier
 value and not the mean of both."""
 
 
@@ -65,7 +65,7 @@ COMPARED_UTTERANCES = 50
 
 @dataclass(frozen=True)
 class Sizes:
-    """Settings that a test makes small; hours: of the corpus that the training holds on the device."""
+    """Settings that a test makes small; hours: part of the corpus that is held on the device for training."""
 
     model: TokenizerSizes = field(default_factory=TokenizerSizes)
     batch: int = BATCH
@@ -84,11 +84,10 @@ def train_tokenizer(
     others: Path | None = None,
     sizes: Sizes = Sizes(),
 ) -> Path:
-    """Train, or continue in `out`; then export, and measure.
+    """Train, or continue the training in `out`; then export, and measure.
 
-    out: for the state, the log, `speech_tokenizer_v2.onnx` and `tokenizer.measures.json`; seed: of first weights and
-    batches; others: as in `Split`. Returns the path of the exported
-    model.
+    out: gets the state, the log, `speech_tokenizer_v2.onnx` and `tokenizer.measures.json`; seed: of initial weights and
+    batches; others: as in `Split`. Returns the path of the exported model.
     """
     split, crop = Split.open(corpus_folder, others, sizes.hours), sizes.crop_tokens
     torch.manual_seed(seed)
@@ -111,7 +110,7 @@ def train_tokenizer(
 
 
 def _measured(corpus: Corpus, encoder: TokenEncoder, path: Path, device: torch.device, seed: int) -> dict[str, float]:
-    """The measures of a corpus's tokens, and the share that the exported model at `path` gives otherwise."""
+    """The measures of a corpus's tokens, and the share of tokens that differ in the exported model at `path`."""
     tokens = extract_tokens(corpus, encoder, device)
     tokenizer, differing, total = SpeechTokenizer.from_file(path), 0, 0
     for utterance in np.random.default_rng(seed).permutation(len(corpus))[:COMPARED_UTTERANCES]:

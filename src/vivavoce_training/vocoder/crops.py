@@ -1,4 +1,4 @@
-"""The corpus on the device for the vocoder's training: crops drawn without the host's help, and their augmentation."""
+"""Training data of the vocoder on the device: the corpus, crops of it, and their augmentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vivavoce_training.vocoder.pitch import track_pitch
 PIECE_TOKENS = 500
 PIECES_AT_ONCE = 64
 MARGIN_TOKENS = 8
-"""Tokens on either side of a piece that its pitch may depend on; more than the tracker's neighbourhood."""
+"""Context on either side of a piece whose pitch is tracked, in tokens; more than the tracker's neighbourhood."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Crops:
     """All utterances, one after another, on one device.
 
     wave: int16 [tokens · 960]; mel: float16 [tokens · 2, 80]; pitch: float32 [tokens · 2];
-    flow_mel: float16 [tokens · 2, 80], what the flow makes of the same speech, or None.
+    flow_mel: float16 [tokens · 2, 80], the mel that the flow makes of the same speech, or None.
     """
 
     wave: Tensor
@@ -65,9 +65,9 @@ class Crops:
 
 
 def load_crops(corpus: Corpus, config: MelConfig, device: torch.device, flow_mels: Path | None = None) -> Crops:
-    """Bring a corpus, of one token at least, to `device`, 2 GiB per 10 hours, and compute its mel and pitch there.
+    """Load a corpus (one token or more) to `device`, 2 GiB per 10 hours, and compute its mel and pitch there.
 
-    flow_mels: `.npy`, float16 [tokens · 2, 80], aligned with the corpus; ValueError: another array.
+    flow_mels: `.npy`, float16 [tokens · 2, 80], aligned with the corpus; ValueError: it has another shape or dtype.
     """
     wave, mel = _to_device(corpus.wav, device), mels_of(corpus, config, device)
     flow_mel = None
@@ -89,13 +89,13 @@ def _to_device(array: NDArray[np.generic], device: torch.device, rows: int = 1 <
 
 
 def _pitch_of(wave: Tensor) -> Tensor:
-    """int16 [tokens · 960]  →  Hz [tokens · 2]: pieces side by side, each with a margin that is cut off again."""
+    """int16 [tokens · 960]  →  Hz [tokens · 2]; tracked in pieces, each with margins that are cut off afterwards."""
     tokens = len(wave) // TOKEN_SAMPLES
     within = torch.arange((PIECE_TOKENS + 2 * MARGIN_TOKENS) * TOKEN_SAMPLES, device=wave.device)
     inner = slice(MARGIN_TOKENS * MELS_PER_TOKEN, -MARGIN_TOKENS * MELS_PER_TOKEN)
     found = []
     for starts in torch.split(torch.arange(0, tokens, PIECE_TOKENS, device=wave.device), PIECES_AT_ONCE):
-        # Past the corpus's ends the last sample goes on.
+        # Beyond the corpus's ends, its first or last sample is repeated.
         where = (starts[:, None] - MARGIN_TOKENS) * TOKEN_SAMPLES + within
         pieces = wave[where.clamp(0, len(wave) - 1)].float() / 32768
         found.append(track_pitch(pieces)[:, inner].reshape(-1))
@@ -103,9 +103,9 @@ def _pitch_of(wave: Tensor) -> Tensor:
 
 
 def starts_apart_from(held_out: Sequence[tuple[int, int]], num_tokens: int, crop_tokens: int) -> Tensor:
-    """All positions [n] int64 at which a crop of `crop_tokens` lies in the corpus, apart from `held_out`.
+    """All token positions [n] int64 where a crop of `crop_tokens` can start without touching `held_out`.
 
-    held_out: ranges of tokens [first, last); ValueError: not a single position is left.
+    held_out: ranges of tokens [first, last); ValueError: all positions touch it.
     """
     allowed = torch.ones(max(0, num_tokens - crop_tokens + 1), dtype=torch.bool)
     for first, last in held_out:
@@ -125,7 +125,7 @@ FLOOR = math.log(1e-5)  # the lowest value of the mel, see `prompt_mel`
 
 
 def augment(crop: Crop) -> Crop:
-    """Make some crops quieter, in wave and mel alike; then blur the mel of some, and add noise to that of some."""
+    """Make some crops quieter, in wave and mel alike; then blur some crops' mel, and add noise to some crops' mel."""
     mel = crop.mel
     gain = _some(mel, GAIN_SHARE) * LOWEST_GAIN
     mel = (mel + gain).clamp(min=FLOOR)
@@ -135,14 +135,14 @@ def augment(crop: Crop) -> Crop:
 
 
 def _some(mel: Tensor, share: float) -> Tensor:
-    """[batch, 1, 1]: uniform in [0, 1) for this share of the rows, else 0."""
+    """Random numbers [batch, 1, 1]: uniform in [0, 1) for this share of the rows, 0 for the others."""
     chosen, value = torch.rand(2, len(mel), 1, 1, device=mel.device)
     some: Tensor = value * (chosen < share)
     return some
 
 
 def _blurred(mel: Tensor, in_time: Tensor, in_frequency: Tensor) -> Tensor:
-    """Each value gives these shares [batch, 1, 1] to its neighbours; [batch, bins, frames]  →  the same."""
+    """Mix each value with its neighbours by these shares [batch, 1, 1]; mel: [batch, bins, frames]  →  same shape."""
     for share, sides in ((in_time, (1, 1, 0, 0)), (in_frequency, (0, 0, 1, 1))):
         wide = pad(mel, sides, mode="replicate")
         before, after = (wide[..., :-2], wide[..., 2:]) if sides[0] else (wide[:, :-2], wide[:, 2:])

@@ -1,8 +1,8 @@
-"""Pitch of a waveform by autocorrelation, in batches on any device: what the vocoder's pitch predictor learns from.
+"""Tracks the pitch of waveforms by autocorrelation, in batches; the vocoder's pitch predictor learns from it.
 
 The method is Boersma's (Proceedings of the Institute of Phonetic Sciences 17, 1993): the autocorrelation of a windowed
 frame, divided by that of the window, peaks at the period and its multiples; a small cost per octave prefers the
-shortest. Instead of his search for the best path, a second look prefers the peak nearest to the neighbourhood's median.
+shortest. Instead of his path search, a second pass prefers the peak nearest to the median of the neighbouring frames.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch.nn.functional import pad
 SAMPLE_RATE = 24_000
 HOP = 480
 LOWEST_HZ, HIGHEST_HZ = 60.0, 420.0
-WINDOW = 1200  # samples of a frame: three periods of the lowest pitch
-FFT_SIZE = 2048  # no less than the window and the longest lag together, or the correlation would wrap around
-CUTOFF_HZ = 1500.0  # above it the spectrum fades out: there is more breath than voice
+WINDOW = 1200  # Samples of a frame: three periods of the lowest pitch.
+FFT_SIZE = 2048  # At least the window plus the longest lag, or the correlation would wrap around.
+CUTOFF_HZ = 1500.0  # The spectrum fades out above this, where there is more breath than voice.
 OCTAVE_COST = 0.02
 JUMP_COST = 0.4
-VOICED_PEAK = 0.5  # a frame is voiced if its autocorrelation peaks higher, of 1 for a periodic signal
-QUIET = 1e-3  # amplitude (root mean square) below which nothing counts as voiced
-NEIGHBOURS = 12  # frames on either side that a frame's pitch is compared with
-FARTHEST = 0.75  # octaves from the neighbourhood's median beyond which a peak does not count as pitch
+VOICED_PEAK = 0.5  # A frame is voiced if its autocorrelation has a higher peak; 1: periodic.
+QUIET = 1e-3  # Amplitude (root mean square) below which no frame counts as voiced.
+NEIGHBOURS = 12  # Frames on either side that a frame's pitch is compared with.
+FARTHEST = 0.75  # A peak farther than this from the neighbours' median, in octaves, is not the pitch.
 
 
 def track_pitch(wave: Tensor) -> Tensor:
@@ -70,11 +70,11 @@ def _autocorrelation(x: Tensor, weight: Tensor | float = 1.0) -> Tensor:
 
 
 def _neighbourhood(octaves: Tensor, voiced: Tensor) -> Tensor:
-    """Median over the voiced frames around each frame; any value where none is voiced.  [batch, frames], twice."""
+    """Median over the voiced frames around each frame, 0 if none is voiced; all tensors: [batch, frames]."""
     known = pad(torch.where(voiced, octaves, torch.nan), (NEIGHBOURS, NEIGHBOURS), value=torch.nan)
     return known.unfold(1, 2 * NEIGHBOURS + 1, 1).nanmedian(-1).values.nan_to_num(0.0)
 
 
 def _without_outliers(pitch: Tensor) -> Tensor:
-    """Median of three: a frame that differs from both neighbours, also in being voiced at all, is a mistake."""
+    """Median of three frames; a single frame whose pitch or voicing differs from both neighbours is an error."""
     return pad(pitch, (1, 1)).unfold(1, 3, 1).median(-1).values

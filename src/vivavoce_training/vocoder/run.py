@@ -1,4 +1,4 @@
-"""The vocoder's training from a corpus folder to `hift.pt`, with measurements and listening examples on the way."""
+"""Trains the vocoder on a corpus folder; writes `hift.pt`, measures and listening examples."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from vivavoce_training.weights import initialise, load_part, save_part
 
 PART = "vocoder"
 ADVERSARY_FROM = 0.3
-"""Share of the budget after which the adversary joins: before, it would only learn to tell noise from speech."""
-TUNED_ADVERSARY_FROM = 0.1  # the same when the training starts from a trained vocoder
-TUNING_RATE = 0.3  # factor on the learning rates then
+"""Share of the budget after which the discriminators join; earlier, they would only learn to tell noise from speech."""
+TUNED_ADVERSARY_FROM = 0.1  # Share of the budget, if training starts from a trained vocoder.
+TUNING_RATE = 0.3  # Factor on the learning rates of such a training.
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def train_vocoder(
 ) -> Path:
     """Train, or continue in `out`, and write `out/hift.pt`, whose path is returned, and `out/samples`.
 
-    config: sizes of the vocoder and of its mel; seed: of first weights and batches; init: start from these weights: a
-    `hift.pt`, a checkpoint folder, or the state of an earlier training (`vocoder.state.pt`), which brings its adversary
-    along; rate: factor on the learning rates; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError:
-    the corpus is too small, or `flow_mels` does not fit it; CheckpointError or InvalidRequest: `init` does not fit
+    config: sizes of the vocoder and of its mel; seed: of initial weights and batches; init: weights to start from: a
+    `hift.pt`, a checkpoint folder, or the state of an earlier training (`vocoder.state.pt`) with its discriminators;
+    rate: factor on the learning rates; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError: the
+    corpus is too small, or `flow_mels` does not fit it; CheckpointError or InvalidRequest: `init` does not fit
     `config`.
     """
     corpus = Corpus.open(corpus_folder)
@@ -87,7 +87,7 @@ def train_vocoder(
 
 
 def _start_from(init: Path | None, model: Vocoder, part: NetworkPart, discriminators: Discriminators) -> float:
-    """Fill the networks; the share of the budget after which the adversary joins."""
+    """Load or initialise the networks; returns the share of the budget after which the discriminators join."""
     if init is None:
         initialise(model)
         return ADVERSARY_FROM
@@ -105,12 +105,12 @@ def _start_from(init: Path | None, model: Vocoder, part: NetworkPart, discrimina
 
 MOST_UTTERANCES = 16
 ONE_IN = 8
-WINDOW_TOKENS = 50  # windows of one length: on a GPU, each new one would cost a search for the fastest convolutions
+WINDOW_TOKENS = 50  # one length for all: on a GPU, each new length costs a search for the fastest convolutions
 NUM_SAMPLES = 4
 
 
 def held_out_utterances(corpus: Corpus) -> list[int]:
-    """Indices of the utterances that are kept from training, evenly spread; ValueError: too few to spare one."""
+    """Indices of the utterances that are kept from training, evenly spread; ValueError: the corpus is too small."""
     count = min(MOST_UTTERANCES, len(corpus) // ONE_IN)
     if not count or corpus.num_tokens < WINDOW_TOKENS:
         raise ValueError(
@@ -178,6 +178,6 @@ def write_samples(model: Vocoder, corpus: Corpus, crops: Crops, utterances: list
 
 
 def _vocoded(model: Vocoder, crop: Crop, pitch: Tensor) -> Tensor:
-    """[batch, samples], the same each time."""
+    """Waveform [batch, samples]; fixed seeds of the noise make it the same each time."""
     seeds = torch.arange(len(pitch), device=pitch.device)[:, None]
     return model.decode(crop.mel, model.source(pitch, drawn_noise(model, pitch, seeds)))

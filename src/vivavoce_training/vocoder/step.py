@@ -1,4 +1,4 @@
-"""The vocoder's training: spectral distances, discriminators, and one step of both."""
+"""The vocoder's training: spectral losses, discriminators, and the training step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from vivavoce_training.vocoder.crops import Crop, Crops, augment
 
 Vocoder = HiFT | CausalHiFT
 
-TINY = 1e-10  # added to a power before its root, whose slope at 0 is infinite
-QUIET_MEL = 1e-5  # the floor of `prompt_mel`
+TINY = 1e-10  # Added to power before its square root, whose slope at 0 is infinite.
+QUIET_MEL = 1e-5  # The floor of `prompt_mel`.
 QUIET = 5e-5
-"""Magnitude per root of the frame size under which differences are not heard: a little above 16-bit rounding."""
+"""Floor of magnitudes in the loss, per square root of the frame size: a little above the noise of 16-bit rounding."""
 
 
 class Resolution(NamedTuple):
@@ -36,13 +36,13 @@ SCALES = tuple(
     Resolution(*sizes)
     for sizes in ((128, 32, 10), (256, 64, 20), (512, 128, 40), (1024, 256, 80), (2048, 512, 160), (1920, 480, 80))
 )
-"""The last is the mel that the vocoder is given, but up to half the sample rate."""
+"""STFT sizes of the losses. The last has those of the vocoder's input mel, but extends to half the sample rate."""
 
 
 class SpectralLoss(nn.Module):
     """Multi-resolution STFT loss (Parallel WaveGAN, arXiv:1910.11480) and multi-scale mel loss (arXiv:2306.06546).
 
-    Windows and filters are made once: a CUDA graph cannot bring them from the host.
+    Windows and filters are kept on the device, because a CUDA graph cannot copy them from the host.
     """
 
     def __init__(self, sample_rate: int) -> None:
@@ -71,7 +71,7 @@ class SpectralLoss(nn.Module):
         return torch.stack(stft_losses).mean(), torch.stack(mel_losses).mean()
 
     def _magnitude(self, i: int, wave: Tensor) -> Tensor:
-        """[batch, samples]  →  [batch, n_fft / 2 + 1, frames]: whole frames only, nothing is made up at the ends."""
+        """[batch, samples]  →  [batch, n_fft / 2 + 1, frames]; whole frames only, without padding."""
         scale, window = SCALES[i], self.get_buffer(f"window{i}")
         spectrum = torch.stft(wave, scale.n_fft, scale.hop, window=window, center=False, return_complex=True)
         return (torch.view_as_real(spectrum).square().sum(-1) + TINY).sqrt()
@@ -87,7 +87,7 @@ def judged_real(scores: list[Tensor]) -> Tensor:
 
 
 def judged_made(scores: list[Tensor]) -> Tensor:
-    """The same for scores that ought to be 0."""
+    """Least-squares loss of scores that ought to be 0, averaged over the discriminators."""
     return torch.stack([score.float().square().mean() for score in scores]).mean()
 
 
@@ -108,15 +108,15 @@ PERIOD_CHANNELS = (16, 64, 256, 512, 512)
 RESOLUTIONS = ((512, 128), (1024, 256), (2048, 512))  # frame and hop of each spectrum
 RESOLUTION_CHANNELS = 32
 SLOPE = 0.1
-COMPRESSION = 0.3  # power of the magnitude: loud and soft parts weigh more alike, as in hearing
+COMPRESSION = 0.3  # exponent of magnitudes: loud and soft parts get more similar weights, as in hearing
 SMALLEST_POWER = 1e-7
 
 Judgement = tuple[list[Tensor], list[Tensor]]
-"""One map of scores per discriminator, and the features of all inner layers."""
+"""Output of the discriminators: one map of scores for each, and the features of all their inner layers."""
 
 
 class Discriminators(nn.Module):
-    """One per period (HiFi-GAN, arXiv:2010.05646) and one per spectrum (UnivNet, arXiv:2106.07889)."""
+    """A discriminator per period (HiFi-GAN, arXiv:2010.05646) and one per spectrum (UnivNet, arXiv:2106.07889)."""
 
     def __init__(
         self, period_channels: tuple[int, ...] = PERIOD_CHANNELS, resolution_channels: int = RESOLUTION_CHANNELS
@@ -145,7 +145,7 @@ class Discriminators(nn.Module):
         return scores, features
 
     def _spectrum(self, i: int, wave: Tensor) -> Tensor:
-        """[batch, samples]  →  [batch, 1, frames, bins]."""
+        """Compressed magnitudes: [batch, samples]  →  [batch, 1, frames, bins]."""
         n_fft, hop = RESOLUTIONS[i]
         window = self.get_buffer(f"window{i}")
         with torch.autocast(wave.device.type, enabled=False):
@@ -169,7 +169,7 @@ def _period_stack(channels: tuple[int, ...]) -> nn.ModuleList:
 
 
 def _spectrum_stack(channels: int) -> nn.ModuleList:
-    """Convolutions that halve the frequencies three times, then look at the neighbourhood."""
+    """Three convolutions that halve the frequencies, then two without stride."""
     layers = [_conv(1 if i == 0 else channels, channels, (3, 9), (1, 2)) for i in range(3)]
     return nn.ModuleList((*layers, _conv(channels, channels, (3, 3)), _conv(channels, 1, (3, 3))))
 
@@ -185,27 +185,27 @@ ALONE, WITH_ADVERSARY = 0, 1  # variants of the step
 BATCH = 32
 CROP_TOKENS = 26
 MARGIN_TOKENS = 1
-"""Cut off at either end before the losses: the network saw zeros there where speech goes on.
+"""Tokens cut off at either end of a crop before the losses, as the network got zeros there in place of speech.
 
-CosyVoice3's hears four tokens ahead; what is left of them teaches it to end, for speech ends in zeros, too.
+CosyVoice3's vocoder has a lookahead of four tokens. The zeros that remain teach it how speech ends: in zeros, too.
 """
-JUDGED_TOKENS = 12  # the middle of each crop is what the adversary sees
+JUDGED_TOKENS = 12  # the discriminators get this part of each crop, its middle
 
 GENERATOR = Recipe(learning_rate=6e-4, betas=(0.8, 0.99), clip_norm=50.0)
 PITCH = Recipe(learning_rate=1e-3, clip_norm=10.0, weight_decay=0.0)
-"""Without decay: the last layer counts in hertz, and weights of 100 would decay as fast as they learn."""
+"""The pitch predictor has no weight decay: as its output is in Hz, weights of 100 would decay as fast as they learn."""
 ADVERSARY = Recipe(learning_rate=3e-4, betas=(0.8, 0.99), clip_norm=10.0)
 
 STFT_WEIGHT, MEL_WEIGHT = 4.0, 20.0
 JUDGED_WEIGHT, FEATURE_WEIGHT = 2.0, 10.0
 PREDICTED_SHARE = 0.5
-"""Crops whose source follows the predicted pitch, as it will; the true pitch teaches the others sharp harmonics."""
-FLOW_SHARE = 0.7  # crops that take the flow's mel, where there is one
+"""Share of crops whose source follows the predicted pitch, as in use; the true pitch teaches sharp harmonics."""
+FLOW_SHARE = 0.7  # share of crops that take the flow's mel, if there is one
 PITCH_UNIT_HZ = 50.0
 
 
 class VocoderStep(TrainingStep):
-    """The variants are `ALONE` and `WITH_ADVERSARY`.
+    """A training step of the vocoder, in the variants `ALONE` and `WITH_ADVERSARY`.
 
     The networks run in float32, because the phases of the source need that precision. It costs little time on a GPU
     with TF32: the networks are small, and moving their large activations takes most of it. The discriminators run in
@@ -261,13 +261,13 @@ class VocoderStep(TrainingStep):
             part = made[:, first : first + length]
             slope, judged = self._judge(part.detach(), real[:, first : first + length])
             values |= judged
-            # This term's gradient at the waveform is the adversary's, so the adversary does not run again.
+            # The gradient of this term at the waveform is `slope`, so the discriminators do not run again.
             loss = loss + (part * slope).sum()
         self.optimizers["generator"].update(loss)
         return values
 
     def _learn_pitch(self, predicted: Tensor, tracked: Tensor) -> Tensor:
-        """L1 in Hz, whose best answer is the median: 0 wherever a frame is more often unvoiced than voiced."""
+        """Train the pitch predictor on L1 in Hz. Its optimum is the median: 0 where frames are mostly unvoiced."""
         edge = MARGIN_TOKENS * MELS_PER_TOKEN
         error = (predicted - tracked)[:, edge:-edge].abs().mean()
         self.optimizers["pitch"].update(error / PITCH_UNIT_HZ)
@@ -280,9 +280,9 @@ class VocoderStep(TrainingStep):
         return self._model.decode(crop.mel, self._model.source(pitch, drawn_noise(self._model, pitch, seeds)))
 
     def _judge(self, made: Tensor, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Update the adversary; give the generator's slope at its waveform [batch, samples], and what to log.
+        """Update the discriminators; give the gradient at the generator's waveform [batch, samples], and values to log.
 
-        Both are of the same forward pass, so the generator meets the adversary as it was before its update.
+        Both use one forward pass, so the gradient comes from the discriminators as they were before this update.
         """
         made = made.requires_grad_()
         cached = nn.utils.parametrize.cached()
@@ -298,7 +298,7 @@ class VocoderStep(TrainingStep):
 
 
 def drawn_noise(model: Vocoder, pitch: Tensor, seeds: Tensor) -> Tensor:
-    """The source's noise as a stream has it, for a pitch [batch, frames] and seeds [batch, 1] int64."""
+    """The source's noise, drawn as for a stream, for a pitch [batch, frames] and seeds [batch, 1] int64."""
     samples = pitch.shape[1] * model.config.samples_per_frame
     return model.source.draw(seeds, torch.arange(samples, device=pitch.device)[None])
 

@@ -44,7 +44,7 @@ def test_what_differs_is_not_kept(run: Run, folder: Path, monkeypatch: pytest.Mo
         ("onnx --parts all", "parts: 'all' cannot be exported as onnx; use some of estimator"),
         ("jit --dtype int8", "dtype: 'int8' is unknown; use fp32 or fp16"),
         ("jit --into nowhere", "out: nowhere is not a folder; create it, or leave --out out"),
-        ("tensorrt", "device: 'cuda' is not there"),
+        ("tensorrt", "device: 'cuda' is not present"),
     ],
 )
 def test_refusals(run: Run, folder: Path, arguments: str, says: str) -> None:

@@ -131,7 +131,7 @@ def test_playlist_cannot_make_us_open_other_files(tmp_path, monkeypatch, tone):
 def test_truncated_file(tone, encode, container, subtype):
     content = encode(tone(440, 24_000), 24_000, container, subtype)
     message = refusal(content[: len(content) // 2])
-    assert subtype != "PCM_16" or "its header promises 1.00 s, 0.50 s are there" in message
+    assert subtype != "PCM_16" or "its header promises 1.00 s, but it has 0.50 s" in message
     refusal(content[:100])
 
 

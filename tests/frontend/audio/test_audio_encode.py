@@ -251,7 +251,7 @@ def test_the_bytes_of_telephony(format, speech):
 
 
 def test_rates_that_are_not_made():
-    with pytest.raises(InvalidRequest, match=r"sample_rate: 11025 Hz is not made here; choose one of 8000, 16000, "):
+    with pytest.raises(InvalidRequest, match=r"sample_rate: 11025 Hz is not supported; choose one of 8000, 16000, "):
         parse_format("wav", 11_025)
     assert OutputFormat(AudioFormat.MP3, 44_100, 192_000).open(24_000).finish() == b""
     with pytest.raises(InvalidRequest, match=r"bitrate: 192000 bit/s is outside of 16000 … 160000"):
@@ -425,7 +425,7 @@ def test_bitrate(format, noise):
 
 @pytest.mark.parametrize("format", LOSSLESS)
 def test_what_is_not_compressed_to_a_bitrate_has_none(format):
-    with pytest.raises(InvalidRequest, match=rf"bitrate: {format.value} is not .*; leave 64000 out"):
+    with pytest.raises(InvalidRequest, match=rf"bitrate: {format.value} has no bitrate; leave 64000 out"):
         open_encoder(format, 24_000, bitrate=64_000)
 
 

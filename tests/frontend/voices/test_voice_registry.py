@@ -74,7 +74,7 @@ def library(open_library, place) -> VoiceRegistry:
 def test_none_is_the_first_built_in_voice(registry, built_in, extractor, store):
     assert registry.resolve() is built_in["first"]
     with pytest.raises(
-        InvalidRequest, match=r"^voice: none is given and this model brings none along; give a recordin"
+        InvalidRequest, match=r"^voice: none is given, and this model has no voice of its own; give a recordin"
     ):
         VoiceRegistry(extractor, store, {}, MODEL).resolve(None)
 
@@ -167,7 +167,7 @@ def test_where_the_store_takes_nothing_the_features_stay_in_memory(library, anot
     found = theirs.find("anna", "acme")
     assert theirs.find("anna", "acme") is found is theirs.requested("anna", "acme", extract=False)
     assert extractor.transcripts == [found.transcript]
-    assert "stays in memory only: voice: all voices together would take more" in caplog.text
+    assert "could not be stored: voice: all voices together would take more" in caplog.text
     with pytest.raises(InvalidRequest, match="extract it again from its recording"):
         theirs.find("bare")
 
@@ -316,7 +316,7 @@ def test_built_in_and_public_voices_stay(library, plain_voice):
         with pytest.raises(InvalidRequest, match=r"^voice: 'first' is built into the model and cannot be removed$"):
             library.remove(owner, "first")
     library.add("", plain_voice("ours"))
-    with pytest.raises(VoiceNotFound, match=r"^voice: 'ours' is a public voice, none of your own"):
+    with pytest.raises(VoiceNotFound, match=r"^voice: 'ours' is a public voice, not your own"):
         library.remove("acme", "ours")
     assert ("ours", "stored", True) in names(library, "acme")
 

@@ -119,7 +119,7 @@ def test_only_keys_that_may_publish_change_adapters(root: Path, tmp_path: Path) 
         assert post(server, name="brand").status_code == 401
         refused = post(server, anna, name="brand")
         assert refused.status_code == 403
-        assert "the key 'anna' may not change what everybody uses" in refused.json()["error"]["message"]
+        assert "the key 'anna' may not change adapters, which all callers use" in refused.json()["error"]["message"]
         assert post(server, boss, name="brand").status_code == 201
         assert httpx.delete(f"{server.url}/v1/adapters/brand", headers=anna).status_code == 403
         assert len(httpx.get(f"{server.url}/v1/adapters", headers=anna).json()["data"]) == 1
@@ -135,4 +135,4 @@ def test_a_server_without_a_folder_or_of_other_engines_says_so() -> None:
     with serving(build_app, lambda: make_state(FakeBackend())) as server:
         answer = httpx.get(f"{server.url}/v1/adapters")
         assert answer.status_code == 400
-        assert "the engines behind this server load none" in answer.json()["error"]["message"]
+        assert "the engines of this server cannot load adapters" in answer.json()["error"]["message"]

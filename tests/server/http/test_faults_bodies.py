@@ -67,12 +67,12 @@ def part(name: str, text: bytes, *headers: bytes, file: str | None = None) -> by
 END = b"--x--\r\n"
 JSON = [
     (b"[" * 200_000, "body: holds 200000 commas and brackets"),
-    (b"[" * 100_000 + b"]" * 100_000, "body: has too many brackets within brackets; send an object"),
+    (b"[" * 100_000 + b"]" * 100_000, "body: is nested too deeply; send an object"),
     (b"null", "body: 'null' is not an object; send an object with the field input"),
     (b'{"input": "x",\n}', "body: is not JSON (line 2, column 1); send"),
     ('{"input": "Grüße"}'.encode("latin-1"), "body: is not UTF-8 from byte 13 on; send UTF-8"),
-    (b'{"a":' * 100_000, "body: has too many brackets"),
-    (b'{"input": "x", "sampling": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body: has too many brackets"),
+    (b'{"a":' * 100_000, "body: is nested too deeply"),
+    (b'{"input": "x", "sampling": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body: is nested too deeply"),
     (b"[" + b"{}," * MIB + b"{}]", "body: holds "),
     (
         b'{"input": "x", "seed": ' + b"9" * 10_000 + b"}",
@@ -118,7 +118,7 @@ JSON = [
     (speech(speed=[1]), "speed: input should be a valid number (given: '[1]')"),
     (speech(speed=["é" * MIB]), "speed: input should be a valid number (given: '[\"ééé"),
     (speech(sampling=[]), "sampling: input should be an object (given: '[]')"),
-    (speech(sample_rate=0), "sample_rate: 0 Hz is not made here; choose one of 8000, "),
+    (speech(sample_rate=0), "sample_rate: 0 Hz is not supported; choose one of 8000, "),
     (speech(sample_rate=False), "sample_rate: input should be a number (given: 'false')"),
     (speech(sample_rate=True), "sample_rate: input should be a number (given: 'true')"),
     (speech(speed=True), "speed: input should be a number (given: 'true')"),
@@ -154,7 +154,7 @@ FORMS = [
     (part("\ud800", b"x") + END, "a field's name: is not UTF-8"),
     (part("in\nput", b"\xff") + END, "a field: is not UTF-8 from byte 0 on"),
     (part("input", "e\u0301".encode() * 20_000) + END, "text: 40000 characters are more than the limit of 20000"),
-    (part("input", b"x") + part("sampling", b'{"a":' * 100_000) + END, "sampling: has too many brackets"),
+    (part("input", b"x") + part("sampling", b'{"a":' * 100_000) + END, "sampling: is nested too deeply"),
     (part("input", b"x") + part("voice", b"{" * 200_000) + END, "voice: holds 200000 commas and brackets"),
     (part("input", b"x") + part("nonsense", b"y") + END, "nonsense: extra inputs"),
     (part("input", b"One.") + part("input", b"Two.") + END, "input: comes twice; send it once"),
@@ -222,7 +222,7 @@ def test_packed_bodies_are_not_unpacked(server: Served, encoding: str) -> None:
         archive.writestr("bomb", bytes(64 * MIB))
     bomb = zeros.getvalue() if encoding == "zip" else gzip.compress(bytes(64 * MIB), 1)
     with memory_bounded(16 * MIB):
-        message = f"content-encoding: {encoding!r} is not unpacked here; send the body unpacked, without this header"
+        message = f"content-encoding: {encoding!r} is not supported; send the body uncompressed, without this header"
         refused(answer_to(server, SPEECH, bomb, content_encoding=encoding), message)
         refused(answer_to(server, VOICES, bomb, FORM, content_encoding=encoding), message)
         refused(answer_to(server, SPEECH, speech(), content_encoding=encoding), message)

@@ -67,9 +67,9 @@ def test_a_head_tells_what_a_get_would_and_speaks_nothing(shared: Served) -> Non
         ("", "input: field required"),
         ("input=Hello.&tone=happy", "tone: extra inputs"),
         ("input=Hello.&input=Bye.", "input: comes twice; send it once"),
-        ("input=Hello.&sample_rate=0", "sample_rate: 0 Hz is not made here"),
+        ("input=Hello.&sample_rate=0", "sample_rate: 0 Hz is not supported"),
         ("input=%ff", "input: is not UTF-8"),
-        ("input=Hello.&prompt_text=Hi.", "prompt_text: has no room in a URL"),
+        ("input=Hello.&prompt_text=Hi.", "prompt_text: cannot be sent in a URL"),
         ("input=Hello.&response_format=midi", "response_format: "),
     ],
 )

@@ -78,6 +78,6 @@ def test_a_folder_that_has_the_teacher_is_left_alone(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("constant", ["VOICES_SHA256", "WEIGHTS_SHA256"])
 def test_other_content_is_refused(constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, constant, "0" * 64)
-    with pytest.raises(InvalidRequest, match=r"teacher: .* known"):
+    with pytest.raises(InvalidRequest, match=r"teacher: .* unknown SHA-256"):
         fetch.fetch_teacher(tmp_path)
     assert not (tmp_path / "kokoro.onnx").exists()

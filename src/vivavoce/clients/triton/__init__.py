@@ -1,1 +1,1 @@
-"""The names of `vivavoce_triton.client`, where scripts look for them."""
+"""Re-exports the modules of `vivavoce_triton.client` for scripts that import `vivavoce.clients.triton`."""

@@ -1,3 +1,3 @@
-"""The names of `vivavoce_triton.client.utterance`, where scripts look for them."""
+"""Re-exports the names of `vivavoce_triton.client.utterance` for scripts that import this module."""
 
 from vivavoce_triton.client.utterance import *  # noqa: F403

@@ -1,8 +1,8 @@
-"""The flow stage: batches of chunks from speech tokens to mel; each chunk continues the chunks before it.
+"""The flow stage: computes mel frames from speech tokens in batches; each chunk continues the chunks before it.
 
-`stage.py` owns streams and batches; `planning.py` says what each row computes and sees, and finds its state in pages.
-`padded.py` runs the network on padded rows. `packed.py` computes rows end to end with kernels, which are recorded over
-fixed tensors; `packed_tables.py` works out the numbers for these.
+`stage.py` owns streams and batches. `planning.py` decides what each row computes and attends to, and which pages hold
+its state. `padded.py` runs the network on padded rows. `packed.py` runs our kernels on rows that lie end to end, and
+records them over fixed tensors; `packed_tables.py` computes the index tables of these kernels.
 """
 
 from vivavoce.engine.chunk_policy import AttentionMode

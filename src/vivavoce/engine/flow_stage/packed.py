@@ -1,7 +1,7 @@
-"""Batches without padding, computed by kernels: rows lie end to end, and the work of each size is recorded.
+"""Runs flow batches on our kernels: rows lie end to end, without padding, and the work of each batch size is recorded.
 
-A batch's tables are copied to the device, one recording encodes its tokens, and another computes each Euler step.
-Batches past the largest common size have no recording: each of their kernels is launched.
+A batch's tables are copied to the device, one recording encodes its tokens, and another computes each solver step.
+Batches above the largest common size have no recording; each of their kernels is launched.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from vivavoce_kernels.flow_products import TAIL, ConvTails
 from vivavoce_kernels.layouts import KEY_TILE
 
 Record = Callable[[Launch], Launch]
-"""Turns repeatable work into a function that does the same, such as a recording of it."""
+"""Turns repeatable work into a function that does this work again, such as the replay of a CUDA graph."""
 Memory = TypeVar("Memory")
 Run = TypeVar("Run")
 
 
 class RecordedSizes(Generic[Memory, Run]):
-    """A run for each common size, made at first use or by `prepare`; all runs take turns in the same memory.
+    """The runs of one network for the common batch sizes, made at first use or by `prepare`, all in the same memory.
 
-    paged: whether rows may have pages; allocate: makes memory with room for batches of any of the given buckets; make:
-    makes a bucket's run in memory; its recording works on padding only and changes nothing in the pages.
+    paged: whether rows may have pages; allocate: makes memory with room for a batch of any of the given buckets; make:
+    makes the run of a bucket in this memory; while it is recorded, it processes only padding and changes no pages.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class RecordedSizes(Generic[Memory, Run]):
 
 
 class EncodedRows(NamedTuple):
-    """Encoded rows.
+    """The encoder's results for the rows of a batch.
 
-    mu: [frames, bins], the rows' new frames end to end; it is valid until the next batch is encoded, so it must be read
-    before, on the same stream. slots: [2, rows] int64 on the device, the pages beside which tails lie and will lie,
-    None without state. tails: [rows, tails of both rates, size], copies of the tails that the rows leave. pools: the
-    pools that `commit` writes tails to.
+    mu: [frames, bins], the rows' new frames end to end; read it, on the same stream, before the next batch is encoded.
+    slots: [2, rows] int64 on the device, the pages that store the rows' convolution tails before and after this batch,
+    None without state. tails: [rows, tails of both rates, size], copies of the tails after this batch. pools: the pools
+    to which `commit` writes these tails.
     """
 
     mu: Tensor
@@ -111,7 +111,7 @@ class EncodedRows(NamedTuple):
 
 
 class EncoderMemory(NamedTuple):
-    """Tensors for one batch, of any size that is at most theirs; all buckets use the same tensors."""
+    """The encoder's tensors, which all buckets share; a bucket uses the first part of each tensor."""
 
     tables: Tensor
     mu: Tensor
@@ -119,7 +119,7 @@ class EncoderMemory(NamedTuple):
 
 
 class EncoderRun(NamedTuple):
-    """The encoder over one bucket's memory, recorded."""
+    """The encoder's recorded work for batches of one bucket."""
 
     layout: EncoderLayout
     memory: EncoderMemory
@@ -130,10 +130,10 @@ class EncoderRun(NamedTuple):
 
 
 class PackedEncoding:
-    """Encodes packed batches, which share memory and recordings; sizes: the common ones, in tokens.
+    """Encodes packed batches, which share memory and recordings; sizes: the common batch sizes, in tokens.
 
-    invariant: slower; a row's bits depend neither on its neighbours nor on whether its past was kept or is computed
-    again. ValueError: sizes that the kernels do not take.
+    invariant: slower, but a row's bits depend neither on other rows nor on whether its past was kept or is computed
+    again. ValueError: the kernels do not support the network's sizes.
     """
 
     def __init__(self, models: Models, pool: PagePool, sizes: BatchSizes, *, invariant: bool) -> None:
@@ -144,7 +144,7 @@ class PackedEncoding:
         self.runs = RecordedSizes(sizes, paged, models.device, self._allocate, self._make)
 
     def encode(self, rows: Sequence[FlowRow]) -> EncodedRows:
-        """Encode rows; all leave a state or none. Keys and values go to pages; `commit` writes tails to the pool."""
+        """Encode rows; either all keep state or none. Keys and values go to pages; `commit` writes the tails."""
         paged, new = rows[0].after is not None, sum(row.new for row in rows)
         run = self.runs.of(new, len(rows), paged)
         run.write(rows)
@@ -193,7 +193,7 @@ class PackedEncoding:
 
 @dataclass(eq=False)
 class EstimatorMemory:
-    """Tensors of batches up to a size. Batches take turns in them for each step; `holder` is the one in them now."""
+    """The estimator's tensors. Batches use them in turn, step by step; holder: the batch whose values are in them."""
 
     tables: Tensor
     features: Tensor
@@ -204,7 +204,7 @@ class EstimatorMemory:
 
 
 class EstimatorRun:
-    """One evaluation and its move over one bucket's tensors, recorded."""
+    """The recorded work of one evaluation of the estimator, and of the solver's move after it, for one bucket."""
 
     def __init__(
         self,
@@ -265,9 +265,9 @@ class EstimatorRun:
 class PackedPath:
     """Begins packed batches, which share memory and recordings.
 
-    deterministic: slower; a row's bits depend neither on its neighbours nor on whether its past was kept or is computed
-    again. most_frames: frames of the largest recorded batch; None: of the largest common size. ValueError: sizes that
-    the kernels do not take.
+    deterministic: slower, but a row's bits depend neither on other rows nor on whether its past was kept or is computed
+    again. most_frames: frames of the largest recorded batch; None: the largest common size. ValueError: the kernels do
+    not support the network's sizes.
     """
 
     def __init__(self, context: PaddedPath, *, deterministic: bool, most_frames: int | None = None) -> None:
@@ -275,8 +275,8 @@ class PackedPath:
         self._pool, self._up = context.pool.buffers[2], flow.encoder.upsampling
         if self._pool.positions != KEY_TILE or self._up < TAIL:
             raise ValueError(
-                f"upsampling {self._up}, the flow's kernels need a power of two from {TAIL} to {KEY_TILE}; "
-                "run without kernels"
+                f"upsampling {self._up} is not supported, the flow's kernels need a power of two from {TAIL} to "
+                f"{KEY_TILE}; run without kernels"
             )
         self._context, self._deterministic, self._estimator = context, deterministic, flow.estimator
         given = (tuple(context.schedules.values()), flow.guidance)
@@ -292,7 +292,7 @@ class PackedPath:
         self.runs = RecordedSizes(sizes, bool(len(self._pool.keys)), models.device, self._allocate, self._make)
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
-        """Split a batch into parts that have recordings: computing pasts again can make it larger than planned."""
+        """Split a batch into parts of recorded sizes: rows without stored state can make it larger than planned."""
         parts: list[list[FlowRow]] = [[]]
         frames = 0
         for row in rows:
@@ -305,7 +305,7 @@ class PackedPath:
         return parts
 
     def begin(self, rows: Sequence[FlowRow]) -> PackedSolver:
-        """Begin a batch; either all rows leave a state or none."""
+        """Begin a batch; either all of its rows keep state or none."""
         run = self.runs.of(sum(row.new for row in rows) * self._up, len(rows), rows[0].after is not None)
         if not self._deterministic:
             load_voices([row.stream for row in rows], self._context.models)
@@ -334,12 +334,12 @@ class PackedPath:
 
 
 class PackedSolver:
-    """A batch on its way from tokens to mel. Either every row leaves a state, and may have a past, or none does.
+    """Computes the mel of one packed batch in steps. Either all rows keep state for their next chunk, or none does.
 
     All work is enqueued on the device, and the host does not wait. Between two steps the batch has tensors of its own.
-    tables: [numbers] int32, in its bucket's layout; numbers: [evaluations, 2] int32, `PackedBatch.step` of each; x:
-    [frames, bins] float32; point: the same, what the next evaluation sees; given: [frames, in − bins], the constant
-    features; before, after: [evaluations, 2, rows, tail, channels], tails of its convolutions.
+    tables: [numbers] int32, the index tables of its bucket; numbers: [evaluations, 2] int32, `PackedBatch.step` of each
+    evaluation; x: [frames, bins] float32, the solution so far; point: like x, the next evaluation's input; given:
+    [frames, in − bins], constant features; before, after: [evaluations, 2, rows, tail, channels], convolution tails.
     """
 
     def __init__(self, context: PaddedPath, rows: Sequence[FlowRow], encoded: EncodedRows, run: EstimatorRun) -> None:
@@ -353,7 +353,8 @@ class PackedSolver:
         position = tables[2 * run.layout.bucket.positions :][: sum(new)]
         voice, lengths = np.repeat(places, new), np.array([len(one.mel) for one in voices])
         in_prompt = position < lengths[voice]
-        # The start of each prompt's mel, behind a first frame of silence.
+        # Each frame's index in `condition`: a frame of the prompt's mel, or, after the prompt, frame 0, which is
+        # silent.
         mel = np.where(in_prompt, (1 + np.cumsum(lengths) - lengths)[voice] + position, 0)
         sent = upload((tables, voice, mel, position), models.device, torch.int32)
         # mu is copied below, because the next batch overwrites it.
@@ -387,7 +388,7 @@ class PackedSolver:
 def load_voices(streams: Sequence[FlowStream], models: Models) -> None:
     """Compute the features of all streams that lack them, with two asynchronous copies to the device.
 
-    The last bits of a speaker's projection may depend on how many are projected together.
+    The last bits of a speaker's projection may depend on the number of speakers that are projected together.
     """
     lacking: dict[bytes | FlowStream, list[FlowStream]] = {}
     for stream in streams:
@@ -400,7 +401,7 @@ def load_voices(streams: Sequence[FlowStream], models: Models) -> None:
     given = [alike[0].conditioning for alike in lacking.values()]
     mels = [one.flow_mel.float() for one in given]
     speakers = models.flow.speaker(to_device(torch.stack([one.embedding for one in given]), models.device))
-    # The mel of an empty prompt may be without bins, too.
+    # Mels are flattened, because the mel of an empty prompt may have the shape [0, 0].
     whole = to_device(torch.cat([mel.flatten() for mel in mels]), models.device)
     parts = torch.split(whole, [mel.numel() for mel in mels])
     for alike, speaker, part, mel in zip(lacking.values(), speakers, parts, mels, strict=True):

@@ -1,7 +1,7 @@
-"""Packed batches: their sizes, and the numbers of their tables, which are copied to the device as one tensor.
+"""The index tables of packed batches: their values, and their layout in one tensor that is copied to the device.
 
-A position is a token of the encoder or a frame of the estimator. Batches are padded to the sizes of a few buckets, so
-that one recording serves many.
+A position is a token in the encoder and a frame in the estimator. Batches are padded to the sizes of a few buckets, so
+that one recording serves many batches.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from vivavoce_kernels.layouts import KEY_TILE, PackedTables
 Numbers = NDArray[np.int32]
 
 MOST_PAGES = -(-MAX_FRAMES // KEY_TILE)
-"""Pages of the longest row."""
+"""The number of pages of the longest possible row."""
 
 
 class TableLayout:
     """The layout of int32 tables with these shapes, one after another in one tensor of `size` numbers.
 
-    queries: positions of an attention program.
+    queries: query positions that one program of the attention kernel computes.
     """
 
     def __init__(self, bucket: Bucket, queries: int, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -61,14 +61,14 @@ class EstimatorLayout(TableLayout):
         new = np.array([one.new * upsampling for one in rows], dtype=np.int64)
         used = _lay_rows(new, rows, row, local, first, length, pages)
         position[:used] = local[:used] + np.repeat([one.past * upsampling for one in rows], new)
-        # The end of padding stays 0, so attention gives zeros for it.
+        # `ends` stays 0 for padding: it attends to no keys, and attention gives zeros.
         ends[:used] = np.concatenate([one.span.frames for one in rows]) if rows else 0
         cut_tiles(tiles, new, self.bucket.positions, self._queries)
         return flat
 
 
 class EncoderLayout(TableLayout):
-    """Layout of the encoder's `EncoderTables`; lookahead, upsampling: the encoder's."""
+    """The layout of `EncoderTables`; lookahead: tokens, and upsampling: frames for a token, both as in the encoder."""
 
     def __init__(self, bucket: Bucket, queries: int, lookahead: int, upsampling: int) -> None:
         self.lookahead, self.upsampling, self.frames = lookahead, upsampling, bucket.positions * upsampling
@@ -91,7 +91,7 @@ class EncoderLayout(TableLayout):
         if rows:
             heard = np.concatenate([one.span.lookahead_ends for one in rows]) - np.repeat(past[:count], new)
             ids[:used] = self._windows(rows, row[:used], local[:used], heard)
-            # The end of padding stays 0, so attention gives zeros for it.
+            # `ends` stays 0 for padding: it attends to no keys, and attention gives zeros.
             ends[:used] = np.concatenate([one.span.tokens for one in rows])
             frame_ends[: used * self.upsampling] = np.concatenate([one.span.up_frames for one in rows])
         cut_tiles(tiles, new, self.bucket.positions, self._queries)
@@ -101,8 +101,8 @@ class EncoderLayout(TableLayout):
     def _windows(
         self, rows: Sequence[FlowRow], row: Numbers, local: Numbers, lookahead_ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The ids of each token and its lookahead: [tokens, 1 + lookahead], −1 past the lookahead's end. Rows lie end
-        to end, each followed by room for its lookahead."""
+        """The ids of each token and of its lookahead: [tokens, 1 + lookahead], −1 after the lookahead's end. Rows lie
+        end to end, each followed by room for its lookahead."""
         nothing = np.full(self.lookahead, -1, dtype=np.int64)
         parts: list[NDArray[np.int64]] = []
         for one in rows:
@@ -114,16 +114,16 @@ class EncoderLayout(TableLayout):
 
 def _tile_shape(size: int, rows: int, queries: int) -> tuple[int, int]:
     """Shape of a tile table that has room for any division of `size` positions into `rows` rows."""
-    # Each row and the padding may end with a partial tile. The size keeps the next table aligned to 16 bytes; Triton
-    # would compile another kernel for unaligned pointers.
+    # Each row and the padding may end with a partial tile. A multiple of 4 tiles keeps the next table aligned to 16
+    # bytes; Triton would compile another kernel for unaligned pointers.
     return rounded(-(-size // queries) + rows + 1, 4), 3
 
 
 def cut_tiles(tiles: Numbers, new: NDArray[np.int64], size: int, queries: int) -> None:
-    """Cut the rows of a batch, and the padding behind them, into tiles: one for each program of attention.
+    """Cut a batch's rows and the padding after them into tiles; a program of the attention kernel computes one tile.
 
-    tiles: [tiles, 3] of zeros, filled from the start: row, first packed position, positions; new: [rows], positions of
-    each row, which lie end to end; size: positions of the batch, padding included; queries: positions of a whole tile.
+    tiles: [tiles, 3] of zeros, filled from the start: row, first packed position, number of positions; new: [rows],
+    positions of each row; size: positions of the batch, padding included; queries: positions of a full tile.
     """
     lengths = np.append(new, size - new.sum())
     starts = np.cumsum(lengths) - lengths
@@ -136,15 +136,15 @@ def cut_tiles(tiles: Numbers, new: NDArray[np.int64], size: int, queries: int) -
 
 
 def _counted(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """counts: number of items of each owner  →  for each item, in order: its owner, its index within the owner."""
+    """counts: number of items of each owner  →  for each item, in order: its owner, and its index within the owner."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _lay_rows(new: NDArray[np.int64], rows: Sequence[FlowRow], *tables: Numbers) -> int:
-    """Fill the tables of rows that lie end to end with `new` positions each; returns the number of positions in use.
+    """Fill the index tables of rows that lie end to end; returns the number of positions in use.
 
-    tables: row, local, first, length and pages.
+    new: [rows], positions of each row; tables: row, local, first, length and pages.
     """
     row, local, first, length, pages = tables
     count, used = len(new), int(new.sum())

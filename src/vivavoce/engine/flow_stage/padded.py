@@ -1,4 +1,4 @@
-"""Batches as padded rows, computed by the network as it is: any device, and the reference of the packed batches."""
+"""Runs flow batches on the plain network with padded rows: on any device, and as the reference for packed batches."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ time. A smaller step is many short operations, and two Python threads would only
 
 @dataclass(frozen=True, eq=False)
 class PaddedPath:
-    """Begins batches that the network computes as it is, rows padded to one length; has what all batches share.
+    """Begins batches whose rows are padded to one length, and holds the objects that all batches share.
 
-    schedules: of the solver, by its steps; noise: [MAX_FRAMES, bins] float32; both: does a step's two halves, with the
-    conditions and without, on a CPU.
+    schedules: the solver's schedule for each kind of steps; noise: [MAX_FRAMES, bins] float32, from which the solver
+    starts; both: on a CPU, computes the two halves of a step, with the conditions and without.
     """
 
     models: Models
@@ -44,12 +44,12 @@ class PaddedPath:
     noise: Tensor
     estimator: Estimator
     encoder: Encoder
-    """The networks' own, or what takes their place."""
+    """Estimator and encoder are those of the model, or another runtime's in their place."""
     both: PairRunner | None = None
 
     @cached_property
     def numbers(self) -> Mapping[FlowSteps, Tensor]:
-        """[evaluations, 2] int32 of each schedule: among those of all schedules, and in its own."""
+        """[evaluations, 2] int32 of each schedule: an evaluation's number in all schedules together, and in its own."""
         found, first = {}, 0
         for steps, schedule in self.schedules.items():
             own = torch.arange(len(schedule), dtype=torch.int32)
@@ -58,17 +58,17 @@ class PaddedPath:
         return found
 
     def prepare(self, frames: int | None) -> None:
-        """Record what batches of up to this many frames need, None: of any size; here nothing is recorded."""
+        """Do nothing: padded batches have no recordings."""
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
-        """The rows in order, in parts that the networks take at once: those of another runtime may take a few only."""
+        """Split the rows into parts that the networks can take at once; another runtime may take only a few rows."""
         most = None if isinstance(self.estimator, torch.nn.Module) else self.estimator.most_rows
         if self.encoder is not self.models.flow.encoder:
             most = 1
         return [rows] if most is None else [rows[first : first + most] for first in range(0, len(rows), most)]
 
     def begin(self, rows: Sequence[FlowRow]) -> PaddedSolver:
-        """Rows that all leave a state, or none."""
+        """Begin a batch; either all of its rows keep state or none."""
         return PaddedSolver(self, rows)
 
 
@@ -83,7 +83,7 @@ class PaddedSolver:
         encoder, flow, device = models.config.flow.encoder, models.flow, models.device
         up, size, keys = encoder.upsampling, max(row.end - row.past for row in rows), max(row.end for row in rows)
         self.rows, self._up = rows, up
-        # All numbers go to the device in one copy: these, and the places of state in the pages.
+        # All integers go to the device in one copy: those of the rows, and the places of their state in the pages.
         own, has_state = _batch_numbers(rows, encoder.lookahead, up, keys), any(row.after for row in rows)
         buffers = pool.buffers if has_state else ()
         indices = [array for buffer in buffers for array in page_indices(buffer, rows)]
@@ -108,7 +108,7 @@ class PaddedSolver:
             lookahead_ends if lookahead_ends.numel() else None,
         )
         voices = [voice_features(row.stream, models) for row in rows]
-        # The prompts' mels where rows compute them, zeros elsewhere.
+        # The prompt's mel at the frames of the prompt, zeros elsewhere.
         condition = torch.zeros_like(mu, dtype=torch.float32)
         for row, voice, given in zip(rows, voices, condition, strict=True):
             if len(mel := voice.mel[row.past * up : row.end * up]):
@@ -152,20 +152,20 @@ def voice_features(stream: FlowStream, models: Models) -> VoiceFeatures:
 
 
 class BatchMemory:
-    """The past of a batch's rows in the pages of one network, as its `vivavoce.models.layers.Memory`.
+    """The past of a batch's rows in one network's pages; implements `vivavoce.models.layers.Memory`.
 
-    number: the pass, such as an Euler step, that the network is in. Keys and values are written to their pages as they
-    are computed; tails, the inputs that the next chunk's convolutions need, by `commit` only. So a batch that is given
-    up changes nothing: its keys lie behind the tokens of the rows' state, and no row reads further than that.
-    indices: of `page_indices`, on the device; keys: positions of the longest row; slots: [rows] pages beside which the
-    rows' tails lie now, the sink for rows without a past.
+    number: index of the current pass of the network, such as an Euler step. Keys and values are written to their pages
+    as they are computed. Tails, the inputs that the next chunk's convolutions need, are written only by `commit`. So an
+    abandoned batch changes nothing: its keys lie after the tokens of the rows' state, and no row reads beyond these.
+    indices: from `page_indices`, on the device; keys: positions of the longest row; slots: [rows], the pages that store
+    the rows' tails now, the sink for rows without a past.
     """
 
     def __init__(self, buffer: BufferPool, indices: Sequence[Tensor], keys: int, slots: Tensor) -> None:
         self.number = 0
         self._buffer, self._keys = buffer, keys
         self._write, self._read, self._tails = (one.flatten() for one in indices)
-        # Flattened and not viewed: a network without attentions has no numbers here.
+        # Not `view`: it fails on the empty tensor of a network without attention.
         self._positions = buffer.keys.flatten(0, -2)
         self._slabs = buffer.keys.flatten(-2).flatten(0, -2)
         before = buffer.tails.index_select(0, slots)
@@ -202,18 +202,18 @@ class BatchMemory:
         return parts
 
     def commit(self, slots: Tensor) -> None:
-        """Store the tails of the convolutions; slots: [rows] the page in the pool under which each row's are stored."""
+        """Store the tails of the convolutions; slots: [rows], the page that stores each row's tails."""
         after = self._after.unflatten(1, (-1, len(slots)))
         self._buffer.tails.index_copy_(0, slots, after.permute(2, 0, 1, 3, 4))
 
 
 def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, Indices, Indices]:
-    """Where the rows of a batch read and write in one network's pages. Each row comes `copies` times, because guidance
-    computes it with and without its conditions.
+    """The places in one network's pages at which a batch's rows read and write. Each row occurs `copies` times, because
+    guidance computes it with and without its conditions.
 
     →  write: [copies · rows, time] positions; read: [copies · rows, pages] slabs of one page each, empty if no row has
-    a past; tails: [copies · rows, tail] places in [tail + time] whose inputs the next chunk needs, empty if these are
-    the last ones in every row
+    a past; tails: [copies · rows, tail] indices into [tail + time] of the inputs that the next chunk needs, empty if
+    these are the last inputs in every row
     """
     spans = [(row.past * buffer.per_token, row.end * buffer.per_token) for row in rows]
     time, keys = max(end - past for past, end in spans), max(end for _, end in spans)
@@ -239,7 +239,7 @@ def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, 
 
 
 def _batch_numbers(rows: Sequence[FlowRow], lookahead: int, up: int, keys: int) -> tuple[Indices, ...]:
-    """A batch in numbers, as the networks take it; keys: the last token's end in any row.
+    """The integers of a batch that the networks need; keys: the largest end of a row, in tokens.
 
     →  ids: [rows, new tokens + lookahead]; lengths: [rows]; pasts: [rows] tokens; places: [rows · frames] in the noise;
     ends of the lookahead (`_lookahead_ends`); ends of keys among the tokens, the encoder's upsampled frames and the
@@ -265,10 +265,10 @@ def _batch_numbers(rows: Sequence[FlowRow], lookahead: int, up: int, keys: int) 
 
 
 def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indices:
-    """[rows, new tokens], places in the rows' tokens where the lookahead of each ends.
+    """[rows, new tokens]: the end of each new token's lookahead, as an index into the row's tokens.
 
-    Empty if each hears its whole lookahead, or all that there is of it; the encoder then takes a shorter way, whose
-    results may differ in their last bits.
+    Empty if each token sees its whole lookahead, or all tokens that exist of it; the encoder then takes a faster path,
+    whose results may differ in their last bits.
     """
     for row in rows:
         heard = np.minimum(np.arange(row.past, row.end) + 1 + lookahead, row.past + len(row.tokens))
@@ -278,10 +278,10 @@ def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indic
 
 
 def _ends(rows: Sequence[Indices], size: int, keys: int) -> Indices:
-    """End of the keys that each position sees: [rows, positions or 1], empty if every position sees every key."""
+    """End of the keys that each position attends to: [rows, positions or 1]; empty if all attend to every key."""
     if all(len(ends) == size and (ends == keys).all() for ends in rows):
         return NONE
     if all((ends == ends[-1]).all() for ends in rows):
         return np.array([[ends[-1]] for ends in rows])
-    # Positions of padding see what the row's last one sees: attention without any key gives NaN.
+    # Padding attends to the keys of the row's last position, because attention without any key gives NaN.
     return np.stack([np.pad(ends, (0, size - len(ends)), mode="edge") for ends in rows])

@@ -1,6 +1,6 @@
-"""Plans rows from chunks: what each row computes and sees, and the pages of state that it reads and writes.
+"""Plans the rows of flow batches: what a row computes and attends to, and which pages of state it reads and writes.
 
-A row's state has the keys and values of its past, and the last inputs of its convolutions.
+A row's state has the keys and values of its past, and the last inputs of its convolutions, called tails.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from vivavoce_kernels.layouts import KEY_TILE
 
 Ends = NDArray[np.int64]
 SINK = 0
-"""The page for writes of padding; it is never read. The tails beside it are zeros, for rows without a past."""
+"""The page to which padding is written; its keys are never read. Its tails are zeros, for rows without a past."""
 _MET_VOICES = 4096
-"""Voices that are remembered as met."""
+"""The number of voices that `PromptCache.meet` remembers."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowState:
-    """The state of a row's first `tokens`: its pages in order, and `slot`, the page beside which its tails lie.
+    """The state of a row's first `tokens` tokens: its pages in order, and `slot`, the page that stores its tails.
 
     The slot is one of the row's own pages, so that no other row writes there.
     """
@@ -76,10 +76,9 @@ class BufferPool:
 
 
 class PagePool:
-    """All pages, allocated once in `state_bytes`, with the number of holders of each: streams, prompts, running
-    batches.
+    """All pages of state, allocated once within `state_bytes`. Each page counts its holders: streams, prompts, batches.
 
-    kernels: kernels read the pages: a page has one key tile of the estimator, and nothing past a row's end is read.
+    kernels: whether kernels read the pages; a page is then one key tile of the estimator, read up to a row's end only.
     """
 
     def __init__(self, models: Models, state_bytes: int, *, kernels: bool = False) -> None:
@@ -109,7 +108,7 @@ class PagePool:
         return -(-tokens // self.page_tokens)
 
     def acquire(self, count: int) -> tuple[int, ...]:
-        """Take `count` free pages, which must exist. The holder fills all but the last one before they are read.
+        """Take `count` free pages, which must exist. The caller fills all but the last page before they are read.
 
         The last page is set to zeros: masked keys have the weight 0, but 0 times an infinite or NaN leftover is NaN.
         """
@@ -144,7 +143,7 @@ class PromptCache:
         self._met: OrderedDict[bytes, None] = OrderedDict()
 
     def meet(self, voice: bytes) -> bool:
-        """Note that a stream will continue this voice's state; whether it is the first one that is remembered."""
+        """Note that a stream will use this voice's prompt. True: no earlier stream with this voice is remembered."""
         is_new = voice not in self._met
         self._met[voice] = None
         self._met.move_to_end(voice)
@@ -165,9 +164,8 @@ class PromptCache:
         return sum(len(self.states[voice].pages) for voice in self.unused())
 
     def acquire(self, count: int) -> tuple[int, ...] | None:
-        """Take this many pages; drops prompts that no stream uses if necessary, oldest first. None: even that is not
-        enough, and nothing is dropped.
-        """
+        """Take `count` pages. If too few are free, drop prompts that no stream uses, oldest first. None: even that
+        would not be enough, and nothing was dropped."""
         pool = self._pool
         if len(pool.free) < count and len(pool.free) + self.could_free() < count:
             return None
@@ -181,9 +179,9 @@ class PromptCache:
 
 
 class Block(NamedTuple):
-    """Token positions of a row that are computed together, once; they end before `end`.
+    """Successive tokens of a row that are computed together, once; end: the position after the last of them.
 
-    lookahead_end: number of tokens that were known at that time, where the lookahead of the last tokens ends.
+    lookahead_end: the number of the row's tokens that were known at that time; no lookahead of the block goes further.
     """
 
     end: int
@@ -195,7 +193,7 @@ class AttentionSpan:
     """The end of the keys that each new position of a row attends to, counted from the row's start.
 
     tokens: [new tokens]; up_frames and frames: [new frames], for the encoder's upper half and for the estimator;
-    lookahead_ends: [new tokens], the end of the tokens that were known when each was first computed.
+    lookahead_ends: [new tokens], the number of tokens that were known when each token was first computed.
     """
 
     tokens: Ends
@@ -206,7 +204,7 @@ class AttentionSpan:
 
 @dataclass(frozen=True, eq=False)
 class VoiceFeatures:
-    """A voice on the device. speaker: [bins], projected; mel: [frames, bins] float32 of the prompt."""
+    """A voice's features on the device. speaker: [bins], projected; mel: [frames, bins] float32, of the prompt."""
 
     speaker: Tensor
     mel: Tensor
@@ -219,11 +217,11 @@ class FlowStream:
         encoder, self.steps = config.encoder, steps
         self.conditioning, self.upsampling = conditioning, encoder.upsampling
         self.prompt = conditioning.flow_prompt
-        # Without the last tokens of the prompt: their lookahead is speech that does not exist yet.
+        # The prompt's last tokens are left out: their lookahead is speech that does not exist yet.
         bounds = near_equal(0, max(0, len(conditioning.flow_tokens) - encoder.lookahead), encoder.chunk)
         self.prompt_blocks = tuple(Block(end, len(self.prompt)) for end in bounds)
         self.blocks = self.prompt_blocks
-        """The blocks of the prompt and of all chunks so far; a past that is computed again is cut the same way."""
+        """The blocks of the prompt and of all chunks so far. A past that is computed again has the same blocks."""
         self.voice = conditioning.flow_key + steps.value.encode() if bounds else None
         """Key of the prompt's state; None: the prompt is too short to have one."""
         self.prompt_end = bounds[-1] if bounds else 0
@@ -236,7 +234,7 @@ class FlowStream:
         self.prompts = prompts
 
     def meet(self) -> bool:
-        """`PromptCache.meet` for its voice, which it must have."""
+        """`PromptCache.meet` for the stream's voice, which must not be None."""
         assert self.voice is not None
         return self.prompts.meet(self.voice)
 
@@ -247,10 +245,10 @@ class FlowStream:
 
 @dataclass(eq=False)
 class FlowRow:
-    """One row of a batch: the next mel of a stream, or (hop 0) the state of its voice's prompt, for all streams.
+    """One row of a batch: the next mel of a stream, or (hop 0) the state of its voice's prompt, for all of its streams.
 
-    speech: the sequence's speech tokens that may be used, with the lookahead and without the prompt; hop: number of
-    tokens, after the spoken ones, that become mel. `FlowStage.start` plans the other fields.
+    speech: the sequence's speech tokens that may be read, with the lookahead and without the prompt; hop: number of
+    tokens, after those already spoken, that become mel. `FlowStage.start` fills in the other fields.
     """
 
     stream: Any
@@ -263,7 +261,7 @@ class FlowRow:
     past_frames: int = 0
     """Number of mel frames that were computed before, whose state is read."""
     tokens: Ends = field(init=False)
-    """[tokens] int64, from the first new one on, the lookahead included."""
+    """[tokens] int64, from the first new token on, the lookahead included."""
     past: int = 0
     """Number of tokens before the first new one, whose state is read."""
     end: int = 0
@@ -306,7 +304,7 @@ class Planner:
         else:
             tokens, hop = len(stream.prompt), stream.spoken + row.hop
             if row.hop < 1 or len(row.speech) < hop:
-                raise ValueError(f"hop {row.hop} after {stream.spoken} of {len(row.speech)} tokens")
+                raise ValueError(f"hop {row.hop} after {stream.spoken} spoken tokens, but {len(row.speech)} exist")
         room = MAX_FRAMES // self._config.encoder.upsampling
         if tokens + hop > room:
             raise InvalidRequest(
@@ -317,8 +315,8 @@ class Planner:
     def plan(self, row: FlowRow) -> bool:
         """Plan the row's computation, with state from earlier chunks if possible.
 
-        False: the row is a prompt's and has nothing to compute, since its state exists already, the prompt is too short
-        for one, or too few pages are free.
+        False: the row is a prompt with nothing to compute: its state exists already, the prompt is too short to have a
+        state, or too few pages are free.
         """
         stream, encoder = row.stream, self._config.encoder
         row.past, row.before, row.after = 0, None, None
@@ -372,7 +370,7 @@ class Planner:
         )
 
     def _extended(self, stream: FlowStream, before: RowState | None, end: int) -> RowState | None:
-        """The state that extends `before` up to token `end`, its pages held; None: the pool has no room."""
+        """The state that extends `before` up to token `end`, with its pages acquired; None: the pool has no room."""
         pool, old = self._pool, before.pages if before else ()
         own = before is not None and before is stream.state
         # Each stream continues the last page of a voice's prompt with its own tokens, so it needs a copy.

@@ -1,4 +1,4 @@
-"""The flow stage: streams are opened and closed, chunks are put together into batches, and batches give mel."""
+"""The flow stage: opens and closes streams, and computes the mel of their chunks in batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Solver(Protocol):
 
 @dataclass(eq=False)
 class FlowBatch:
-    """Rows between `FlowStage.start` and their mel; it ends by `result`, by `abandon`, or by a step that fails."""
+    """A running batch, from `FlowStage.start` on. It ends with `result`, with `abandon`, or with a step that fails."""
 
     end: Callable[[FlowBatch, bool], None]
     """Updates the streams at the batch's end; the second argument tells whether the batch has finished."""
@@ -56,9 +56,9 @@ class FlowBatch:
         self.steps_left -= 1
 
     def result(self) -> list[Tensor | None]:
-        """New frames of each row, [2 · hop, bins] float32 on the device, None for prompts; once, after all steps.
+        """New frames of each row, [2 · hop, bins] float32 on the device, None for prompts. Call it once, at the end.
 
-        It marks their tokens as spoken.
+        It marks the rows' tokens as spoken.
         """
         if self.ended or self.steps_left:
             raise ValueError(
@@ -77,23 +77,22 @@ class FlowBatch:
 
 
 class FlowStage:
-    """Batches of chunks from speech tokens to mel. One thread uses it; rows never affect one another.
+    """Computes mel from speech tokens, in batches of chunks. One thread uses it; rows never affect one another.
 
-    State is a cache: if a chunk of blocks does not find its past, the past is computed again, with the same result.
+    State is a cache: if a chunk's past is missing (with attention BLOCKS), it is computed again, with the same result.
 
     Args:
-        models: networks on one device; their weights are laid out anew.
-        state_bytes: memory for state.
+        models: networks on one device; the memory layout of their weights is changed.
+        state_bytes: bytes of memory for state.
         kernels: compute the encoder and the estimator without padding by our own kernels, where
             `vivavoce_kernels.usable` says so.
-        deterministic: needs kernels, slower; a row's bits depend neither on its neighbours nor on whether its past was
-            kept.
-        external: replaces networks, without kernels and state.
+        deterministic: slower, needs kernels; a row's bits depend neither on other rows nor on a past that was kept.
+        external: networks of another runtime, used instead of the model's; then there are no kernels and no state.
         most_frames: with kernels; frames of the largest recorded batch, larger ones are split. None: chosen for speed.
-        both: without kernels, computes the two halves of a step; None: they are one batch.
+        both: without kernels, computes a step's two halves, with and without conditions; None: they are one batch.
 
     Raises:
-        ValueError: the kernels do not take networks of these sizes; or deterministic without kernels.
+        ValueError: the kernels do not support the networks' sizes; or deterministic without kernels.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class FlowStage:
         if external is not None:
             kernels, state_bytes, both = False, 0, None
         if deterministic and not kernels:
-            raise ValueError("deterministic: the flow is so with kernels only; set kernels or leave it out")
+            raise ValueError("deterministic: the flow needs kernels for it; set kernels, or leave deterministic out")
         estimator, encoder = external or (None, None)
         for network, other in ((models.flow.encoder, encoder), (models.flow.estimator, estimator)):
             if other is None:
@@ -166,13 +165,13 @@ class FlowStage:
         return len(self.pool.free) + self.prompts.could_free() >= pages
 
     def start(self, rows: Sequence[FlowRow]) -> FlowBatch:
-        """Begin one batch, whose rows have the same attention and steps; it may mix prompts and chunks of blocks.
+        """Begin one batch. Its rows have the same attention and steps; prompts and chunks with BLOCKS may be mixed.
 
         InvalidRequest: a row has more frames than the flow has noise for; nothing was begun.
         """
         streams = {row.stream for row in rows}
         if len({(row.attention, row.stream.steps) for row in rows}) != 1 or len(streams) != len(rows):
-            raise ValueError("a batch has one kind of attention and of steps, and each stream once")
+            raise ValueError("a batch needs one kind of attention and of steps, and each stream only once")
         if any(stream.busy or stream.closed for stream in streams):
             raise ValueError("a stream of the batch is closed, or in a running batch")
         for row in rows:

@@ -1,7 +1,7 @@
-"""The language-model stage: many sequences decoded together in static slots.
+"""The language-model stage: decodes many sequences together in static slots.
 
-`LMStage` runs the network; a `DecodeRun` is one stretch of decoding; `plain_run` makes the only run of a complete text,
-and `StreamingPrompt` the successive runs of a text that arrives during synthesis.
+`LMStage` runs the network. A `DecodeRun` is one stretch of decoding in a slot. `plain_run` makes the only run of a
+complete text, and `StreamingPrompt` the successive runs of a text that arrives during synthesis.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Prefills and decode steps by our own kernels, recorded as one CUDA graph for each size. Needs the package `triton`.
+"""Prefills and decode steps on our own kernels, recorded as one CUDA graph for each size. Needs the package `triton`.
 
-Keys, values and state have one additional slot, which padding writes to.
+The key-value cache and the state of slots have one additional slot, to which padding is written.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from vivavoce_kernels.lm_rows import dependent_launches
 from vivavoce_kernels.lm_sampler import MOST_CANDIDATES, advance_slots
 
 SLOTS = (1, *PLAIN_SLOTS)
-"""Decode step sizes in slots, for which graphs are recorded."""
+"""Sizes of decode steps, in slots, for which graphs are recorded."""
 ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
-"""Prefill sizes in rows, for which graphs are recorded; each sequence begins at a multiple of a tile's rows."""
+"""Sizes of prefills, in rows, for which graphs are recorded; each sequence begins at a multiple of a tile's rows."""
 SEQUENCES = (1, 8, 32)
-"""Prefill sizes in sequences, for which graphs are recorded."""
+"""Sizes of prefills, in sequences, for which graphs are recorded."""
 ROWS_AHEAD = 1024
 """Prefill graphs up to this many rows are recorded at the start, larger ones at their first use."""
 _ROW_ARRAYS = 4
@@ -42,16 +42,16 @@ _ROW_ARRAYS = 4
 
 @dataclass(frozen=True)
 class PrefillLayout:
-    """Sizes of a prefill's integers: rows, sequences, and a slot's state at the start of a run."""
+    """The layout of a prefill's integers; state: numbers of one slot's state at the start of a run."""
 
     rows: int
     sequences: int
     state: int
 
     def views(self, inputs: Tensor) -> tuple[TiledRows, Tensor, Tensor]:
-        """The network's input, the slot of each sequence [sequences], and [sequences, state], see `Slot.start_row`.
+        """Views of `inputs`: the network's rows, each sequence's slot, and each `Slot.start_row`, [sequences, state].
 
-        inputs: in the order that `numbers` gives.
+        inputs: integers in the order of `numbers`.
         """
         rows, places, last, states = inputs.split(
             [_ROW_ARRAYS * self.rows, self.sequences, self.sequences, self.state * self.sequences]
@@ -60,7 +60,7 @@ class PrefillLayout:
         return TiledRows(kinds, ids, slots, positions, last), places, states.view(self.sequences, self.state)
 
     def numbers(self, begun: Sequence[tuple[Slot, DecodeRun]], sink: int, vocabulary: Vocabulary) -> np.ndarray:
-        """The runs of some slots, int64. Padding belongs to the slot `sink`, which never runs."""
+        """The integers that begin these runs, int64. Padding belongs to the slot `sink`, which never has a run."""
         rows = np.zeros((_ROW_ARRAYS, self.rows), dtype=np.int64)
         rows[2] = sink
         places, last = np.full(self.sequences, sink), np.zeros(self.sequences, dtype=np.int64)
@@ -78,10 +78,9 @@ class PrefillLayout:
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A forward pass of one size. inputs: the numbers that a prefill reads, [size] int64; out: ids, [n] int64, or
-    scores, [n, ids] float32, if the ids are chosen outside of the graph; attention: of each slot to its text, [n,
-    tokens] float32, if the graph reads it.
-    """
+    """A forward pass of one size. inputs: the integers that a prefill reads, [size] int64; out: the sampled ids, [n]
+    int64, or, if ids are chosen outside of the graph, the scores, [n, ids] float32; attention: of each slot to its
+    text, [n, tokens] float32, if the graph reads it."""
 
     launch: Launch
     inputs: Tensor
@@ -90,12 +89,12 @@ class CapturedGraph:
 
 
 class GraphedSteps(SlotSteps):
-    """`FusedLM` and the sampling kernel over static slots; tiles: of the network's products; adapters: how many can be
-    loaded, and the largest rank.
+    """Runs `FusedLM` and the sampling kernel over static slots.
 
-    If a slot's top_k is above `MOST_CANDIDATES`, torch's operations choose the ids of the whole step. Launches with a
-    run that has an adapter have recordings of their own; with `fixed` all launches have these, because the two kinds
-    round differently.
+    tiles: tile sizes of the network's products; adapters: the most adapters at once, and their largest rank. If a
+    slot's top_k is above `MOST_CANDIDATES`, torch's operations choose the ids of the whole step. Launches in which a
+    run has an adapter have recordings of their own. With `fixed` all launches use these, as the two kinds round
+    differently.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class GraphedSteps(SlotSteps):
     ) -> None:
         super().__init__(models, slots, capacity, window, fixed=fixed, spare=1)
         if not isinstance(models.lm, SpeechLM):
-            raise ValueError("our kernels for the language model run a Qwen2 only; run without kernels")
+            raise ValueError("our kernels for the language model support only Qwen2; run without kernels")
         self._stack: AdapterStack | None = None
         if adapters is not None:
             self._stack = AdapterStack(models.lm.config, *adapters, models.device, models.dtype)
@@ -120,11 +119,11 @@ class GraphedSteps(SlotSteps):
         self._dependent = dependent_launches(models.device)
         self._graphs = Graphs(models.device)
         self.captured: dict[tuple[int | PrefillLayout, bool, bool, bool], CapturedGraph] = {}
-        """By slots of a decode step or layout of a prefill, by whether the graph chooses the ids, by whether it reads
-        the attention to the text, and by whether it adds adapters."""
+        """Graphs by four keys: the slots of a decode step or the layout of a prefill, and whether the graph chooses the
+        ids, reads the attention to the text, and adds adapters."""
 
     def place_adapter(self, place: int, laid: Tensor, weights: AdapterWeights) -> Layers:
-        """Copy an adapter to its place in the kernels' memory; arguments as of `LMStage.add_adapter`."""
+        """Copy an adapter to its place in the kernels' memory; arguments are as for `LMStage.add_adapter`."""
         assert self._stack is not None
         self._stack.put(place - 1, laid)
         return ()
@@ -139,7 +138,7 @@ class GraphedSteps(SlotSteps):
 
     def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
         rows, count = sum(rounded(len(run.rows), ROW_TILE) for _, run in begun), len(begun)
-        # Large prefills are rare, so few different sizes beyond the largest are recorded.
+        # Prefills above the largest size are rare, so their sizes are rounded up to a few.
         layout = self._layout(
             fitting(ROWS, rows) or rounded(rows, ROWS_AHEAD),
             fitting(SEQUENCES, count) or rounded(count, SEQUENCES[-1]),
@@ -195,7 +194,8 @@ class GraphedSteps(SlotSteps):
         graph = self.captured.get((size, sampled, watched, adapted))
         if graph is None:
             graph = self._work(size, sampled, watched, adapted)
-            # Recording runs the work. Its keys and values will be overwritten, but slots must not advance.
+            # Recording runs the work. The keys and values that it writes are overwritten later, but slots must not
+            # advance.
             with self._states.unchanged():
                 graph = replace(graph, launch=self._graphs.capture(graph.launch))
             self.captured[size, sampled, watched, adapted] = graph
@@ -204,7 +204,7 @@ class GraphedSteps(SlotSteps):
     def _work(
         self, size: int | PrefillLayout, sampled: bool, watched: bool = False, adapted: bool = False
     ) -> CapturedGraph:
-        """The work of this size, not recorded yet; a prefill's rows belong to the slot for padding."""
+        """The work of this size, before it is recorded; the rows of a prefill belong to the padding slot at first."""
         count = size if isinstance(size, int) else size.sequences
         if sampled:
             out = torch.empty(count, dtype=torch.int64, device=self._device)

@@ -1,8 +1,8 @@
-"""Finds the heads of a language model that follow the text while they speak it, and the lag of the voice behind them.
+"""Finds the attention heads of a language model that follow the text as it is spoken, and the voice's lag behind them.
 
-Some sentences are spoken first. A head is good if its attention moves through the text from left to right, a little at
-a time. The lag is found by exchanging one word after the other for a different one: the speech tokens of the word are
-the ones that then become unlikely.
+Some sentences are spoken first. A head is good if its attention moves through the text from left to right in small
+steps. To find the lag, one word after another is replaced by a different word: the speech tokens that then become
+unlikely are the tokens of the replaced word.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from vivavoce.models.lm.text_attention import TextHeads, text_attention
 
 MOST_HEADS, CANDIDATES = 3, 16
 LEAST_SCORE, LEAST_OF_BEST = 0.5, 0.85
-"""Least score of a chosen head, and least part of the best head's score."""
+"""Smallest score of a chosen head, and its smallest share of the best head's score."""
 _BEFORE, _BEHIND, _LOST = 5, 4, 6.0
 LAGS = (-2.0, 8.0)
-"""Limits of the lag, in speech tokens: a lag outside of them is not believed."""
+"""Limits of the lag, in speech tokens; a lag outside of them is rejected as an error of the search."""
 
 
 @dataclass(frozen=True)
 class SpokenSample:
-    """A sentence that the model has spoken: the prompt's rows, the place of the text's rows among them, the first
-    text token of each word, and the speech tokens.
-    """
+    """A sentence that the model has spoken; prompt: the prompt's rows; text: the place of the text's rows among them;
+    words: index of each word's first text token; tokens: the speech tokens."""
 
     prompt: tuple[Row, ...]
     text: slice
@@ -46,7 +45,7 @@ class SpokenSample:
 
     @property
     def queries(self) -> slice:
-        """The rows after which the speech tokens were sampled."""
+        """The places of the rows at which the model predicted the speech tokens."""
         return slice(len(self.prompt) - 1, len(self.prompt) - 1 + len(self.tokens))
 
 
@@ -56,7 +55,7 @@ def has_heads(lm: object) -> TypeGuard[SpeechLM]:
 
 
 def find_heads(lm: SpeechLM, samples: Sequence[SpokenSample]) -> TextHeads | None:
-    """None: no head follows the text well enough."""
+    """The best heads with their lag and pace; None: no head follows the text well enough."""
     samples = [one for one in samples if len(one.tokens) > 2 * _BEFORE and len(one.words) > 2]
     if len(samples) < 3:
         return None
@@ -78,7 +77,7 @@ def find_heads(lm: SpeechLM, samples: Sequence[SpokenSample]) -> TextHeads | Non
 
 
 def embedded(lm: SpeechLM, rows: Sequence[Row]) -> Tensor:
-    """[1, rows, hidden]."""
+    """The embeddings of the rows, [1, rows, hidden]."""
     tables = {
         RowKind.CONTROL: lm.control_rows,
         RowKind.TEXT: lm.text_embedding,
@@ -88,7 +87,7 @@ def embedded(lm: SpeechLM, rows: Sequence[Row]) -> Tensor:
 
 
 def _quick_scores(attention: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[layers, heads, tokens, text]  →  [layers, heads]: how straight the mean place rises, times how sure it is."""
+    """[layers, heads, tokens, text]  →  [layers, heads]: how linearly the mean position rises, times its certainty."""
     tokens, text = attention.shape[2:]
     mean = attention @ np.arange(text)
     time = np.arange(tokens) - (tokens - 1) / 2
@@ -99,7 +98,7 @@ def _quick_scores(attention: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _score(attention: NDArray[np.float32]) -> float:
-    """[tokens, text]  →  the mean attention within one text token of a path that covers the text, 0 … 1."""
+    """[tokens, text]  →  mean attention within one token of the best path, times the share of text on it; 0 … 1."""
     path = _path(attention)
     near = [row[max(0, at - 1) : at + 2].sum() for row, at in zip(attention, path, strict=True)]
     return float(np.mean(near)) * float(path[-1] - path[0] + 1) / attention.shape[1]
@@ -122,13 +121,13 @@ def _lag(lm: SpeechLM, samples: Sequence[SpokenSample], attention: Sequence[NDAr
             if places and loss.max() > 1.0:
                 rises = [loss[at : at + _BEHIND].mean() - loss[max(0, at - _BEFORE) : at].mean() for at in places]
                 ahead.append(places[int(np.argmax(rises))] - begin)
-    # A rise at a speech token tells that the word begins within it: in its middle on average.
+    # If the loss rises at a speech token, the word begins within this token: in its middle on average.
     lag = float(np.median(ahead)) + 0.5 if len(ahead) >= 8 else None
     return lag if lag is not None and LAGS[0] <= lag <= LAGS[1] else None
 
 
 def _lost(lm: SpeechLM, sample: SpokenSample, other: SpokenSample) -> NDArray[np.float32]:
-    """[words // 2, tokens]: log-probability that each speech token loses where every other word is exchanged."""
+    """[words // 2, tokens]: the log-probability that speech tokens lose if this word, every second one, is replaced."""
     text, given = sample.prompt[sample.text], other.prompt[other.text]
     ends = (*sample.words[1:], len(text))
     changed = []

@@ -1,8 +1,8 @@
 """Slots, and the runs that are decoded in them.
 
-A slot has one sequence of the language model: `Slot` is its state on the host, `SlotRows` the state of all slots on the
-device. A run (`DecodeRun`) is one stretch of decoding in a slot: its rows are read, then ids are sampled up to a
-control id. A complete text is one run; a text that arrives is one run after another (`StreamingPrompt`).
+A slot holds one sequence of the language model. `Slot` is its state on the host, `SlotRows` the state of all slots on
+the device. A run (`DecodeRun`) is one stretch of decoding in a slot: its rows are prefilled, then ids are sampled up to
+a control id. A complete text is one run; a text that arrives is a series of runs (`StreamingPrompt`).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from vivavoce.models.randomness import SamplingRows, sample, uniform
 from vivavoce_kernels.layouts import IDLE, Field, NoiseStream
 
 LARGEST_WINDOW = 200
-"""Number of past ids that are kept for a slot: the upper limit for sampling windows."""
+"""Number of past ids that are kept for a slot; the window of repetition-aware sampling is at most this long."""
 _COUNTERS = slice(Field.POSITION, Field.RUN_COUNT + 1)
-"""The fields that grow by one with each sampled id."""
+"""The fields of a slot's state that grow by one with each sampled id."""
 
 
 @dataclass(frozen=True)
 class DecodeRun:
-    """One stretch of decoding in a slot: rows are fed, then ids are sampled until a control id.
+    """One stretch of decoding in a slot: rows are prefilled, then ids are sampled until a control id.
 
     rows: appended at the slot's current position; allowed: control ids (ids that are not speech) that may be sampled;
-    forced_at: after this many ids of this run the control id `forced` comes next, whatever the model says; min_tokens:
-    before this many ids of this run the control ids `early_forbidden` are forbidden, allowed or not; speaker: [speaker
-    size] float32, for the row of kind `SPEAKER`; watched: indices of the rows of the text to be spoken, if it is to be
-    known where the voice is in it, behind `unspoken` rows of the prompt's text, if that is watched, too; adapter: the
-    LoRA adapter that speaks, the same in all runs of a slot.
+    forced_at: after this many ids of this run the next id is the control id `forced`, whatever the model says;
+    min_tokens: before this many ids of this run the control ids `early_forbidden` are forbidden, even if allowed;
+    speaker: [speaker size] float32, for the row of kind `SPEAKER`; watched: indices of the text rows whose attention is
+    read, to follow the voice; unspoken: how many of these, at the front, are the prompt's text; adapter: the LoRA
+    adapter, the same in all runs of a slot.
     """
 
     rows: tuple[Row, ...]
@@ -60,7 +60,7 @@ class DecodeRun:
 
     @property
     def positions(self) -> int:
-        """The most positions that the run takes: its rows, its ids, and one to which steps after its end write."""
+        """The most positions that the run can take: its rows, its ids, and one for steps launched after its end."""
         return len(self.rows) + self.forced_at + 1
 
 
@@ -79,7 +79,7 @@ def plain_run(
 ) -> DecodeRun:
     """The run of a complete text: [sos, speaker, prompt text, text, task, prompt speech], then speech.
 
-    official: the official minimum-length rule, which forbids only one of the stop ids; room: speech tokens that the
+    official: use the official minimum-length rule, which forbids only one of the stop ids; room: speech tokens that the
     next stages can take, None: any number. InvalidRequest: it may need more positions than the model has.
     """
     vocabulary, voice, params = config.vocabulary, request.conditioning, request.sampling
@@ -105,7 +105,7 @@ def plain_run(
 
 
 def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
-    """Leave out silent speech tokens beyond `MAX_SILENCE` in a row; returns the spoken ids and the new `run`.
+    """Leave out silent speech tokens beyond `MAX_SILENCE` in a row; returns the ids that are spoken and the new `run`.
 
     run: number of silent tokens in a row before `ids`, spoken or not.
     """
@@ -124,24 +124,24 @@ def heard_places(ids: Sequence[int], silent: Container[int], run: int) -> tuple[
 
 
 def adapted_rows(rows: Iterable[tuple[DecodeRun | None, range]], device: torch.device) -> dict[str, Any]:
-    """The keyword of a pass over the rows of some runs; none where no run has an adapter."""
+    """The keyword argument `adapted` for a pass over the rows of some runs; empty if no run has an adapter."""
     by_adapter: dict[LoadedAdapter, list[int]] = {}
     for run, own in rows:
         if run is not None and run.adapter is not None:
             by_adapter.setdefault(run.adapter, []).extend(own)
     if not by_adapter:
         return {}
-    # Rows are repeated up to a number at which a row's bits do not depend on the others.
+    # The last row is repeated up to a multiple of SAFE_ROWS, so that a row's bits do not depend on other rows.
     whole = [np.array(rows + rows[-1:] * (-len(rows) % SAFE_ROWS)) for rows in by_adapter.values()]
     layers = (one.layers for one in by_adapter)
     return {"adapted": AdaptedRows(list(zip(layers, upload(whole, device), strict=True)))}
 
 
 class StreamingPrompt:
-    """Decodes the sequence of an interleaver in one slot, run after run. No position of it may have been taken before.
+    """Makes the successive runs of an interleaver's sequence, all in one slot, which must be empty at first.
 
-    room: speech tokens that the next stages can take; capacity: positions of the slot; ∞: any number; unwatched: text
-    rows at the beginning that are not spoken, None: the text is not watched; adapter: of all runs.
+    room: the most speech tokens that the next stages can take, and capacity: positions of the slot, ∞ without a limit;
+    unwatched: text rows at the beginning that are not spoken, None: the text is not watched; adapter: of all runs.
     """
 
     def __init__(
@@ -168,9 +168,9 @@ class StreamingPrompt:
         return self._interleaver.done
 
     def next_run(self) -> DecodeRun | None:
-        """The next run; None while a run is in progress, while text is awaited, and when done.
+        """The next run; None: a run is in progress, text has not arrived yet, or all is done.
 
-        InvalidRequest: the text goes on, but its speech tokens or its positions in the slot are used up. The tokens
+        InvalidRequest: the text goes on, but the limit of its speech tokens or of its positions is reached. The tokens
         that were accepted before may still be spoken.
         """
         if self._run is not None or self.done:
@@ -213,7 +213,7 @@ class StreamingPrompt:
                 self._spoken += 1
                 self._sampled += 1
                 continue
-            assert self._run is not None, f"{one} ends no run"
+            assert self._run is not None, f"control id {one} came without a run"
             if self._cut and self._sampled >= self._run.forced_at:
                 spoken_out = self._spoken >= self._room
                 limit, what = (self._room, "speech tokens") if spoken_out else (self._capacity, "positions")
@@ -230,10 +230,10 @@ def _too_long(limit: float, what: str) -> str:
 
 @dataclass(frozen=True)
 class SamplingState:
-    """Inputs of the choice in each of n slots.
+    """The inputs of a `Chooser` for n slots.
 
-    counts: [n] int64, ids sampled in the slot so far, control ids included; history: [n, window] int64, newest last,
-    only the last `counts` of them are valid; seeds: [n] int64; settings: n rows.
+    counts: [n] int64, ids sampled in the slot so far, control ids included; history: [n, window] int64, newest last, of
+    which only the last `counts` ids are valid; seeds: [n] int64; settings: n rows.
     """
 
     counts: Tensor
@@ -256,7 +256,7 @@ def repetition_aware(scores: Tensor, state: SamplingState) -> Tensor:
 
 @dataclass(eq=False)
 class Slot:
-    """One open slot. `number` is the caller's; `place` is the index of its state and keys on the device."""
+    """One open slot. `number` identifies it to the caller; `place` is the index of its state and keys on the device."""
 
     number: int
     place: int
@@ -266,7 +266,7 @@ class Slot:
     window: int
     max_repeats: int
     positions: int = 0
-    """Rows in the slot's keys and values, without the ids of the current run."""
+    """Positions that are filled in the slot's keys and values, without the ids of the current run."""
     count: int = 0
     """Number of ids sampled in finished runs."""
     run: DecodeRun | None = None
@@ -275,11 +275,11 @@ class Slot:
     """Number of the run's ids that were requested; the run may end with fewer of them."""
     received: int = 0
     closed: bool = False
-    """The slot was freed: ids still on their way to it are dropped."""
+    """The slot was freed: ids that arrive later are dropped."""
     text: list[int] = field(default_factory=list)
     """Positions of the text of watched runs."""
     unspoken: int = 0
-    """The number of the first of them that are of the prompt's text."""
+    """Number of positions at the front of `text` that are of the prompt's text."""
 
     @classmethod
     def of(cls, number: int, place: int, seed: int, params: SamplingParams, defaults: Mapping[str, float]) -> Slot:
@@ -290,9 +290,8 @@ class Slot:
         return cls(number, place, seed, chosen["top_p"], chosen["top_k"], window, repeats)
 
     def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
-        """The numbers that the device gets at the start of a run: one for each `Field` in order (top_p as the bits of a
-        float64), then for each control id whether it is forbidden, then whether it is forbidden early.
-        """
+        """The integers that the device gets at the start of a run: one for each `Field` in order (top_p as the bits of
+        a float64), then for each control id whether it is forbidden, then for each whether it is forbidden early."""
         controls = vocabulary.stop_ids
         (top_p,) = struct.unpack("<q", struct.pack("<d", self.top_p))
         return [
@@ -306,8 +305,8 @@ class Slot:
 
 
 class SlotRows(NamedTuple):
-    """State of slots on the device. The stage has one for all slots; a decode step works on views of the first slots, a
-    prefill on copies of its own slots (`starting`), which it writes back (`put`).
+    """The state of slots on the device. The stage has one object for all slots. A decode step works on views of the
+    first slots, a prefill on copies of its own slots (`starting`), which it writes back (`put`).
 
     numbers: [n, fields] int64; top_p: [n] float32; forbidden, early: [n, control ids] bool; history: [n, window] int64,
     the slot's ids, newest last.
@@ -340,7 +339,7 @@ class SlotRows(NamedTuple):
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """A context that undoes at its end the changes that `advance` made in any slot."""
+        """A context manager that undoes on exit the changes that `advance` made in any slot."""
         kept = [(part, part.clone()) for part in (self.numbers, self.history)]
         yield
         for part, old in kept:

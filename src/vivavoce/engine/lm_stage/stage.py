@@ -1,7 +1,7 @@
-"""The language-model stage: slots are opened and closed; prefills and decode steps are launched.
+"""The language-model stage: opens and closes slots, and launches prefills and decode steps.
 
-Ids are copied to the host behind the device's work, and collected later. `PlainSteps` runs the network as it is, on any
-device, with any chooser; `graphed.py` records launches of our own kernels.
+Sampled ids are copied to the host after the device's work, and collected later. `PlainSteps` runs the plain network, on
+any device and with any chooser; `graphed.py` runs our own kernels as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ PLAIN_SLOTS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 REACH_STEP = 128
 """The number of positions that attention reads is rounded up to a multiple of this."""
 WATCHED_TOKENS, WATCHED_TOKENS_SMALL = 256, 512
-"""Text tokens of a slot, counted from its end, whose attention is read; the second is for a vocabulary of fewer than
-`SMALL_VOCABULARY` ids, which writes one word in several tokens."""
+"""Number of text tokens, at the end of a slot's text, whose attention is read; WATCHED_TOKENS_SMALL is for a vocabulary
+of fewer than `SMALL_VOCABULARY` ids, which writes one word in several tokens."""
 KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: TEXT, RowKind.SPEECH: 2, RowKind.SPEAKER: SPEAKER}
-"""Number of the embedding table for each kind of row; `SPEAKER` rows have no table."""
+"""The index of the embedding table for each kind of row; `SPEAKER` rows have no table."""
 
 
 class SlotSteps:
-    """Keys, values and state of a fixed set of slots, which `PlainSteps` and `GraphedSteps` advance.
+    """Keys, values and state of a fixed set of slots; the subclasses `PlainSteps` and `GraphedSteps` run the network.
 
     spare: additional slots; capacity: positions of each slot; window: number of past ids that each slot keeps; fixed:
     every decode step has the same shape, with all slots and positions.
@@ -71,16 +71,16 @@ class SlotSteps:
         self._config, self._rows = config, slots + spare
         self.observer: TextObserver | None = None
         self.attention: Tensor | None = None
-        """The last decode step's attention of each slot to its text, [≥ n, tokens] float32, if it was read."""
+        """Each slot's attention to its text in the last decode step, [≥ n, tokens] float32; None: it was not read."""
 
     def watch(self, heads: TextHeads) -> None:
-        """Read the attention of these heads in decode steps that are asked for it."""
+        """From now on, watched decode steps read the attention of these heads."""
         assert isinstance(self._config, LMConfig)
         tokens = WATCHED_TOKENS if self._config.text_vocab_size >= SMALL_VOCABULARY else WATCHED_TOKENS_SMALL
         self.observer = TextObserver(self._config, heads, self._rows, tokens, self._device)
 
     def place_text(self, slots: Sequence[Slot]) -> None:
-        """Tell the observer where the text of these slots is in their keys."""
+        """Tell the observer at which positions of the slots' keys their text is."""
         if self.observer is None or not slots:
             return
         most = self.observer.tokens
@@ -97,7 +97,7 @@ class SlotSteps:
         return Observed(self.observer, torch.empty(slots, self.observer.tokens, device=self._device))
 
     def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
-        """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""
+        """Copy the first `positions` positions and the state of slots to other slots; sources, targets: [n] int64."""
         self._cache.move(sources, targets, min(self._capacity, rounded(positions, REACH_STEP)))
         self._states.move(sources, targets)
         if self.observer is not None:
@@ -105,7 +105,7 @@ class SlotSteps:
 
 
 class PlainSteps(SlotSteps):
-    """Runs the network over the slots, with a chooser that samples the ids, without CUDA graphs."""
+    """Runs the plain network over the slots, without CUDA graphs; a chooser samples the ids."""
 
     def __init__(
         self, models: Models | LanguageModel, slots: int, capacity: int, window: int, choose: Chooser, *, fixed: bool
@@ -115,7 +115,7 @@ class PlainSteps(SlotSteps):
         self._choose = choose
 
     def prepare(self, slots: int | None) -> None:
-        """Do nothing: these steps record nothing."""
+        """Do nothing: plain steps have no recordings."""
 
     def place_adapter(self, place: int, laid: Tensor, weights: AdapterWeights) -> Layers:
         changed, layers = products_of(weights), pairs_of(laid.to(self._device), qwen2_of(self._config), weights.rank)
@@ -129,14 +129,14 @@ class PlainSteps(SlotSteps):
         return min(self._slots, fitting(PLAIN_SLOTS, slots) or self._slots)
 
     def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
-        """Read the runs of one or more slots; returns their first ids, [≥ n] int64, with the runs' own at the front.
+        """Prefill one or more runs; returns their first ids, in order, at the front of an [≥ n] int64 tensor.
 
         most: the largest top_k of the open slots
         """
         lengths = np.array([len(run.rows) for _, run in begun])
         starts, places = np.array([(slot.positions, slot.place) for slot, _ in begun]).T
         firsts = np.cumsum(lengths) - lengths
-        # Kernels round in blocks of rows; with whole blocks a row's bits do not depend on its neighbours.
+        # Kernels round results by blocks of rows; if blocks are full, a row's bits do not depend on other rows.
         longest, used = rounded(int(lengths.max()), SAFE_ROWS), int(lengths.sum())
         within = np.arange(used) - np.repeat(firsts, lengths)
         sequence = np.repeat(np.arange(len(begun)), lengths)
@@ -172,10 +172,10 @@ class PlainSteps(SlotSteps):
         return ids
 
     def decode(self, held: Sequence[Slot], most: int, steps: int, watched: bool = False) -> Iterator[Tensor]:
-        """The next ids of all slots, by place: for each step [bucket] int64, `IDLE` where no sequence runs.
+        """The next ids of all slots, by place: [bucket] int64 for each step, `IDLE` where no sequence runs.
 
-        A step is launched when the iterator is asked for it, and may overwrite the ids, and the `attention` if it is
-        `watched`, of the step before.
+        A step is launched when the iterator is asked for it. It may overwrite the previous step's ids and, if
+        `watched`, its `attention`.
         """
         bucket = self.bucket(max(slot.place for slot in held) + 1)
         rows = SlotRows(*(part[:bucket] for part in self._states))
@@ -191,12 +191,12 @@ class PlainSteps(SlotSteps):
 
 
 class Sampled(NamedTuple):
-    """The ids of one launch for one slot, in order, one for each step until the run's end.
+    """The ids of one launch for one slot, in order: one id for each step until the run's end.
 
-    ended: the last one is a control id: the run is over, and the slot pauses until the next `prefill` or `close`;
-    error: the run failed, and its request fails, too; seconds: for each of the ids, from a `self_paced` stage;
-    attention: [ids, text tokens] float32, of the step that sampled each id to the text of a watched run, None: it was
-    not read; text_start: the index of the first of these text tokens in the sequence's text, below 0: in its prompt's.
+    ended: the last id is a control id; the run is over, and the slot pauses until the next `prefill` or `close`; error:
+    the run failed, so its request fails, too; seconds: the time of each id, from a `self_paced` stage; attention: [ids,
+    text tokens] float32, for each id the attention of its step to the text of a watched run, None: it was not read;
+    text_start: the index in the sequence's text of the first of these text tokens, negative in the prompt's text.
     """
 
     slot: int
@@ -209,7 +209,7 @@ class Sampled(NamedTuple):
 
 
 class _Launch:
-    """Ids on their way, [steps, slots] int64, in host memory that later launches use again."""
+    """Ids that are being copied to the host, [steps, slots] int64; its host memory is used again for later launches."""
 
     def __init__(self, steps: int, slots: int, device: torch.device) -> None:
         on_cuda = device.type == "cuda"
@@ -233,21 +233,20 @@ class _Launch:
 class LMStage:
     """The language model over static slots.
 
-    Launches (`prefill`, `decode`) do not wait for the device; `collect` gives their ids. One thread calls it, under
+    Launches (`prefill`, `decode`) do not wait for the device; `collect` returns their ids. One thread calls it, under
     `torch.inference_mode()`, and on CUDA always on the same stream.
 
     Args:
         models: networks on one device.
         slots: sequences that can run at the same time.
-        capacity: positions of each slot; its keys and values are reserved at once.
+        capacity: positions of each slot; memory for its keys and values is reserved at once.
         chooser: replaces repetition-aware sampling.
-        kernels: use our own kernels if no chooser is given; needs the package `triton`, and CUDA or its interpreter.
-            The next launch overwrites the memory of a launch's ids.
+        kernels: use our own kernels if no chooser is given; needs the package `triton`, and CUDA or triton's
+            interpreter. The next launch overwrites the memory of a launch's ids.
         deterministic: a request's ids are the same, bit for bit, whatever else runs, in 16 bit too: every decode step
             has all slots, and runs are prefilled one by one. (If another slot's top_k is beyond the sampling kernel's
             limit, torch chooses the ids of the step, and its softmax may round differently.)
-        adapters, adapter_rank: LoRA adapters that can be loaded at once, and the largest rank of one; kernels reserve
-            their memory.
+        adapters, adapter_rank: most LoRA adapters at once, and their largest rank; kernels reserve memory for all.
     """
 
     self_paced = False
@@ -278,21 +277,21 @@ class LMStage:
                 # Triton may not be installed.
                 from vivavoce.engine.lm_stage.graphed import GraphedSteps
 
-                self._adapter_rank = rounded(adapter_rank, RANK_STEP)  # of all places
+                self._adapter_rank = rounded(adapter_rank, RANK_STEP)  # every place has room for this rank
                 room = (adapters, self._adapter_rank) if adapters else None
                 self._steps = GraphedSteps(models, slots, capacity, window, fixed=deterministic, adapters=room)
             else:
                 choose = chooser or repetition_aware
                 self._steps = PlainSteps(models, slots, capacity, window, choose, fixed=deterministic)
         self._open: dict[int, Slot] = {}
-        # Free numbers and free places are heaps: the lowest is taken first.
+        # Free numbers and free places are heaps, so the lowest of each is taken first.
         self._numbers, self._places = list(range(slots)), list(range(slots))
         self.free_slots, self.steps_in_flight = slots, 0
         self._launches: deque[_Launch] = deque()
         self._spare: list[_Launch] = []
 
     def watch(self, heads: TextHeads | None) -> None:
-        """Follow watched runs by these heads; None: by none."""
+        """Use these attention heads to follow watched runs; None: follow no run."""
         if heads is None:
             self._steps.observer = None
         else:
@@ -303,17 +302,16 @@ class LMStage:
 
     @property
     def adapter_places(self) -> int:
-        """The number of free places for adapters. A removed one keeps its place until its last run is gone."""
+        """The number of free places for adapters. A removed adapter keeps its place until its last run has ended."""
         return len(self._adapter_places)
 
     def lay_adapter(self, weights: AdapterWeights) -> Tensor:
-        """The adapter's row of memory (`laid_out`), in host memory; any thread may call it."""
+        """The adapter's weights in one row of host memory (`laid_out`); any thread may call this."""
         laid = laid_out(weights, qwen2_of(self._config), self._adapter_rank or weights.rank, self._dtype)
         return laid.pin_memory() if self._device.type == "cuda" else laid
 
     def add_adapter(self, weights: AdapterWeights, laid: Tensor) -> LoadedAdapter:
-        """Load an adapter that `lay_adapter` has laid out, where there is room for one more; on CUDA call it on the
-        stage's stream."""
+        """Load an adapter from `lay_adapter`; a place must be free. On CUDA call this on the stage's stream."""
         place = self._adapter_places.pop()
         try:
             loaded = LoadedAdapter(place, self._steps.place_adapter(place, laid, weights))
@@ -327,7 +325,7 @@ class LMStage:
         """Do nothing: this stage holds only memory."""
 
     def prepare(self, slots: int | None = None) -> None:
-        """Record the launches that this many slots need, None: all; on CUDA call it on the stage's stream."""
+        """Record the CUDA graphs that this many slots need, None: all; on CUDA call it on the stage's stream."""
         self._steps.prepare(slots)
 
     @property
@@ -357,15 +355,15 @@ class LMStage:
 
     def close(self, slot: int) -> None:
         held = self._open.pop(slot)
-        held.closed, held.run = True, None  # launches that are used again would keep the run's adapter
+        held.closed, held.run = True, None  # a stored `_Launch` refers to the slot, and would keep the run's adapter
         self.free_slots += 1
         heapq.heappush(self._numbers, slot)
         heapq.heappush(self._places, held.place)
 
     def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
-        """Begin a run in each of these slots: read its rows, in one forward pass, and sample its first id.
+        """Begin a run in each of these slots: prefill its rows, all in one forward pass, and sample its first id.
 
-        The slot's earlier run must be over, and its end collected. InvalidRequest: as `check`.
+        The slot's earlier run must be over, and its end collected. InvalidRequest: as for `check`.
         """
         for number, run in runs.items():
             if self._open[number].run is not None:
@@ -386,14 +384,14 @@ class LMStage:
             self._send([ids[: len(batch)]], 1, [slot for slot, _ in batch], range(len(batch)), decode=False)
 
     def decode(self, steps: int = 1) -> None:
-        """Sample `steps` more ids, or all up to its end, for every slot whose run is in progress.
+        """For every slot whose run is in progress, sample `steps` more ids, or fewer if the run ends.
 
-        The host does not wait, and the ids arrive together.
+        The host does not wait. The ids of all steps arrive together.
         """
         held = [one for one in self._open.values() if one.run is not None and one.launched <= one.run.forced_at]
         if not held:
             return
-        # Once the open slots would fit into half of the step, they are moved to the lowest places.
+        # If the open slots would fit into a step of half the size, they are moved to the lowest places.
         used = max(slot.place for slot in self._open.values()) + 1
         if used > len(self._open) and 2 * self._steps.bucket(len(self._open)) <= self._steps.bucket(used):
             self._compact()
@@ -416,7 +414,7 @@ class LMStage:
             self._spare.append(launch)
             self.steps_in_flight -= launch.steps if launch.decode else 0
             ids = launch.ids[: launch.steps, launch.places]
-            # Slots are many and launches frequent, so counts and ends are worked out for all slots at once.
+            # There are many slots and launches, so counts and ends are computed for all slots at once.
             counts: list[int] = np.count_nonzero(ids >= 0, axis=0).tolist()
             ends: list[bool] = np.any(ids >= self._vocabulary.num_speech_tokens, axis=0).tolist()
             texts = launch.texts.numpy() if launch.watched and launch.texts is not None else None
@@ -429,11 +427,11 @@ class LMStage:
                     first = max(0, len(slot.text) - texts.shape[2])
                     seen = texts[:count, place, : len(slot.text) - first].copy()
                 slot.received += count
-                if ended:  # all ids but the control id were fed
+                if ended:  # every id except the control id has taken a position
                     slot.positions += slot.received - 1
                     slot.count += slot.received
                     slot.run, slot.launched, slot.received = None, 0, 0
-                # Behind its end a slot is idle for the rest of the launch.
+                # After the run's end the slot is idle for the rest of the launch.
                 found = Sampled(
                     slot.number, tuple(own[:count]), ended, attention=seen, text_start=first - slot.unspoken
                 )
@@ -463,9 +461,9 @@ class LMStage:
         decode: bool,
         watched: bool = False,
     ) -> None:
-        """Start to copy the ids of `steps` steps, each [≤ slots] int64 and `IDLE` where a slot was idle.
+        """Start to copy the ids of `steps` steps to the host; a step's ids are [≤ slots] int64, `IDLE` for idle slots.
 
-        A step's ids are copied before the next step is launched. owners: the slots at the launch; places: the index of
+        A step's ids are copied before the next step is launched. owners: the slots of this launch; places: the index of
         each owner's ids; decode: the launch is a decode step of all running slots, not a prefill; watched: its
         attention to the text is copied, too.
         """

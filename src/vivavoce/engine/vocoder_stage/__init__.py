@@ -1,4 +1,4 @@
-"""The vocoder stage: pieces of mel of many requests in one batch, samples out, and the tails kept between pieces."""
+"""The vocoder stage: computes samples from pieces of mel, in batches, and keeps streams' tails between pieces."""
 
 from vivavoce.engine.vocoder_stage.stage import Tails, VocoderRow, VocoderStage, VocoderStream
 

@@ -1,7 +1,7 @@
-"""Pieces of mel → samples in packed batches, by kernels: the path of a CUDA device in 16 bit.
+"""Computes samples from pieces of mel in packed batches on our kernels: the path of a CUDA device in 16 bit.
 
-Every batch is copied into fixed tensors, which the recording of its size reads. The tails of all streams are rows of
-one tensor per kind, gathered and scattered in one launch. The host sends the kernels only counts for each piece.
+Every batch is copied into fixed tensors, which the CUDA graph of its size reads. For each kind of tail there is one
+tensor with a row for each stream; one launch gathers or scatters the rows. The host sends only counts for each piece.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from vivavoce_kernels.layouts import WIDTH, PackedRow
 from vivavoce_kernels.vocoder_tails import Pool, lay_in, lay_out
 
 RULES = (CrossfadeMode.OFFICIAL, CrossfadeMode.SEAMLESS)
-"""Join rules by their number in the table."""
+"""The join rules; a rule's index is its number in the table."""
 
 FIRST_ROWS = 64
 
 
 class TailPool:
-    """Rows for tails. A row is written once after it was taken.
+    """The memory of streams' tails, one row for each stream. A row is written once after it was taken.
 
-    Enqueued work may still read a row that was given back: later work on the row is enqueued behind it on the same
-    stream. rules: of all streams; bins: of the mel; samples: per frame; lanes: of a phase.
+    Enqueued work may still read a row that was given back: later work on the row is enqueued after it on the same CUDA
+    stream. rules: of all streams; bins: of the mel; samples: in a frame; lanes: of a phase.
     """
 
     def __init__(self, rules: Sequence[Crossfade], bins: int, samples: int, lanes: int, device: torch.device) -> None:
@@ -58,15 +58,14 @@ class TailPool:
 
 
 BUCKETS = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Frames of a recorded batch, padding included."""
+"""Sizes of recorded batches in mel frames, padding included."""
 
 
 class VocoderRun:
-    """The vocoder over one bucket's buffers; its results stay in place until it is played again.
+    """The vocoder's work for batches of one bucket; its results stay in place until it runs again.
 
     memory: mel [frames, bins], source [frames · samples per frame] and carried [rows, lanes], float32, of this size or
-    a larger one. The table is the run's own, and all padding until it is written, so that a recording may be made at
-    any time.
+    larger. Each run has its own table. Until it is written it describes only padding: the work can be recorded then.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class VocoderRun:
         tags, row_of, *stages = self._table[: self._head].view(torch.int32).split(frames)
         self.frames = PackedFrames(tags, row_of, self._table[self._head :].view(-1, WIDTH), tuple(stages))
         self.play: Callable[[], None] = self.compute
-        # Before the first run only the sizes of these are right.
+        # Placeholders of the right sizes until the first run.
         self.wave, self.phases = self.source, self.carried
 
     def compute(self) -> None:
@@ -108,7 +107,7 @@ class VocoderRun:
 
 @dataclass(frozen=True, eq=False)
 class PooledRow:
-    """A row of a batch, and the pool's row for its stream's new tails; None: they are not kept."""
+    """A row of a batch; after: the pool's row for the stream's new tails, None: they are not kept."""
 
     row: VocoderRow
     after: PooledTails | None
@@ -157,11 +156,11 @@ class PooledRow:
 
 
 class PackedVocoding:
-    """Like `PaddedVocoding`, with all rows of a batch packed one after the other: a few kernel launches per batch.
+    """Like `PaddedVocoding`, but the rows of a batch are packed one after the other, and need a few kernel launches.
 
     If the networks are float16 or bfloat16, the vocoder's products are float16. On the mini model the waveform's error
-    against float32 is 1.4e-3 (bfloat16: 1.2e-2), and no operand exceeds 24. most_frames: frames of the largest batch
-    for which a CUDA graph is recorded; None: graphs for all common sizes.
+    against float32 is then 1.4e-3 (bfloat16: 1.2e-2), and no operand exceeds 24. most_frames: frames of the largest
+    batch for which a CUDA graph is recorded; None: graphs for all common sizes.
     """
 
     def __init__(self, models: Models, *, source_noise: bool, most_frames: int | None = None) -> None:
@@ -239,7 +238,7 @@ class PackedVocoding:
             start += one.row.frames + self._gap
             fresh += one.row.new_frames
             out += one.given
-        # Larger batches have a multiple of the largest size.
+        # Larger batches are padded to a multiple of the largest size.
         run = self._run(fitting(self._sizes, start) or rounded(start, self._sizes[-1]))
         run.write_table(table)
         mel = torch.cat([part for one in batch for part in one.row.fresh]) if fresh else self._no_mel
@@ -248,7 +247,7 @@ class PackedVocoding:
         return given.split([one.given * self._samples for one in batch])
 
     def _lay_in_and_out(self, run: VocoderRun, mel: Tensor, given: Tensor, compute: Callable[[], None]) -> None:
-        """mel: the new frames of all rows; given: takes their samples; compute: runs or plays the vocoder."""
+        """mel: the new frames of all rows; given: receives their samples; compute: runs or replays the vocoder."""
         memory = self.pool.memory
         lay_in(mel, *run.frames[:3], memory, run.mel, run.source, run.carried)
         compute()
@@ -272,7 +271,7 @@ class PackedVocoding:
         return frames // (self._gap + 1) + 1
 
     def _allocate(self, frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Zeros, because padding that was never written must be finite, too."""
+        """Buffers of zeros, because padding that was never written must be finite, too."""
         shapes = ((frames, self._bins), (frames * self._samples,), (self._rows(frames), self._vocoder.lanes))
         mel, source, carried = (torch.zeros(shape, device=self._device) for shape in shapes)
         return mel, source, carried

@@ -1,6 +1,6 @@
-"""The vocoder stage: pieces of mel of many requests in one batch, samples out, and the tails kept between pieces.
+"""The vocoder stage: computes samples from pieces of mel, in batches, and keeps streams' tails between pieces.
 
-`PaddedVocoding` runs the network as it is, on any device; `packed.py` runs it without padding, by kernels.
+`PaddedVocoding` runs the plain network, on any device; `packed.py` runs our kernels, without padding.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from vivavoce.engine.vocoder_stage.packed import PackedVocoding
 
 OVERLAP_FRAMES = 8
-"""Frames at the end of each piece that wait for the next piece to fade into, for a vocoder without `Reach`."""
+"""Frames at a piece's end that are held back to be crossfaded with the next piece, for a vocoder without `Reach`."""
 CONTEXT_FRAMES = 12
-"""Frames before the overlap that a seamless piece computes again. The generator reaches 13 frames to the left, and the
-farthest weighs less than 1e-4 of the whole; without the second farthest, seams of 4e-3 can be measured."""
+"""Frames before the overlap that a seamless piece computes again. The generator reads 13 frames to the left; the
+farthest contributes less than 1e-4 of the whole. Without the second farthest, joins have measurable steps of 4e-3."""
 FRAME_BUCKET = 8
-"""Batches are padded to a multiple of this many frames: convolution kernels are chosen, and on CPUs compiled, for each
-new length, which takes about as long as a short piece."""
+"""Batches are padded to a multiple of this many frames, because convolution kernels are chosen, and on CPUs compiled,
+for each new length, which takes about as long as a short piece."""
 
 
 @dataclass(frozen=True, eq=False)
 class Crossfade:
-    """The frames that are carried from piece to piece.
+    """The rule by which a piece is joined to the next piece.
 
-    overlap: frames at the end of a piece that are not given out; mel_frames: frames computed again, the overlap
-    included; source_frames: the first of these, whose source is kept; fade_frames: frames of the overlap that are
-    faded, the rest comes from the new piece; window: fade in, then fade out, [2 · fade_frames · hop] float32;
-    continuous: the phase runs on from the last kept frame, otherwise it restarts.
+    overlap: frames at the end of a piece that are held back; mel_frames: frames that the next piece computes again, the
+    overlap included; source_frames: how many of these, from the first on, keep their source; fade_frames: frames of the
+    overlap that are crossfaded, the others come from the new piece; window: fade-in weights, then fade-out weights, [2
+    · fade_frames · hop] float32; continuous: whether the source's phase continues or restarts.
     """
 
     overlap: int
@@ -57,18 +57,16 @@ class Crossfade:
 def join_rule(
     joins: CrossfadeMode, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
 ) -> Crossfade:
-    """The crossfade rule for a vocoder. hop: samples per frame; overlap: `HiFT.overlap`. Cached, because callers only
-    read it.
-    """
+    """The crossfade rule for a vocoder, cached. hop: samples per frame; overlap: `HiFT.overlap`. Do not change it."""
     if reach is not None:
-        # The whole reach is computed again, so samples do not depend on later frames: there is one way to join.
+        # All frames within reach are computed again, so samples do not depend on the cut, and both modes are the same.
         before, after = reach
         return Crossfade(after, before + after, before, 0, torch.zeros(0, device=device), continuous=True)
     if joins is CrossfadeMode.OFFICIAL or overlap is not None:
         frames = OVERLAP_FRAMES if overlap is None else overlap
         window = torch.from_numpy(np.hamming(2 * frames * hop).astype(np.float32)).to(device)
         return Crossfade(frames, frames, frames, frames, window, continuous=False)
-    # One frame of fade is enough: there the old version has most of its right neighbours, and the new one all it needs.
+    # A crossfade of one frame is enough: there the old piece has most right neighbours, and the new piece all of them.
     size = 2 * hop
     window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square().to(device)
     seen_again = OVERLAP_FRAMES + CONTEXT_FRAMES
@@ -80,7 +78,7 @@ def resized_frames(frames: int, speed: float) -> int:
 
 
 def resize(mel: Tensor, speed: float) -> Tensor:
-    """The whole mel at this speed; mel: [frames, bins]  →  [`resized_frames`, bins]."""
+    """Resample a whole mel to this speed; mel: [frames, bins]  →  [`resized_frames`, bins]."""
     if speed == 1.0 or not len(mel):
         return mel
     return interpolate(mel.T[None], size=resized_frames(len(mel), speed), mode="linear")[0].T
@@ -88,10 +86,10 @@ def resize(mel: Tensor, speed: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SpeedTail:
-    """`resize` for a mel that arrives in pieces: each output frame is made once both its neighbours exist.
+    """Does `resize` for a mel that arrives in pieces: an output frame is made once both its neighbours exist.
 
-    Output frame k lies at (k + 1/2) · speed − 1/2 of the input, ends repeated. kept: [frames, bins], input that later
-    output frames need; first: place of `kept` in the whole input; made: number of output frames so far.
+    Output frame k lies at position (k + 1/2) · speed − 1/2 of the input, whose ends are repeated. kept: [frames, bins],
+    input that later output frames need; first: its first frame's index in the input; made: number of output frames.
     """
 
     speed: float
@@ -106,7 +104,7 @@ class SpeedTail:
         return max(0, int((end - 0.5) / self.speed + 0.5) - self.made)
 
     def push(self, mel: Tensor, final: bool) -> tuple[Tensor, SpeedTail]:
-        """mel: [frames, bins] new input  →  [n, bins], possibly of no frames, and the tail after it."""
+        """mel: [frames, bins] new input  →  output frames [n, bins], n may be 0, and the tail after this input."""
         made = self.made + self.count(len(mel), final)
         kept = mel if self.kept is None else torch.cat((self.kept, mel))
         end = self.first + len(kept)
@@ -128,9 +126,9 @@ class SpeedTail:
 
 @dataclass(frozen=True)
 class PooledTails:
-    """The end of a stream's last piece, which is kept in one row of the packed path's pool.
+    """The end of a stream's last piece, kept in one row of the packed path's pool.
 
-    row: of the pool; known: how many of its mel frames have their source signal kept as well.
+    row: index in the pool; known: how many of its mel frames have their source signal kept as well.
     """
 
     row: int
@@ -139,21 +137,21 @@ class PooledTails:
 
 @dataclass(frozen=True, eq=False)
 class Tails:
-    """A stream's memory between pieces. Each piece makes a new one; it is never changed.
+    """The values that a stream keeps between pieces. Each piece makes a new object; objects are never changed.
 
-    On the packed path `pooled` says where mel, source, phase and held are, and they are None here.
+    On the packed path mel, source, phase and held are None, and `pooled` tells where they are stored.
     """
 
     speed: SpeedTail | None = None
-    """None: the speed is 1, or the utterance is whole."""
+    """The state of resampling; None: the speed is 1, or the utterance is whole."""
     waiting: Tensor | None = None
     """[frames, bins] float32, at the stream's speed: too few frames to be vocoded by themselves."""
     mel: Tensor | None = None
     """[frames, bins] float32 for the next piece to compute again, the overlap last; None before the first piece."""
     source: Tensor | None = None
-    """[samples] float32 of `mel`'s first frames."""
+    """[samples] float32: the source signal of `mel`'s first frames."""
     phase: Tensor | None = None
-    """[harmonics] float32 cycles at the end of `source`."""
+    """[harmonics] float32: the phases of the harmonics at the end of `source`, in cycles."""
     held: Tensor | None = None
     """[samples] float32: the first samples of the overlap, to be faded into the next piece."""
     frames: int = 0
@@ -165,9 +163,9 @@ class Tails:
 
 @dataclass(eq=False)
 class VocoderStream:
-    """One sequence's state: its settings, and its tails, which `VocoderStage.run` alone replaces.
+    """The state of one sequence: its settings, and its tails, which only `VocoderStage` replaces.
 
-    seed: of the source's noise, None: no noise; speed: of a whole utterance or of a stream's pieces.
+    seed: of the source's noise, None: no noise; speed: of a whole utterance, or of a stream's pieces.
     """
 
     seed: int | None
@@ -175,12 +173,12 @@ class VocoderStream:
     rule: Crossfade
     tails: Tails
     closed: bool = False
-    """The stream keeps no tails any more; pieces that were on their way may still come."""
+    """The stream keeps no tails any more; pieces that were begun earlier may still arrive."""
 
     def frames_of(self, frames: int, final: bool, whole: bool) -> int:
         """Frames that the vocoder will compute for a piece of this many frames, context included.
 
-        0: the piece waits for more frames, because it is too short for a sample, or for the fade at either end.
+        0: the piece waits for more frames, because it is too short to give a sample, or to be crossfaded at both ends.
         """
         if whole:
             return resized_frames(frames, self.speed)
@@ -196,7 +194,7 @@ class VocoderRow:
     """One row of a batch: the next part of a stream's mel, or the mel of a whole utterance.
 
     mel: [frames, bins], only frames that were not in an earlier row, before the speed is applied; final: the stream's
-    last row; whole: the utterance is resampled at once, and no crossfade is needed.
+    last row; whole: the row is a whole utterance, which is resampled at once and needs no crossfade.
     """
 
     stream: VocoderStream
@@ -208,7 +206,7 @@ class VocoderRow:
     before: Tails = field(init=False)
     """The stream's tails before this row, empty for a whole utterance."""
     speed: SpeedTail | None = field(init=False, default=None)
-    """The stream's resampling after this row."""
+    """The stream's resampling state after this row."""
     fresh: tuple[Tensor, ...] = field(init=False)
     """[frames, bins] float32 each, at the stream's speed: frames that waited, and new ones."""
     new_frames: int = field(init=False)
@@ -239,14 +237,14 @@ class PaddedVocoding:
         self._vocoder, self._device, self._both = models.vocoder, models.device, both
         self._hop = models.vocoder.config.samples_per_frame
         self.one_by_one = models.device.type == "cpu"
-        """Each row is a batch: one row keeps a CPU's cores busy, needs no padding, and a compiled shape serves all
-        batches; a row's bits do not depend on other rows."""
+        """Whether each row is a batch of its own: one row keeps a CPU's cores busy, needs no padding, and a compiled
+        shape serves all batches; a row's bits do not depend on other rows."""
 
     def prepare(self, frames: int | None) -> None:
-        """Do nothing: this path records nothing."""
+        """Do nothing: this path has no recordings."""
 
     def release(self, tails: Tails) -> None:
-        """Free resources of the tails beside their own tensors; here there are none."""
+        """Do nothing: on this path tails have no memory but their own tensors."""
 
     def vocode(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
         """Samples of each row, and its stream's tails after it; the tails of a closed stream may have any values."""
@@ -274,9 +272,10 @@ class PaddedVocoding:
         return [self._finished(*one) for one in zip(rows, mels, sources, waves, strict=True)]
 
     def _sources(self, rows: Sequence[VocoderRow], f0: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """Excitation of rows that either all continue a phase or all start anew; f0: [batch, frames] Hz.
+        """Source signals of rows that either all continue a phase or all start a new one; f0: [batch, frames] Hz.
 
-        →  [frames · hop] float32, and [harmonics] cycles where the next piece's new source begins, None: it starts anew
+        →  [frames · hop] float32, and [harmonics], the phase in cycles where the next piece's new source begins, or
+        None
         """
         vocoder, hop = self._vocoder, self._hop
         phases = [row.before.phase for row in rows if row.before.phase is not None]
@@ -284,7 +283,7 @@ class PaddedVocoding:
         kept = [None if carried is None else row.before.source for row in rows]
         known = [0 if one is None else len(one) // hop for one in kept]
         pitch = pad_sequence([one[first : row.frames] for row, one, first in zip(rows, f0, known, strict=True)], True)
-        # One copy to the device: seed, first noise counter, frame at whose end the phase is kept.
+        # For each row its seed, its first noise counter, and the frame at whose end the phase is kept, in one copy.
         numbers = [
             (
                 row.stream.seed or 0,
@@ -313,7 +312,7 @@ class PaddedVocoding:
     def _finished(
         self, row: VocoderRow, mel: Tensor, source: tuple[Tensor, Tensor | None], wave: Tensor
     ) -> tuple[Tensor, Tails]:
-        """Samples, with the held samples faded in, and copies of the new tails, which keep no batch alive."""
+        """Samples, crossfaded with the held ones, and the new tails, as copies, which keep no batch in memory."""
         hop, rule, before = self._hop, row.stream.rule, row.before
         wave, fade = wave[: row.frames * hop], rule.fade_frames * hop
         if before.held is not None:
@@ -335,16 +334,16 @@ class PaddedVocoding:
 
 
 class VocoderStage:
-    """The vocoder over pieces of any streams and whole utterances, each with the same result as alone.
+    """Runs the vocoder on pieces of streams and on whole utterances; each gives the same result as it would alone.
 
     The last frames of a piece lack their right neighbours: their samples are held back, and the next piece computes
-    them again, with a fade where the samples would differ. The source of frames already spoken is kept, so that its
-    noise and phase run on.
+    them again, with a crossfade if the samples would differ. The source of frames already spoken is kept, so that its
+    noise and phase continue.
 
-    source_noise: whether the source has its noise; without it the audio is a function of the mel. kernels: whether our
-    own kernels and recorded launches are used (see `vivavoce_kernels.usable`); a vocoder of sizes that they do not take
-    stays on the plain path. most_frames: with kernels; frames of the largest recorded batch, larger ones are split.
-    None: chosen for speed. both: without kernels, runs two independent parts of a piece; None: in turn.
+    source_noise: whether the source adds noise; without it the audio depends only on the mel. kernels: whether our own
+    kernels and recorded launches are used (see `vivavoce_kernels.usable`); a vocoder whose sizes they do not support
+    uses the plain path. most_frames: with kernels; frames of the largest recorded batch, larger ones are split. None:
+    chosen for speed. both: without kernels, runs two independent parts of a piece; None: in turn.
     """
 
     def __init__(
@@ -373,7 +372,7 @@ class VocoderStage:
         self.vocoding.prepare(frames)
 
     def open(self, seed: int, speed: float, joins: CrossfadeMode) -> VocoderStream:
-        """Open a stream for one sequence; joins: for a stream's pieces, a whole utterance has none."""
+        """Open a stream for one sequence; joins: of a stream's pieces; a whole utterance has no joins."""
         vocoder = self._vocoder
         hop, device = vocoder.config.samples_per_frame, self._no_samples.device
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)

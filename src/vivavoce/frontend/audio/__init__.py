@@ -1,1 +1,1 @@
-"""Audio at the edge: decoding, checking, resampling and writing."""
+"""Audio input and output: decoding, checking, resampling and encoding."""

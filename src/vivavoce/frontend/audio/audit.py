@@ -1,4 +1,4 @@
-"""How good a reference recording is, and what to record better."""
+"""Measures the quality of a reference recording, and advises how to record it better."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from vivavoce.frontend.audio.samples import Audio, Levels, levels_of
 
 MAX_CLIPPED = 0.001
-"""Share of samples at the very peak from which a recording is clipped: an unclipped one has single ones."""
+"""A recording counts as clipped if more than this fraction of its samples is at the peak."""
 LEAST_DB, LEAST_OVER_NOISE_DB = -45.0, 15.0
-"""A good recording's speech is louder than the first, and lies above its noise by more than the second."""
+"""Limits of a good recording, in dB: the level of its speech, and the distance from speech to noise."""
 LEAST_SPEECH_S, MOST_SPEECH_S, LONGEST_PAUSE_S = 2.0, 12.0, 1.5
 TELEPHONE_HZ, TELEPHONE_DB = 4_400, -33.0
-"""A recording whose energy above this frequency is less than that part of all had a narrow band."""
+"""A recording is narrow-band if its energy above `TELEPHONE_HZ`, relative to its whole energy, is below this (dB)."""
 TONAL_DB, TONAL_LINES = 12.0, 2
-"""A hum or music has at least this many lines of the spectrum that stand out by more than this between the words."""
+"""A recording has hum or music if this many spectral peaks between words stand out by more than this level (dB)."""
 RATES = (2.0, 30.0), (1.0, 12.0)
-"""Characters in a second of speech, at least and at most; the second pair: of Chinese, Japanese and Korean."""
+"""Fewest and most letters per second of speech; the second pair is for Chinese, Japanese and Korean."""
 _WIDE = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _LETTER = regex.compile(r"[\p{L}\p{N}]")
 _WINDOW_S = 0.064
@@ -31,10 +31,10 @@ Values = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Audit:
-    """Measurements of a recording. level_db, noise_db: of the speech, and of what lies between it, in dB of full scale;
-    clipped: share of clipped samples; speech_s: seconds of speech without pauses; pause_s: the longest pause within;
-    cut_s: the best place to cut a long recording, in its longest pause before `MOST_SPEECH_S`; warnings: what to
-    record better, one line each.
+    """Measurements of a recording. level_db, noise_db: level of the speech and of the pauses, in dB of full scale.
+    clipped: fraction of clipped samples. speech_s: seconds of speech without pauses. pause_s: seconds of the longest
+    pause. cut_s: the best position to cut a long recording: its longest pause before `MOST_SPEECH_S`. warnings: one
+    line for each problem, with advice.
     """
 
     duration_s: float
@@ -50,9 +50,8 @@ class Audit:
 def audit(
     audio: Audio, transcript: str = "", advised_s: float = MOST_SPEECH_S, *, levels: Levels | None = None
 ) -> Audit:
-    """Audit a checked recording; transcript: its words, "" if unknown; advised_s: the longest advised speech; levels:
-    its own, if they are measured already.
-    """
+    """Audit a checked recording. transcript: its text, or "" if unknown. advised_s: seconds of the longest advised
+    speech. levels: the recording's levels, if they are already measured."""
     levels, size = levels or levels_of(audio), np.abs(audio.samples)
     speaks, peak = np.flatnonzero(levels.speaks), float(size.max())
     clipped = float(np.mean(size > 0.999 * peak)) if peak > 0.99 else 0.0
@@ -121,7 +120,7 @@ def _of_transcript(transcript: str, speech_s: float) -> list[str]:
 
 
 def _cut(speaks: Places, gaps: Places) -> float | None:
-    """The middle, in seconds, of the longest pause between 3 s and `MOST_SPEECH_S` of the speech; None: it has none."""
+    """The middle, in seconds, of the longest pause between 3 s and `MOST_SPEECH_S` after speech begins; or None."""
     begin = (speaks - speaks[0]) / 100
     near = np.flatnonzero((gaps >= 10) & (begin[:-1] > 3.0) & (begin[:-1] < MOST_SPEECH_S))
     if not len(near):
@@ -131,7 +130,7 @@ def _cut(speaks: Places, gaps: Places) -> float | None:
 
 
 def _spectra(audio: Audio, chosen: NDArray[np.bool_]) -> tuple[Values, Values]:
-    """Power of each window that lies in frames that are all chosen, [windows, bins], and the bins' frequencies."""
+    """Power spectra [windows, bins] of windows inside chosen frames of 10 ms, and the bins' frequencies in hertz."""
     size, hop = int(_WINDOW_S * audio.sample_rate), audio.sample_rate // 100
     frames = size // hop + 1
     whole = np.convolve(chosen, np.ones(frames), "valid") > frames - 0.5
@@ -150,7 +149,7 @@ def _is_narrow(audio: Audio, levels: Levels) -> bool:
 
 
 def _lines(audio: Audio, levels: Levels) -> int:
-    """Lines between 100 and 4,000 Hz that stand out of the sound between the words, if that is near the speech."""
+    """Number of spectral peaks from 100 to 4,000 Hz between the words; 0 if that sound is far below the speech."""
     if levels.speech - levels.noise > 40.0:
         return 0
     power, hertz = _spectra(audio, ~levels.speaks & (levels.frames > levels.speech - 60.0))

@@ -1,4 +1,4 @@
-"""Decodes an uploaded recording into mono float samples, bounded in bytes and seconds."""
+"""Decodes an uploaded recording into mono float samples, with limits on its bytes and seconds."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from vivavoce.errors import InvalidAudio
 from vivavoce.frontend.audio.samples import Audio, Samples, audible, check_finite
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""30 s of stereo float32 at 192 kHz are 44 MiB; a reference never needs more."""
+"""Maximum size of an audio file. A reference needs less: 30 s of stereo float32 at 192 kHz are 44 MiB."""
 MAX_DECODE_S = 600.0
-"""Longest decoded duration when the caller names no limit: 460 MB at 192 kHz."""
+"""Maximum duration if the caller gives no limit: 460 MB of samples at 192 kHz."""
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
 
 _READ_BYTES = 1 << 20
 _BLOCK_VALUES = 1 << 18
 _TOLERANCE_S = 0.1
-"""Encoders pad what they encode, and headers count that differently: what is missing beyond this was cut off, and a
-recording may be longer than its limit by this."""
+"""Tolerance for the padding of encoders, which headers count in different ways. A file that is shorter than its header
+says by more than this is cut off; a recording may exceed its maximum duration by this."""
 
 _MALFORMED = 3
-"""SF_ERR_MALFORMED_FILE: libsndfile knows the format and finds it damaged."""
+"""SF_ERR_MALFORMED_FILE: libsndfile knows the format, but the file is damaged."""
 _LONGEST = 1 << 48
-"""Header lengths above this stand for "unknown" (libsndfile's SF_COUNT_MAX)."""
+"""Numbers of frames above this mean that the length is unknown (libsndfile's SF_COUNT_MAX)."""
 _UNKNOWN_BYTES = 0x7FF00000
-"""Chunk sizes from here on are what streaming writers put when they cannot know the length."""
+"""Chunk sizes of at least this mean that the length is unknown; programs that write a WAV stream use them."""
 
 _AV_FORMATS = "aac,ac3,aiff,amr,ape,asf,avi,caf,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,tta,w64,wav,wv"
-"""Containers that hold their own bytes. Playlists (concat, hls, dash) must stay out: they make FFmpeg open
-other files and addresses, so that an upload could read this machine's disk."""
+"""Allowed containers of FFmpeg. Playlists (concat, hls, dash) must not be added: they make FFmpeg open other files and
+addresses, so that an upload could read this machine's disk."""
 _TRUSTED_LENGTHS = ("mov", "matroska")
-"""Containers that store their length; FFmpeg guesses that of the others from the bit rate."""
+"""Containers that store their length; FFmpeg estimates the length of other containers from the bit rate."""
 
 
 _Blocks = Generator[tuple[Samples, Samples], None, None]
 
 
 class _Track(NamedTuple):
-    """An opened audio track: its length by a header that can be trusted, and blocks, decoded when drawn: the mean of
-    all channels [n] and the first channel [n]."""
+    """An opened audio track. promised_samples: its length by a reliable header, or None; blocks: decodes blocks when
+    iterated, each as the mean of all channels [n] and the first channel [n]."""
 
     sample_rate: int
     promised_samples: int | None
@@ -55,24 +55,24 @@ class _Track(NamedTuple):
 
 
 class _BrokenTrackError(Exception):
-    """The container was recognised, but its content cannot be decoded. Holds the decoder's own words."""
+    """The container was recognised, but its content cannot be decoded. The message comes from the decoder."""
 
 
 def decode_audio(
     source: str | Path | bytes | BinaryIO, *, field: str = "reference audio", max_seconds: float | None = None
 ) -> Audio:
-    """Decode `source`: libsndfile first, FFmpeg for what it does not know.
+    """Decode an audio file with libsndfile, or with FFmpeg if libsndfile does not know its format.
 
-    Channels are averaged, unless they cancel each other: then it is the first. Samples are kept as stored, at their
-    own rate and unclipped, as in the official front end. Decoding stops as soon as `max_seconds` (default
-    `MAX_DECODE_S`) are passed by more than 0.1 s, which may be an encoder's padding and is cut off. A file that was
-    cut off is refused where its container tells the length (wav, aiff, flac, Vorbis, m4a, webm, MP3 with an index); a
-    cut Opus file is just a shorter one, and a WAV file that was written as a stream ends where it ends.
+    Channels are averaged; if they cancel each other, the first channel is used. Samples keep their values, unclipped,
+    and their rate, as in the official front end. Decoding fails as soon as the audio exceeds `max_seconds` (default
+    `MAX_DECODE_S`) by more than 0.1 s; a smaller excess may be an encoder's padding and is cut off. A truncated file is
+    refused if its container stores the length (wav, aiff, flac, Vorbis, m4a, webm, MP3 with an index). A truncated Opus
+    file, or a WAV file that was written as a stream, is accepted as a shorter file.
 
     Args:
-        source: path, content or open binary file; read up to 64 MiB.
-        field: what messages call the audio.
-        max_seconds: longest audio accepted.
+        source: path, content or open binary file; at most 64 MiB.
+        field: name of the audio in error messages.
+        max_seconds: maximum duration.
 
     Raises:
         InvalidAudio: no such file, a directory, empty, too large, not audio, damaged, cut off, no samples,
@@ -98,7 +98,7 @@ def decode_audio(
 
 
 def read_source(source: str | Path | bytes | BinaryIO, field: str) -> tuple[bytes, str]:
-    """Read all of `source`, but never more than `MAX_FILE_BYTES`; with its name in messages: field and base name.
+    """Read all of `source`, at most `MAX_FILE_BYTES`. Also return its label for error messages: field and file name.
 
     Raises:
         InvalidAudio: missing, a directory, unreadable, empty, too large, or an object that cannot be read.
@@ -142,7 +142,7 @@ def _read_path(path: str | Path, label: str) -> bytes:
 
 
 def _read_bounded(file: BinaryIO, label: str) -> bytes:
-    """Read to the end or just past the limit; pipes and sockets may give less than asked for at a time."""
+    """Read until the end, or just past the limit, in a loop, since pipes and sockets may return short reads."""
     data = bytearray()
     while len(data) <= MAX_FILE_BYTES and (piece := file.read(_READ_BYTES)):
         if not isinstance(piece, bytes):
@@ -152,7 +152,7 @@ def _read_bounded(file: BinaryIO, label: str) -> bytes:
 
 
 def _drain(track: _Track, limit_s: float, label: str) -> Samples:
-    """All samples of the track, as many as it promises and no more than the limit."""
+    """Decode all samples of a track. InvalidAudio: it is cut off, is longer than `limit_s`, or has a wrong rate."""
     rate, promised = track.sample_rate, track.promised_samples
     if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
         raise InvalidAudio(
@@ -175,8 +175,8 @@ def _drain(track: _Track, limit_s: float, label: str) -> Samples:
                 raise InvalidAudio(too_long.format(label, f"more than {limit_s:g} s", limit_s))
     if promised is not None and promised - num_samples > _TOLERANCE_S * rate:
         raise InvalidAudio(
-            f"{label} is cut off: its header promises {promised / rate:.2f} s, {num_samples / rate:.2f} s are "
-            "there; upload the whole file"
+            f"{label} is cut off: its header promises {promised / rate:.2f} s, but it has "
+            f"{num_samples / rate:.2f} s; upload the whole file"
         )
     if not mixes:
         return np.zeros(0, np.float32)
@@ -187,9 +187,9 @@ def _drain(track: _Track, limit_s: float, label: str) -> Samples:
 
 
 class _SeekableBytes(io.BytesIO):
-    """Bytes in which a seek before the start stays where it is.
+    """A binary file in memory that ignores a seek to before its start.
 
-    libsndfile tries such seeks in damaged files, and an exception inside its callback is printed to stderr.
+    libsndfile makes such seeks in damaged files; an exception in its callback would be printed to stderr.
     """
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -200,7 +200,7 @@ class _SeekableBytes(io.BytesIO):
 
 
 def _open_soundfile(data: bytes) -> _Track | None:
-    """None if libsndfile does not know the format (wav, flac, mp3, ogg, aiff, caf, …), or not well enough."""
+    """Open a file with libsndfile (wav, flac, mp3, ogg, aiff, caf, …); None if libsndfile cannot read its format."""
     try:
         file = soundfile.SoundFile(_SeekableBytes(data))
     except soundfile.LibsndfileError as error:
@@ -230,10 +230,10 @@ def _soundfile_blocks(file: soundfile.SoundFile) -> _Blocks:
 
 
 def share_present(data: bytes) -> float:
-    """Part of the promised sample bytes that a WAV or AIFF file really holds, in (0, 1].
+    """The fraction, in (0, 1], of the sample bytes in a WAV or AIFF file's header that the file really contains.
 
-    libsndfile shortens a cut file without a word; only the chunk's own size tells that something is missing.
-    1.0 also for every other format and for lengths marked as unknown.
+    libsndfile silently shortens a truncated file; only the size of its sample chunk shows that samples are missing. The
+    result is 1.0 for all other formats, and if the header marks the length as unknown.
     """
     begin, size = _sample_bytes(data)
     present = len(data) - begin
@@ -241,18 +241,18 @@ def share_present(data: bytes) -> float:
 
 
 def with_length(data: bytes) -> bytes:
-    """The file; of a WAV file whose writer could not go back and left 0 as the length, with its length."""
+    """The file; if it is a WAV stream with the length 0 in its header, the true length is inserted."""
     begin, size = _sample_bytes(data)
     if size or begin == len(data) or data[:4] != b"RIFF":
         return data
     (riff,) = struct.unpack_from("<I", data, 4)
-    if len(data) <= riff + 8 < _UNKNOWN_BYTES:  # what follows are other chunks
+    if len(data) <= riff + 8 < _UNKNOWN_BYTES:  # the samples are empty, and other chunks follow
         return data
     return data[: begin - 4] + struct.pack("<I", len(data) - begin) + data[begin:]
 
 
 def _sample_bytes(data: bytes) -> tuple[int, int]:
-    """Place and size of a WAV or AIFF file's samples, by their chunk's header; without one, the file's end and 0."""
+    """Offset and size of the sample chunk in a WAV or AIFF file; the file's end and 0 if it has no such chunk."""
     if (data[:4], data[8:12]) == (b"RIFF", b"WAVE"):
         name, size_format = b"data", "<I"
     elif data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):
@@ -270,9 +270,9 @@ def _sample_bytes(data: bytes) -> tuple[int, int]:
 
 
 def mp3_has_index(data: bytes) -> bool:
-    """Whether an MP3 begins with a Xing or Info frame, which stores the number of its frames.
+    """Whether an MP3 file begins with a Xing or Info frame, which stores the number of frames.
 
-    Without one its length is a guess from the first frame's bit rate.
+    Otherwise, its length can only be estimated from the first frame's bit rate.
     """
     start = 0
     if data[:3] == b"ID3" and len(data) >= 10:
@@ -282,7 +282,7 @@ def mp3_has_index(data: bytes) -> bool:
 
 
 def _open_av(data: bytes) -> _Track | None:
-    """None if FFmpeg finds no format (m4a, aac, webm, amr, wma, …) or no audio in `data`."""
+    """Open a file with FFmpeg (m4a, aac, webm, amr, wma, …); None if its format is unknown or it has no audio."""
     import av
 
     try:
@@ -292,14 +292,14 @@ def _open_av(data: bytes) -> _Track | None:
     except av.FFmpegError:
         return None
     stream = next(iter(container.streams.audio), None)
-    if stream is None or stream.codec_context is None or not stream.rate:  # no context: a codec unknown here
+    if stream is None or stream.codec_context is None or not stream.rate:  # no context: the codec is unknown
         container.close()
         return None
     promised = None
     if container.format.name.startswith(_TRUSTED_LENGTHS):
         if stream.duration is not None:
             promised = round(stream.duration * stream.time_base * stream.rate)
-        # The container's length is that of its longest track, so it speaks for the audio only if that is alone.
+        # The container's length is the length of its longest track: use it only if audio is the only track.
         elif container.duration is not None and len(container.streams) == 1:
             promised = round(container.duration * stream.rate / 1_000_000)
     return _Track(stream.rate, promised, _av_blocks(container, stream))
@@ -316,14 +316,14 @@ def _av_blocks(container: Any, stream: Any) -> _Blocks:
                     yield _mix_to_mono(planar.to_ndarray())
         except av.FFmpegError as error:
             raise _BrokenTrackError(error.strerror) from None
-        except ValueError as error:  # channels or format change on the way
+        except ValueError as error:  # channels or format change within the track
             raise _BrokenTrackError(str(error)) from None
 
 
 def _mix_to_mono(channels: Samples) -> tuple[Samples, Samples]:
-    """The mean of all channels of a block [channels, n], and its first channel: [n] each.
+    """The mean of all channels [n] and the first channel [n] of a block [channels, n].
 
-    Damaged float files hold values whose sum overflows; the infinite samples that result are refused later.
+    The sum of channels overflows in damaged float files; the resulting infinite samples are refused later.
     """
     first = np.ascontiguousarray(channels[0])
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,9 +1,9 @@
-"""Strangers' recordings are decoded in a process of its own, which holds nothing worth taking and can open nothing.
+"""Decodes clients' recordings in a separate, sandboxed process, which contains no secrets and can open no files.
 
-Decoders are large and written in C: a recording that breaks one breaks a process without the model and the voices.
-`main` reads from the socket that is its input a line of JSON (how messages call the audio, the longest accepted in
-seconds, bytes) and so many bytes; it answers there with a line of JSON (rate, bytes, or an error) and so many bytes of
-float32 samples. Nothing that it sends is trusted.
+Decoders are large C libraries. A malicious recording can only attack a process that has neither the model nor voices.
+The process talks over a socket, its standard input. A request is a line of JSON (the audio's name in messages, maximum
+seconds, number of bytes), then the file's bytes. The answer is a line of JSON (sample rate, number of bytes, error),
+then float32 samples. The parent checks each answer, because the process might be compromised.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from vivavoce.frontend.audio.decode import MAX_DECODE_S, MAX_SAMPLE_RATE, decode
 from vivavoce.frontend.audio.samples import Audio
 
 DECODE_S = 10.0
-"""Longest time for one recording; 30 s of the slowest format take a tenth of a second."""
+"""Maximum time to decode a recording, in seconds; 30 s of audio in the slowest format take 0.1 s."""
 MEMORY_BYTES = 1 << 30
-"""Address space: Python and the libraries take 0.2 GB, the largest file with its samples 0.1 GB more."""
+"""Limit of the process's address space. Python and libraries take 0.2 GB, the largest file with its samples 0.1 GB."""
 _MAX_LINE = 4096
 _AMR = b"#!AMR\n" + (b"\x04" + bytes(12)) * 8
-"""A sixth of a second in a format that only FFmpeg decodes."""
+"""An AMR file of 0.16 s, to test FFmpeg: libsndfile cannot decode AMR."""
 
 
 class DecodingProcess:
-    """Decodes as `decode_audio` does; from any number of threads, one recording after the other.
+    """Runs `decode_audio` in the process that `command` starts. Thread-safe; decodes one recording at a time.
 
-    Its process, which `command` runs, is replaced when it ends, takes too long or says what cannot be understood.
+    The process is replaced if it ends, takes too long, or sends an invalid answer.
     """
 
     def __init__(self, command: tuple[str, ...] = python_command(__name__)) -> None:
@@ -46,21 +46,21 @@ class DecodingProcess:
         self._start()
 
     def check(self) -> None:
-        """Raise MissingDependency if decoding cannot work on this machine."""
+        """Decode a test file; raises MissingDependency if decoding does not work on this machine."""
         try:
             self.decode(_AMR)
         except InvalidAudio:
             raise MissingDependency(
-                "recordings: the process that decodes them does not start; on stderr it says what it lacks (av?)"
+                "recordings: the process that decodes them does not start; its message on stderr says why (no av?)"
             ) from None
 
     def decode(
         self, source: str | Path | bytes | BinaryIO, *, field: str = "reference audio", max_seconds: float | None = None
     ) -> Audio:
-        """See `decode_audio`; InvalidAudio also for what takes too long, too much memory, or breaks the decoder."""
+        """See `decode_audio`. Raises InvalidAudio also if decoding crashes, or takes too long or too much memory."""
         data, label = read_source(source, field)
         with self._lock:
-            if self._process.poll() is not None:  # it was ended meanwhile, and not by this recording
+            if self._process.poll() is not None:  # the process ended before this recording
                 self.close()
                 self._start()
             began, timer = time.monotonic(), Timer(DECODE_S, _end, (self._process, self._socket))
@@ -69,7 +69,7 @@ class DecodingProcess:
                 return _exchange(self._socket, data, field, MAX_DECODE_S if max_seconds is None else max_seconds)
             except InvalidAudio:
                 raise
-            except Exception:  # it has ended, or the next answer of this process might be of another recording
+            except Exception:  # the process ended, or its next answer might belong to another recording
                 problem = "takes too long to decode" if time.monotonic() - began >= DECODE_S else "breaks its decoder"
                 self.close()
                 self._start()
@@ -83,7 +83,7 @@ class DecodingProcess:
         self._socket.close()
 
     def _start(self) -> None:
-        # Further threads and pools of memory take addresses, more of them the more processors there are.
+        # By default, libraries reserve address space for each processor (threads, memory pools), beyond the limit.
         few = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -92,12 +92,12 @@ class DecodingProcess:
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
     process.kill()
-    with suppress(OSError):  # it is closed already
-        connection.shutdown(socket.SHUT_RDWR)  # a process that it has started might keep the other end
+    with suppress(OSError):  # the socket is already closed
+        connection.shutdown(socket.SHUT_RDWR)  # a child of the process might keep the other end open
 
 
 def _exchange(connection: socket.socket, data: bytes, field: str, limit_s: float) -> Audio:
-    """The recording's samples, or InvalidAudio; raises what sockets, JSON and numpy do if the process is broken."""
+    """Send a recording and return its samples. Errors other than InvalidAudio mean that the process is broken."""
     connection.sendall(json.dumps([field, limit_s, len(data)]).encode() + b"\n" + data)
     with connection.makefile("rb") as answers:
         rate, length, error = json.loads(answers.readline(_MAX_LINE))
@@ -106,13 +106,13 @@ def _exchange(connection: socket.socket, data: bytes, field: str, limit_s: float
         if error or not (0 < rate <= MAX_SAMPLE_RATE and 0 < length <= limit_s * rate * np.float32().itemsize):
             raise ValueError(error)
         samples = answers.read(length)
-    return Audio(np.frombuffer(bytearray(samples), np.float32, length // 4), int(rate))  # which may be written to
+    return Audio(np.frombuffer(bytearray(samples), np.float32, length // 4), int(rate))  # bytearray: writable
 
 
 def main() -> None:
     ignore_signals()  # the parent closes the socket when it ends
     end_with_parent()
-    decode_audio(_AMR)  # what is imported or opened at first use is now
+    decode_audio(_AMR)  # load all lazy imports and files before the sandbox forbids it
     shut_in(MEMORY_BYTES)
     with open(sys.stdin.fileno(), "wb", closefd=False) as answers:
         for head in sys.stdin.buffer:

@@ -1,4 +1,4 @@
-"""Encodes speech, whole or while it is made: samples in, the bytes of one growing file out."""
+"""Encodes speech into an audio file, either whole or chunk by chunk while the speech is being made."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from vivavoce.frontend.audio.tag import AudioTag
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 """Output sample rates in hertz."""
 MIN_BITRATE, MAX_BITRATE = 16_000, 160_000
-"""Bits per second for mono speech; 160 kbit/s is the most that MP3 allows below 32 kHz."""
+"""Allowed bits per second below 32 kHz, for mono speech; MP3 allows at most 160 kbit/s there."""
 MAX_BITRATE_ABOVE = 320_000
-"""From 32 kHz on."""
+"""Maximum bits per second for sample rates of 32 kHz and more."""
 
 
 class AudioFormat(str, Enum):
-    """A codec and the container it comes in; the value is the name in requests (`response_format`)."""
+    """A codec with its container. The value is the name in requests (`response_format`)."""
 
     MP3 = "mp3"
     OPUS = "opus"  # in Ogg (RFC 7845)
@@ -59,16 +59,16 @@ _ENCODERS: dict[AudioFormat, type[Encoder]] = {
     AudioFormat.ALAW: AlawEncoder,
 }
 _BARE = {AudioFormat.PCM: "pcm", AudioFormat.ULAW: "PCMU", AudioFormat.ALAW: "PCMA"}
-"""Samples without a header, and their media type."""
+"""Formats without a header, and their media subtypes."""
 
 
 @dataclass(frozen=True)
 class OutputFormat:
     """Format of the audio that a listener receives.
 
-    sample_rate: hertz, one of `SAMPLE_RATES`; None: as the speech is, and 8000 for ulaw and alaw, which telephones know
-    no other way. bitrate: bits per second; None: the codec's own. gain: factor of all samples. InvalidRequest: an
-    unknown rate or bitrate.
+    sample_rate: hertz, one of `SAMPLE_RATES`; None: the speech's own rate, but 8000 for ulaw and alaw, as telephones
+    need. bitrate: bits per second; None: the codec's default. gain: factor that multiplies all samples. InvalidRequest:
+    one is unknown.
     """
 
     codec: AudioFormat
@@ -80,11 +80,11 @@ class OutputFormat:
         codec, rate, bitrate = self.codec.value, self.sample_rate, self.bitrate
         if rate is not None and not (isinstance(rate, int) and rate in SAMPLE_RATES):
             known = ", ".join(map(str, SAMPLE_RATES))
-            raise InvalidRequest(f"sample_rate: {rate!r} Hz is not made here; choose one of {known}")
+            raise InvalidRequest(f"sample_rate: {rate!r} Hz is not supported; choose one of {known}")
         if bitrate is None:
             return
         if _ENCODERS[self.codec].default_bitrate is None:
-            raise InvalidRequest(f"bitrate: {codec} is not compressed to one; leave {bitrate} out")
+            raise InvalidRequest(f"bitrate: {codec} has no bitrate; leave {bitrate} out")
         largest = MAX_BITRATE if rate is None or rate < 32_000 else MAX_BITRATE_ABOVE
         if not MIN_BITRATE <= bitrate <= largest:
             raise InvalidRequest(
@@ -92,13 +92,13 @@ class OutputFormat:
             )
 
     def rate_of(self, speech_rate: int) -> int:
-        """Output samples per second for speech of this rate."""
+        """The output's sample rate in hertz; speech_rate: the sample rate of the speech."""
         if self.sample_rate is None and self.codec in (AudioFormat.ULAW, AudioFormat.ALAW):
             return 8_000
         return self.sample_rate or speech_rate
 
     def content_type(self, speech_rate: int) -> str:
-        """The Content-Type of a mono body; only samples without a header need their rate (hertz) in it."""
+        """The HTTP Content-Type of mono audio; it includes the sample rate only for formats without a header."""
         if self.codec in _BARE:
             return f"audio/{_BARE[self.codec]}; rate={self.rate_of(speech_rate)}; channels=1"
         return "audio/" + {AudioFormat.MP3: "mpeg", AudioFormat.OPUS: "ogg"}.get(self.codec, self.codec.value)
@@ -113,11 +113,11 @@ class OutputFormat:
 
 
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="encoder")
-"""Encoding threads for all streams. FFmpeg releases Python's lock, so they run in parallel."""
+"""Threads that encode for all streams. They run in parallel, because FFmpeg releases the GIL."""
 
 
 async def encode(encoder: Encoder, samples: Samples | None) -> bytes:
-    """Encode samples [n], or finish for None, in a thread where that takes time: mp3 would fill the event loop."""
+    """Encode samples [n]; None: finish the file. Slow encoders such as mp3 run in a thread, not in the event loop."""
     work = encoder.finish if samples is None else partial(encoder.encode, samples)
     return work() if encoder.is_instant else await asyncio.get_running_loop().run_in_executor(_THREADS, work)
 
@@ -130,7 +130,7 @@ _SUFFIXES = {f".{format.value}": format for format in AudioFormat} | {
 
 
 def parse_format(name: str, sample_rate: int | None = None, field: str = "response_format") -> OutputFormat:
-    """Read a request's `response_format` and `sample_rate`; InvalidRequest: an unknown name or rate."""
+    """The output format for a request's `response_format` and `sample_rate`. InvalidRequest: one of them is unknown."""
     try:
         return OutputFormat(AudioFormat(name), sample_rate)
     except ValueError:
@@ -139,8 +139,7 @@ def parse_format(name: str, sample_rate: int | None = None, field: str = "respon
 
 
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
-    """The format that the suffix of `path` names, in upper or lower case. A path without a suffix, such as a device,
-    means WAV.
+    """The format for the suffix of `path`, in any case. A path without a suffix, such as a device, means WAV.
 
     Raises:
         InvalidRequest: the suffix names no supported format.
@@ -160,10 +159,10 @@ def open_encoder(
     bitrate: int | None = None,
     tag: AudioTag | None = None,
 ) -> Encoder:
-    """Open an encoder of mono speech at `sample_rate` (hertz). With `to_rate`, the speech is first resampled to it.
+    """Open an encoder for mono speech at `sample_rate` (hertz). to_rate: resample the speech to this rate first.
 
-    All formats encode the 16-bit samples of `to_int16`. `delay`: audio, at 24 kHz, that the encoder may have taken and
-    not given out yet; `lead`: samples that a decoder puts before the first one.
+    All formats encode the 16-bit samples of `to_int16`. In the table, `delay` is the audio at 24 kHz that an encoder
+    may hold back; `lead` is the number of additional samples that a decoder produces before the first sample.
 
     ======  =====================  ================  ========  =============  ====================
     format  codec                  bitrate           delay     lead           no samples at all
@@ -178,15 +177,15 @@ def open_encoder(
     alaw    8 bits at 8 kHz        --                11 ms     0              nothing
     ======  =====================  ================  ========  =============  ====================
 
-    MP3 and ADTS cannot say where the first and the last sample lie, so the lead, and up to two frames of silence
-    at the end, are heard. Opus, MP3 and AAC know certain rates only: speech of another rate is resampled to the next
-    higher one, which takes another millisecond; what is shorter than that may stay empty. `to_rate` takes 6 to 11 ms.
-    An open FLAC encoder holds 6.5 MB, the others below 0.5 MB. A tag lies before the audio: in a LIST chunk (wav), in
-    Vorbis comments (flac, opus), in ID3 (mp3, aac); the others have no place for it.
+    MP3 and ADTS files cannot mark the first and last sample, so players play the lead and up to two frames of silence
+    at the end. Opus, MP3 and AAC support only certain rates: other speech is resampled to the next higher rate, which
+    adds 1 ms of delay; shorter audio may give an empty file. `to_rate` adds 6 to 11 ms of delay. An open FLAC encoder
+    takes 6.5 MB of memory, the others less than 0.5 MB. A tag is written before the audio: in a LIST chunk (wav), in
+    Vorbis comments (flac, opus) or in ID3 (mp3, aac); the other formats cannot store a tag.
 
     Raises:
-        InvalidRequest: a rate not in `SAMPLE_RATES`, a bitrate outside 16000–160000 bit/s (320000 from 32 kHz on), or
-            one for a format that has none.
+        InvalidRequest: a rate not in `SAMPLE_RATES`, a bitrate outside 16000–160000 bit/s (320000 from 32 kHz on), or a
+            bitrate for a format without one.
         MissingDependency: this build of PyAV lacks the codec.
     """
     return OutputFormat(format, to_rate, bitrate).open(sample_rate, tag)
@@ -195,7 +194,7 @@ def open_encoder(
 def encode_whole(
     format: AudioFormat, samples: Samples, sample_rate: int, to_rate: int | None = None, tag: AudioTag | None = None
 ) -> bytes:
-    """The bytes of a whole file, whose header tells the length; errors as in `open_encoder` and `Encoder.encode`."""
+    """The bytes of a whole file, with the length in its header; raises as `open_encoder` and `Encoder.encode`."""
     with closing(open_encoder(format, sample_rate, to_rate=to_rate, tag=tag)) as encoder:
         content = encoder.encode(samples) + encoder.finish()
         header = encoder.whole_header()
@@ -205,14 +204,15 @@ def encode_whole(
 def write_audio(
     target: str | Path, samples: Samples, sample_rate: int, to_rate: int | None = None, tag: AudioTag | None = None
 ) -> None:
-    """Write mono `samples` [n], float32, at `sample_rate` (hertz) as a whole file or none; to_rate: the file's.
+    """Write mono `samples` [n], float32, at `sample_rate` (hertz) to a file. to_rate: the sample rate in the file.
 
-    Its suffix chooses the format (see `format_of`). Devices and pipes are written directly; a link stays a link.
+    The path's suffix chooses the format (see `format_of`). A regular file is replaced atomically, also behind a
+    symbolic link; devices and pipes are written directly.
 
     Raises:
-        InvalidRequest: no such rate or suffix, the folder of the path is missing, it is a folder, or cannot be written.
+        InvalidRequest: an unknown rate or suffix; the path's folder is missing; the path is a folder or not writable.
         MissingDependency: this build of PyAV lacks the codec.
-        ValueError: samples are not [n], or NaN.
+        ValueError: samples have a shape other than [n], or contain NaN.
     """
     content = encode_whole(format_of(target), samples, sample_rate, to_rate, tag)
     path = Path(target)

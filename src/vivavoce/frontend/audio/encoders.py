@@ -1,4 +1,4 @@
-"""The encoders of one stream each: the container of each format, and resampling."""
+"""Encoders for audio streams: codec and container of each format, and resampling."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from vivavoce.frontend.audio.tag import AudioTag, id3_tag, info_chunk, vorbis_co
 
 _FLAC_BLOCKS_PER_SECOND = 50
 _OGG_RATE = 48_000
-"""Positions in Ogg count samples at 48 kHz, whatever was encoded."""
+"""Ogg Opus counts positions in samples at 48 kHz, for any rate of the encoded audio."""
 _PAGE_PACKETS = 42
-"""A page has at most 255 segments of 255 bytes, an Opus packet of 20 ms at most 1275 bytes: 6 segments."""
+"""Opus packets per Ogg page: a page has at most 255 segments of 255 bytes; a packet of 20 ms needs at most 6."""
 _STARTS_FILE, _ENDS_FILE = 2, 4
 _MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _CROSSINGS, _ROLLOFF, _BETA = 48, 0.945, 9.0
-"""Half the filter's length in periods of its cutoff frequency, the cutoff as a share of the lower Nyquist frequency,
-and β of the Kaiser window. Aliases are attenuated by 90 dB."""
+"""Half the filter's length in zero crossings, its cutoff as a fraction of the lower Nyquist frequency, and β of its
+Kaiser window. Aliases are attenuated by 90 dB."""
 _STEP = 96
-"""Fewest samples that are resampled together, in one matrix product instead of one filter for each sample."""
+"""Minimum number of input samples in a step: a step is one matrix product, faster than a filter for each sample."""
 
 
 class Resampler:
-    """Resamples a stream piece by piece; the result is the same for any division into pieces.
+    """Resamples a stream piece by piece; the result does not depend on the size of the pieces.
 
-    A polyphase filter: a sinc with a Kaiser window. Its latency is 6 to 11 ms (soxr's streams: 37 to 75 ms), and the
-    samples are not shifted in time.
+    It is a polyphase filter: a sinc with a Kaiser window. The filter delays output by 6 to 11 ms (soxr's streams: 37 to
+    75 ms), but does not shift the samples in time.
     """
 
     def __init__(self, from_rate: int, to_rate: int) -> None:
@@ -51,7 +51,7 @@ class Resampler:
         self._num_given = self._num_resampled = 0
 
     def push(self, samples: Samples) -> Samples:
-        """Take samples [n]; return those of the other rate [m] that are known now."""
+        """Take input samples [n]; return the output samples [m] that they complete."""
         self._num_given += len(samples)
         waiting, width = np.concatenate([self._waiting, samples]), len(self._kernels)
         steps = max(0, (len(waiting) - width) // self._old + 1)
@@ -64,14 +64,14 @@ class Resampler:
         return resampled
 
     def finish(self) -> Samples:
-        """The rest: all pieces together are as long as what was given, the last sample rounded up."""
+        """Return the last output samples. The whole output lasts as long as the input, rounded up to a sample."""
         missing = -(-self._num_given * self._new // self._old) - self._num_resampled
         return self.push(np.zeros(len(self._kernels), np.float32))[:missing]
 
 
 @lru_cache(maxsize=16)
 def _kernels(old: int, new: int) -> Samples:
-    """Kernels [old + 2·half, new]; column j gives the sample at j · old/new of a step of `old` samples."""
+    """Kernels [old + 2·half, new]: column j gives the output sample at position j · old/new in `old` input samples."""
     cutoff = _ROLLOFF * min(1.0, new / old)
     half = math.ceil(_CROSSINGS / cutoff)
     distances = np.arange(-half, old + half)[:, None] - np.arange(new)[None] * (old / new)
@@ -81,33 +81,33 @@ def _kernels(old: int, new: int) -> Samples:
 
 
 class Encoder:
-    """Encodes one stream. The bytes of all `encode` calls and of `finish`, in order, are one valid file.
+    """Encodes a stream. The bytes of all `encode` calls and of `finish`, joined in order, are a valid file.
 
-    The audio does not depend on how the samples are divided among the calls. Not safe for several threads. This class
-    writes PCM; subclasses write the other formats.
+    The audio does not depend on how the samples are divided among the calls. Not thread-safe. This class writes PCM;
+    subclasses write the other formats.
     """
 
     default_bitrate: int | None = None
-    """Bits per second; None: the format is not compressed to a bitrate."""
+    """Bits per second; None: the format has no bitrate."""
     resampler: Resampler | None = None
-    """Converts samples to the encoder's rate if theirs differs."""
+    """Resamples the speech to the encoder's rate; None: the rates are equal."""
     gain = 1.0
-    """Factor of all samples; see `amplified`."""
+    """Factor that multiplies all samples, see `amplified`."""
 
     def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
-        """tag: metadata for the file, in a format that can hold them."""
+        """tag: metadata for the file; ignored if the format cannot store it."""
         self._sample_rate, self._num_samples = sample_rate, 0
         self._header = b""
-        """Header bytes still to be sent."""
+        """Header bytes that are not yet returned."""
         self._ended = False
 
     def encode(self, samples: Samples) -> bytes:
-        """Take mono samples [n], n >= 0, float32, ±1 full scale; return all bytes that can be made of them now.
+        """Take mono samples [n], n >= 0, float32, ±1 full scale; return all bytes that are complete now.
 
-        The file's header comes with the first bytes; those of wav and flac with the first call, samples or not.
+        The first bytes contain the file's header. For wav and flac, the first call returns it even without samples.
 
         Raises:
-            ValueError: samples are not [n], a sample is NaN, or the encoder is finished or closed.
+            ValueError: samples have a shape other than [n] or contain NaN, or the encoder is finished or closed.
         """
         self._check_open()
         if samples.ndim != 1:
@@ -118,7 +118,7 @@ class Encoder:
         return self._pack(self._counted(integers))
 
     def finish(self) -> bytes:
-        """Return the rest of the file. Nothing can be encoded after it."""
+        """Return the rest of the file, and close the encoder."""
         self._check_open()
         packets = [] if self.resampler is None else self._counted(to_int16(self.resampler.finish()))
         data = self._pack([*packets, *self._last_packets()], last=True)
@@ -127,15 +127,15 @@ class Encoder:
 
     @property
     def is_instant(self) -> bool:
-        """Whether encoding only packs samples: less than 0.1 ms for a second of them, where mp3 takes 4 ms."""
+        """Whether encoding takes less than 0.1 ms for a second of audio, so that it needs no thread (mp3: 4 ms)."""
         return self.resampler is None and self.gain == 1
 
     def whole_header(self) -> bytes:
-        """After `finish`, the first bytes of a file that can be rewritten there (wav, flac), with its length."""
+        """After `finish`, a header with the file's length, to replace the first bytes of the file (wav, flac)."""
         return b""
 
     def close(self) -> None:
-        """Free the codec, finished or not; safe to call twice."""
+        """Free the codec, also before `finish`; may be called twice."""
         self._ended = True
 
     def _check_open(self) -> None:
@@ -158,11 +158,10 @@ class Encoder:
 
 
 def wav_header(sample_rate: int, num_samples: int | None, tag: AudioTag | None = None) -> bytes:
-    """44 bytes, and those of the tag, that precede `num_samples` little-endian int16 mono samples.
+    """The header of a WAV file with `num_samples` little-endian int16 mono samples: 44 bytes, and the tag's chunk.
 
-    None means that the length is not known yet: both sizes become 0xFFFFFFFF, which players take as "until
-    the end". So do sizes that the format cannot hold (over 4 GiB). For the same reason the tag lies before the samples,
-    where FFmpeg puts its own, too: behind samples without an end it would be played.
+    num_samples: None: the length is not known yet. Then, or for files over 4 GiB, both sizes become 0xFFFFFFFF, which
+    players understand as "until the end". The tag is before the samples: after them, players might play it as audio.
     """
     largest, sample_bytes, pcm, channels = 0xFFFFFFFF, 2, 1, 1
     info = info_chunk(tag) if tag else b""
@@ -183,7 +182,7 @@ class WavEncoder(Encoder):
 
 
 class UlawEncoder(Encoder):
-    """One byte a sample: its sign, the place of its highest bit, and the four bits below (ITU-T G.711, μ-law)."""
+    """μ-law (ITU-T G.711): a byte for each sample: its sign, the position of its highest bit, and four bits below."""
 
     def _packets(self, samples: NDArray[np.int16]) -> list[bytes]:
         levels = np.minimum(np.abs(samples.astype(np.int32)), 32_635) + 132
@@ -193,7 +192,7 @@ class UlawEncoder(Encoder):
 
 
 class AlawEncoder(Encoder):
-    """The same by the A-law, of all but North America and Japan."""
+    """A-law (ITU-T G.711), the telephone code outside North America and Japan: one byte for each sample."""
 
     def _packets(self, samples: NDArray[np.int16]) -> list[bytes]:
         wide = samples.astype(np.int32)
@@ -204,14 +203,14 @@ class AlawEncoder(Encoder):
 
 
 class _CodecEncoder(Encoder):
-    """One of FFmpeg's codecs, through PyAV; its packets are the file.
+    """Encodes with a codec of FFmpeg, through PyAV; the codec's packets form the file.
 
-    Samples that do not fill a packet wait for the next. A rate that the codec does not know is resampled on the way
-    (libswresample, one filter for the whole stream).
+    Samples that do not fill a packet wait for the next call. PyAV resamples the audio if the codec does not support its
+    rate (libswresample, one filter for the whole stream).
     """
 
     codec: str
-    """FFmpeg's name of it."""
+    """FFmpeg's name of the codec."""
     sample_format: str
     options: tuple[tuple[str, str], ...]
     is_instant = False
@@ -227,7 +226,7 @@ class _CodecEncoder(Encoder):
                 f"PyAV's FFmpeg has no encoder {self.codec}; `pip install --force-reinstall --only-binary av av` has it"
             ) from None
         rates = context.codec.audio_rates
-        # The lowest rate that keeps everything, or the highest there is.
+        # The codec's lowest rate that is not below the audio's rate, or the codec's highest rate.
         known = min((rate for rate in rates if rate >= sample_rate), default=max(rates)) if rates else sample_rate
         context.sample_rate, context.layout, context.format = known, "mono", self.sample_format
         if self.default_bitrate is not None:
@@ -238,7 +237,7 @@ class _CodecEncoder(Encoder):
         self._begun = False
 
     def close(self) -> None:
-        """Free the codec; FFmpeg's memory goes with the last reference to it."""
+        """Free the codec: its last reference is deleted, which frees FFmpeg's memory."""
         super().close()
         self._context = None
 
@@ -262,23 +261,23 @@ class _CodecEncoder(Encoder):
         if samples is not None:
             frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
             frame.sample_rate = self._sample_rate
-        # The flac encoder ends with an empty one.
+        # The last packet of the flac encoder is empty.
         return [bytes(packet) for packet in self._context.encode(frame) if packet.size]
 
 
 @contextmanager
 def _one_processor() -> Iterator[None]:
-    """Let this thread see one processor for a moment.
+    """Restrict this thread to one processor inside the `with` block.
 
-    With its first frame, PyAV puts a filter graph before the codec, which would start a thread for each of up to 16
-    processors and use none of them: a thousand idle threads for 64 streams. FFmpeg counts the processors that the
-    calling thread may run on, and has no other setting that PyAV passes on.
+    At the first frame, PyAV creates a filter graph, which starts a thread for each of up to 16 processors and never
+    uses them: 64 streams would have about a thousand idle threads. FFmpeg counts the processors that the calling thread
+    may run on; PyAV passes on no other setting for this.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
     allowed = os.sched_getaffinity(0)
-    with suppress(OSError):  # a sandbox may forbid it; then the codec starts more threads
+    with suppress(OSError):  # a sandbox may forbid this; then the codec starts more threads
         os.sched_setaffinity(0, {random.choice(tuple(allowed))})
     try:
         yield
@@ -288,7 +287,7 @@ def _one_processor() -> Iterator[None]:
 
 
 class _FrameEncoder(_CodecEncoder):
-    """Frames without a container; a tag comes with the first one, because decoders refuse a tag alone."""
+    """Writes frames without a container. The tag is written with the first frame: decoders refuse a tag alone."""
 
     def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
         super().__init__(sample_rate, bitrate)
@@ -300,16 +299,16 @@ class _FrameEncoder(_CodecEncoder):
 
 class Mp3Encoder(_FrameEncoder):
     codec, sample_format, default_bitrate = "libmp3lame", "s16p", 64_000
-    # Without the bit reservoir each frame can be decoded alone. The quality level 7 takes half the time of the default;
-    # mono speech at 64 kbit/s needs no noise shaping.
+    # Without the bit reservoir, each frame can be decoded alone. Quality level 7 takes half the time of the default: it
+    # omits noise shaping, which mono speech at 64 kbit/s does not need.
     options = (("reservoir", "0"), ("compression_level", "7"))
 
 
 class AdtsEncoder(_FrameEncoder):
-    """AAC; seven bytes precede each packet (ISO/IEC 14496-3, 1.A.3.2). HLS begins such files with ID3, too."""
+    """AAC with an ADTS header of 7 bytes before each packet (ISO/IEC 14496-3, 1.A.3.2), and an ID3 tag, as in HLS."""
 
     codec, sample_format, default_bitrate = "aac", "fltp", 64_000
-    # The thorough coder takes twice as long; noise substitution is for bitrates that speech does not need.
+    # The default coder takes twice as long; noise substitution (pns) only helps at lower bitrates than speech gets.
     options = (("aac_coder", "fast"), ("aac_pns", "0"))
 
     def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
@@ -323,7 +322,7 @@ class AdtsEncoder(_FrameEncoder):
 
 
 class FlacEncoder(_CodecEncoder):
-    """FLAC frames after a header (RFC 9639, 8) in which length and MD5 sum are 0, which means unknown."""
+    """FLAC frames after a header (RFC 9639, 8). Its length and MD5 sum are 0 in a stream, which means unknown."""
 
     codec, sample_format = "flac", "s16"
 
@@ -353,13 +352,13 @@ class FlacEncoder(_CodecEncoder):
 
 
 class OggOpusEncoder(_CodecEncoder):
-    """Opus packets in Ogg pages (RFC 3533, RFC 7845), each page as soon as there is a packet for it.
+    """Opus packets in Ogg pages (RFC 3533, RFC 7845). A page is written as soon as it has a packet.
 
-    FFmpeg's muxer holds the last page back until the next is full, which would add its length to the delay.
+    FFmpeg's muxer is not used: it holds each page back until the next one is full, which would add delay.
     """
 
     codec, sample_format, default_bitrate = "libopus", "s16", 48_000
-    # Level 5 costs a quarter of the default 10, whose search for music and speech modes matters below 32 kbit/s.
+    # Level 5 takes a quarter of the time of level 10, the default, which improves quality only below 32 kbit/s.
     options = (("application", "audio"), ("compression_level", "5"), ("frame_duration", "20"))
 
     def __init__(self, sample_rate: int, bitrate: int | None = None, tag: AudioTag | None = None) -> None:
@@ -367,14 +366,14 @@ class OggOpusEncoder(_CodecEncoder):
         head = bytes(self._context.extradata)
         (self._pre_skip,) = struct.unpack_from("<H", head, 10)
         self._packet_samples = self._context.frame_size * _OGG_RATE // self._context.sample_rate
-        self._serial = secrets.randbits(32)  # so that two answers one after the other are a valid chain
+        self._serial = secrets.randbits(32)  # random, so that two joined files are a valid Ogg chain
         self._num_pages = self._position = 0
         self._header = self._page(_STARTS_FILE, [head]) + self._page(0, [b"OpusTags" + vorbis_comments(tag)])
 
     def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
-        """Pages of packets. The last page tells the number of samples, so that decoders drop the padding behind them.
+        """Write packets as pages. The last page contains the number of samples, so that decoders drop the padding.
 
-        Without a packet nothing is written, since decoders refuse a file of headers alone.
+        Without any packet nothing is written, since decoders refuse a file that has only headers.
         """
         if not packets and (self._header or not last):
             return b""
@@ -390,11 +389,11 @@ class OggOpusEncoder(_CodecEncoder):
         return data
 
     def _page(self, flags: int, packets: list[bytes]) -> bytes:
-        # Lengths of a packet's segments: full ones, and one below 255 that ends it.
+        # Lengths of a packet's segments: full segments of 255 bytes, then a shorter one, which ends the packet.
         segments = b"".join(b"\xff" * (len(packet) // 255) + bytes([len(packet) % 255]) for packet in packets)
         fields = (b"OggS", 0, flags, self._position, self._serial, self._num_pages, 0, len(segments))
         page = b"".join((struct.pack("<4sBBqIIIB", *fields), segments, *packets))
         self._num_pages += 1
-        # Ogg's CRC: the polynomial of zlib's, with the bits in the other order, begun with 0 and not inverted.
+        # Ogg's CRC has zlib's polynomial, but the reverse order of bits, the initial value 0 and no final inversion.
         mirrored = zlib.crc32(page.translate(_MIRRORED), 0xFFFFFFFF) ^ 0xFFFFFFFF
         return page[:22] + struct.pack("<I", int(f"{mirrored:032b}"[::-1], 2)) + page[26:]

@@ -1,4 +1,4 @@
-"""Changes the sample rate as the official front end does for prompts."""
+"""Resamples recordings as the official front end resamples prompts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ZERO_CROSSINGS = 6
 _ROLLOFF = 0.99
 
 MAX_KERNEL_VALUES = 1 << 20
-"""Rates whose kernels would hold more values go to soxr. Common rates stay far below (44100 → 16000: 75 k);
-44101 → 24000, which share no factor, would need 10⁹."""
+"""Maximum number of values in the kernels; beyond it, soxr resamples. Common rates need far fewer (44100 → 16000:
+75,000); 44101 → 24000, which have no common factor, would need 10⁹."""
 
 
 def resample_sinc(samples: Tensor | Samples, from_rate: int, to_rate: int) -> Tensor:
-    """Resample `samples` [.., n], float32, to [.., ceil(n·to_rate/from_rate)], as prompts officially are.
+    """Resample `samples` [.., n], float32, to [.., ceil(n·to_rate/from_rate)], as the official code resamples prompts.
 
     Band-limited interpolation (J. O. Smith, "Digital Audio Resampling Home Page", CCRMA) with a Hann window
     over six zero crossings and a cutoff at 0.99 of the lower Nyquist frequency: the defaults of torchaudio's
@@ -52,12 +52,13 @@ def _half_width(old: int, new: int) -> int:
 
 @lru_cache(maxsize=8)
 def _sinc_kernels(old: int, new: int) -> Tensor:
-    """Kernels [new, 1, 2·half_width + old]; row j gives the sample at j/new of a step of `old` inputs."""
+    """Kernels [new, 1, 2·half_width + old]: row j gives the output sample at position j/new in `old` input samples."""
     cutoff = _ROLLOFF * min(old, new)
     half_width = _half_width(old, new)
     positions = torch.arange(-half_width, half_width + old, dtype=torch.float64) / old
-    # torchaudio divides in float32 here. Exact offsets move samples by 1e-9 only, but that shows in the log
-    # of mel bins above the source's bandwidth: by 2e-3 at 22.05 → 24 kHz.
+    # torchaudio divides in float32 here, and so does this code. Exact offsets would change samples by only 1e-9, but
+    # the
+    # log of mel bins above the source's bandwidth by 2e-3 (22.05 → 24 kHz).
     offsets = (torch.arange(new, dtype=torch.float32) / new).double()
     crossings = (cutoff * (positions[None] - offsets[:, None])).clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS)
     window = torch.cos(crossings * (math.pi / (2 * _ZERO_CROSSINGS))).square()

@@ -1,4 +1,4 @@
-"""Decoded audio as one value: float samples, their conversion to 16 bits, and what a reference recording must be."""
+"""Decoded audio: float samples, conversion to 16 bits, and checks and improvement of reference recordings."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from numpy.typing import NDArray
 from vivavoce.errors import InvalidAudio
 
 Samples = NDArray[np.float32]
-"""Mono samples [n] in float32; ±1 is full scale, values beyond it are allowed."""
+"""Mono samples [n] in float32. ±1 is full scale; larger values are allowed."""
 
 MIN_REFERENCE_S = 0.5
-"""A shorter recording has less than one syllable."""
+"""Minimum length of a reference in seconds: a shorter recording has less than one syllable."""
 MAX_REFERENCE_S = 30.0
-"""The official speech tokenizer accepts no more than 30 s."""
+"""Maximum length of a reference in seconds, which is the official speech tokenizer's limit."""
 MIN_REFERENCE_PEAK = 1e-3
-"""-60 dB of full scale: a recording that never gets louder is silence or a muted microphone."""
+"""Minimum peak of a reference (-60 dB of full scale); a quieter recording is silence or of a muted microphone."""
 MAX_REFERENCE_PEAK = 100.0
-"""A little beyond ±1 is a loud recording; this far beyond, float samples were stored on an integer scale."""
+"""Maximum peak of a reference. Loud recordings slightly exceed ±1; a peak above this means integer-scaled samples."""
 
 CANCELLED = 1e-4
-"""Energy of a mix, as a share of its first channel's, below which the channels cancel each other: -40 dB."""
+"""Channels cancel each other if the energy of their mean, relative to the first channel, is below this (-40 dB)."""
 QUIET_DB = -30.0
-"""Speech in a reference below this level (dB of full scale) is brought up to it: synthesis speaks as quietly."""
+"""Quieter speech in a reference is amplified to this level (dB of full scale), since synthesis copies the level."""
 KEPT_QUIET_S = 0.2
-"""Silence that is left at each end of a reference: more of it is imitated, and words are lost."""
+"""Seconds of silence that trimming keeps at each end of a reference; longer silence is copied, and words are lost."""
 LEAST_TRIMMED_S = 0.2
-"""Less than this is not cut off: ordinary recordings stay as they are."""
+"""Minimum number of seconds that trimming removes at an end; with less, the end stays unchanged."""
 _FRAMES_PER_S = 100
 _LOUDEST_FRAMES = 50
-"""The middle one of these tells the level of the speech, whatever part of the recording it is, and despite clicks."""
+"""The level of speech is the median of this many loudest frames, which clicks and long pauses hardly change."""
 _LARGEST_CREST_DB = 30.0
-"""The most that a peak lies above the level of speech; where it seems more, less than half a second is speech."""
+"""Maximum distance from speech level to peak, in dB. A larger measured distance means less than 0.5 s of speech."""
 _RUN_FRAMES = 5
-"""Shorter sounds, such as the click of a mouse, are not speech."""
+"""Minimum length of a sound that counts as speech, in frames; the click of a mouse is shorter."""
 _NOISE_DB, _NEAR_DB, _FAR_DB = 6.0, 20.0, 40.0
-"""A sound 6 dB above the noise is speech; never one 40 dB below the speech, but always one less than 20 dB below."""
+"""The threshold of speech is 6 dB above the noise, but between 40 dB and 20 dB below the level of the speech."""
 _SCALE, _LARGEST = 32768, 32767
 _KNEE = 0.8
 
 
 @dataclass(frozen=True, eq=False)
 class Audio:
-    """Mono samples [n], float32, and how many of them make a second."""
+    """Mono samples [n], float32, and their sample rate in hertz."""
 
     samples: Samples
     sample_rate: int
@@ -59,11 +59,12 @@ class Audio:
     @property
     def duration_s(self) -> float:
         """Length in seconds."""
+
         return len(self.samples) / self.sample_rate
 
 
 def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
-    """Mono of (array, rate): [n], [channels, n] or [n, channels], floats or integers; else InvalidAudio."""
+    """Mono audio of (array, rate); array: [n], [channels, n] or [n, channels], float or integer, else InvalidAudio."""
     if len(pair) != 2:
         raise InvalidAudio(f"{field}: {len(pair)} values are not a recording; give (array, rate)")
     array, rate = pair
@@ -88,14 +89,13 @@ def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
 
 
 def audible(mix: NDArray[Any], channel: NDArray[Any]) -> NDArray[Any]:
-    """The mean of all channels, or the first one alone where they cancel each other, as a cable with swapped poles
-    makes them; both [n]."""
+    """The mean of all channels [n], or the first channel [n] if they cancel each other (a cable with swapped poles)."""
     with np.errstate(over="ignore", invalid="ignore"):
         return channel if np.dot(mix, mix) < CANCELLED * np.dot(channel, channel) else mix
 
 
 def amplified(samples: Samples, gain: float) -> Samples:
-    """Samples [n] times `gain`; what then exceeds 0.8 of full scale is bent towards 1, so that it is not clipped."""
+    """Multiply samples [n] by `gain`. If gain > 1, values beyond 0.8 are compressed smoothly to below 1."""
     louder = samples * np.float32(gain)
     beyond = np.maximum(np.abs(louder) - _KNEE, 0) / (1 - _KNEE)
     bent = np.sign(louder) * (_KNEE + (1 - _KNEE) * np.tanh(beyond))
@@ -103,12 +103,12 @@ def amplified(samples: Samples, gain: float) -> Samples:
 
 
 def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:
-    """Scale by 32768, round to the nearest integer and saturate at ±32767; any shape.
+    """Multiply by 32768, round to the nearest integer and saturate at ±32767; any shape.
 
-    The scale is the one that decoders divide by, so 16-bit audio comes back bit for bit.
+    Decoders divide by the same number, so that 16-bit audio is unchanged by decoding and conversion.
 
     Raises:
-        ValueError: a sample is NaN; no model may produce one.
+        ValueError: a sample is NaN, which a model must not produce.
     """
     unknown = np.isnan(samples)
     if unknown.any():
@@ -121,7 +121,7 @@ def check_finite(samples: Samples, label: str) -> None:
     """Check that no sample is NaN or infinite; `label` begins the message.
 
     Raises:
-        InvalidAudio: says how many are.
+        InvalidAudio: some samples are; the message has their number.
     """
     num_bad = samples.size - int(np.isfinite(samples).sum())
     if num_bad:
@@ -134,7 +134,7 @@ def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
     """Check that `audio` can be used as a reference.
 
     Raises:
-        InvalidAudio: shorter than 0.5 s, longer than 30 s, silent, far out of scale, not finite.
+        InvalidAudio: it is shorter than 0.5 s, longer than 30 s, silent, far out of scale or not finite.
     """
     if audio.duration_s < MIN_REFERENCE_S:
         raise InvalidAudio(
@@ -148,7 +148,7 @@ def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
         )
     check_finite(audio.samples, field + ":")
     peak = float(np.abs(audio.samples).max())
-    if (span := float(np.ptp(audio.samples))) < MIN_REFERENCE_PEAK:  # a constant is not heard
+    if (span := float(np.ptp(audio.samples))) < MIN_REFERENCE_PEAK:  # a constant is silence
         raise InvalidAudio(
             f"{field}: is silent (its samples span {span:.2g}, at least {MIN_REFERENCE_PEAK:g} is needed); "
             "check the microphone and record again"
@@ -161,7 +161,8 @@ def check_reference(audio: Audio, *, field: str = "reference audio") -> None:
 class Levels:
     """The levels of a recording in dB of full scale.
 
-    frames: of each 10 ms; speech, noise: of the whole recording; speaks: whether each 10 ms are as loud as speech.
+    frames: level of each 10 ms. speech, noise: levels in the whole recording. speaks: for each 10 ms, whether it is
+    speech.
     """
 
     frames: NDArray[np.float64]
@@ -171,23 +172,23 @@ class Levels:
 
 
 def levels_of(audio: Audio) -> Levels:
-    """Measure a checked recording."""
+    """Measure the levels of a checked recording."""
     samples, hop = audio.samples, audio.sample_rate // _FRAMES_PER_S
     frames = samples[: len(samples) // hop * hop].reshape(-1, hop).astype(np.float64)
     levels = 10 * np.log10(np.square(frames).mean(axis=1) + 1e-30)
     peak = float(np.abs(samples).max())
     speech = max(float(np.median(np.sort(levels)[-_LOUDEST_FRAMES:])), 20 * np.log10(peak) - _LARGEST_CREST_DB)
-    noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # digital silence is not the noise
+    noise = float(np.percentile(levels[levels > speech - 2 * _FAR_DB], 10))  # without digital silence
     quiet = min(max(noise + _NOISE_DB, speech - _FAR_DB), speech - _NEAR_DB)
     runs = np.convolve(levels > quiet, np.ones(_RUN_FRAMES), "valid") > _RUN_FRAMES - 0.5
     return Levels(levels, speech, noise, np.convolve(runs, np.ones(_RUN_FRAMES)) > 0.5)
 
 
 def improved(audio: Audio, *, trim: bool = True, levels: Levels | None = None) -> Audio:
-    """A checked reference at a usual level; trim: without long silence at its ends; levels: its own, if measured.
+    """Adjust the level of a checked reference. levels: its levels, if measured. trim: also remove silence at its ends.
 
-    Quiet is what lies well below the speech and near the noise; `KEPT_QUIET_S` of it are left. Speech below `QUIET_DB`
-    is amplified, and a recording beyond ±1 attenuated.
+    Speech below `QUIET_DB` is amplified, and a recording with samples beyond ±1 is attenuated. Trimming keeps
+    `KEPT_QUIET_S` of silence before and after the speech.
     """
     samples, hop, levels = audio.samples, audio.sample_rate // _FRAMES_PER_S, levels or levels_of(audio)
     peak, speaks = float(np.abs(samples).max()), np.flatnonzero(levels.speaks)

@@ -1,6 +1,6 @@
-"""The tag of an audio file: a machine made this speech, with which program and model, and when.
+"""The tag in an audio file that marks it as synthetic speech, with the program, the model and the time.
 
-All four forms hold the same fields, which players and FFmpeg show as comment, encoder, artist and date.
+All forms of the tag have the same fields, which players and FFmpeg show as comment, encoder, artist and date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UTF8 = b"\x03"
 
 @dataclass(frozen=True)
 class AudioTag:
-    """model: its name; made: when, in ISO 8601 and UTC, such as 2026-01-31T12:00:00Z."""
+    """Origin of synthetic speech. model: the model's name; made: UTC time in ISO 8601, such as 2026-01-31T12:00:00Z."""
 
     model: str
     made: str
@@ -31,7 +31,7 @@ class AudioTag:
 
 
 def new_tag(model: str) -> AudioTag:
-    """The tag of speech that is made now."""
+    """A tag with the current time."""
     return AudioTag(model, utc_now())
 
 
@@ -40,7 +40,7 @@ def utc_now() -> str:
 
 
 def info_chunk(tag: AudioTag) -> bytes:
-    """The LIST chunk of a RIFF file."""
+    """The tag as a LIST chunk of a RIFF file (WAV)."""
     fields = ((b"IART", tag.model), (b"ICMT", COMMENT), (b"ICRD", tag.made), (b"ISFT", SOFTWARE))
     items = b"INFO" + b"".join(map(_info_item, *zip(*fields, strict=True)))
     return struct.pack("<4sI", b"LIST", len(items)) + items
@@ -52,7 +52,7 @@ def _info_item(name: bytes, value: str) -> bytes:
 
 
 def id3_tag(tag: AudioTag) -> bytes:
-    """A tag of ID3v2.4, which begins a file of MP3 or ADTS frames. Its times are in UTC and have no letter for it."""
+    """The tag in ID3v2.4, for the beginning of an MP3 or ADTS file. ID3 times are always UTC and written without Z."""
     frames = (
         _id3_frame(b"COMM", b"eng\0", COMMENT),
         _id3_frame(b"TDRC", b"", tag.made.removesuffix("Z")),
@@ -69,12 +69,12 @@ def _id3_frame(name: bytes, before: bytes, value: str) -> bytes:
 
 
 def _synchsafe(number: int) -> bytes:
-    """Four bytes of seven bits each."""
+    """Encode a number in four bytes of seven bits each, as ID3 does."""
     return bytes(number >> shift & 0x7F for shift in (21, 14, 7, 0))
 
 
 def vorbis_comments(tag: AudioTag | None) -> bytes:
-    """The comments of FLAC and Opus; an empty list without a tag, since Opus requires one."""
+    """The tag as Vorbis comments of FLAC and Opus; None: an empty list of comments, since Opus requires a list."""
     fields = (f"ARTIST={tag.model}", f"COMMENT={COMMENT}", f"DATE={tag.made}", f"ENCODER={SOFTWARE}") if tag else ()
     texts = [VENDOR, *(field.encode() for field in fields)]
     parts = [struct.pack("<I", len(text)) + text for text in texts]

@@ -1,1 +1,1 @@
-"""From the text of a request to the token ids of its segments."""
+"""Converts the text of a request to the token ids of its segments."""

@@ -1,10 +1,10 @@
-"""Normalised text → segments that the language model speaks well, each with the characters of the text that it speaks.
+"""Splits normalised text into segments of a suitable length, and finds which characters of the input each one speaks.
 
-wetext normalises a text as a whole, so the characters are found by alignment: words, numbers, marks and Chinese or
-Japanese characters of the text are matched with those of the segments, in order. Most stay as they are; numbers, dates,
-units and abbreviations are written in words by the rules, and match nothing. The end of a segment is then known to lie
-between two matched tokens of the text, which mostly are neighbours; if they are not, the marks between them decide,
-then the spaces, then proportion.
+wetext does not tell which input characters became which words, so they are found by alignment. The tokens of the input
+(words, numbers, punctuation, Chinese or Japanese characters) are matched in order with the tokens of the segments. Most
+tokens are unchanged; numbers, dates, units and abbreviations became words and match nothing. The end of a segment lies
+between two matched tokens of the input, mostly neighbours. If they are not neighbours, the end is placed at punctuation
+between them, else at a space, else in proportion to the length of the words.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _CLOSING_QUOTES = '"”'
 _FINAL_MARK: dict[Language, str] = {"zh": "。", "ja": "。"}
 _ENDED = regex.compile(r"""[\p{Sentence_Terminal}…:：;；]["'*_\p{Pe}\p{Pf}“«\s]*\Z""")
 _LONGEST_SENTENCE = 2_000
-"""A sentence whose end has not arrived is cut when it has more characters."""
+"""Maximum number of characters of a sentence whose end has not arrived; a longer one is cut."""
 
 _ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
 _AFTER_COMMA = regex.compile(r"[，、]|,(?=\s)")
 _SPACE = regex.compile(r"\s+")
-# A cut must not tear a tag, or a character with its combining marks.
+# Units that are never cut: a tag, or a character with its combining marks.
 _ATOM = regex.compile(r"<\|[^|<>]{1,40}\|>|\[[\w-]{1,40}\]|</?\w{1,40}>|\X")
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _MARKS = ".?!;:,。？！；：，、．｡…"
-# Marks inside a number belong to the number; several marks in a row count as one.
+# Punctuation inside a number belongs to the number; several punctuation marks in a row are one token.
 _TOKEN = regex.compile(
     rf"[{_CJK}]|[[\p{{L}}\p{{M}}]--[{_CJK}]]+|\p{{N}}+(?:[.,:/-]\p{{N}}+)*+|[{_MARKS}]+", regex.VERSION1
 )
@@ -45,8 +45,9 @@ _SAME_MARK = str.maketrans("。？！；：，、．｡…", ".?!;:,,...")
 _SAME_MARKS = frozenset(".?!;:,")
 
 _REACH = 300
-"""In a rewritten text, the end of a segment is sought within this many characters of the likely one."""
-# A quote that can open or close, closes before a space, a closing mark or the text's end; “ closes before a space, too.
+"""Maximum distance, in characters, from the estimated end of a segment to its chosen end, if no token matches."""
+# Quotes that may open or close (" ' * _) count as closing before a space, a closing mark or the text's end; the German
+# “ and « count as closing before a space or mark.
 _CLOSERS = rf"{_MARKS}\p{{Pe}}\p{{Pf}}"
 _CLOSING = regex.compile(rf"""(?:[{_CLOSERS}]|["'*_]+(?=[{_CLOSERS}\s]|\Z)|{GERMAN_CLOSING})*+\s*""")
 _OPENING = regex.compile(r"""["'*_\p{Ps}\p{Pi}]+\Z""")
@@ -67,15 +68,16 @@ def split_paragraph(
     merge_len: int = 20,
     comma_split: bool = False,
 ) -> Iterator[tuple[str, str]]:
-    """Split text at its marks and join the sentences up to a length, as the official front end does.
+    """Split text at its punctuation and join sentences up to a maximum length, as the official front end does.
 
-    text: arrives in pieces of any length. A segment is yielded as soon as no later text can change it, with the text
-    after it that is known by then.
+    text: pieces of any length. Each segment is yielded as soon as no later text can change it, together with the text
+    after it that is known so far.
 
-    `length` measures text (characters for zh, tokens for others). A segment ends when the next sentence would make it
-    longer than `token_max_n` and it is longer than `token_min_n` already, so one long sentence stays whole. A last
-    segment shorter than `merge_len` joins the one before. A text without a final mark gets one; a text of marks alone
-    gives no segment. Languages other than zh and en keep all marks, and sentences end by `ends_sentence`.
+    `length` measures text (in characters for zh, in tokens otherwise). A segment ends if it is longer than
+    `token_min_n` and the next sentence would make it longer than `token_max_n`; so a long sentence stays whole. A last
+    segment that is shorter than `merge_len` is joined to the previous one. A text without final punctuation gets a full
+    stop; a text of punctuation only gives no segment. Languages other than zh and en keep all marks and use
+    `ends_sentence`.
     """
     if lang == "zh" or lang == "en":
         marks = _SENTENCE_MARKS[lang] + (_COMMAS if comma_split else "")
@@ -85,7 +87,7 @@ def split_paragraph(
     closed, current, current_length = "", "", 0
     for sentence in sentences:
         joined = current + sentence
-        joined_length = length(joined)  # measured only once, because English is tokenised for it
+        joined_length = length(joined)  # measured once only: for English this runs the tokenizer
         if joined_length > token_max_n and current_length > token_min_n:
             if closed:
                 yield closed, current
@@ -99,15 +101,16 @@ def split_paragraph(
 
 
 def _sentences(text: Iterable[str], marks: str, final_mark: str) -> Iterator[str]:
-    """Cut after every mark; a mark without text before it is dropped, a closing quote after a mark stays with it.
+    """Cut a text after each punctuation mark in `marks`; a closing quote after a mark belongs to the same sentence.
 
-    A closing quote after a mark at the very start begins the first sentence (the official code fails there).
+    A mark without text before it is dropped. If the text begins with a mark and a closing quote, the quote begins the
+    first sentence (the official code fails there).
     """
     mark, quote = f"[{regex.escape(marks)}]", f"[{_CLOSING_QUOTES}]"
     complete = regex.compile(rf"[^{regex.escape(marks)}]+{mark}(?P<after>{quote}?(?:{mark}{quote}?)*+)")
     held = ""
     for piece in chain(text, (None,)):
-        held = (held + (piece or "")).lstrip(marks)  # only the whole text can begin with a mark
+        held = (held + (piece or "")).lstrip(marks)  # `held` can begin with a mark only at the text's start
         if piece is None and held and held[-1] not in marks:
             held += final_mark
         while (found := complete.match(held)) and (found.end() < len(held) or piece is None):
@@ -133,10 +136,10 @@ def _written_sentences(text: str, lang: Language, final_mark: str) -> Iterator[s
 
 
 def cut_long(text: str, length: Callable[[str], int], limit: int) -> list[str]:
-    """Halve text, and its halves, until every piece has `length` of at most `limit`.
+    """Cut a text in two, and each part again, until `length` of every part is at most `limit`.
 
-    Each cut is near the middle: preferably after a comma, then after white space, then between two characters, but
-    never in a tag such as `[laughter]`. The joined pieces are the text. A single character is not cut at any length.
+    Each cut is near the middle: if possible after a comma, else after white space, else between two characters, but
+    never inside a tag such as `[laughter]`. The joined parts are the text. A single character is never cut.
     """
     if len(text) < 2 or length(text) <= limit:
         return [text]
@@ -155,9 +158,9 @@ def _cut_near_middle(text: str) -> int:
 
 
 class TextSegment(NamedTuple):
-    """A segment in the words for the model (spoken), and its characters start … end − 1 of the text.
+    """A segment. spoken: its words for the model; it speaks the characters start … end − 1 of the text.
 
-    rate: factor of the request's speed; pause_s: seconds of silence, for a segment without words.
+    rate: factor that multiplies the request's speed. pause_s: seconds of silence, for a segment without words.
     """
 
     spoken: str
@@ -170,12 +173,12 @@ class TextSegment(NamedTuple):
 def find_spans(
     text: str, pieces: Iterable[tuple[Sequence[str], str]], said: Sequence[tuple[int, str]]
 ) -> Iterator[TextSegment]:
-    """Yield each segment with its characters of `text`: contiguous ranges, in order, from 0 to the text's end.
+    """Yield each segment with its range of characters in `text`. The ranges are in order and cover the whole text.
 
-    pieces: segments made from the text, with the known text after them; said: the blocks in which the text is read,
-    each with its end in the text and its words; the list grows while pieces come. A segment is yielded as soon as it is
-    known whether another one follows. Closing quotes and white space after a segment belong to it. A range is empty if
-    several segments speak one character.
+    pieces: lists of segments, each together with the text after it that is known so far. said: for each block of the
+    text, the block's end in the text and its normalised words; this list grows while pieces arrive. A segment is
+    yielded as soon as it is known whether another one follows. Closing quotes and white space after a segment belong to
+    it. A range is empty if several segments speak the same character.
     """
     aligned, start, waiting = _Aligned(text, said), 0, deque[str]()
     for segments, following in chain(pieces, (((), None),)):
@@ -187,18 +190,18 @@ def find_spans(
 
 
 class _Aligned:
-    """Finds the ends of segments in a text: aligns the tokens of one block at a time with the words that it became."""
+    """Finds the end of each segment in the text: aligns the text's tokens with its normalised words, block by block."""
 
     def __init__(self, text: str, blocks: Sequence[tuple[int, str]]) -> None:
         self._text, self._blocks = text, blocks
         self._words_end = 0  # end of the last segment in the words of all blocks
-        self._block, self._end, self._said_end = -1, 0, 0  # the block, and its ends in the text and in the words
+        self._block, self._end, self._said_end = -1, 0, 0  # block number, its ends in text and in words
 
     def end_of(self, segment: str) -> int:
         words = "".join(said for _, said in self._blocks)
         if words.startswith(segment, self._words_end):
             self._words_end += len(segment)
-        else:  # the segment lacks some marks of the words
+        else:  # some punctuation of the words was left out of the segment
             for character in segment:
                 self._words_end = words.find(character, self._words_end) + 1 or self._words_end
         said = self._words_end
@@ -215,7 +218,7 @@ class _Aligned:
     def _align(self, words: str, start: int, start_said: int) -> None:
         self._tokens, self._keys = _tokens(self._text, start, self._end)
         self._said, self._said_keys = _tokens(words, start_said, self._said_end)
-        # Where written and spoken text match: start and end in the one, start and end in the other.
+        # Matched tokens: start and end in the written text, start and end in the spoken words.
         self._pairs = [(start, start, start_said, start_said)]
         self._pairs += [self._tokens[at] + self._said[beside] for at, beside in matches(self._keys, self._said_keys)]
         self._pairs.append((len(self._text), len(self._text), self._said_end, self._said_end))
@@ -223,12 +226,12 @@ class _Aligned:
     def _cut(self, said: int) -> int:
         following = min(bisect_left(self._pairs, said, lo=1, key=lambda pair: pair[2]), len(self._pairs) - 1)
         (before, start, said_before, said_start), (end, _, said_end, _) = self._pairs[following - 1 : following + 1]
-        if said_start > said:  # a long word was cut
+        if said_start > said:  # the segment ends inside a matched token: a long word was cut
             return min(before + said - said_before, start)
         last = bisect_left(self._said, (said,)) - 1
         if last < 0 or self._said[last][1] <= said_start:
             return self._past_closing(start, end)
-        # The last token of the segment matches nothing.
+        # The last token of the segment has no match: estimate its end.
         whole = min(end, self._end)
         wanted = start + round((said - said_start) / max(1, said_end - said_start) * (whole - start))
         if last + 1 >= len(self._said) or self._said[last + 1][0] >= said_end:  # the next token matches
@@ -247,7 +250,7 @@ class _Aligned:
         text = self._text
         past = _CLOSING.match(text, start).end()
         if text.startswith('"', past) and text.count('"', text.rfind("\n", 0, past) + 1, past) % 2:
-            past = _CLOSING.match(text, past + 1).end()  # as in Chinese, where no space follows
+            past = _CLOSING.match(text, past + 1).end()  # Chinese has no space after a quote
         return min(past, end)
 
 
@@ -258,7 +261,7 @@ def _tokens(text: str, start: int, end: int) -> tuple[list[tuple[int, int]], lis
 
 
 def tokens_of(text: str) -> list[tuple[tuple[int, int], str]]:
-    """Words, numbers, marks and Chinese or Japanese characters: the place of each, and a key that equal ones share."""
+    """The tokens of a text (word, number, punctuation, CJK character): span of each, and a key to compare it by."""
     return list(zip(*_tokens(text, 0, len(text)), strict=True))
 
 
@@ -269,7 +272,7 @@ def _key(token: str) -> str:
 
 
 def matches(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
-    """Places of a longest common subsequence in both, in ascending order."""
+    """Pairs of indices of a longest common subsequence in both sequences, in ascending order."""
     unequal = (place for place, (token, beside) in enumerate(zip(one, other, strict=False)) if token != beside)
     same = next(unequal, min(len(one), len(other)))
     rest = _longest_common(one[same:], other[same:])
@@ -277,9 +280,9 @@ def matches(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
-    """Places of a longest common subsequence, by Hyyrö's bit-parallel rows ("Bit-parallel LCS-length computation
-    revisited", 2004): bit i of row j is 0 where the first i + 1 tokens share one more with the first j + 1 than the
-    first i do.
+    """Pairs of indices of a longest common subsequence (LCS), by bit-parallel rows (Hyyrö, "Bit-parallel LCS-length
+    computation revisited", 2004). Bit i of row j is 0 if the LCS with other[:j + 1] is longer for one[:i + 1] than for
+    one[:i].
     """
     places: dict[str, int] = {}
     for place, token in enumerate(one):

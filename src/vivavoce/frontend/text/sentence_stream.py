@@ -1,4 +1,4 @@
-"""A text that arrives in pieces → its sentences, each as soon as it is known to be complete."""
+"""Splits a text that arrives in pieces into sentences; yields each sentence as soon as it is known to be complete."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vivavoce_textnorm import (
 )
 
 MAX_HELD = 300
-"""Most characters of a sentence; a longer one is cut."""
+"""Maximum number of characters of a sentence; a longer sentence is cut."""
 
 
 class Sentence(NamedTuple):
-    """A sentence, with its language, without the white space around it: characters start … end − 1 of all pieces."""
+    """A sentence without the white space around it; start: its first character's position in all pieces together."""
 
     text: str
     start: int
@@ -34,27 +34,27 @@ class Sentence(NamedTuple):
 
 
 class _Amount(NamedTuple):
-    """An amount of words or of Chinese and Japanese characters; in mixed text the shares of both limits are added."""
+    """A minimum length in words, or in Chinese and Japanese characters; mixed text adds the fractions of both."""
 
     words: int
     characters: int
 
 
 _LEAST = _Amount(words=3, characters=5)
-"""A shorter sentence is joined with the next one: two words alone sound bad, and cost as much as ten."""
+"""A sentence shorter than this is joined with the next one: two words alone sound bad, and cost as much as ten."""
 _FIRST_CLAUSE = _Amount(words=8, characters=20)
-"""From this length on the first sentence is cut at a clause's end, so that speech starts soon."""
+"""A first sentence of at least this length is cut at the end of a clause, so that speech starts soon."""
 _ANYTHING = _Amount(words=1, characters=1)
 
 LOOKAHEAD = 8
-"""Characters of white space that may be skipped to see what follows a mark; after more, a new sentence begins."""
+"""Maximum white space, in characters, skipped to see what follows a mark; more white space starts a new sentence."""
 _LONGEST_ABBREVIATION = 24
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _CLOSING = r"""["'*_\p{Pe}\p{Pf}]{0,8}"""
-# German ends a quotation with “ or «, with which other languages begin one.
+# In German, “ and « close a quotation; in other languages they open it.
 GERMAN_CLOSING = r"[“«](?=[\s,;:.!?)])"
 
-# Each alternative begins with a single character, so that a mark is found as soon as this character arrives.
+# Each alternative can match a single character, so that a mark is found as soon as that character arrives.
 MARK = regex.compile(
     r"(?P<line>(?<!\p{Ll}[-‐\u00AD]\r?)[\n\r\x0b\x0c\x85\u2028\u2029])"
     rf"|(?P<stop>[\p{{Sentence_Terminal}}…]+)(?P<closing>{_CLOSING}(?:(?<![。！？｡]{_CLOSING}){GERMAN_CLOSING})?)"
@@ -71,19 +71,19 @@ _LAST_WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{M}\p{N}.'’-]*\Z")
 _INITIAL = regex.compile(r"[\p{Lu}\p{Ll}]")
 _PRONOUN = regex.compile(r"\p{Ll},?\s+I\Z")
 _DOTTED = regex.compile(r"\p{L}{1,2}(\.\p{L}{1,2})+")
-# Abbreviations that a capital letter may follow, and that hardly ever end a sentence.
+# Abbreviations that hardly ever end a sentence, even if a capital letter follows, such as "Dr.".
 _BEFORE_NAMES = regex.compile(
     r"adm|brig|capt|cf|cmdr|col|cpl|cpt|dr|ft|gen|gov|hon|lt|maj|messrs|mlle|mme|mrs?|ms|mt|mx|pres|prof|rep|rev|sen|sgt"
     r"|st|supt|vs",
     regex.IGNORECASE,
 )
-# A German ordinal, and abbreviations of other languages than English that hardly ever end a sentence.
+# German ordinals, and abbreviations of languages other than English that hardly ever end a sentence.
 _ELSEWHERE = regex.compile(
     r"(?<![\p{L}\p{N}.,:/])(?:\d{1,2}|bzw|evtl|ggf|inkl|nr|sog|\p{L}*str|vgl|zzgl|avda?|dra|ee|núm|págs?|sra?s?|srta|uds?|bd|env"
     r"|avv|dott|ing|pag|sigg?|акад|гр|др|им|кв|коп|мин|млн|млрд|обл|пер|пл|пр|просп|проф|рис|руб|см|ст|стр|тел|тов|тыс|ул)\Z",
     regex.IGNORECASE,
 )
-# Abbreviations that may end a sentence, but not before a small letter or a number; any word without a vowel is one.
+# Abbreviations that may end a sentence, except before a lower-case letter or a number; includes words without a vowel.
 _BEFORE_LOWER_CASE = regex.compile(
     r"al|approx|apr|art|assn|assoc|aug|ave|bros|ca|co|corp|dec|dept|eds?|eq|esp|est|etc|excl|ext|feb|figs?|fri|govt|ibid"
     r"|incl?|inst|jan|ju[ln]|mar|max|min|misc|mon|nos?|nov|oct|op|oz|resp|sat|sec|sept?|seq|sun|tel|temp|thu(rs?)?"
@@ -95,8 +95,8 @@ _BEFORE_LOWER_CASE = regex.compile(
 def sentence_stream(pieces: Iterable[str], marks: frozenset[str] | None = None) -> Iterator[Sentence]:
     """The sentences of a text that arrives in pieces; see `SentenceSplitter`.
 
-    marks: the model's marks, for a text with brackets and SSML; None: read both as plain text. SSML is one sentence, no
-    sentence ends inside a bracket, and pauses before the first words belong to the sentence of these words.
+    marks: the model's special tokens, to read brackets and SSML; None: both are plain text. An SSML document is a
+    single sentence, no sentence ends inside a bracket, and pauses before the first words belong to the first sentence.
 
     Raises:
         InvalidText: a piece or the SSML is too long or not a text; the SSML or a bracket is invalid.
@@ -127,30 +127,31 @@ def _split(pieces: Iterable[str]) -> Iterator[Sentence]:
 
 
 class SentenceSplitter:
-    """Gathers pieces of a text into sentences; each is yielded as soon as the text shows that it is complete.
+    """Joins pieces of a text into sentences; yields each sentence as soon as it is known to be complete.
 
     A sentence ends at the end of a line, and at . ? ! and similar marks of other scripts, with closing quotes and
     brackets, if white space or a Chinese or Japanese sentence follows. Marks in numbers, addresses, abbreviations and
-    German ordinals end no sentence. A sentence shorter than `_LEAST` is joined with the next one of its line; text
-    without a word is joined across lines. The first sentence may end at a comma, semicolon, colon or dash after
-    `_FIRST_CLAUSE`. Text longer than `MAX_HELD` is cut at the last such mark, at white space or between two characters.
+    German ordinals do not end a sentence. A sentence shorter than `_LEAST` is joined with the next sentence of its
+    line;
+    text without a word is joined across lines. The first sentence may end at a comma, semicolon, colon or dash after
+    `_FIRST_CLAUSE`. Text longer than `MAX_HELD` is cut at the last clause end, else at white space, else anywhere.
 
-    The sentences are stripped; joined, they are the text without white space at the cuts. The cuts depend only on the
-    text and not on its pieces. The last sentence, and one that was cut for its length, may hold nothing to speak; all
-    others hold a letter or a number.
+    White space around sentences is removed; nothing else is. The cuts depend only on the text, and not on how it was
+    divided into pieces. Each sentence contains a letter or a number, except perhaps the last sentence, or one that was
+    cut because of its length.
     """
 
     def __init__(self) -> None:
-        self._held = ""  # the sentence that is being gathered, from its first character that is not white space
+        self._held = ""  # the sentence so far, without leading white space
         self._start = 0
-        self._searched = 0  # the search for a cut goes on here
+        self._searched = 0  # position in `_held` where the search for a cut continues
         self._last_clause = 0  # end of the last clause in the second half of `MAX_HELD`
         self._is_first = True
         self._language: Language | None = None  # language of the last sentence
 
     def add(self, piece: str) -> Iterator[Sentence]:
         check_length(piece)
-        # Short steps keep what is held short, so that a long piece costs no more than the same text in small ones.
+        # Short steps keep `_held` short, so that a long piece costs no more time than many short pieces.
         for start in range(0, len(piece), MAX_HELD):
             self._hold(self._held + piece[start : start + MAX_HELD])
             while cut := self._next_cut():
@@ -174,7 +175,7 @@ class SentenceSplitter:
         self._start += len(text) - len(self._held)
 
     def _next_cut(self) -> int | None:
-        """The end of the sentence; None: it is not known yet."""
+        """The end of the sentence in `_held`; None if it is not known yet."""
         for mark in MARK.finditer(self._held, self._searched):
             if mark.end() > MAX_HELD:
                 break
@@ -218,15 +219,15 @@ class SentenceSplitter:
         last_space = max((at for at, character in enumerate(window) if character.isspace()), default=0)
         if last_space:
             return last_space
-        # Do not cut between a character and its combining accents, unless the window has nothing else.
+        # Do not cut between a character and its combining marks, unless the whole window is one such character.
         ends = (match.end() for match in regex.finditer(r"\X", window))
         return max((end for end in ends if end <= MAX_HELD), default=MAX_HELD)
 
 
 def ends_sentence(before: str, stop: str, closing: str, after: str, language: Language | None) -> bool | None:
-    """Whether a stop ends a sentence; after: up to `LOOKAHEAD` + 1 characters behind it; None: not known yet."""
+    """Whether a stop ends a sentence; None: not known yet. after: the next characters, at most `LOOKAHEAD` + 1."""
     if stop[-1] in "。！？｡":
-        return not (closing and "ぁ" <= after[0] <= "ん")  # in 「はい。」と the sentence continues after the quote
+        return not (closing and "ぁ" <= after[0] <= "ん")  # 「はい。」と: the sentence continues after the quote
     is_ellipsis = _ELLIPSIS.fullmatch(stop) is not None
     if not after[0].isspace():
         return not is_ellipsis and _BEGINS_UNSPACED.match(after) is not None
@@ -246,7 +247,7 @@ def ends_sentence(before: str, stop: str, closing: str, after: str, language: La
         if told == "de" if word.isdigit() else told not in ("en", "zh"):
             return False
     is_abbreviation = _BEFORE_LOWER_CASE.fullmatch(word) is not None
-    # `"Really?" he asked (as always!) and left...` goes on with a small letter.
+    # After these, a lower-case letter continues the sentence: `"Really?" he asked (as always!) and left...`
     if not (is_abbreviation or is_ellipsis or closing) or _LINE.match(after):
         return True
     if not following:
@@ -255,7 +256,7 @@ def ends_sentence(before: str, stop: str, closing: str, after: str, language: La
 
 
 def _ends_clause(before: str, clause: str, after: str) -> bool:
-    """Whether commas, colons or dashes stand between clauses, not inside of a number, a word or an address."""
+    """Whether commas, colons or dashes separate clauses, and are not part of a number, a word or an address."""
     if clause[-1] in "-–":
         return before[-1:].isspace() and after[0].isspace()
     if clause[-1] in "，；：、､—":

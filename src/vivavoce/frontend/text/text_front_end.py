@@ -1,4 +1,4 @@
-"""The front end: the text of a request, checked, normalised and split into segments for the language model."""
+"""The text front end: checks, normalises and splits the text of a request into segments for the language model."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from vivavoce_textnorm import (
 )
 
 MAX_SEGMENT_TOKENS = 200
-"""Most tokens of a segment, about a minute of English; a longer one is cut."""
+"""Maximum number of text tokens in a segment, about a minute of English; a longer segment is cut."""
 
 MAX_SEGMENT_TOKENS_SMALL = 500
-"""The same bound for a vocabulary of fewer than `SMALL_VOCABULARY` ids."""
+"""Maximum number of text tokens in a segment for a vocabulary of fewer than `SMALL_VOCABULARY` ids."""
 
 _SAMPLES: dict[Language, str] = {
     "en": "It is 11:42, and 3 km cost $4.50.",
@@ -63,27 +63,27 @@ _SAMPLES: dict[Language, str] = {
 _NAME = regex.compile(r"\w+")
 _SCRIPT: dict[Language, str] = {"zh": "Han", "ja": "Hiragana", "ko": "Hangul", "ru": "Cyrillic"}
 
-# Symbols outside ASCII, but not modifiers such as ´, which people type for an apostrophe. Variation selectors and the
-# keycap mark occur only in emoji; joiners and tags count as symbols only after another symbol.
+# Symbols outside ASCII, without modifiers such as ´, which people type instead of an apostrophe. Variation selectors
+# and
+# the keycap mark occur only in emoji. Joiners and tag characters count only after another symbol.
 _SYMBOL = r"[[\p{S}--[\p{ASCII}\p{Sk}]]\p{Emoji_Modifier}\uFE0E\uFE0F\u20E3]"
 _SYMBOLS = regex.compile(rf"{_SYMBOL}(?:{_SYMBOL}|[\u200D\U000E0020-\U000E007F])*+", regex.V1)
 _SPACES = regex.compile(r" {2,}")
 _SPACE_BEFORE_MARK = regex.compile(r" (?=[.,!?;:…)”’]|\Z)|\A ")
 _UNITS = regex.compile(r"(?<=\p{N}\s?[kMG]?)[\u03A9\u2126]|(?<=\p{N}\s?)\u03BC(?=\p{Latin}|\u03A9)")
-"""Greek letters of units, which are read as words (10 Ω, 5 μg)."""
+"""Greek letters in units (10 Ω, 5 μg). Normalisation reads them as words, so a model need not know them."""
 
 
 class TextFrontEnd:
-    """Text as CosyVoice2's official front end prepares it, with bad input refused and the length of segments bounded.
+    """Prepares text as CosyVoice2's official front end does, but refuses bad input and limits the length of segments.
 
-    The results are those of the official code, with these exceptions: a text with nothing to speak is refused; segments
-    longer than the bound on tokens are cut; a text longer than 500 characters is read block by block, each block only
-    when its segments are needed; text in other languages than English and Chinese is spoken as it is written. Safe to
-    use from several threads.
+    The results equal those of the official code, except that: a text with nothing to speak is refused; segments with
+    too many tokens are cut; a text longer than 500 characters is normalised block by block, each block only when its
+    segments are needed; text in languages other than English and Chinese is not normalised. Thread-safe.
 
-    `scripts` names the scripts a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and
-    symbols that remain after normalisation are left out. `processes`: number of processes that read texts, because
-    reading a block can hold the GIL for up to 0.2 s; 0: read in this process.
+    scripts: the scripts that a model was trained on, such as `frozenset({"Latin"})`. Letters of other scripts are then
+    refused, and symbols that remain after normalisation are left out. processes: number of processes that normalise
+    texts, because a block can hold the GIL for up to 0.2 s; 0: normalise in this process.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class TextFrontEnd:
         scripts: frozenset[str] | None = None,
         processes: int = 0,
     ) -> None:
-        """`CheckpointError`: `scripts` holds an unknown name."""
+        """Raises `CheckpointError` if `scripts` contains an unknown name."""
         self._tokenizer, self.marks = tokenizer, tokenizer.marks
         self.encode = tokenizer.encode
-        """The ids of a segment or a normalised transcript; `InvalidText` for characters that it cannot write."""
+        """Encode a segment or a normalised transcript. `InvalidText`: the vocabulary cannot encode a character."""
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
@@ -109,13 +109,13 @@ class TextFrontEnd:
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
     def as_written(self) -> TextFrontEnd:
-        """A copy that gives texts to the model as they are written, split only at the bound on tokens."""
+        """A copy that does not normalise texts, and splits them only if they have too many tokens."""
         plain = copy(self)
         plain._official = plain._processes = None
         return plain
 
     def warm_up(self) -> None:
-        """Load the rules of the model's languages, here and in the processes; takes a second or two."""
+        """Load the rules of the model's languages, also in the text processes; this takes one or two seconds."""
         if self._official is None:
             return
         samples = [
@@ -136,13 +136,14 @@ class TextFrontEnd:
             self._processes.close()
 
     def segments(self, text: str, language: str | None = None, reading: Normalization = "official") -> list[str]:
-        """Normalise a text and split it into segments, with something to speak in one at least.
+        """Normalise a text and split it into segments; at least one segment has something to speak.
 
-        Text that holds both `<|` and `|>` is neither normalised nor split at sentences, as in the official code.
-        language: one of nine, whose rules split the text and, for "en" and "zh", read it; None: it is detected, as
-        English or Chinese for a model of few scripts. Raises `InvalidRequest` for another language, or one whose
-        script the model does not know; `InvalidText` for text with nothing to speak, longer than `MAX_TEXT_CHARS`, with
-        control characters or lone surrogates, or with characters that the model does not know.
+        Text that contains both `<|` and `|>` is neither normalised nor split into sentences, as in the official code.
+
+        language: one of nine languages. Its rules split the text; the rules of "en" and "zh" also normalise it. None:
+        detect the language; for a model with `scripts`, only English or Chinese. Raises `InvalidRequest` for another
+        language, or if the model does not know its script. Raises `InvalidText` if the text has nothing to speak, is
+        longer than `MAX_TEXT_CHARS`, or has control characters, lone surrogates or characters that the model lacks.
         """
         return [one.spoken for one in self.located(text, language, reading=reading)]
 
@@ -154,15 +155,15 @@ class TextFrontEnd:
         reading: Normalization = "official",
         how: Settings = Settings(),
     ) -> Iterator[TextSegment]:
-        """`segments`, each with the characters of the text that it speaks; together they are the text, in order.
+        """`segments`, each with the range of characters that it speaks; the ranges are in order and cover the text.
 
-        A segment is yielded as soon as no later text can change it. The whole text is checked before any of it is read.
-        Natural rules read a text with `<|` and `|>`, too, except between these; how: options of natural rules. A text
-        may consist of pauses alone.
+        A segment is yielded as soon as no later text can change it. The whole text is checked before the first segment.
+        Natural rules also normalise a text with `<|` and `|>`, but not the part between them. how: options of natural
+        rules. A text may consist of pauses only.
         """
         self._check(text)
         wanted, begun = self._wanted(language), list[TextSegment]()
-        # In short texts signs are read as words, so that a text of signs alone may be spoken.
+        # The rules read signs in short texts as words, so a short text of signs only may be speakable.
         if len(text) <= MAX_BLOCK_CHARS or is_speakable(text):
             found = self._segments(text, wanted, self._normalizer(reading, text, how), cancelled)
             for one in found:
@@ -202,7 +203,7 @@ class TextFrontEnd:
                     yield held._replace(start=start, end=begin)
                     start = begin
                 held = one._replace(rate=stretch.rate)
-                if one.end < length:  # more of the stretch follows, so this one's end is known
+                if one.end < length:  # the segment does not end its stretch: its end is known
                     end = stretch.original(one.end)
                     yield held._replace(start=start, end=end)
                     start, held = end, None
@@ -222,9 +223,9 @@ class TextFrontEnd:
         return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), said)
 
     def normalize(self, text: str, language: str | None = None) -> str:
-        """Normalise a text without splitting it, such as a transcript; "" for empty text and white space.
+        """Normalise a text, such as a transcript, without splitting it; "" if it is empty or only white space.
 
-        Official rules read it, or natural ones if the official rules are not installed.
+        Uses the official rules, or the natural rules if the official ones are not installed.
         """
         text = TextFilter("read").add(text, is_last=True)
         self._check(text)
@@ -242,10 +243,10 @@ class TextFrontEnd:
         how: Settings = Settings(),
         reasoning: Reasoning = "silent",
     ) -> NormalizedText:
-        """The words of a text in pieces with their rules; official rules give one piece.
+        """Normalise a text into pieces, each with the rule that changed it; official rules give a single piece.
 
-        language: with natural rules also "yue"; how: options of natural rules; reasoning: see `TextFilter`. A piece
-        from which only this filter left characters out has the rule "left out". Errors as `normalize`.
+        language: with natural rules also "yue". how: options of natural rules. reasoning: see `TextFilter`. A piece
+        from which only this filter removed characters has the rule "left out". Raises the errors of `normalize`.
         """
         text_filter = TextFilter(reasoning)
         found = self._explain(text_filter.add(text, is_last=True), language, reading, how).pieces
@@ -269,7 +270,7 @@ class TextFrontEnd:
         return NormalizedText(text, (*((Piece(0, at, system),) if at else ()), *moved))
 
     def part(self, text: str) -> tuple[str, str]:
-        """Split a text for CosyVoice3 into its system prompt, with the mark that ends it, and the spoken text."""
+        """Split a text into its system prompt with the mark at its end ("" if not CosyVoice3) and the spoken text."""
         if not self._tokenizer.prompted:
             return "", text
         check_length(text)
@@ -283,11 +284,11 @@ class TextFrontEnd:
         reading: Normalization = "official",
         how: Settings = Settings(),
     ) -> Iterator[tuple[str, int]]:
-        """Words of an arriving text, normalised by natural rules only, each with the count of characters read."""
+        """The words of an arriving text, each with the number of characters read; only natural rules normalise them."""
         return self._normalizer(reading, how=how).words(pieces, self._wanted(language))
 
     def words(self, text: str, spoken: str, start: int = 0) -> tuple[WordSpan, ...]:
-        """The words of a text and the ids of `encode(spoken)` that speak each; start: the text's place in the input."""
+        """The words of a text, each with its ids in `encode(spoken)`; start: the text's position in the input."""
         return words_of(text, spoken, self._tokenizer.places(spoken), start)
 
     def encode_piece(self, text: str) -> tuple[int, ...]:
@@ -295,7 +296,7 @@ class TextFrontEnd:
         return self._tokenizer.encode(self.piece(text))
 
     def piece(self, text: str) -> str:
-        """The words that `encode_piece` writes."""
+        """The text that `encode_piece` encodes: without symbols if the model has `scripts`."""
         return text if self._scripts is None else drop_symbols(text)
 
     def _check(self, text: str) -> None:
@@ -304,7 +305,7 @@ class TextFrontEnd:
         self.check(text)
 
     def check(self, text: str) -> None:
-        """`InvalidText`: the model does not know a character. Texts may have any length."""
+        """Raise `InvalidText` if the model does not know a letter's script. Texts may have any length."""
         check_kind("text", text, str, "give a string")
         foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(_UNITS.sub("", text))))
         if foreign:
@@ -348,15 +349,15 @@ class TextFrontEnd:
 
 
 def _code(tag: str | None) -> Language | None:
-    """The code in a tag such as en-GB; None for languages without rules."""
+    """The language code of a tag such as en-GB; None for a language without rules."""
     return next((one for one in get_args(Language) if one == (tag or "").partition("-")[0]), None)
 
 
 def _letters_of_others(scripts: frozenset[str]) -> regex.Pattern[str]:
-    """A pattern of the letters of all scripts but these, by their Unicode names (`Latin`, `Han`, `Cyrillic`, …).
+    """A pattern of letters outside these scripts, which have Unicode names such as `Latin`, `Han` or `Cyrillic`.
 
-    A letter belongs to the scripts of its Unicode property Script_Extensions; letters common to all scripts, digits,
-    punctuation and combining marks always pass.
+    A letter belongs to the scripts of its Unicode property Script_Extensions. The pattern never matches letters common
+    to all scripts, digits, punctuation and combining marks.
     """
     own = "".join(rf"\p{{Script_Extensions={name}}}" for name in (*sorted(scripts), "Common", "Inherited"))
     try:
@@ -370,9 +371,9 @@ def _letters_of_others(scripts: frozenset[str]) -> regex.Pattern[str]:
 
 
 def drop_symbols(text: str) -> str:
-    """Leave out emoji and other symbols beyond ASCII; a space takes their place where words would touch.
+    """Remove emoji and other symbols outside ASCII, and insert a space where two words would touch.
 
-    The backslash that wetext puts before a quotation mark is left out, too, because models were trained without it.
+    The backslash that wetext writes before a quotation mark is removed, too, because models were trained without it.
     """
     text = text.replace('\\"', '"')
     without = _SYMBOLS.sub(" ", text)

@@ -1,4 +1,4 @@
-"""The text of a request before it is read: how it is to be read, and a filter that removes what cannot be spoken."""
+"""The text of a request before normalisation: options of reading, and a filter that removes unspeakable characters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vivavoce.errors import InvalidRequest
 from vivavoce_textnorm import Language, check_length, with_country
 
 Normalization = Literal["official", "natural", "off"]
-"""The rules that read a text: the official front end's, our own (natural), or none (off)."""
+"""The rules of text normalisation: the official front end's rules, our own (natural), or no rules (off)."""
 
 Emojis = Literal["silent", "named"]
-"""Emojis by natural rules: silent, or named by their Unicode names, in English."""
+"""Emojis with natural rules: silent, or read by their English Unicode names (named)."""
 Code = Literal["read", "silent"]
 Reasoning = Literal["silent", "read"]
-"""The reasoning of a language model in its text."""
+"""Reasoning of a chat model in the text, such as `<think>…</think>`: left out (silent) or spoken (read)."""
 
 LANGUAGE_NAMES: Mapping[Language, str] = {
     **{"zh": "Chinese", "en": "English", "ja": "Japanese", "ko": "Korean", "de": "German"},
@@ -32,7 +32,7 @@ _LANGUAGES: Mapping[str, Language | None] = {
     **{"ita": "it", "rus": "ru"},
 }
 
-_SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # a quick test
+_SUSPECT = re.compile("[<`\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufffd]")  # without these, no change
 _TAG = "(?:think(?:ing)?|reasoning)"
 _LEFT_OUT = regex.compile(
     "(?P<pair>[\ud800-\udbff][\udc00-\udfff])"
@@ -40,7 +40,7 @@ _LEFT_OUT = regex.compile(
     rf"|(?<!`)<(?P<opened>{_TAG})(?:\s[^<>]{{0,200}})?>|</(?P<closed>{_TAG})\s{{0,20}}>",
     regex.V1 | regex.IGNORECASE,
 )
-# The end of a piece that may become a match of `_LEFT_OUT` with the next piece.
+# The end of a piece that the next piece may complete to a match of `_LEFT_OUT`.
 _UNFINISHED = regex.compile(
     "(?:[\ud800-\udbff]|"
     rf"\x1b(?:\[[\d;?]{{0,20}})?|`|`?<(?:/?[a-z]{{0,9}}|{_TAG}\s[^<>]{{0,200}}|/{_TAG}\s{{0,20}}))\Z",
@@ -50,9 +50,9 @@ _MOST_HELD = 240
 
 
 def parse_language(name: str) -> str | None:
-    """The language of a code (en, eng), a tag (en-US, zh_CN) or an English name; None for "auto".
+    """The language code for a code (en, eng), a tag (en-US, zh_CN) or an English name; None for "auto".
 
-    English of a country that writes the day first is `DAY_FIRST`; any other language is a code.
+    English of a country that writes the day before the month gives `DAY_FIRST`.
     """
     known = str(name).strip().lower()
     tag = known.replace("_", "-")
@@ -72,29 +72,29 @@ def one_of(names: tuple[Any, ...], field: str, name: str, remedy: str = "choose 
 
 
 def readable(text: str) -> str:
-    """A text that UTF-8 can write: halves of surrogate pairs are joined, a lone one becomes U+FFFD."""
+    """The text, valid for UTF-8: surrogate pairs become one character, a lone surrogate becomes U+FFFD."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class TextFilter:
-    """Filters the pieces of one text, which may be cut anywhere.
+    """Filters a text that arrives in pieces, which may be cut at any character.
 
-    The halves of a UTF-16 surrogate pair become one character. A lone half is dropped, and so are U+FFFD (the mark of
-    lost characters), control characters other than white space, and a terminal's colours. The reasoning of a language
-    model, from `<think>`, `<thinking>` or `<reasoning>` to its closing tag or the text's end, becomes one space; if
-    reasoning is read, only its tags are left out.
+    A UTF-16 surrogate pair becomes one character. Lone surrogates, U+FFFD (the mark of lost characters), control
+    characters other than white space, and terminal colour codes are removed. Reasoning of a chat model, from `<think>`,
+    `<thinking>` or `<reasoning>` to its closing tag or the text's end, becomes one space; with reasoning="read", only
+    its tags are removed.
     """
 
     def __init__(self, reasoning: Reasoning = "silent") -> None:
         self._is_read = reasoning == "read"
         self._held = self._open = ""
-        self._moved = [(0, 0)]  # (place in the kept text, distance to the same character's place in the text)
+        self._moved = [(0, 0)]  # (position in the filtered text, distance to the position in the original text)
         self._kept = 0
         self.taken = 0
         """The number of characters that have gone through the filter so far."""
 
     def add(self, piece: str, is_last: bool = False) -> str:
-        """Return the next kept text, as far as it is certain. InvalidText: the piece is too long, or not a text."""
+        """Return the next filtered text that later pieces cannot change. InvalidText: too long, or not a string."""
         check_length(piece)
         if not (self._held or self._open or _SUSPECT.search(piece)):
             self.taken, self._kept = self.taken + len(piece), self._kept + len(piece)
@@ -122,11 +122,11 @@ class TextFilter:
 
     @property
     def is_within_reasoning(self) -> bool:
-        """Whether the text so far ends within reasoning that is left out."""
+        """Whether the text so far ends inside reasoning that is being removed."""
         return self._open != ""
 
     def original(self, at: int) -> int:
-        """The place in the text of a character of the kept text; the ends correspond."""
+        """Convert a position in the filtered text to the position in the original text; end maps to end."""
         if at >= self._kept:
             return self.taken
         return at + self._moved[bisect_right(self._moved, at, key=lambda one: one[0]) - 1][1]

@@ -1,8 +1,8 @@
-"""Text to ids and back: Qwen2's byte-level BPE with CosyVoice2's or CosyVoice3's special tokens after it, or Whisper's.
+"""Text tokenizers: Qwen2's byte-level BPE with the special tokens of CosyVoice2 or CosyVoice3, or Whisper's tokenizer.
 
-A checkpoint's `CosyVoice-BlankEN` holds `vocab.json`, `merges.txt` and `tokenizer_config.json`, or the same in one
-`tokenizer.json`. CosyVoice 1 brings no vocabulary: it reads text with Whisper's, which is part of this package. Neither
-transformers, tiktoken nor a network is needed.
+A checkpoint's folder `CosyVoice-BlankEN` contains `vocab.json`, `merges.txt` and `tokenizer_config.json`, or all of
+them in one `tokenizer.json`. A CosyVoice 1 checkpoint has no vocabulary: it uses Whisper's, which is part of this
+package. transformers, tiktoken and network access are not needed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SPECIAL_TOKENS = (
     "[cough]", "[clucking]", "[accent]", "[quick_breath]", "<laughter>", "</laughter>", "[hissing]", "[sigh]",
     "[vocalized-noise]", "[lipsmack]", "[mn]",
 )  # fmt: skip
-"""CosyVoice2's special tokens. Their order is part of the model: those the tokenizer's files do not know get the next
-free ids in this order (in the release `<|endofprompt|>` is 151646); known tokens keep their ids."""
+"""CosyVoice2's special tokens. Their order matters: tokens that are not in the tokenizer's files get the next free ids
+in this order (`<|endofprompt|>` is 151646 in the published model); tokens in the files keep their ids."""
 
 _VOWELS, _CONSONANTS = (
     "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW",
@@ -43,9 +43,9 @@ uán uáng uè ué uì uí uò uó uā uāi uān uāng uē uě uī uō uǎ uǎi 
 ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu ǔ ǔn ǘ ǚ ǜ
 """
 PRONUNCIATION_TOKENS = ("<|endofsystem|>", *(f"[{phone}]" for phone in (*_ARPABET, *_PINYIN.split())))
-"""CosyVoice3's further special tokens: phones of ARPAbet, and initials and finals of pinyin with tones."""
+"""Further special tokens of CosyVoice3: ARPAbet phones, and the initials and finals of pinyin with tones."""
 END_OF_PROMPT = "<|endofprompt|>"
-"""Ends an instruction, and CosyVoice3's system prompt; the models were trained with it."""
+"""The token that ends an instruction and CosyVoice3's system prompt; the models were trained with it."""
 
 WHISPER = Path(__file__).parents[2] / "data" / "whisper" / "multilingual.tiktoken"
 _LANGUAGES = """
@@ -61,28 +61,28 @@ WHISPER_TOKENS = tuple(
         *(f"{place / 50:.2f}" for place in range(1_501)),
     )
 )
-"""Whisper's special tokens in the order of their ids, with 100 languages and times up to 30 s."""
+"""Whisper's special tokens in the order of their ids, including 100 languages and timestamps up to 30 s."""
 
-# Qwen2's pre-tokeniser: English clitics, words with the character before them, single digits, marks, white space
+# Qwen2's pre-tokeniser: English clitics, words with a preceding character, single digits, punctuation, white space.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _HIDDEN = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
 _BYTES = [chr(0x100 + _HIDDEN.index(byte)) if byte in _HIDDEN else chr(byte) for byte in range(256)]
-"""GPT-2's byte-level BPE writes a byte as its character if that is printable, else as one from U+0100 on."""
+"""GPT-2's byte-level BPE writes each byte as a character: printable bytes as themselves, others from U+0100 on."""
 _REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
 class TextTokenizer:
-    """The tokenizer of a checkpoint. Immutable, and safe to use from several threads.
+    """The tokenizer of a checkpoint. Immutable and thread-safe.
 
-    prompted: it is CosyVoice3's, whose texts may begin with a system prompt and hold `PRONUNCIATION_TOKENS`.
+    prompted: it is CosyVoice3's tokenizer: a text may begin with a system prompt and contain `PRONUNCIATION_TOKENS`.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: Sequence[str] = SPECIAL_TOKENS) -> None:
-        """special: the model's own tokens; unknown ones get the next free ids."""
+        """special: the model's special tokens; those that `tokenizer` does not know get the next free ids."""
         prompted = PRONUNCIATION_TOKENS[-1] in special
         tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
         self.prompted = prompted
@@ -95,8 +95,8 @@ class TextTokenizer:
     def from_folder(cls, folder: Path) -> TextTokenizer:
         """Read `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`, from the folder.
 
-        The yaml beside the folder tells the special tokens; without one they are CosyVoice2's. With CosyVoice 1's yaml
-        the folder is not read. Raises `CheckpointError` that names the file which is missing or cannot be used.
+        The yaml next to the folder decides the special tokens; without a yaml they are CosyVoice2's. For CosyVoice 1,
+        Whisper's tokenizer is used instead of the folder. Raises `CheckpointError` if a file is missing or unusable.
         """
         known = any((folder.parent / name).is_file() for name in YAML_OF.values())
         beside = detect_generation(folder.parent) if known else None
@@ -108,9 +108,9 @@ class TextTokenizer:
 
     @property
     def marks(self) -> frozenset[str]:
-        """The special tokens that stand for sounds, stress and phones in a text, such as `[laughter]`.
+        """The special tokens for sounds, stress and phones in a text, such as `[laughter]`.
 
-        CosyVoice 1 was trained with some of CosyVoice2's, which its vocabulary writes in several ids.
+        CosyVoice 1 was trained with some of CosyVoice2's special tokens, which its vocabulary encodes in several ids.
         """
         known = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         return frozenset(one for one in known.union(SPECIAL_TOKENS) if not one.startswith("<|"))
@@ -119,7 +119,7 @@ class TextTokenizer:
         return self._added.split(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """`InvalidText`: the vocabulary has no bytes for a character, or it is a lone surrogate."""
+        """Encode a text. `InvalidText`: the vocabulary cannot encode a character, or the text has a lone surrogate."""
         check_surrogates(text)
         if self._missing_bytes:  # BPE silently drops a character if one of its bytes is missing
             plain = unicodedata.normalize("NFC", self._added.sub("", text))
@@ -132,15 +132,15 @@ class TextTokenizer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """The characters of the text that each id of `encode` writes."""
+        """For each id of `encode(text)`, the range of characters that the id encodes."""
         return [(low, high) for low, high in self._tokenizer.encode(text, add_special_tokens=False).offsets]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids, special tokens included; bytes that are not UTF-8 become U+FFFD."""
+        """Decode ids to text, including special tokens; bytes that are not valid UTF-8 become U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def token_id(self, token: str) -> int | None:
-        """The id of one token of the vocabulary as it is spelled there, or None."""
+        """The id of a token, spelled as in the vocabulary; None if the vocabulary lacks it."""
         return self._tokenizer.token_to_id(token)
 
     def to_json(self) -> str:
@@ -154,7 +154,7 @@ def _read_whole(path: Path) -> Tokenizer:
     content = _read_text(path)
     try:
         tokenizer = Tokenizer.from_str(content)
-    except Exception as error:  # the package raises nothing more precise
+    except Exception as error:  # the package tokenizers raises no narrower type
         raise _unusable(path, error) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -168,7 +168,7 @@ def _read_parts(folder: Path) -> Tokenizer:
     merges = _read_merges(folder / "merges.txt")
     try:
         model = models.BPE(vocab=vocabulary, merges=merges)
-    except Exception as error:  # the package raises nothing more precise: a merge that is not in the vocabulary
+    except Exception as error:  # a merge is not in the vocabulary; tokenizers raises no narrower type
         raise _unusable(folder / "merges.txt", error) from error
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.NFC()
@@ -188,7 +188,7 @@ def _read_whisper() -> Tokenizer:
     for line in WHISPER.read_bytes().splitlines():
         token, rank = line.split()
         vocabulary["".join(map(_BYTES.__getitem__, base64.b64decode(token)))] = int(rank)
-    # Merge as tiktoken does: any two neighbours that make up a token, the lowest rank first.
+    # Merge as tiktoken does: any two neighbours that together are a token, in the order of the token's rank.
     splits = ((token[:place], token[place:]) for token in vocabulary for place in range(1, len(token)))
     merges = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
@@ -199,7 +199,7 @@ def _read_whisper() -> Tokenizer:
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
-    # not splitlines(): tokens may hold characters that it takes for line ends
+    # splitlines() would also split at Unicode line ends, which tokens may contain.
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         line = line.removesuffix("\r")
         if not line or line.startswith("#version"):
@@ -226,12 +226,12 @@ def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
         given = tokenizer.token_to_id(token.content)
         if given != token_id:
             raise CheckpointError(
-                f"{path}: gives {token.content} the id {token_id}, but after vocab.json it is {given}; {_REMEDY}"
+                f"{path}: gives {token.content} the id {token_id}, but with vocab.json its id is {given}; {_REMEDY}"
             )
 
 
 def _missing_bytes(tokenizer: Tokenizer) -> frozenset[int]:
-    """The bytes without a token of their own: a small vocabulary may lack some."""
+    """The bytes for which the vocabulary has no token; a small vocabulary may lack some."""
     return frozenset(byte for byte, symbol in enumerate(_BYTES) if tokenizer.token_to_id(symbol) is None)
 
 

@@ -1,4 +1,4 @@
-"""The words of a text as they are written there, and the text ids that speak each of them."""
+"""Finds the written words of a text, and the text ids that speak each word."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import regex
 from vivavoce.frontend.text.segmentation import matches, tokens_of
 
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
-# Words are separated by white space; Chinese and Japanese characters one by one, each with the marks behind it.
+# A word ends at white space; each Chinese or Japanese character is a word, with the punctuation after it.
 _WORD = regex.compile(rf"[{_CJK}]\p{{P}}*|[^\s{_CJK}]+")
 _SPOKEN = regex.compile(r"[\p{L}\p{N}]")
 _READ = regex.compile(r"[\p{L}\p{N}\p{Sc}\p{Sm}&@#%*/]")
-"""Characters that are read out."""
+"""Characters that normalisation may read aloud."""
 _AT_MARK = 8
 _GAP = regex.compile(r"[\s\p{P}]+")
 
 
 class WordSpan(NamedTuple):
-    """The word start … end − 1 of the text, spoken by the text ids first … last − 1 of its segment.
+    """A word: characters start … end − 1 of the input, spoken by the text ids first … last − 1 of its segment.
 
-    The ids of the marks behind it are not counted.
+    The ids of punctuation after the word are excluded.
     """
 
     start: int
@@ -33,10 +33,10 @@ class WordSpan(NamedTuple):
 
 
 def words_of(text: str, spoken: str, places: Sequence[tuple[int, int]], start: int = 0) -> tuple[WordSpan, ...]:
-    """The spoken words of a segment's text, in order; words that are silent are left out.
+    """The words of a segment's text that are spoken, in order; silent words are left out.
 
-    spoken: the text as it is read to the model; places: the characters of `spoken` that each of its ids writes; start:
-    the place of the text's first character in the input.
+    spoken: the normalised text. places: range of characters for each id of `spoken`. start: position of the text's
+    first character in the input.
     """
     written = [found.span() for found in _WORD.finditer(text)]
     ids = [_without_space(spoken, place) for place in places]
@@ -59,10 +59,10 @@ def _without_space(text: str, place: tuple[int, int]) -> tuple[int, int]:
 
 
 def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The part of `spoken` that speaks each written word.
+    """The range of `spoken` that speaks each written word.
 
-    Words that are in both texts are aligned. Written words between two of these, such as numbers, divide what is spoken
-    there in proportion to their lengths.
+    Words that both texts contain are aligned. Written words between two aligned words, such as numbers, share the
+    spoken text between them in proportion to the lengths of the written words.
     """
     own, said = tokens_of(text), tokens_of(spoken)
     pairs = matches([key for _, key in own], [key for _, key in said])
@@ -87,7 +87,7 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
                 shares[-1] = shares[-1][0], anchor[0]
                 past = anchor[0]
             shares += _divided(spoken, past, anchor[0], sizes)
-        elif shares:  # such as "dollars" behind "million"
+        elif shares:  # such as "dollars", spoken after "million"
             shares[-1] = shares[-1][0], max(shares[-1][1], anchor[0])
         waiting = []
         if number < len(written):
@@ -97,7 +97,7 @@ def _shares(text: str, spoken: str, written: Sequence[tuple[int, int]]) -> list[
 
 
 def _divided(spoken: str, low: int, high: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Divide a part of `spoken` in proportion to these sizes, between its words, at marks where they are near."""
+    """Divide a range of `spoken` between words, in proportion to these sizes, preferably at punctuation nearby."""
     gaps = [(low, 0), *((found.end(), _AT_MARK * (len(found[0]) > 1)) for found in _GAP.finditer(spoken, low, high))]
     ends, total, past = [low], max(1, sum(sizes)), 0
     for size in sizes:

@@ -1,1 +1,1 @@
-"""Voices: what is extracted once from a reference recording and kept."""
+"""Voices: features that are extracted once from a reference recording, and their storage."""

@@ -14,9 +14,9 @@ MAX_WHO_CHARS = 200
 
 @dataclass(frozen=True)
 class Consent:
-    """statement: what the person allows, in words; who: the person, "" if not told; at: when it was noted, in ISO 8601.
+    """A person's consent to the use of their voice. InvalidRequest: no statement, or a text exceeds its limit.
 
-    InvalidRequest: no statement, or a text that is longer than its limit.
+    statement: what the person allows, in words. who: the person's name, or "". at: when it was noted, in ISO 8601.
     """
 
     statement: str
@@ -37,12 +37,12 @@ class Consent:
 
 
 def given_consent(statement: str, who: str) -> Consent | None:
-    """The consent of two fields that may be empty, noted now; None: both are. Errors as `Consent`."""
+    """Build a consent with the current time from two fields of a request; None: both are empty. Raises as `Consent`."""
     return Consent(statement, who) if statement.strip() or who.strip() else None
 
 
 def check_consent(consent: Consent | None) -> None:
-    """InvalidRequest: it is missing, or does not say who gave it."""
+    """Raise InvalidRequest if the consent is missing or does not name the person."""
     if consent is None:
         raise InvalidRequest(
             "consent: is missing, and this server stores no voice without it; send consent (what the person allows, in "

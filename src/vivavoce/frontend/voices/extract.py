@@ -1,4 +1,4 @@
-"""Reference audio and its transcript → Voice."""
+"""Extracts a `Voice` from reference audio and its transcript."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ log = logging.getLogger(__name__)
 AudioSource = str | Path | bytes | BinaryIO | Audio | tuple[NDArray[Any] | Tensor, int]
 """A recording: a path, a file's bytes, an open file, or samples: `Audio`, or (array, rate), see `audio_of`."""
 MAX_TRANSCRIPT_CHARS = 2_000
-"""Fast speech of 30 s has 800; reading more would take longer than the rest of the extraction."""
+"""Maximum length of a transcript: 30 s of fast speech have 800 characters, and normalising more would be slow."""
 KEPT_AS_SENT_BYTES = 1 << 20
-"""A stored voice keeps a recording as it was sent up to here, a larger one as FLAC."""
+"""A stored voice keeps a recording of up to this size as it was sent; it keeps a larger recording as FLAC."""
 KEPT_RATE = 48_000
 
 
 @dataclass(eq=False)
 class VoiceExtractor:
-    """The front end of one model for reference recordings.
+    """Extracts voices for one model from reference recordings.
 
-    fingerprint: the model's, written into its voices; decode: reads recordings, see `decode_audio`; as_recorded: take
-    them as they are, as the official code does, else see `improved`; advised_s: seconds of speech from which a warning
-    is given, because the model then loses words.
+    fingerprint: the model's fingerprint, which its voices contain. decode: reads recordings, see `decode_audio`.
+    as_recorded: leave recordings unchanged, as the official code does; otherwise see `improved`. advised_s: longer
+    speech causes a warning, because the model may then lose words.
     """
 
     config: ModelConfig
@@ -64,13 +64,12 @@ class VoiceExtractor:
 
         Args:
             source: the recording; resampled to 16 kHz for the encoders and to 24 kHz for its mel.
-            transcript: what it says; "" if unknown.
+            transcript: the recording's text; "" if unknown.
             align: cut tokens and mel to the same duration, as zero-shot synthesis needs.
-            field: what errors call the recording.
-
+            field: name of the recording in error messages.
         Raises:
-            InvalidAudio: unreadable, too short, too long, silent or not finite.
-            InvalidText: a transcript that the model cannot read, or of more than `MAX_TRANSCRIPT_CHARS`.
+            InvalidAudio: the recording is unreadable, too short, too long, silent or not finite.
+            InvalidText: the model cannot read the transcript, or it is longer than `MAX_TRANSCRIPT_CHARS`.
         """
         if len(transcript) > MAX_TRANSCRIPT_CHARS:
             raise InvalidText(
@@ -83,7 +82,7 @@ class VoiceExtractor:
         try:
             normalised = self.text.normalize(transcript)
             said = self.text.encode(normalised) if normalised else ()
-        except InvalidText as error:  # the transcript was refused, not the text to speak
+        except InvalidText as error:  # name the transcript, not the request's text
             raise InvalidText(re.sub("^text:", "transcript:", str(error))) from None
         for problem in problems:
             log.warning("reference audio: %(problem)s", {"problem": problem})
@@ -99,7 +98,7 @@ class VoiceExtractor:
         return voice.aligned(self.config.rates) if align else voice
 
     def extract_to_keep(self, source: AudioSource, transcript: str = "") -> Voice:
-        """Extract a voice that keeps its recording, so that other models can use it, too. Errors: see `extract`."""
+        """Extract a voice and keep its recording in it, so that other models can use the voice. Raises as `extract`."""
         check_kind("transcript", transcript, str, "give the words of the recording")
         source, _ = take_recording(source)
         content = source.getvalue() if isinstance(source, io.BytesIO) else b""
@@ -107,7 +106,7 @@ class VoiceExtractor:
         return replace(self.extract(audio, transcript), recording=kept_recording(content, lambda: audio))
 
     def speech_tokens(self, source: AudioSource, *, field: str = "source audio") -> Tensor:
-        """The speech tokens of a recording whose words are to be spoken by another voice: [n] int32."""
+        """The speech tokens [n], int32, of a source recording, for its conversion to another voice."""
         audio = self._read(source, field)
         return self.speech_tokenizer(_resampled(audio if self.as_recorded else improved(audio, trim=False)))
 
@@ -133,12 +132,12 @@ def _resampled(audio: Audio, rate: int = ENCODER_RATE) -> Tensor:
 
 
 def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
-    """Read a recording once, undecoded: a source for an extractor, and its SHA-256 in hexadecimal.
+    """Read a recording into memory without decoding it. Returns a source for an extractor, and its SHA-256 in hex.
 
-    The digest covers a file's bytes, or samples and their rate, so that a file that changes meanwhile does no harm.
+    The digest covers the bytes in memory (or samples and rate), so later changes of the file do no harm.
 
     Raises:
-        InvalidRequest: neither a path, bytes, an open file nor samples.
+        InvalidRequest: the source is not a path, bytes, an open file or samples.
         InvalidAudio: the file is missing, unreadable, empty or too large, or a pair is not (array, rate).
     """
     source = audio_of(source) if isinstance(source, tuple) else source
@@ -158,9 +157,9 @@ def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
 
 
 def kept_recording(content: bytes, decode: Callable[[], Audio]) -> bytes:
-    """The bytes that a stored voice keeps: a small file's as they are, else the samples as FLAC.
+    """The bytes that a stored voice keeps of its recording: a small file unchanged, otherwise the samples as FLAC.
 
-    content: the file's bytes; b"" if there were samples only; decode: gives the samples, if they are needed.
+    content: the file's bytes, or b"" for samples without a file. decode: returns the samples, called only for FLAC.
     """
     if 0 < len(content) <= KEPT_AS_SENT_BYTES:
         return content

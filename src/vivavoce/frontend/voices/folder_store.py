@@ -1,4 +1,4 @@
-"""Voices on disk, one private safetensors file each."""
+"""A store of voices in a folder, with a private safetensors file for each voice."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 
 OWNERS = "owners"
-"""Holds a folder for each owner. A voice's file cannot have this name: it has a suffix."""
+"""Folder with a subfolder for each owner. No voice's file can have this name, because such files have a suffix."""
 
 FAILURE_TOLD_S = 600.0
-"""The state names a failed write for this long, or until another write succeeds."""
+"""Seconds for which `state` reports a failed write, unless a later write succeeds."""
 
 _LOCK = ".lock"
 _NO_FAILURE = (-math.inf, "")
 
 
 class FolderStore(VoiceStore):
-    """See `VoiceStore`. Folders are made with mode 0700 when their first voice is saved; files have mode 0600.
+    """A `VoiceStore` in a folder. Folders get mode 0700 and are made when their first voice is saved; files: mode 0600.
 
-    Public voices are the folder's own; those of an owner lie in `owners/<SHA-256 of the owner>`. The file
-    `<name>.safetensors` holds the voice `<name>`: a renamed or copied file is a voice under its new name. A reader
-    finds a whole voice, the old or the new one, and of two writers of a new name one gets `VoiceExists`. A link is
-    read; replacing or removing it leaves what it leads to.
+    Public voices lie in the folder itself, an owner's voices in `owners/<SHA-256 of the owner>`. The file
+    `<name>.safetensors` contains the voice `<name>`; a renamed or copied file is a voice of its new name. Writes are
+    atomic: a reader gets the whole old or new voice, and of two processes that add the same name one gets
+    `VoiceExists`. Symbolic links are read; replacing or removing a link leaves its target unchanged.
 
-    What the file system refuses (no permission, disk full), a folder that strangers can change and a lock that another
-    process keeps are a `VoiceStoreError` in every method. Clients read it: only log and state name the folder.
+    Every method raises `VoiceStoreError` if the file system refuses access (no permission, disk full), if other users
+    can change the folder, or if another process keeps its lock. Clients see its message, so the message does not name
+    the folder; the log and `state` do.
     """
 
     def __init__(self, folder: Path, *, wait_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """wait_s: how long to wait for another process that writes into the folder."""
+        """wait_s: maximum seconds to wait while another process writes into the folder."""
         self._root, self._wait_s, self._clock = folder, wait_s, clock
-        self._failure = _NO_FAILURE  # last failed write: time and reason; cleared by the next success
+        self._failure = _NO_FAILURE  # time and reason of the last failed write, until a write succeeds
 
     def summaries(self, owner: str = PUBLIC) -> Iterator[VoiceSummary]:
         with self._reporting("read"):
@@ -60,7 +61,7 @@ class FolderStore(VoiceStore):
                 yield changed(summary, name=name, public=owner == PUBLIC)
 
     def state(self) -> str:
-        """Answer "ok", or why voices cannot be read or kept. A missing folder is fine: it is made when needed."""
+        """The state: "ok", or why voices cannot be read or stored. A missing folder is ok, because `save` makes it."""
         try:
             _files(self._folder(PUBLIC))
             disk = os.statvfs(self._root)
@@ -70,7 +71,7 @@ class FolderStore(VoiceStore):
             return self._problem("read", error)
         if not os.access(self._root, os.W_OK | os.X_OK):
             return f"voice store: {str(self._root)!r} is read-only; voices can be neither added nor removed"
-        if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_VOICE_BYTES:  # without blocks it tells no sizes
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_VOICE_BYTES:  # 0 blocks: sizes are unknown
             return f"voice store: {str(self._root)!r} has less than {MAX_VOICE_BYTES >> 20} MiB of disk left; make room"
         failed, problem = self._failure
         return problem if self._clock() < failed + FAILURE_TOLD_S else "ok"
@@ -124,7 +125,7 @@ class FolderStore(VoiceStore):
         return _safe(folder, self._root, make=make)
 
     def _find(self, name: str, owner: str) -> Path:
-        """The voice's file; FileNotFoundError if it is missing, as when another process removes it just now."""
+        """The path of a voice's file. Raises FileNotFoundError if it is missing, or another process has removed it."""
         folder = self._folder(owner)
         file = _files(folder).get(name)
         if file is None or not (folder / file).is_file():
@@ -150,7 +151,7 @@ class FolderStore(VoiceStore):
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
-    """The folder; make: create it and its parents below `within`. OSError: impossible, or others may change it."""
+    """Check a folder and its parents up to `within`; make: create them. OSError: failed, or other users may write."""
     if folder != within:
         _safe(folder.parent, within, make=make)
     if make:
@@ -174,14 +175,14 @@ def _read_summary(path: Path) -> VoiceSummary | None:
 
 
 def _content_version(found: os.stat_result) -> str:
-    """Inode, change time and size: each save makes a new file, and a change time cannot be set back."""
+    """A version string of inode, change time and size; it differs after each save: change times cannot be set."""
     return f"{found.st_ino:x}-{found.st_ctime_ns:x}-{found.st_size:x}"
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """Voice name → file name of the voices in the folder.
+    """The voices in a folder, as a mapping from voice name to file name.
 
-    The folder is listed, names are not tried: a file system may fold case, or store names in normal form D.
+    Always list the folder instead of opening a name: a file system may ignore case, or store names in NFD.
     """
     with suppress(FileNotFoundError):
         files = sorted(file for file in os.listdir(folder) if file.endswith(SUFFIX))
@@ -190,6 +191,6 @@ def _files(folder: Path) -> dict[str, str]:
 
 
 def _size(path: Path) -> int:
-    with suppress(FileNotFoundError):  # another process may remove it: removal takes no lock
+    with suppress(FileNotFoundError):  # another process may remove it, since removal takes no lock
         return path.stat().st_size
     return 0

@@ -1,6 +1,6 @@
 """Voice names: rules, summaries for lists, aliases, and errors.
 
-A name is also a file's name, so the rules keep it inside its folder.
+A voice's name is also its file's name, so the rules allow no name that leads out of the folder.
 """
 
 from __future__ import annotations
@@ -16,42 +16,43 @@ from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce_textnorm import excerpt
 
 PUBLIC = ""
-"""Owner of the voices that all callers see."""
+"""The owner of public voices, which all callers can use."""
 
 MAX_NAME_CHARS = 64
 MAX_NAME_BYTES = 240
-"""In UTF-8: file systems limit names to 255 bytes."""
+"""Maximum length of a name in UTF-8; file systems limit file names to 255 bytes."""
 
 MAX_LISTED = 8
-"""Known names that a message lists."""
+"""Maximum number of known names that an error message lists."""
 MAX_COMPARED = 32
-"""Known names that are searched for a similar one."""
+"""Maximum number of known names that are searched for a similar name."""
 
 OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "coral", "echo", "fable", "nova"),
     *("onyx", "sage", "shimmer", "verse", "marin", "cedar"),
 )
-"""Names of OpenAI's voices; some programs for its service accept only these."""
+"""Names of OpenAI's voices; some client programs accept only these names."""
 
 _RULE = f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_', '.' and spaces, no '.' first, no space at an end"
 _SIGNS = frozenset("-_. ")
 _MAX_DECOMPOSITION = 4
-"""Code points that NFC may join into one. Longer names are refused unnormalised: normalising may be quadratic."""
+"""Maximum number of code points that NFC joins into one character. A name that is too long even if they are joined is
+refused before normalisation, whose time may be quadratic."""
 
 
 ALIASES_IN_A_ROW = 2
-"""A configured alias may stand for an OpenAI name, and that for a voice."""
+"""Maximum length of a chain of aliases: a configured alias may mean an OpenAI name, which means a voice."""
 
 
 @dataclass(frozen=True)
 class VoiceSummary:
     """A voice in a list.
 
-    kind: "built_in" (the model's), "stored", or "alias" (another name of the voice `stands_for`); public: all callers
-    see it, else only its owner; transcript: the words of its reference, "" if unknown; has_prompt: it has reference
-    speech beside the speaker embedding; language, sex: of a built-in voice, "" if unknown; consent, consent_by,
-    consent_at: see `Consent`, "" without one; adapter: the LoRA adapter that speaks with it, "" without one; warnings:
-    what to record better, in the answer that adds it.
+    kind: "built_in" (part of the model), "stored", or "alias" (another name of the voice `stands_for`). public: all
+    callers can use it, otherwise only its owner. transcript: text of its reference, or "". has_prompt: it has reference
+    speech, not only a speaker embedding. language, sex: of a built-in voice, or "". consent, consent_by, consent_at:
+    see `Consent`, or "". adapter: the voice's LoRA adapter, or "". warnings: advice for a better recording; only in the
+    answer to the request that adds the voice.
     """
 
     name: str
@@ -72,10 +73,10 @@ class VoiceSummary:
 
 @dataclass(frozen=True)
 class NameRules:
-    """How names are resolved that are not voices themselves.
+    """Rules for names that are not names of voices.
 
-    aliases: further names of voices; default: the voice for requests without one, None for the model's first; unknown:
-    refuse a name without a meaning, or let the default voice speak.
+    aliases: further names of voices. default: the voice for requests that name no voice; None: the model's first voice.
+    unknown: refuse an unknown name, or use the default voice for it.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -83,9 +84,8 @@ class NameRules:
     unknown: Literal["refuse", "default"] = "refuse"
 
     def table(self, built_in: Iterable[str]) -> dict[str, str]:
-        """All aliases with the names of their voices. OpenAI's names are spread over built-in voices in order; without
-        built-in voices all mean the default voice. Configured aliases win.
-        """
+        """All aliases, with the names of their voices. OpenAI's names are assigned to the built-in voices in turn, or
+        all to the default voice if the model has no built-in voices. Configured aliases take precedence."""
         own = list(built_in) or ([] if self.default is None else [self.default])
         return {**dict(zip(OPENAI_VOICES, cycle(own), strict=False)), **self.aliases}
 
@@ -106,10 +106,11 @@ def meant_by(name: str, voices: Container[str], table: Mapping[str, str]) -> str
 
 
 def check_voice_name(name: str) -> str:
-    """The name in normal form C, in which a voice is stored and looked up.
+    """Check a name and return it in NFC, in which voices are stored and looked up. InvalidRequest: not allowed.
 
-    Allowed are 1 to 64 Unicode letters with their marks, decimal digits, `-`, `_`, `.` and spaces; no `.` and no
-    mark first, no space first or last, and no more than 240 bytes in UTF-8. Case is kept. Else InvalidRequest.
+    A name has 1 to 64 characters: Unicode letters with combining marks, decimal digits, `-`, `_`, `.` and spaces. It
+    does
+    not begin with `.` or a mark, does not begin or end with a space, and has at most 240 bytes in UTF-8. Case is kept.
     """
     too_long = len(name) > MAX_NAME_CHARS * _MAX_DECOMPOSITION
     normal = name if too_long else unicodedata.normalize("NFC", name)
@@ -128,15 +129,15 @@ def is_voice_name(name: str) -> bool:
 
 
 def folded(name: str) -> str:
-    """The key for canonical caseless matching (Unicode 3.13): names that differ only in case share it.
+    """A key for comparing names without case (canonical caseless matching, Unicode 3.13).
 
-    A file system that folds case treats such names as one.
+    Two names with equal keys may not both exist: a file system that ignores case would mix them up.
     """
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
-    """The error for an unknown name; reads at most `MAX_COMPARED` of the known names."""
+    """The error for an unknown name. Of the iterator `known`, at most `MAX_COMPARED` names are read."""
     first = list(islice(known, MAX_COMPARED))
     if not first:
         way_out = "add one from a recording, or send a recording in its place"

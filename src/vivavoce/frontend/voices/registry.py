@@ -1,4 +1,4 @@
-"""The voices that a request may mean: stored ones, those of the model, and recordings."""
+"""Finds the voice for a request: a stored voice, a voice of the model, or a voice extracted from a recording."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ log = logging.getLogger(__name__)
 
 
 class Extractor(Protocol):
-    """A model's front end for recordings, wherever it runs."""
+    """Extracts voices from recordings for one model, in this process or in another one."""
 
     def extract(self, source: AudioSource, transcript: str = "") -> Voice:
         """See `VoiceExtractor.extract`."""
 
 
 class ToBeExtractedError(Exception):
-    """A stored voice must first be extracted from its recording for this model, which takes a while."""
+    """A stored voice of another model must first be extracted from its recording for this model, which is slow."""
 
 
 class VoiceRegistry:
-    """All voices of one model, for every caller. Safe between threads.
+    """All voices of one model, for all callers. Thread-safe.
 
-    A voice of another model that keeps its recording is extracted once for this model and stored beside the other
-    features. A name means the owner's voice, else the public one, else the model's, else the voice that the alias
-    stands for. The owner "" means the public voices. Recent voices stay in memory and are shared: their tensors must
-    not be written to.
+    A name is looked up among the owner's voices, then the public voices, then the model's voices, then the aliases. The
+    owner "" stands for the public voices. If a stored voice of another model has kept its recording, it is extracted
+    once for this model, and these features are stored in the same voice. Recent voices are cached and shared: their
+    tensors must not be changed.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class VoiceRegistry:
         keep_recordings: bool = True,
         require_consent: bool = False,
     ) -> None:
-        """Nothing is read or computed yet.
+        """Create a registry, without reading or computing anything yet.
 
-        built_in: the model's own voices by name; the first is the default voice, unless the rules name another.
-        fingerprint: the model's identity, or a function that computes it when a voice first has to be compared.
-        recordings, stored: voices in memory (half a megabyte for 30 s) of recordings, and of the store.
+        built_in: the model's own voices by name; the first is the default voice, unless the rules name another one.
+        fingerprint: the model's fingerprint, or a function that computes it at its first use. recordings, stored:
+        maximum number of cached voices from recordings, and from the store; a voice takes 0.5 MB for 30 s.
         """
         self.built_in, self.keep_recordings, self.require_consent = built_in, keep_recordings, require_consent
         self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
@@ -84,10 +84,10 @@ class VoiceRegistry:
         self.follow(rules)
         self._extracted: LruCache[Voice] = LruCache(recordings)
         self._loaded: LruCache[Voice] = LruCache(stored)
-        self._covering: set[tuple[str, str]] = set()  # stored voices (owner, name) that go before the model's
+        self._covering: set[tuple[str, str]] = set()  # (owner, name) of stored voices that hide a voice or alias
 
     def follow(self, rules: NameRules) -> None:
-        """Resolve names by these rules from now on."""
+        """Use these rules for names from now on."""
         self.rules, self._aliases = rules, rules.table(self.built_in)
 
     @property
@@ -95,14 +95,14 @@ class VoiceRegistry:
         return self._extracted.counts
 
     def resolve(self, voice: Voice | AudioSource | None = None, prompt_text: str = "") -> Voice:
-        """The voice of a trusted caller: unlike `requested`, it may read paths.
+        """Find the voice for a trusted caller, who may also give a path, unlike in `requested`.
 
-        voice: a voice, a name (of a public voice, else of the model's), a recording, the path of one, or None for the
-        default voice. prompt_text: the words of the recording; "" if unknown.
+        voice: a voice, a name (of a public voice or of the model's), a recording, the path of a recording, or None for
+        the default voice. prompt_text: the recording's transcript, or "" if unknown.
 
         Raises:
-            VoiceNotFound: neither a known name nor a file.
-            InvalidRequest: a voice of another model, a transcript without a recording, no default voice.
+            VoiceNotFound: `voice` is neither a known name nor a file.
+            InvalidRequest: the voice is of another model, a transcript has no recording, or no default voice exists.
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
             VoiceStoreError: the stored voice is damaged, or its store cannot be read or reached.
         """
@@ -114,14 +114,15 @@ class VoiceRegistry:
         if prompt_text:
             called = "the default one" if voice is None else voice.label
             raise InvalidRequest(
-                f"transcript: belongs to a recording; the voice, {called}, is extracted already, leave transcript out"
+                f"transcript: belongs to a recording; the voice, {called}, is already extracted; leave transcript out"
             )
         return self._check(voice or self._default())
 
     def requested(self, voice: str | Recording | None, owner: str, *, extract: bool = True) -> Voice:
-        """The voice of a client's request: a name, a recording, or None for the default voice.
+        """Find the voice for a client's request: a name, a recording, or None for the default voice.
 
-        Errors as `resolve`, and ToBeExtractedError: a stored voice is to be extracted first, and `extract` is False.
+        Raises the errors of `resolve`, and ToBeExtractedError if a stored voice needs extraction and `extract` is
+        False.
         """
         if voice is None:
             return self._check(self._default(), PUBLIC, extract)
@@ -130,11 +131,11 @@ class VoiceRegistry:
         return self.find(voice, owner, extract=extract)
 
     def remembered(self, recording: Recording) -> Voice | None:
-        """The voice of a recording that was extracted before and is still in memory, else None."""
+        """The cached voice of a recording that was extracted before, or None."""
         return self._extracted.find((take_recording(recording.content)[1], recording.transcript))
 
     def find(self, name: str, owner: str = PUBLIC, *, extract: bool = True) -> Voice:
-        """The owner's voice of that name, else the public one, the model's, or the alias's; errors as `requested`."""
+        """Find a voice by its name: the owner's, a public one, the model's, or an alias. Raises as `requested`."""
         found = self._find(name, owner)
         if found is None and self.rules.unknown == "default":
             found = self._default()
@@ -147,7 +148,7 @@ class VoiceRegistry:
         return self.built_in.get(meant_by(name, self.built_in, self._aliases))
 
     def warn_of_missing(self) -> None:
-        """Log names in the rules that are not voices yet: they may be stored later."""
+        """Log a warning for each voice in the rules that does not exist. No error: it may be stored later."""
         names = {f"voices.aliases: {name!r} stands for": voice for name, voice in self.rules.aliases.items()}
         if self.rules.default is not None:
             names["voices.default: is"] = self.rules.default
@@ -159,13 +160,13 @@ class VoiceRegistry:
                 log.warning("voice missing: %(setting)s %(voice)r, which cannot be used: %(error)s", fields)
 
     def names(self) -> list[str]:
-        """Built-in voices in the model's order, then the public ones; a name that is both counts once."""
+        """Names of the built-in voices in the model's order, then of the public voices, without duplicates."""
         return list(self._names(PUBLIC))
 
     def summaries(self, owner: str) -> list[VoiceSummary]:
-        """All voices that the owner can use: built-in ones in the model's order, public ones, own ones, and aliases.
+        """All voices that the owner can use: built-in voices in the model's order, public voices, own voices, aliases.
 
-        Each name appears once, with the voice that `find` returns for it. Stored voices of other models are included.
+        Each name appears once, as the voice that `find` returns for it. Stored voices of other models are included.
         """
         own = {} if owner == PUBLIC else {one.name: one for one in self._store.summaries(owner)}
         public = {one.name: one for one in self._store.summaries() if one.name not in own}
@@ -178,26 +179,28 @@ class VoiceRegistry:
         return [*voices.values(), *self.rules.alias_summaries(voices, self.built_in)]
 
     def add(self, owner: str, voice: Voice, *, replace: bool = False) -> VoiceSummary:
-        """Store a voice under its name; public if the owner is ""; errors as `VoiceStore.save`."""
+        """Store a voice under its name; owner "" makes it public. Raises the errors of `VoiceStore.save`."""
         voice = self._check(voice).named(check_voice_name(voice.name))
         self._store.save(voice, owner, replace=replace, quota=self._quota(owner))
         return _summary(voice, "stored", public=owner == PUBLIC)
 
     def check_free(self, owner: str, name: str, *, replace: bool = False) -> None:
-        """Check that a voice can be added under this name, before it is extracted; errors as in `add`."""
+        """Check, before a slow extraction, that a voice can be added under this name. Raises the errors of `add`."""
         name = check_voice_name(name)
         if not replace and self._store.version(name, owner) is not None:
             raise taken_name(name)
 
     def remove(self, owner: str, name: str) -> None:
-        """Delete a voice of the owner, or, with owner "", a public one.
+        """Delete a voice of the owner; owner "": a public voice.
 
-        VoiceNotFound: the owner has none of that name. InvalidRequest: it is built into the model, or an alias.
+        VoiceNotFound: the owner has no voice of this name. InvalidRequest: it is a built-in voice or an alias.
         """
         if self._store.version(name, owner) is not None:
             self._store.remove(name, owner)
         elif owner != PUBLIC and self._store.version(name) is not None:
-            raise VoiceNotFound(f"voice: {excerpt(name)} is a public voice, none of your own; it stays for the others")
+            raise VoiceNotFound(
+                f"voice: {excerpt(name)} is a public voice, not your own; you can remove only your own voices"
+            )
         elif name in self.built_in:
             raise InvalidRequest(f"voice: {excerpt(name)} is built into the model and cannot be removed")
         elif name in self._aliases:
@@ -228,10 +231,10 @@ class VoiceRegistry:
             return voice
         for voice in self.built_in.values():
             return voice
-        raise InvalidRequest("voice: none is given and this model brings none along; give a recording or a name")
+        raise InvalidRequest("voice: none is given, and this model has no voice of its own; give a recording or a name")
 
     def _check(self, voice: Voice, owner: str = PUBLIC, extract: bool = True) -> Voice:
-        """The voice with this model's features, extracted from its recording if they are missing."""
+        """The voice with features for this model; missing features are extracted from the voice's recording."""
         if not voice.fingerprint or voice.fingerprint == self._fingerprint:
             return voice
         if (own := voice.of(self._fingerprint)) is not None:
@@ -248,7 +251,7 @@ class VoiceRegistry:
         return found or self._extracted.get(key, partial(self._extract_again, voice, owner))
 
     def _extract_again(self, voice: Voice, owner: str) -> Voice:
-        """Extract this model's features and store them beside the others, wherever the voice came from."""
+        """Extract features for this model, and store them in the stored voice, be it the owner's or public."""
         features = self._extractor.extract(io.BytesIO(voice.recording), voice.transcript)
         features = changed(features, fingerprint=self._fingerprint, name=voice.name)
         try:
@@ -257,7 +260,7 @@ class VoiceRegistry:
         except VivavoceError as error:
             fields = {"name": voice.name, "error": error}
             log.warning(
-                "voice of another model: %(name)r was extracted again, but stays in memory only: %(error)s", fields
+                "voice of another model: %(name)r was extracted again, but could not be stored: %(error)s", fields
             )
         kept = {name: getattr(voice, name) for name in ("description", "licence", "consent", "adapter")}
         return changed(features, **kept)
@@ -270,10 +273,10 @@ class VoiceRegistry:
         return self._public_quota if owner == PUBLIC else self._owner_quota
 
     def _find(self, name: str, owner: str, aliases: int = ALIASES_IN_A_ROW) -> Voice | None:
-        """Search `name` among the owner's voices, the public ones and the model's, then as an alias.
+        """Search `name` among the owner's voices, the public voices, the model's voices, then the aliases.
 
-        A store that cannot answer is passed over, unless it had the name at the last look: no other voice must speak
-        for that one.
+        If the store fails, the search goes on with the model's voices. But if the store had this name before, the error
+        is raised: a voice of the model must not replace the stored voice.
         """
         refusal: VoiceStoreError | None = None
         for namespace in dict.fromkeys((owner, PUBLIC)):
@@ -289,7 +292,8 @@ class VoiceRegistry:
             else:
                 if name in self.built_in or name in self._aliases:
                     self._covering.add((namespace, name))
-                # A voice replaced between the two calls is cached under a version that is never asked for again.
+                # If the voice is replaced between the two calls, it is cached under an old version, which is never
+                # used.
                 return self._loaded.get((namespace, name, version), partial(self._stored, name, namespace))
         found = self.built_in.get(name)
         if found is None and aliases and name in self._aliases:
@@ -299,7 +303,7 @@ class VoiceRegistry:
         return found
 
     def _names(self, owner: str) -> Iterator[str]:
-        """All names that the owner sees, each once; the store is read only as far as the caller iterates."""
+        """All names that the owner can use, each once. The store is read lazily, as the caller iterates."""
         stored = (summary.name for one in dict.fromkeys((owner, PUBLIC)) for summary in self._store.summaries(one))
         seen: set[str] = set()
         for name in chain(self.built_in, stored):

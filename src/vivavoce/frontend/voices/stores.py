@@ -1,4 +1,4 @@
-"""Voice stores: their interface, quotas, and how one is opened."""
+"""Voice stores: interface, quotas, and a function that opens a store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 @dataclass(frozen=True)
 class Quota:
-    """Limits for one owner: number of voices and their bytes in all; a voice of 30 s takes 1 to 2 MiB."""
+    """Limits for each owner: number of voices, and bytes of all voices together; a voice of 30 s takes 1 to 2 MiB."""
 
     voices: int = 1_000
     total_bytes: int = 2_048 * MEBIBYTE
@@ -39,23 +39,23 @@ class Quota:
 
 
 class VoiceStore(ABC):
-    """The voices of all owners, by name. Safe between threads and processes.
+    """The voices of all owners, by name. Safe to use from several threads and processes.
 
-    Any string is an owner, and owners never share a voice; the owner "" means the public voices. Every method may raise
-    `VoiceStoreError` (a damaged voice, a disk that refuses) and `VoiceStoreAway` (an unreachable store). The abstract
-    methods below get checked names.
+    Any string can be an owner, and owners never share a voice; the owner "" has the public voices. Every method may
+    raise `VoiceStoreError` (a damaged voice, a disk error) and `VoiceStoreAway` (an unreachable store). The abstract
+    methods with a leading underscore get names that are already checked.
     """
 
     @abstractmethod
     def summaries(self, owner: str = PUBLIC) -> Iterable[VoiceSummary]:
-        """All voices sorted by name, possibly read lazily; other files are left out."""
+        """Summaries of all voices, sorted by name, possibly read lazily; files that are not voices are left out."""
 
     def load(self, name: str, owner: str = PUBLIC) -> Voice:
         """Read a voice.
 
         Raises:
-            InvalidRequest: not a possible name.
-            VoiceNotFound: no voice has the name; lists some that there are.
+            InvalidRequest: the name is not allowed.
+            VoiceNotFound: no voice has this name; the message lists some names.
         """
         name = check_voice_name(name)
         voice = self._load(name, owner)
@@ -64,20 +64,20 @@ class VoiceStore(ABC):
         return voice.named(name)
 
     def save(self, voice: Voice, owner: str = PUBLIC, *, replace: bool = False, quota: Quota | None = None) -> None:
-        """Store the voice under its name; in place of another of that name if `replace`. Done whole or not at all.
+        """Store a voice under its name, atomically. replace: overwrite a stored voice of this name.
 
         Raises:
-            InvalidRequest: not a possible name, a voice out of the bounds in `voice.py`, a full quota.
-            VoiceExists: the name is taken, or, even with `replace`, differs from a taken one in case only.
+            InvalidRequest: the name is not allowed, the voice exceeds a limit in `voice.py`, or the quota is full.
+            VoiceExists: the name is taken, or (even with `replace`) differs from a taken name only in case.
         """
         check_kind("voice", voice, Voice, "give the voice that extract_voice gave")
         voice = voice.named(check_voice_name(voice.name))
         self._save(voice, encode_voice(voice), owner, replace, quota)
 
     def add_features(self, voice: Voice, features: Voice, owner: str = PUBLIC, quota: Quota | None = None) -> bool:
-        """Add another model's features to a stored voice, safely beside concurrent additions.
+        """Add another model's features to a stored voice; concurrent additions do not lose each other's features.
 
-        False if the owner's voice is gone or has another recording. Errors: see `save`.
+        False if the owner's voice was removed or has another recording. Raises the errors of `save`.
         """
         for _ in range(_ATTEMPTS):
             version = self.version(voice.name, owner)
@@ -92,18 +92,18 @@ class VoiceStore(ABC):
         return False
 
     def remove(self, name: str, owner: str = PUBLIC) -> None:
-        """Delete a voice; errors as in `load`."""
+        """Delete a voice; raises the errors of `load`."""
         name = check_voice_name(name)
         if not self._remove(name, owner):
             raise self._unknown(name, owner)
 
     def version(self, name: str, owner: str = PUBLIC) -> str | None:
-        """The version of the voice's content, without reading it; each save gives a new one. None: no such voice."""
+        """A string that changes with each save of the voice, found without reading it. None: no voice has this name."""
         return self._version(check_voice_name(name), owner) if is_voice_name(name) else None
 
     @abstractmethod
     def state(self) -> str:
-        """Answer "ok", or the problem in one line without secrets; asks a store on another machine."""
+        """The state: "ok", or the problem in one line without secrets. A store on another machine is contacted."""
 
     def close(self) -> None:  # noqa: B027
         """Close connections; the next call opens them again."""
@@ -127,36 +127,36 @@ class VoiceStore(ABC):
     def _save(
         self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None, expected: str | None = None
     ) -> bool:
-        """expected: the version to replace; False: the stored version differs, and stays."""
+        """Save a voice. expected: replace only this version; False: the stored version is another one, and is kept."""
 
     @abstractmethod
     def _remove(self, name: str, owner: str) -> bool:
-        """False if the voice was missing."""
+        """Delete a voice; False if it does not exist."""
 
     @abstractmethod
     def _version(self, name: str, owner: str) -> str | None: ...
 
 
 def taken_name(name: str, by: str | None = None) -> VoiceExists:
-    """The error for a taken name; by: the taken name that differs only in case."""
+    """The error for a taken name. by: the stored name, if it differs from `name` in case."""
     if by is None:
         return VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
     return VoiceExists(f"voice: {name!r} differs from the stored {by!r} in case only; choose another name")
 
 
 def namespace_id(owner: str) -> str:
-    """64 hexadecimal digits that name an owner's folder or key without revealing it; takes any string."""
+    """The SHA-256 of an owner in hexadecimal, which names the owner's folder or key without revealing the owner."""
     return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def open_voice_store(place: str | Path | None) -> VoiceStore:
-    """Open a voice store; nothing is read or connected yet.
+    """Open a voice store, without reading or connecting yet.
 
-    place: a folder, or `redis://[user:password@]host[:port][/number]` (`rediss://` with TLS); None: the user's own.
+    place: a folder, or `redis://[user:password@]host[:port][/number]` (`rediss://`: with TLS); None: `voices_home()`.
 
     Raises:
-        InvalidRequest: another kind of URL, or one that cannot be read.
-        MissingDependency: a redis, and the package redis is not installed.
+        InvalidRequest: another kind of URL, or a malformed URL.
+        MissingDependency: the URL needs the package redis, which is not installed.
     """
     from vivavoce.frontend.voices.folder_store import FolderStore
 
@@ -173,5 +173,5 @@ def open_voice_store(place: str | Path | None) -> VoiceStore:
 
 
 def voices_home() -> Path:
-    """The user's own folder of voices: `$VIVAVOCE_HOME/voices`, else one among the user's data."""
+    """The user's folder of voices: `$VIVAVOCE_HOME/voices`, or `voices` in the user's data folder."""
     return user_folder("data") / "voices"

@@ -1,9 +1,9 @@
-"""A voice as a value; in files: as one safetensors file each, bit for bit, and as the speakers of spk2info.pt.
+"""Voices: the class `Voice`, voice files (safetensors, lossless), and the speakers of spk2info.pt as voices.
 
-Tensors of a voice file: embedding, speech_tokens, mel, prompt_text (int64). The header's metadata holds the strings,
-the format's name and its version, and, which older programs pass over, those of a consent and an adapter's name. One
-of version 2 also has files as tensors (uint8): `recording`, which is audio, and `other 1` and so on, the voice for
-other models, of version 1. All is numbers and strings: reading it runs nothing.
+A voice file has the tensors embedding, speech_tokens, mel and prompt_text (int64). The metadata in its header are the
+voice's strings, the format's name and version, and optionally the strings of a consent and the name of an adapter,
+which older programs ignore. Version 2 also has files as uint8 tensors: `recording`, an audio file, and `other 1`,
+`other 2` …, the features for other models, each as a voice file of version 1. Reading a file never runs code from it.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from vivavoce.rates import Rates
 from vivavoce_textnorm import MAX_TEXT_CHARS, excerpt
 
 MAX_SPEECH_TOKENS = 2_000
-"""30 s, the longest reference, are 1500 tokens at 50 per second."""
+"""Maximum number of speech tokens; 30 s, the longest reference, have 1500 tokens at 50 tokens per second."""
 MAX_MEL_FRAMES = 4_000
-"""30 s are 2813 frames of 256 samples at 24 kHz."""
+"""Maximum number of mel frames; 30 s have 2813 frames of 256 samples at 24 kHz."""
 MAX_MEL_BINS = 512
 MAX_EMBEDDING = 4_096
 MAX_PROMPT_TEXT = 4_000
-"""Text ids: 30 s of fast speech, written byte by byte, are fewer."""
+"""Maximum number of text ids; 30 s of fast speech have fewer, even with one id for each byte."""
 
 MAX_RECORDING_BYTES = 4 * 1024 * 1024
-"""30 s of mono in 16 bits at 48 kHz are 2.75 MiB."""
+"""Maximum size of a kept recording; 30 s of 16-bit mono audio at 48 kHz are 2.75 MiB."""
 MAX_SETS = 4
-"""Most models whose features one voice holds."""
+"""Maximum number of models for which a voice has features."""
 
 FORMAT = "vivavoce-voice"
 PLAIN, WHOLE = "1", "2"
-"""File versions: without a recording and other models' features (older programs read these, too), and with them."""
+"""File versions: PLAIN has features for one model and no recording (older programs can read it); WHOLE has more."""
 
 MAX_VOICE_BYTES = 16 * 1024 * 1024
-"""Larger than any voice within the bounds; a file is never read beyond this."""
+"""Maximum size of a voice file that is read; no voice within the other limits is larger."""
 
 _MAX_HEADER_BYTES = 1024 * 1024
 _LENGTH_BYTES = 8
-"""A safetensors file begins with the length of its header, little-endian."""
+"""Size of the little-endian number at the start of a safetensors file, which is the length of its header."""
 
 _STRINGS = ("name", "transcript", "fingerprint", "description", "licence")
 _CONSENT = {"consent": "statement", "consent_by": "who", "consent_at": "at"}
-"""Strings in the file of a voice with a consent, and the fields of `Consent` that they are."""
+"""Names of a consent's strings in a voice file, and the fields of `Consent` that they store."""
 _OPTIONAL = (*_CONSENT, "adapter")
 _TENSORS = ("embedding", "speech_tokens", "mel", "prompt_text")
 _AGAIN = "extract it again from its recording"
@@ -74,82 +74,81 @@ _AGAIN = "extract it again from its recording"
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """The features of one reference recording, or a speaker embedding alone.
+    """The features of a reference recording, or only a speaker embedding.
 
-    A voice belongs to the model whose tokenizer and encoders made it: `fingerprint` says which.
+    The features fit only the model whose tokenizer and encoders computed them, which `fingerprint` identifies.
     """
 
     embedding: Tensor
     """[speaker size] float32."""
     fingerprint: str
-    """Identity of the model that made the features; "" if unknown."""
+    """Fingerprint of the model that computed the features; "" if unknown."""
     name: str = ""
     transcript: str = ""
-    """Words of the reference recording, as given."""
+    """Text of the reference recording, as given by the caller."""
     prompt_text: tuple[int, ...] = ()
-    """Text ids of the normalised transcript; without them the voice clones timbre, not manner."""
+    """Text ids of the normalised transcript; without them, cloning copies the timbre but not the manner of speaking."""
     speech_tokens: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
-    """[n] int32, of the whole reference or as many as the mel has frames for."""
+    """[n] int32: speech tokens of the whole reference, or only those for which `mel` has frames, see `aligned`."""
     mel: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    """[frames, bins] float32 at the model's mel rate."""
+    """[frames, bins] float32: mel of the reference, at the model's mel rate."""
     description: str = ""
     licence: str = ""
     consent: Consent | None = None
-    """The consent of the person who is heard."""
+    """The consent of the person in the recording."""
     recording: bytes = b""
-    """The reference as an audio file's bytes, for models that need it later; b"" if it is not kept."""
+    """Bytes of the reference's audio file, from which other models can extract features; b"" if it was not kept."""
     language: str = ""
     sex: str = ""
-    """The language and sex of a built-in voice, by the model's card; not stored."""
+    """The language and sex of a built-in voice, from the model's card; voice files do not store them."""
     adapter: str = ""
-    """The LoRA adapter that speaks with this voice where a request names none."""
+    """The LoRA adapter for requests with this voice that name no adapter; "" for none."""
     warnings: tuple[str, ...] = ()
-    """Faults of the recording, one line each. Only a voice that was just extracted has them; they are not stored."""
+    """Faults of the recording, one line each. Only a newly extracted voice has them; voice files do not."""
     others: tuple[Voice, ...] = ()
-    """Features for other models, the latest last; only tensors, text ids and fingerprint of each are used."""
+    """Features for other models, the newest last; of each, only the tensors, text ids and fingerprint are used."""
 
     def __repr__(self) -> str:
         return f"Voice({self.name!r}, {len(self.speech_tokens)} speech tokens, {len(self.prompt_text)} text tokens)"
 
     @property
     def has_prompt(self) -> bool:
-        """Whether the voice has reference speech, not only an embedding."""
+        """Whether the voice has reference speech, and not only a speaker embedding."""
         return len(self.speech_tokens) > 0
 
     @property
     def label(self) -> str:
-        """The voice's name in messages."""
+        """The voice's name for error messages."""
         return excerpt(self.name) if self.name else "the given one"
 
     def aligned(self, rates: Rates) -> Voice:
-        """Tokens and mel cut to the same duration, where tokens are whole frames: the flow then takes the mel for the
-        frames of the tokens. CosyVoice 1 stretches the tokens to the mel that there is.
-        """
+        """Cut speech tokens and mel to the same duration, so that the flow can assign frames to tokens. Does nothing
+        for CosyVoice 1, whose tokens are not whole frames: its flow stretches the tokens to the mel."""
         if not (per_token := rates.frames_per_token):
             return self
         count = min(len(self.mel) // per_token, len(self.speech_tokens))
         return replace(self, speech_tokens=self.speech_tokens[:count], mel=self.mel[: count * per_token])
 
     def named(self, name: str) -> Voice:
-        """The same voice under another name."""
+        """This voice with another name."""
+
         return replace(self, name=name)
 
     def of(self, fingerprint: str) -> Voice | None:
-        """The voice with that model's features alone and without its recording; None if it has none for the model."""
+        """The voice with only this model's features, without its recording; None if it has no such features."""
         kept = {key: getattr(self, key) for key in (*_STRINGS, "consent", "adapter") if key != "fingerprint"}
         found = (one for one in (self, *self.others) if one.fingerprint == fingerprint)
         return next((replace(one, **kept, recording=b"", others=()) for one in found), None)
 
     def including(self, features: Voice) -> Voice:
-        """The voice with another model's features beside its own; the oldest of the others' make room."""
+        """The voice with another model's features added; if there are too many, the oldest in `others` are dropped."""
         return replace(self, others=(*self.others, features)[1 - MAX_SETS :])
 
 
 def check_fits(voice: Voice, config: ModelConfig) -> None:
-    """Refuse a voice whose tensors or ids the model's networks cannot take.
+    """Raise InvalidRequest, with the first misfit, if the model's networks cannot process a voice's tensors or ids.
 
-    A fingerprint says where a voice comes from; an imported one has none, and a file may hold anything.
-    InvalidRequest: names the first feature that does not fit.
+    The fingerprint is not enough: an imported voice has no fingerprint, and a file may contain any tensors.
     """
     for problem in _misfits(voice, config):
         raise InvalidRequest(f"voice: {voice.label} does not fit this model ({problem}); {_AGAIN}")
@@ -183,9 +182,9 @@ def encode_voice(voice: Voice) -> bytes:
 
 
 def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WHOLE)) -> Voice:
-    """The voice in a file's bytes; label: begins error messages; versions: file versions that are accepted.
+    """Decode the bytes of a voice file. label: beginning of error messages; versions: accepted file versions.
 
-    VoiceStoreError: not a voice file, a newer one, damaged, or out of the bounds above.
+    VoiceStoreError: it is not a voice file, has a newer version, is damaged, or exceeds a limit of this module.
     """
     if len(data) > MAX_VOICE_BYTES:
         raise VoiceStoreError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB, so it is not a voice; {_AGAIN}")
@@ -222,7 +221,7 @@ def _strings(voice: Voice) -> dict[str, str]:
 
 
 def optional_fields(voice: Voice) -> dict[str, str]:
-    """Fields in files and lists that only some voices have: those of a consent, and the adapter."""
+    """Fields for voice files and lists that only some voices have: the fields of a consent, and the adapter."""
     given, adapter = voice.consent, {"adapter": voice.adapter} if voice.adapter else {}
     return {**({} if given is None else {name: getattr(given, part) for name, part in _CONSENT.items()}), **adapter}
 
@@ -237,7 +236,7 @@ def _consent(metadata: dict[str, str], label: str) -> Consent | None:
 
 
 def read_summary(file: BinaryIO) -> VoiceSummary | None:
-    """Summary of a voice file, from its header alone; None if the file is not a voice."""
+    """The summary of a voice file, read from its header only; None if the file is not a voice."""
     header = _read_header(file)
     metadata = _metadata(header)
     if metadata is None:
@@ -272,7 +271,7 @@ def _metadata(header: Any) -> dict[str, str] | None:
 
 
 def _problems(voice: Voice) -> Iterator[str]:
-    """Problems of the voice as predicates of a sentence; each check assumes that the earlier ones passed."""
+    """Yield each problem of a voice, as words after the voice's name; each check needs the earlier ones to pass."""
     if len(voice.others) >= MAX_SETS:
         yield f"has features for {1 + len(voice.others)} models, more than {MAX_SETS}"
     if len(voice.recording) > MAX_RECORDING_BYTES:
@@ -305,19 +304,19 @@ def _problems(voice: Voice) -> Iterator[str]:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """The tensor as numpy sees it: torch's threads would cost 60 ms per call on two busy cores."""
+    """The tensor as a numpy array, because an operation of torch's threads takes 60 ms on two busy cores."""
     return tensor.detach().cpu().numpy()
 
 
 def built_in_voices(folder: Path) -> dict[str, Voice]:
-    """Voices of the folder's spk2info.pt by name; empty without the file.
+    """The voices in the folder's spk2info.pt, by name; empty without the file.
 
-    First those of the model's card, in its order and with what it says of them, then the others in the file's order.
+    Voices on the model's card come first, in its order and with its descriptions, then the others in the file's order.
     """
     path = folder / SPEAKERS
     if not path.is_file():
         return {}
-    # They belong to the model by lying beside it: an older model's file may be moved on purpose, embeddings fit all.
+    # No fingerprint: users may copy an older model's file on purpose, and speaker embeddings fit all models.
     voices = {voice.name: voice for voice in voices_from_spk2info(path, fingerprint="")}
     told = {name: card for name, card in read_card(folder).voices.items() if name in voices}
     names = dict.fromkeys((*told, *voices))
@@ -325,21 +324,21 @@ def built_in_voices(folder: Path) -> dict[str, Voice]:
 
 
 def _official_card(name: str) -> SpeakerCard:
-    """The language and sex that the official models' names tell in Chinese, such as 中文女."""
+    """The language and sex from the Chinese name of an official speaker, such as 中文女 (Chinese, female)."""
     languages = {"中文": "zh", "英文": "en", "日语": "ja", "韩语": "ko", "粤语": "yue"}
     sex = {"女": "female", "男": "male"}.get(name[2:], "")
     return SpeakerCard(languages.get(name[:2], "") if sex else "", sex)
 
 
 def voices_from_spk2info(path: Path, fingerprint: str) -> list[Voice]:
-    """The speakers of the file, in its order, as voices of the model that `fingerprint` names ("" if unknown).
+    """The speakers of an spk2info.pt, in the file's order, as voices. fingerprint: that of their model, "" if unknown.
 
-    A built-in speaker becomes a voice with an embedding only. A saved zero-shot speaker becomes a voice with its
-    prompt; the file keeps text ids without a transcript, which is then "". The original stores the same speech tokens
-    for the language model and for the flow; those of the flow are taken.
+    A built-in speaker becomes a voice with only an embedding, a saved zero-shot speaker a voice with a prompt. The file
+    has text ids but no transcript, so the transcript is "". The file has the speech tokens twice, for the language
+    model and for the flow; the flow's are used.
 
     Raises:
-        CheckpointError: the file is missing, corrupt, holds more than tensors, or a tensor has the wrong shape.
+        CheckpointError: the file is missing or corrupt, has other objects than tensors, or a tensor's shape is wrong.
     """
     voices = []
     for name, entry in read_spk2info(path).items():
@@ -352,13 +351,13 @@ def voices_from_spk2info(path: Path, fingerprint: str) -> list[Voice]:
 
 
 def voices_to_spk2info(voices: Iterable[Voice], path: Path, *, keep: bool = False) -> None:
-    """Write voices as the original does, replacing `path` in one step. Transcripts and descriptions are not kept.
+    """Write voices to an spk2info.pt as the official code does, atomically; transcripts and descriptions are lost.
 
-    keep: other speakers of the file stay as they are.
+    keep: keep the file's other speakers.
 
     Raises:
-        InvalidRequest: a voice without a name, two of one name, a voice of other sizes than the original's, or a
-            place that cannot be written.
+        InvalidRequest: a voice has no name, two voices have the same name, a voice's sizes differ from the official
+            ones, or the file cannot be written.
     """
     entries: dict[str, SpeakerEntry] = {}
     for voice in voices:

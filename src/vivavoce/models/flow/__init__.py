@@ -1,1 +1,1 @@
-"""Speech tokens → mel spectrogram by conditional flow matching."""
+"""The flow: computes mel spectrograms from speech tokens by conditional flow matching."""

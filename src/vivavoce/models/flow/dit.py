@@ -1,6 +1,6 @@
-"""CosyVoice3's flow networks: a lookahead layer in place of an encoder, and the transformer for the velocity.
+"""CosyVoice3's flow networks: a lookahead layer instead of a token encoder, and a transformer for the velocity.
 
-The transformer is DiT (arXiv:2212.09748) in F5-TTS's form (arXiv:2410.06885): time modulates every norm and gate.
+The transformer is a DiT (arXiv:2212.09748) as in F5-TTS (arXiv:2410.06885): flow time modulates all norms and gates.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ POSITION_GROUPS = 16
 TIME_SINUSOIDS = 256
 NORM_EPS = 1e-6
 _ROTARY_BASE = 10000.0
-PER_BLOCK = 6  # shift, scale and gate, for attention and for feed-forward
+PER_BLOCK = 6  # modulations of a block: shift, scale and gate, for attention and for feed-forward
 
 
 class LookaheadEncoder(nn.Module):
-    """Embedded tokens → mu: each token reads `lookahead` tokens after it and two before it, for all of its frames."""
+    """Embedded tokens → mu. A token reads `lookahead` later tokens and two earlier ones; all its frames are equal."""
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class LookaheadEncoder(nn.Module):
         memory: tuple[Memory, Memory] | None = None,
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
-        """Like `TokenEncoder.encode`, but without attention: masks, keys and past are ignored."""
+        """Encode tokens as `TokenEncoder.encode`, but without attention: masks, keys and past are ignored."""
         x = x * valid_positions(lengths, x.shape[1])[..., None]
         of_tokens = memory[0] if memory else None
         mu = look_ahead(x, size, self.lookahead_conv, self.history_conv, of_tokens, lookahead_ends)
@@ -85,9 +85,9 @@ class PositionConv(nn.Module):
 
 
 class RotaryAttention(nn.Module):
-    """Self-attention; the official code gives positions to the first head only."""
+    """Self-attention with rotary positions in the first head only, as in the official code."""
 
-    site = 0  # index among the network's attentions
+    site = 0  # index of this layer among the network's attention layers
 
     def __init__(self, size: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -111,14 +111,14 @@ class RotaryAttention(nn.Module):
 
 
 def rotation_of(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of each pair (2i, 2i + 1); positions: [rows, frames] int  →  two of [rows, frames, dim / 2]."""
+    """Cosines and sines for rotary positions; positions: [rows, frames] int → two tensors [rows, frames, dim / 2]."""
     exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     angles = positions[..., None].float() * (1.0 / _ROTARY_BASE**exponent)
     return angles.cos(), angles.sin()
 
 
 class DiTBlock(nn.Module):
-    """Attention and feed-forward; time sets shift and scale of the norm before and a gate after each (adaLN-Zero)."""
+    """Attention and feed-forward; flow time sets shift and scale before each of them, and a gate after (adaLN-Zero)."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class DiTBlock(nn.Module):
         mask: Tensor | None,
         memory: Memory | None,
     ) -> Tensor:
-        """x: [batch, frames, size]; modulations: [6, batch or 1, 1, size]  →  as x."""
+        """x: [batch, frames, size]; modulations: [6, batch or 1, 1, size] → result in the shape of x."""
         shift, scale, gate, later_shift, later_scale, later_gate = modulations.unbind()
         x = x + gate * self.attention(_modulated(x, shift, scale), rotation, mask, memory)
         return x + later_gate * self.feed_forward(_modulated(x, later_shift, later_scale))
@@ -162,7 +162,7 @@ class DiT(VelocityEstimator):
         return MemoryShape(config.num_blocks, keys, POSITION_KERNEL - 1, 2 * config.size)
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """t: [batch] float32  →  [6 · blocks + 2, batch, 1, size], the last norm's scale and shift at the end."""
+        """t: [batch] float32 → modulations [6 · blocks + 2, batch, 1, size]; the last two are for the final norm."""
         time = silu(self.time_embedding(t))
         blocks = [cast(DiTBlock, block) for block in self.blocks]
         parts = [block.modulation(time).chunk(PER_BLOCK, dim=-1) for block in blocks]
@@ -174,7 +174,8 @@ class DiT(VelocityEstimator):
         if positions is None:
             positions = torch.arange(features.shape[1], device=features.device)[None]
         rotation = rotation_of(positions, self.config.head_dim)
-        # The official order is x, condition, mu, speaker.
+        # The weight has the official order of inputs: x, condition, mu, speaker. `features` has x, mu, speaker,
+        # condition.
         first, condition, mu, speaker = self.input.weight.chunk(4, dim=1)
         x = linear(features, torch.cat((first, mu, speaker, condition), dim=1), self.input.bias)
         x = x + self.position_conv(x, context.memory)

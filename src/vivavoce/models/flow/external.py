@@ -1,4 +1,4 @@
-"""Interfaces of the flow's networks that another runtime computes."""
+"""Interfaces for flow networks that another runtime computes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from vivavoce.models.flow.unet import VelocityContext
 
 
 class ExternalEstimator(Protocol):
-    """Replaces `UNet` or `DiT` for rows without a past. out: the network's own last layer; most_rows: rows of a batch
-    before guidance doubles them, None: any number.
-    """
+    """Replaces `UNet` or `DiT` for rows without cached state. out: the model's own last layer. most_rows: maximum
+    number of rows in a batch, before guidance doubles them; None: no limit."""
 
     out: nn.Linear | nn.Conv1d
 
@@ -26,7 +25,7 @@ class ExternalEstimator(Protocol):
 
 
 class ExternalEncoder(Protocol):
-    """Replaces `TokenEncoder` for rows without a past, one row at a time; `encode` has the same arguments."""
+    """Replaces `TokenEncoder` for single rows without cached state; `encode` has the same arguments."""
 
     @property
     def encode(self) -> Callable[..., Tensor]: ...

@@ -1,13 +1,13 @@
-"""The token encoder over packed rows: fixed shapes, no padding, no waiting for the device.
+"""The token encoder for packed rows, without padding and without synchronising with the GPU.
 
-A batch has the new tokens of all rows, end to end. Some weights are computed ahead:
+A batch has the new tokens of all rows, one row after another. Some values are computed in advance:
 
-- The embedding of a token depends on its id alone: a table of all ids.
-- The keys of distances are constant, too: a table for each attention, of all distances that can occur.
-- The output biases of attention and feed-forward are all added before the first block of each half, and every LayerNorm
-  subtracts the biases of later blocks: so products add to the residual stream in place.
-- A token's frames are equal before the upsampling convolution, so its taps are summed by token; the linear layer after
-  it is folded into it.
+- The embedded token depends only on the token's id: one table has the values of all ids.
+- The keys of relative positions are constant: each attention layer has a table of all possible distances.
+- All output biases of attention and feed-forward are added before the first block of each half, and every LayerNorm
+  subtracts the biases of later blocks. So matrix products can add to the residual stream in place.
+- Before the upsampling convolution, all frames of a token are equal. So the convolution's taps are summed for each
+  token, and the linear layer after the convolution is multiplied into its weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EncoderCuts:
     products: ProductTile | None = None
 
 
-FEW_TOKENS = 256  # up to this many packed tokens small tiles use more of the GPU
+FEW_TOKENS = 256  # with at most this many packed tokens, small tiles use the GPU better
 
 _FEW = EncoderCuts(RelativeTile(16, 4, 3), 4)
 _MANY = EncoderCuts(RelativeTile(64, 8, 3), 4)
@@ -52,24 +52,22 @@ _INVARIANT = EncoderCuts(RelativeTile(64, 8, 3), 4, ProductTile(64, 128, 64, 4, 
 
 
 def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
-    """invariant: one choice for all sizes, so that a row has the same bits in every batch."""
+    """Choose tile sizes. invariant: the same for all batch sizes, so that the batch does not change a row's result."""
     if invariant:
         return _INVARIANT
     return _FEW if tokens <= FEW_TOKENS else _MANY
 
 
 class EncoderTables(NamedTuple):
-    """Positions of packed tokens; all int32.
+    """Positions of packed tokens. All tensors are int32.
 
-    ids: [tokens, 1 + lookahead], the id of each packed token and the next ids in its row, −1: zeros.
-    row, local, ends: [tokens], for each token its row, its index among the row's new tokens (−1: padding), and the end
-    of the keys that it sees, in the row (0: padding); frame_ends: [frames], the same for frames.
-    first, length, past: [rows], in tokens: packed index of each row's first new token, number of new tokens, number of
-    tokens before them.
-    slots: [rows], pages beside which the rows' tails lie.
-    tiles, frame_tiles: [tiles, 3], pieces of rows for one program of attention: row, first packed position, positions
-    (0: idle).
-    pages: [rows, width], pages of each row in order; width 0 if rows have no pages.
+    ids: [tokens, 1 + lookahead]: for each packed token, its id and the next ids in its row; −1: zeros instead. row,
+    local, ends: [tokens]: for each token, its row, its index among the row's new tokens (−1: padding), and the end of
+    the keys in the row that it attends to (0: padding). frame_ends: [frames]: end of the keys for each frame. first,
+    length, past: [rows]: packed index of the row's first new token, number of new tokens, number of earlier tokens.
+    slots: [rows]: index of the row's tails in `EncoderPast.tails`. tiles, frame_tiles: [tiles, 3]: a part of a row for
+    one program of the attention kernel: row, first packed position, number of positions (0: idle). pages: [rows,
+    width]: the pages of each row in order; width is 0 if rows have no pages.
     """
 
     ids: Tensor
@@ -87,7 +85,7 @@ class EncoderTables(NamedTuple):
 
 
 class EncoderPast(NamedTuple):
-    """keys: [pages, 1, sites, 1, page, 2 · size]; tails: the encoder's convolution inputs."""
+    """Cached state. keys: keys and values [pages, 1, sites, 1, page, 2 · size]; tails: last inputs of convolutions."""
 
     keys: Tensor
     tails: EncoderTails
@@ -95,7 +93,7 @@ class EncoderPast(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderBatch:
-    """mu: [frames, bins], written; past: at token rate and at mel rate; None: rows have no past and leave no state."""
+    """mu: [frames, bins], the output. past: cached state at token rate and at mel rate; None: no state is cached."""
 
     tables: EncoderTables
     mu: Tensor
@@ -106,7 +104,7 @@ Linear = tuple[Tensor, Tensor]  # matrix [out, in], contiguous, and bias [out]
 
 
 class EncoderBlock(NamedTuple):
-    """mixed and contract: [out, in]; their biases are added elsewhere."""
+    """Weights of a block. mixed, contract: [out, in]; their biases are added before the first block."""
 
     attention_norm: ShiftedNorm
     queries_and_keys: Linear
@@ -119,9 +117,9 @@ class EncoderBlock(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedEncoderWeights:
-    """embedded: [ids, size]; start: [size] float32, added to embedded tokens; look_ahead: over windows of 1 +
-    `lookahead` tokens; look_back: [size, windows], its bias is in `start`; upsample: [upsampling · size, windows of
-    `up_taps` tokens]; up_norm: the norm after it, with its scale and the output biases of the upper blocks.
+    """embedded: [ids, size], the embedded tokens. start: [size] float32, added to them. look_ahead: convolution over 1
+    + `lookahead` tokens. look_back: [size, windows]; its bias is part of `start`. upsample: [upsampling · size, windows
+    of `up_taps` tokens]. up_norm: the norm after upsampling, with the embedding's scale and the upper blocks' biases.
     """
 
     embedded: Tensor
@@ -161,12 +159,12 @@ class PackedEncoderWeights:
 
 
 def up_taps(upsampling: int) -> int:
-    """Number of tokens that the upsampling convolution reads for one token's frames."""
+    """Number of tokens that the upsampling convolution reads for the frames of a token."""
     return 1 + -(-(UPSAMPLING_KERNEL - 1) // upsampling)
 
 
 def _blocks(modules: nn.ModuleList, reach: int) -> tuple[tuple[EncoderBlock, ...], Tensor]:
-    """Pack the blocks; also return the sum of their output biases, [size] float32. reach: length of the longest row."""
+    """Pack the blocks; also return the sum [size] float32 of their output biases. reach: maximum length of a row."""
     blocks = [cast(ConformerBlock, block) for block in modules]
     ahead = biases_ahead([bias for one in blocks for bias in (one.attention.out.bias, one.feed_forward.contract.bias)])
     packed = [_block(block, -ahead[2 * index], -ahead[2 * index + 1], reach) for index, block in enumerate(blocks)]
@@ -176,7 +174,7 @@ def _blocks(modules: nn.ModuleList, reach: int) -> tuple[tuple[EncoderBlock, ...
 def _block(block: ConformerBlock, before_attention: Tensor, before_feed_forward: Tensor, reach: int) -> EncoderBlock:
     attention, feed_forward = block.attention, block.feed_forward
     parts, weight = (attention.query, attention.key, attention.value), attention.position.weight
-    # Distances from reach − 1 down to 1 − reach, with zeros before and behind.
+    # Distances from reach − 1 down to 1 − reach, with zeros at both ends.
     keys = attention.position(relative_positions(reach, reach, weight.shape[1], weight.device, weight.dtype))
     distances = pad(keys.unflatten(1, (attention.num_heads, -1)).transpose(0, 1), (0, 0, SPARE, SPARE + 1))
     return EncoderBlock(
@@ -191,7 +189,7 @@ def _block(block: ConformerBlock, before_attention: Tensor, before_feed_forward:
 
 
 def windowed(conv: nn.Conv1d) -> Tensor:
-    """[out, kernel · in], to multiply windows."""
+    """The weight of a convolution as a matrix [out, kernel · in], for products with windows of its input."""
     return conv.weight.permute(0, 2, 1).flatten(1).contiguous()
 
 
@@ -214,9 +212,8 @@ def _upsampling(encoder: TokenEncoder) -> Linear:
 
 
 class PackedEncoder:
-    """invariant: slower; a row's bits depend neither on its neighbours nor on whether its past was kept or is computed
-    again. ValueError: the kernels do not take its sizes.
-    """
+    """Runs the token encoder on packed rows. invariant: a row's result does not depend on other rows, or on whether its
+    past was cached or is recomputed; this is slower. ValueError: the kernels do not support the model's sizes."""
 
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
         config = flow.encoder.config
@@ -229,7 +226,7 @@ class PackedEncoder:
         return encoder_cuts(tokens, invariant=self._invariant)
 
     def encode(self, batch: EncoderBatch) -> None:
-        """Fill `batch.mu`; new keys and values go to the pages, and tails to the batch's tensors for them."""
+        """Write `batch.mu`, and update the cached keys, values and tails in `batch.past`."""
         tables, weights, up = batch.tables, self._weights, self._up
         cuts = self.cuts(len(tables.row))
         places, cut = (tables.row, tables.local, tables.length), cuts.products

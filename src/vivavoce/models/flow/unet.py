@@ -1,7 +1,6 @@
 """CosyVoice2's flow networks (arXiv:2412.10117, section 2.4).
 
-The upsampling conformer makes mu, the flow's condition at mel rate, of embedded speech tokens; the causal U-Net
-estimates the flow's velocity.
+An upsampling conformer computes mu, the flow's condition at mel rate; a causal U-Net estimates the flow's velocity.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ EXPANSION = 4
 
 
 class TokenEncoder(nn.Module):
-    """Embedded tokens → mu. Everything but the lookahead is causal, up to the end of each token's attention."""
+    """Embedded tokens → mu. Except for the lookahead, a token depends only on tokens that it may attend to."""
 
     def __init__(self, config: TokenEncoderConfig, num_mel_bins: int) -> None:
         super().__init__()
@@ -71,7 +70,7 @@ class TokenEncoder(nn.Module):
 
     @property
     def memory_shapes(self) -> tuple[MemoryShape, MemoryShape]:
-        """Shapes at token rate, and at mel rate behind the upsampling."""
+        """Shapes of the memories at token rate, and at mel rate after upsampling."""
         config, size = self.config, self.config.hidden_size
         return (
             MemoryShape(config.num_blocks, 2 * size, HISTORY_KERNEL - 1, size),
@@ -79,11 +78,11 @@ class TokenEncoder(nn.Module):
         )
 
     def forward(self, x: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        """Encode a padded batch of whole rows  →  mu [batch, frames, mel bins] and the frames of each row, [batch].
+        """Encode a padded batch of whole rows → mu [batch, frames, mel bins] and the frames of each row, [batch].
 
-        x: [batch, tokens, input] embedded tokens, lookahead included; lengths: [batch] int64, tokens of each row;
-        final: [batch] bool; in a row that is not final the last `lookahead` tokens are context only; chunked: attend
-        chunk by chunk (streaming) instead of to the whole row.
+        x: [batch, tokens, input], embedded tokens including lookahead. lengths: [batch] int64, tokens of each row.
+        final: [batch] bool; if False, the row's last `lookahead` tokens get no frames. chunked: attend chunk by chunk,
+        as in streaming, instead of to the whole row.
         """
         config, size = self.config, x.shape[1]
         kept = torch.where(final, lengths, lengths - config.lookahead)
@@ -104,15 +103,15 @@ class TokenEncoder(nn.Module):
         memory: tuple[Memory, Memory] | None = None,
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
-        """Encode tokens that may have a past, and may be followed by others  →  mu [batch, frames, mel bins].
+        """Encode a chunk of tokens, with earlier and later tokens as context → mu [batch, frames, mel bins].
 
-        x: [batch, tokens, input] embedded tokens, the lookahead's included; lengths: [batch] int64, tokens of each row;
-        missing lookahead of a row's last tokens is zeros, as at the end of an utterance; size: tokens to encode. masks:
-        the keys that tokens see, and that frames see: [batch, 1, 1 or size, keys] bool, None for all; keys: tokens of
-        the longest row with its past, None: `size`; past: [batch] int64, tokens before each row, None: keys − size for
-        all; memory: the past at token rate and at mel rate, with `memory_shapes`, None: rows have no past;
-        lookahead_ends: [batch, size] int64, the place in `x` from which on each token's lookahead is zeros, None: it is
-        the row's end.
+        x: [batch, tokens, input], embedded tokens including lookahead. lengths: [batch] int64, tokens of each row;
+        beyond them, the lookahead is zeros, as at the end of an utterance. size: number of tokens to encode. masks:
+        keys that tokens, and that frames attend to, [batch, 1, 1 or size, keys] bool; None: all keys. keys: number of
+        tokens in the longest row, with its past; None: `size`. past: [batch] int64, number of earlier tokens of each
+        row; None: keys − size for all rows. memory: cached state at token rate and at mel rate, see `memory_shapes`;
+        None: no past. lookahead_ends: [batch, size] int64, for each token, the position in `x` from which its lookahead
+        is zeros; None: the row's end.
         """
         config, keys = self.config, keys or size
         of_tokens, of_frames = memory or (None, None)
@@ -143,22 +142,20 @@ def look_ahead(
     memory: Memory | None,
     lookahead_ends: Tensor | None,
 ) -> Tensor:
-    """Two convolutions: one over the tokens ahead, and one over the first one's past; x: [batch, tokens, channels] →
-    [batch, size, …].
-    """
+    """Convolve later tokens, then earlier results; x: [batch, tokens, channels] → [batch, size, channels]."""
     y = pad(x, (0, 0, 0, size + ahead.kernel_size[0] - 1 - x.shape[1]))
     if lookahead_ends is None:
         y = convolve(y, ahead.weight, ahead.bias)
     else:
         y = _up_to_ends(y, lookahead_ends, ahead.weight, ahead.bias)
-    # The official layer leaves the slope at PyTorch's default, unlike the vocoder's.
+    # The official layer uses PyTorch's default slope; the vocoder uses another one.
     y = leaky_relu(y, 0.01)
     y = pad(y, (0, 0, HISTORY_KERNEL - 1, 0)) if memory is None else memory.extend(0, y)
     return x[:, :size] + convolve(y, behind.weight, behind.bias)
 
 
 def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`convolve`, with zeros in each window from its end on; lookahead_ends: [batch, time]."""
+    """`convolve`, with zeros in each window from position lookahead_ends[batch, time] on."""
     batch, time = lookahead_ends.shape
     windows = x.unfold(1, weight.shape[2], 1).transpose(2, 3)
     position = torch.arange(time, device=x.device)[:, None] + torch.arange(weight.shape[2], device=x.device)
@@ -167,8 +164,8 @@ def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor 
 
 
 class CausalConv(nn.Conv1d):
-    first = 0  # index of its first input channel among the inputs of all causal convolutions of the network
-    product: Product | None = None  # with packed weights
+    first = 0  # index of its first channel among the input channels of all causal convolutions
+    product: Product | None = None  # the product with packed weights, see `lay_out`
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__(in_channels, channels, KERNEL)
@@ -179,7 +176,7 @@ class CausalConv(nn.Conv1d):
 
 
 class PointwiseConv(nn.Conv1d):
-    product: Product | None = None  # with packed weights
+    product: Product | None = None  # the product with packed weights, see `lay_out`
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__(in_channels, channels, 1)
@@ -191,7 +188,7 @@ class PointwiseConv(nn.Conv1d):
 
 
 class TimeEmbedding(nn.Module):
-    """Flow time → features: sinusoids (arXiv:2006.11239), then two linear layers around SiLU."""
+    """Flow time → features: sinusoids (arXiv:2006.11239), then two linear layers with SiLU between them."""
 
     def __init__(self, sinusoids: int, size: int) -> None:
         super().__init__()
@@ -224,7 +221,7 @@ class ResnetBlock(nn.Module):
 
 
 def attend(query: Tensor, keys: Tensor, num_heads: int, mask: Tensor | None) -> Tensor:
-    """query: [batch, frames, inner]; keys: [batch, keys, 2 · inner], keys and values side by side  →  like query."""
+    """query: [batch, frames, inner]; keys: keys and values [batch, keys, 2 · inner] → result in the shape of query."""
     key, value = keys.chunk(2, dim=-1)
     query, key, value = (x.unflatten(2, (num_heads, -1)).transpose(1, 2) for x in (query, key, value))
     return scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
@@ -280,7 +277,7 @@ class Level(nn.Module):
             self.conv = CausalConv(channels, channels)
 
     def forward(self, x: Tensor, bias: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
-        """[batch, frames, in]  →  [batch, frames, channels], before the closing convolution."""
+        """x: [batch, frames, in] → [batch, frames, channels]; the caller applies `conv`."""
         x = self.resnet(x, bias, memory)
         for block in self.blocks:
             x = block(x, mask, memory)
@@ -288,9 +285,9 @@ class Level(nn.Module):
 
 
 class VelocityContext(NamedTuple):
-    """biases: from `time_biases`, for each row or one for all; mask: [batch, 1, 1 or frames, keys], bool or additive,
-    None: every frame sees every key; memory: None: rows have no past; positions: [batch or 1, frames] int, of each
-    frame in its row, None: from 0 on, used by `DiT` only.
+    """biases: result of `time_biases`, for each row or for all rows. mask: [batch, 1, 1 or frames, keys], bool or
+    additive; None: every frame attends to every key. memory: cached state; None: rows have no past. positions: [batch
+    or 1, frames] int, position of each frame in its row, for `DiT` only; None: 0, 1, 2 ….
     """
 
     biases: Tensor
@@ -300,26 +297,25 @@ class VelocityContext(NamedTuple):
 
 
 class VelocityEstimator(nn.Module):
-    """(x, mu, speaker, condition, t) → velocity, by `UNet` in CosyVoice2 and by `DiT` in CosyVoice3."""
+    """Estimates the flow's velocity from x, mu, speaker, condition and t: `UNet` in CosyVoice2, `DiT` in CosyVoice3."""
 
     config: UNetConfig | DiTConfig
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """All terms that depend on flow time alone; t: [batch] float32  →  [levels, batch, 1, channels]."""
+        """Compute all terms that depend only on flow time; t: [batch] float32 → [levels, batch, 1, channels]."""
         raise NotImplementedError
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """features: [batch, frames, in]: x, mu, the speaker in every frame, and the condition  →  [batch, frames,
-        bins].
-        """
+        """features: x, mu, speaker (in all frames), condition: [batch, frames, in] → velocity [batch, frames, bins]."""
         raise NotImplementedError
 
     def forward(
         self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
     ) -> Tensor:
-        """x: the point on the path; mu; condition: the prompt's mel and zeros after it: [batch, frames, bins] each;
-        speaker: [batch, bins], projected; t: [batch] float32; lengths: [batch] int64, frames within them do not see the
-        padding; chunked: attend chunk by chunk (streaming)  →  velocity [batch, frames, bins].
+        """Estimate the velocity [batch, frames, bins]. x, mu, condition: [batch, frames, bins]: the solution so far,
+        the
+        encoded tokens, and the prompt's mel followed by zeros. speaker: [batch, bins], projected. t: [batch] float32.
+        lengths: [batch] int64; frames do not attend beyond them. chunked: attend chunk by chunk, as in streaming.
         """
         mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
         features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)

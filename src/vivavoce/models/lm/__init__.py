@@ -1,1 +1,1 @@
-"""The speech language model: text tokens in, speech tokens out."""
+"""The speech language model, which generates speech tokens from text tokens."""

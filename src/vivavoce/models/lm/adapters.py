@@ -1,6 +1,6 @@
-"""LoRA adapters beside the language model's products: a row's output grows by B·A·x of the adapter that its slot has.
+"""LoRA adapters for the language model: B·A·x of a slot's adapter is added to the outputs of linear layers in its rows.
 
-The numbers of an adapter stand in one row of memory, layer by layer, in the form of the joined products of `SlotLM`.
+All numbers of an adapter are in one row of memory, layer by layer, joined in the same way as the products of `SlotLM`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from vivavoce.models.lm.slot_lm import JoinedLayer
 
 RANK_STEP = 16
-"""Ranks in the kernels' memory are multiples of this, the least inner size of a tensor core's product."""
+"""Ranks in the kernels' memory are multiples of this, because tensor cores need products over at least 16 values."""
 
 
 class LowRank(NamedTuple):
-    """The pair of one joined product. down: [parts · rank, inputs], one part for each target; up: [outputs, rank], for
-    the part that the output belongs to; ends: the output behind each part.
-    """
+    """An adapter's matrices for one joined product of several targets. down: A of all targets, [targets · rank,
+    inputs]; up: B of all targets, [outputs, rank]; ends: for each target, the index after its last output."""
 
     down: Tensor
     up: Tensor
@@ -38,26 +37,25 @@ class LowRank(NamedTuple):
 
 
 Layers = Sequence[Mapping[str, LowRank]]
-"""For each layer the pairs by product, see `PRODUCTS`."""
+"""For each layer, an adapter's matrices by the name of the product, see `PRODUCTS`."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedAdapter:
-    """An adapter that runs can have. While a run refers to it, its memory is kept. place: from 1 on, among the stage's
-    adapters; layers: its pairs, () where the kernels' memory has them.
-    """
+    """A loaded adapter; its memory is kept as long as a sequence refers to it. place: its number among the stage's
+    adapters, from 1. layers: its matrices; () if they are in the kernels' memory."""
 
     place: int
     layers: Layers
 
 
 def numbers_of(config: LMConfig, rank: int) -> int:
-    """The size of the row of memory that an adapter of this rank takes, whatever it targets."""
+    """Number of values in an adapter's row of memory, which has space for all targets."""
     return config.num_layers * rank * sum(map(sum, target_sizes(config).values()))
 
 
 def pairs_of(memory: Tensor, config: LMConfig, rank: int) -> list[dict[str, LowRank]]:
-    """The pairs in one row of memory, as views of it; memory: [`numbers_of`]."""
+    """Views of an adapter's matrices in its row of memory, [`numbers_of`]."""
     sizes, start, layers = target_sizes(config), 0, []
 
     def take(rows: int, columns: int) -> Tensor:
@@ -75,7 +73,7 @@ def pairs_of(memory: Tensor, config: LMConfig, rank: int) -> list[dict[str, LowR
 
 
 def laid_out(weights: AdapterWeights, config: LMConfig, rank: int, dtype: torch.dtype) -> Tensor:
-    """An adapter's row of memory, in which its rank is padded to `rank`. InvalidRequest: `dtype` cannot hold it."""
+    """Write an adapter to a row of memory, padded to `rank`. InvalidRequest: a number is too large for `dtype`."""
     memory = torch.zeros(numbers_of(config, rank), dtype=dtype)
     for number, layer in enumerate(pairs_of(memory, config, rank)):
         for product, targets in PRODUCTS.items():
@@ -85,7 +83,7 @@ def laid_out(weights: AdapterWeights, config: LMConfig, rank: int, dtype: torch.
                     a, b = weights.pairs[number, target]
                     down[part * rank : part * rank + len(a)] = a
                     up[begin:end, : b.shape[1]] = b
-    if not memory.isfinite().all():  # an infinite number would reach the rows of other adapters
+    if not memory.isfinite().all():  # an infinite number would spoil the rows of other adapters
         raise InvalidRequest(f"adapter: its numbers are too large for {str(dtype).removeprefix('torch.')}")
     return memory
 
@@ -97,12 +95,12 @@ def products_of(weights: AdapterWeights) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class AdaptedRows:
-    """The rows of a pass that have an adapter. groups: pairs, and their rows [n] int64, where one may stand again."""
+    """The rows of a pass that have an adapter. groups: an adapter's matrices, and its rows [n] int64 (may repeat)."""
 
     groups: Sequence[tuple[Layers, Tensor]]
 
     def over(self, layers: Sequence[JoinedLayer[Product]]) -> list[JoinedLayer[Product]]:
-        """The layers, with products that add what the adapters do."""
+        """The layers, with products that add the adapters' outputs."""
         names = {name for pairs, _ in self.groups for layer in pairs for name in layer}
         adapted = []
         for place, layer in enumerate(layers):
@@ -126,14 +124,13 @@ class AdaptedRows:
 
 
 class AdapterStack:
-    """The adapters of one device for the kernels: [places, numbers]; layers: the pairs in the first place, beside which
-    the others lie.
-    """
+    """The memory of all adapters for the kernels on a device: [places, `numbers_of`]. layers: views of the matrices in
+    the first place; other places have the same layout."""
 
     def __init__(self, config: LMConfig, places: int, rank: int, device: torch.device, dtype: torch.dtype) -> None:
         self.memory = torch.zeros(places, numbers_of(config, rank), device=device, dtype=dtype)
         self.layers: Layers = pairs_of(self.memory[0], config, rank)
 
     def put(self, place: int, laid: Tensor) -> None:
-        """Fill a place, from 0 on, behind the work that was launched before."""
+        """Write an adapter's row to a place, from 0, after all work that was launched before on the device."""
         self.memory[place].copy_(laid, non_blocking=True)

@@ -1,18 +1,18 @@
-"""Text-in streaming: speech tokens while the text is still arriving.
+"""Streaming of text: generates speech tokens while the text is still arriving.
 
-The model was trained on sequences that alternate 5 text tokens with 15 speech tokens; a *fill* token says "I need more
-text". One `TextInterleaver` follows one sequence. Its owner pushes text ids, feeds the rows of `next_rows()` to the
-language model, samples within what `allows()` permits, and passes the id to `accept()`:
+The model was trained on sequences that alternate 5 text tokens with 15 speech tokens; a *fill* token asks for more
+text. A `TextInterleaver` controls one sequence. Its owner pushes text ids, feeds the rows of `next_rows()` to the
+language model, samples an id (a speech token, or an id of `allows()`), and passes the id to `accept()`:
 
     waiting ──text arrives, a block is complete──▶ decoding ──fill──▶ waiting
     waiting ──text closed──▶ finishing ──end, or the limit──▶ done
 
-Each text token starts at most one block, as in the official code, and the last fed row is fed again before the rest of
-the text, so that the sequences are like those of the training.
+As in the official code, each text token starts at most one block, and the last fed row is fed again before the rest of
+the text, so that sequences look like those in training.
 
-A system prompt (CosyVoice3) is fed first, as a whole. Without a reference's speech after it, the official code decodes
-15 speech tokens right away, before the model has any text: 0.6 s of speech without text. Here the first block of text
-comes first, as in training; `at_once` is the official way.
+A system prompt (CosyVoice3) is fed first, as a whole. If no prompt speech follows, the official code then decodes 15
+speech tokens before the model has any text, which gives 0.6 s of speech without text. This class feeds the first block
+of text before, as in training; `at_once` selects the official order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RowKind(Enum):
     CONTROL = auto()
     TEXT = auto()
     SPEECH = auto()
-    SPEAKER = auto()  # the sequence's own row, not from a table (CosyVoice 1)
+    SPEAKER = auto()  # the projected speaker embedding of the sequence (CosyVoice 1)
 
 
 class Row(NamedTuple):
@@ -66,7 +66,7 @@ class TextInterleaver:
         self._next_fill = (prompted // self._mix_speech + 1) * self._mix_speech - prompted
         self._max_ratio, self._num_text, self._closed = max_ratio, 0, False
         self._state = _State.WAITING
-        self.decoded: list[int] = []  # all sampled ids, fill and end tokens included
+        self.decoded: list[int] = []  # all sampled ids, including fill and end tokens
 
     @property
     def done(self) -> bool:
@@ -80,7 +80,7 @@ class TextInterleaver:
         self._closed = True
 
     def next_rows(self) -> list[Row] | None:
-        """The rows to feed now; None while waiting for text, and when done."""
+        """The rows to feed next; None while waiting for text, and after the end."""
         while self._state is _State.WAITING:
             if self._incoming:
                 self._buffer.append(self._incoming.popleft())
@@ -94,20 +94,19 @@ class TextInterleaver:
         return None if self.done else self._pending
 
     def ids_until_control(self) -> int | None:
-        """Speech tokens until the block is full and a fill must come. Once text is closed: the most before the sequence
-        ends, None: any number.
-        """
+        """Number of speech tokens until the block is full and a fill token must come. After the text has ended: maximum
+        number of speech tokens until the sequence ends; None: no limit."""
         if self._state is not _State.FINISHING:
             return self._next_fill - len(self.decoded)
         most = self._max_ratio * self._num_text
         return None if math.isinf(most) else max(1, math.ceil(most) - len(self.decoded))
 
     def allows(self) -> tuple[int, ...]:
-        """The control ids that may be sampled now; speech tokens always may."""
+        """The control ids that may be sampled now, in addition to speech tokens."""
         return (self._vocabulary.eos,) if self._state is _State.FINISHING else (self._vocabulary.fill,)
 
     def accept(self, sampled: int) -> int | None:
-        """Record the id that followed the last rows; return it if it is a speech token to be spoken."""
+        """Record the id that was sampled after the last rows; return it if it is a speech token, else None."""
         count = len(self.decoded)
         self.decoded.append(sampled)
         if sampled < self._vocabulary.num_speech_tokens:

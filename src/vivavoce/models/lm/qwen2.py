@@ -1,4 +1,4 @@
-"""CosyVoice2's language model: a Qwen2 backbone over text, control and speech embeddings, and a speech head."""
+"""The language model of CosyVoice 2 and 3: Qwen2 over text, control and speech embeddings, and a speech head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vivavoce.models.lm.slot_lm import SlotLM
 
 Past = list[tuple[Tensor, Tensor]]
-"""Keys and values of each layer, [batch, kv_heads, positions, head_dim], of the rows so far; empty at first."""
+"""For each layer, keys and values of the rows so far, [batch, kv_heads, positions, head_dim]; empty at first."""
 
 
 class Attention(nn.Module):
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x: [batch, time, hidden]  →  rotated query, rotated key, value: [batch, heads, time, head_dim]."""
+        """x: [batch, time, hidden] → rotated query, rotated key and value, each [batch, heads, time, head_dim]."""
         query, key, value = (
             projection(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -42,9 +42,8 @@ class Attention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """query: [batch, heads, time, head_dim]; key, value: [batch, kv_heads, keys, head_dim]; mask: [batch, 1, time,
-        keys] bool  →  [batch, time, hidden]. The query heads of one group become rows of one product: keys and values
-        are not repeated.
-        """
+        keys] bool → [batch, time, hidden]. The query heads of a group become rows of one matrix product, so that keys
+        and values need not be repeated."""
         batch, heads, time, head_dim = query.shape
         group = heads // self.num_kv_heads
         rows = query.reshape(batch, self.num_kv_heads, group * time, head_dim)
@@ -68,7 +67,7 @@ class GatedMLP(nn.Module):
 
 
 StoredKeys = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes the new keys and values; returns all that may be attended to."""
+"""A function that stores new keys and values, and returns all keys and values that may be attended to."""
 
 
 class Layer(nn.Module):
@@ -80,7 +79,7 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, stored: StoredKeys) -> Tensor:
-        """x: [batch, time, hidden]; `stored` adds the new keys and values to the past ones."""
+        """x: [batch, time, hidden]; stored: stores new keys and values, and returns them with the past ones."""
         query, key, value = self.attention.project(self.attention_norm(x), cos, sin)
         key, value = stored(key, value)
         x = x + self.attention.attend(query, key, value, mask)
@@ -88,7 +87,7 @@ class Layer(nn.Module):
 
 
 class SpeechLM(nn.Module):
-    """Input rows → hidden states → logits over speech tokens and control ids; attention is causal."""
+    """The network: input rows → hidden states → log-probabilities of speech tokens and control ids. It is causal."""
 
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
@@ -107,9 +106,8 @@ class SpeechLM(nn.Module):
         return self.control_embedding if self.config.vocabulary.has_own_controls else self.speech_embedding
 
     def forward(self, rows: Tensor, past: Past | None = None) -> Tensor:
-        """rows: [batch, time, hidden]  →  the same shape: hidden states after the final norm. Padding on the right has
-        no effect, because attention is causal. past: keys and values before the rows; those of the rows are appended.
-        """
+        """rows: [batch, time, hidden] → hidden states after the final norm, in the same shape. Padding on the right has
+        no effect, because attention is causal. past: earlier keys and values; the rows' are appended to them."""
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + rows.shape[1], device=rows.device)[None]
         mask = torch.arange(start + rows.shape[1], device=rows.device) <= positions[:, None, :, None]
@@ -121,8 +119,8 @@ class SpeechLM(nn.Module):
         return self.norm(x)
 
     def over_slots(self, capacity: int) -> SlotLM:
-        """This network over slots, for `LMStage`."""
-        from vivavoce.models.lm.slot_lm import SlotLM  # it imports this module
+        """This network for a batch of slots, as `LMStage` needs it; capacity: positions in each slot."""
+        from vivavoce.models.lm.slot_lm import SlotLM  # slot_lm imports this module
 
         return SlotLM(self, capacity)
 

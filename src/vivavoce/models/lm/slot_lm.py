@@ -1,9 +1,9 @@
-"""The language model over slots: packed rows of several sequences in (prefill), or one row of every slot (decode).
+"""The language model for batches of slots: prefill of packed rows of several sequences, and decode steps of all slots.
 
-The same network as `SpeechLM`, with the same weights, arranged for serving: rotary tables and masks made once per call,
-keys and values in a `SlotCache`, layers' weights joined, and packed if the library is faster with this. A decode step
-multiplies a few rows by every weight of the model, so its time depends on the reading of weights and the number of
-products.
+This is the network of `SpeechLM` with the same weights, arranged for serving: rotary tables and masks are computed once
+for each call, keys and values are in a `SlotCache`, weights are joined, and packed where the library is faster with
+packed weights. A decode step multiplies a few rows by all weights of the model, so its time depends on the memory
+bandwidth for weights and the number of matrix products.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from vivavoce.models.lm.text_attention import Observed
 if TYPE_CHECKING:
     from vivavoce.models.lm.adapters import AdaptedRows
 
-SAFE_ROWS = 8  # from this many rows on, all tested libraries compute a row with bits that do not depend on other rows
+SAFE_ROWS = 8  # with at least this many rows, a row's result is independent of other rows in all tested libraries
 _TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 24, 40, 64)
 
 
 def joined(linears: Sequence[nn.Linear]) -> Product:
-    """Layers over one input, side by side. Unless weights are packed, their parameters become views of the joined
-    ones."""
+    """Join linear layers with the same input into one product. Unless weights are packed, the layers' parameters become
+    views of the joined weights."""
     if packs(linears[0].weight):
         biases = [one.bias.detach() for one in linears if one.bias is not None]
         weights = torch.cat([one.weight.detach() for one in linears])
@@ -48,8 +48,9 @@ def joined(linears: Sequence[nn.Linear]) -> Product:
 
 
 def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
-    """The smallest step of row counts at which a row's result has the same bits as in a large batch: 1, 2, 4 or 8.
-    Libraries choose kernels by the number of rows, so this is tested on this machine, with these weights.
+    """The smallest n (1, 2, 4 or 8) for which a row's result in any multiple of n rows equals that in a large batch.
+
+    Libraries choose kernels by the number of rows, so this is tested on this machine with these weights.
     """
     if device.type != "cpu":
         return SAFE_ROWS
@@ -66,7 +67,7 @@ def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch
 
 
 def shared(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """[outputs, inputs] and [outputs] (None: no layer has a bias); the layers' own parameters become views of them."""
+    """Joined weight [outputs, inputs] and bias [outputs] (or None) of layers; the layers' parameters become views."""
     biases = [one.bias for one in linears if one.bias is not None]
     return lay_together([one.weight for one in linears]), lay_together(biases) if biases else None
 
@@ -101,9 +102,8 @@ class JoinedLayer(Generic[Weights]):
 
 @dataclass(frozen=True)
 class SlotCache:
-    """memory: [layers, 2 (keys, values), slots, kv_heads, capacity, head_dim], zeroed: on a CPU the system provides
-    each page at its first write. The cache has no lengths: positions past a slot's own are never read.
-    """
+    """memory: [layers, 2 (keys, values), slots, kv_heads, capacity, head_dim], initially zero; on a CPU, a page takes
+    memory only after its first write. The cache stores no lengths: masks hide the positions after a slot's end."""
 
     memory: Tensor
 
@@ -115,34 +115,35 @@ class SlotCache:
         return cls(_zeros(shape, device, dtype))
 
     def first(self, slots: int, reach: int) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
-        """Views for each layer: where new keys and values are stored, [2, slots, kv_heads, capacity, head_dim], and
-        the keys and the values of the first `reach` positions, [slots, kv_heads, reach, head_dim] each.
+        """Views of the first slots for each layer: the whole memory for writes, [2, slots, kv_heads, capacity,
+        head_dim];
+        and keys and values of the first `reach` positions for reads, [slots, kv_heads, reach, head_dim] each.
         """
         stored = self.memory[:, :, :slots]
         readable = stored[:, :, :, :, :reach].flatten(0, 1).unbind(0)
         return stored.unbind(0), list(zip(readable[::2], readable[1::2], strict=True))
 
     def move(self, sources: Tensor, targets: Tensor, reach: int) -> None:
-        """Copy slots onto others, layer by layer; sources, targets: [n] int64 without common members."""
+        """Copy the slots `sources` to the slots `targets`, layer by layer; both: [n] int64, with no slot in both."""
         for layer in self.memory:
             part = layer[:, :, :, :reach]
             part.index_copy_(1, targets, part.index_select(1, sources))
 
 
 TEXT, SPEAKER = 1, 3
-"""Kinds of rows in `PackedRows.kinds`: a text, and CosyVoice 1's speaker."""
+"""Values in `PackedRows.kinds` for rows of text, and for CosyVoice 1's speaker row."""
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows of n sequences, one sequence after another, and their places; all int64 on the model's device.
+    """Rows of n sequences, one sequence after another, and their positions; all int64 on the model's device.
 
-    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows] for each row's key;
-    sequences: [n] slots; starts: [n] position of each one's first row; padded: [n, longest] the packed row at each
-    place of a rectangle; unpadded: [rows] the place in the rectangle of each packed row; last: [n] each one's last
-    packed row. Rows of padding use a slot's last position, which is never read. For CosyVoice 1 only: text_end: the
-    first rows of a sequence, which hold all of its text; speakers: [n, speaker size] float32, for the second row of
-    each sequence that has a speaker row (3 in `kinds`), None: no sequence has one.
+    kinds, ids: [rows], embedding table (0 control, 1 text, 2 speech) and index in it. slots, positions: [rows], slot
+    and position of the row's key. sequences: [n], slot of each sequence; starts: [n], position of its first row.
+    padded: [n, longest], packed row at each place of a padded rectangle; unpadded: [rows], place of each packed row in
+    the rectangle. last: [n], last packed row of each sequence. Padding rows use a slot's last position, which is never
+    read. For CosyVoice 1 only: text_end: number of a sequence's first rows that contain all of its text; speakers: [n,
+    speaker size] float32, for the second row of each sequence with a speaker row; None: no sequence has a speaker row.
     """
 
     kinds: Tensor
@@ -159,18 +160,18 @@ class PackedRows:
 
 
 def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory until use: `torch.zeros` would write all 32 slots, even for a single listener."""
+    """Zeros that take no memory on a CPU until they are used; `torch.zeros` would write the memory of all slots."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a large page would hold most of a slot
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would cover most of a slot
         with suppress(OSError):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
-"""(layer, query [rows, heads, head_dim], keys and values [rows, 2, kv_heads, head_dim]) → [rows, heads · head_dim]."""
+"""(layer, query [rows, heads, head_dim], keys and values [rows, 2, kv_heads, head_dim]) → attention [rows, inner]."""
 
 
 class SlotLM:
@@ -183,8 +184,9 @@ class SlotLM:
         self._tables = [one.weight.detach() for one in embeddings]
         self._layers = JoinedLayer.all(lm, joined)
         self._norm, self._head = lm.norm.weight.detach(), joined([lm.speech_head])
-        # By position, [capacity, 1, head_dim]: the rotated row is the row times the first table, plus its exchanged
-        # halves times the second.
+        # Rotary tables by position, [capacity, 1, head_dim]: the rotated x is x · cos + (x with swapped halves) · sin,
+        # with
+        # the signs of the first half in `sin`.
         positions = torch.arange(capacity, device=self._device)
         cos, sin = (one[0, 0] for one in rotary_tables(positions[None], config.head_dim, config.rope_theta))
         sin[:, : config.head_dim // 2] *= -1
@@ -196,9 +198,8 @@ class SlotLM:
         self.row_step = fewest_rows(products, sizes, self._device, self._dtype)
 
     def prefill(self, packed: PackedRows, cache: SlotCache, reach: int, adapted: AdaptedRows | None = None) -> Tensor:
-        """reach: upper limit of the sequences' positions; adapted: the packed rows that have an adapter  →  [n, ids]
-        float32 log-probabilities after each last row.
-        """
+        """Run packed rows → log-probabilities [n, ids] float32 after the last row of each sequence. reach: upper limit
+        of the sequences' positions; adapted: the packed rows that have an adapter."""
         count, longest = packed.padded.shape
         asking = packed.starts[:, None] + self._reached[:longest]
         bias = self._bias(asking, reach).repeat(1, 1, self._group, 1)
@@ -225,9 +226,8 @@ class SlotLM:
         observed: Observed | None = None,
         adapted: AdaptedRows | None = None,
     ) -> Tensor:
-        """ids, positions: [slots] int64; reach: limit of the positions; observed: where the attention to the text is
-        written; adapted: the slots that have an adapter  →  [slots, ids] float32 log-probabilities.
-        """
+        """Run one speech token of every slot → log-probabilities [slots, ids] float32. ids, positions: [slots] int64.
+        reach: upper limit of positions. observed: writes the attention to text. adapted: the slots with an adapter."""
         slots, heads = len(ids), self.config.num_kv_heads
         taken: list[Tensor] = []
         bias = self._bias(positions[:, None], reach)
@@ -259,7 +259,7 @@ class SlotLM:
         picked: Tensor | None = None,
         adapted: AdaptedRows | None = None,
     ) -> Tensor:
-        """Scores of the first `count` rows, or of the `picked` ones: [count, ids]; x: [rows, hidden] embedded."""
+        """Log-probabilities [count, ids] after the first `count` rows, or the `picked` ones; x: embedded rows."""
         config, head_dim = self.config, self._head_dim
         rows, eps = len(x), config.rms_norm_eps
         size, turned = (config.hidden_size,), config.num_heads + config.num_kv_heads
@@ -268,7 +268,7 @@ class SlotLM:
         for index, layer in enumerate(self._layers if adapted is None else adapted.over(self._layers)):
             heads = layer.qkv(rms_norm(x, size, layer.attention_norm, eps)).view(rows, -1, head_dim)
             rotating = heads[:, :turned]
-            # In place: rotated keys are put before the values again, so that both are stored in one copy.
+            # In place: rotated keys stay next to the values, so that one copy stores both.
             rotating.copy_(torch.addcmul(rotating * cos, rotating.roll(head_dim // 2, -1), sin))
             keys_values = heads[:, config.num_heads :].view(rows, 2, config.num_kv_heads, head_dim)
             x = x + layer.out(attend(index, heads[:, : config.num_heads], keys_values))
@@ -279,6 +279,6 @@ class SlotLM:
         return self._head(rms_norm(x, size, self._norm, eps))[:count].float().log_softmax(dim=-1)
 
     def _bias(self, positions: Tensor, reach: int) -> Tensor:
-        """0 where a row may attend, −inf elsewhere; positions: [n, rows]  →  [n, 1, rows, reach]."""
+        """0 for keys up to a row's position, −inf for later keys; positions: [n, rows] → [n, 1, rows, reach]."""
         hidden = self._reached[:reach] > positions[:, None, :, None]
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))

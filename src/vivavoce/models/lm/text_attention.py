@@ -1,4 +1,4 @@
-"""Attention of speech to text: of every head in a whole sequence, and of a few chosen heads in decode steps."""
+"""Reads the attention of speech to text: of all heads in a whole sequence, or of a few chosen heads in decode steps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 
 
 def text_attention(lm: SpeechLM, rows: Tensor, text: slice, queries: slice) -> Tensor:
-    """Attention weights of some rows to the text, all within one sequence.
+    """Attention weights of some rows of a sequence to its text: [layers, heads, queries, text] float32.
 
-    rows: [1, time, hidden]; text, queries: places of rows  →  [layers, heads, queries, text] float32; the weights of
-    one query add up to 1 over the text.
+    rows: [1, time, hidden], the sequence. text, queries: ranges of its rows. The weights of each query add up to 1 over
+    the text.
     """
     positions = torch.arange(rows.shape[1], device=rows.device)[None]
     mask = positions <= positions[:, None, :].transpose(1, 2)
@@ -35,10 +35,10 @@ def text_attention(lm: SpeechLM, rows: Tensor, text: slice, queries: slice) -> T
 
 @dataclass(frozen=True)
 class TextHeads:
-    """Heads of a checkpoint whose attention follows the text that is spoken.
+    """Attention heads of a checkpoint whose weights show which text is being spoken.
 
-    heads: (layer, head) of each; lag: speech tokens by which the attention is ahead of the voice; pace: the usual
-    number of speech tokens for a text token.
+    heads: (layer, head) of each. lag: number of speech tokens by which the attention is ahead of the audio. pace: usual
+    number of speech tokens for each text token.
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -47,10 +47,10 @@ class TextHeads:
 
 
 class TextObserver:
-    """Reads in a decode step how much the chosen heads attend to each text token of a slot's own sequence.
+    """Computes in a decode step how much the chosen heads attend to each text token of a slot's sequence.
 
-    places: [slots, tokens] int64, positions of the text tokens in a slot's keys; counts: [slots] int64, how many there
-    are. All shapes are fixed, and nothing waits for the device: a graph can record it.
+    places: [slots, tokens] int64, positions of the text tokens among the slot's keys. counts: [slots] int64, number of
+    the slot's text tokens. Shapes are fixed and nothing synchronises with the device, so a CUDA graph can record this.
     """
 
     def __init__(self, config: LMConfig, heads: TextHeads, slots: int, tokens: int, device: torch.device) -> None:
@@ -68,15 +68,14 @@ class TextObserver:
         self.counts = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def take(self, taken: list[Tensor], layer: int, query: Tensor) -> None:
-        """Add the queries of this layer's chosen heads to `taken`; query: [≥ n, heads, head_dim], layers in order."""
+        """Append the queries of this layer's chosen heads to `taken`. query: [≥ n, heads, head_dim]."""
         for head in self._of_layer.get(layer, ()):
             taken.append(query[:, head])
 
     def weights(self, taken: Sequence[Tensor], memory: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Mean attention to the text, [n, tokens] float32; a row adds up to 1, and is meaningless without text.
-
-        taken: [n, head_dim] each; memory: see `SlotCache`; turn: tables [n, 1, head_dim] as `SlotLM` makes them, for
-        queries that are not rotated yet.
+        """Mean attention of the chosen heads to the text: [n, tokens] float32. Each row adds up to 1; rows of slots
+        without text have no meaning. taken: queries [n, head_dim] of each head. memory: see `SlotCache`. turn: rotary
+        tables [n, 1, head_dim] of `SlotLM`, for queries that are not rotated yet.
         """
         query = torch.stack(list(taken), dim=1)
         count = len(query)
@@ -88,17 +87,17 @@ class TextObserver:
         return scores.masked_fill(hidden[:, None], -1e4).softmax(dim=-1).mean(dim=1)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy slots onto others, as `SlotCache.move` does."""
+        """Copy the slots `sources` to the slots `targets`, as `SlotCache.move` does."""
         for part in (self.places, self.counts):
             part.index_copy_(0, targets, part.index_select(0, sources))
 
 
 class Observed(NamedTuple):
-    """A decode step's observer, and where it writes: [n, tokens] float32."""
+    """The observer of a decode step. out: [n, tokens] float32, the tensor to which it writes attention weights."""
 
     observer: TextObserver
     out: Tensor
 
     def write(self, taken: Sequence[Tensor], memory: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> None:
-        """Write the step's weights; arguments as for `TextObserver.weights`."""
+        """Write the attention weights of the step to `out`; for the arguments see `TextObserver.weights`."""
         self.out.copy_(self.observer.weights(taken, memory, turn))

@@ -1,1 +1,1 @@
-"""Mel spectrogram → waveform."""
+"""The vocoders, which compute waveforms from mel spectrograms."""

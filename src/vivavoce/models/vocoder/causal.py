@@ -1,6 +1,6 @@
-"""CosyVoice3's HiFT: only two layers read later frames, so that a stream's past never changes.
+"""CosyVoice3's causal HiFT. Only two layers read later frames, so samples that a stream has sent never change.
 
-The pitch reads three frames ahead and the first convolution four; past a row's end they read zeros.
+The pitch predictor reads three later frames, and the first convolution four. Beyond a row's end they read zeros.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from vivavoce.models.vocoder.hift import (
 )
 from vivavoce_kernels.layouts import NoiseStream
 
-PITCH_LOOKAHEAD = 3  # later frames that the pitch of a frame depends on
+PITCH_LOOKAHEAD = 3  # number of later frames on which the pitch of a frame depends
 
 
 class CausalF0Predictor(nn.Module):
-    """In float64, as in the official code: the source sums pitches to phases."""
+    """Predicts the pitch in Hz, in float64, as the official code does, because the source sums pitches to phases."""
 
     def __init__(self, mel_bins: int, channels: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class CausalF0Predictor(nn.Module):
 
 
 class SteppedSource(HarmonicSource):
-    """Its phase is constant within a frame, and its noise uniform in [0, 1), not centred, as in the official code."""
+    """A source with constant phase in each frame, and uniform noise in [0, 1), not centred, as in the official code."""
 
     def excite(self, f0: Tensor, cycles: Tensor, noise: Tensor | None, carried: Tensor | None) -> Tensor:
         config, hop = self.config, self.config.samples_per_frame
@@ -72,7 +72,7 @@ class SteppedSource(HarmonicSource):
         return torch.tanh(signal).transpose(1, 2)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """[batch, samples, harmonics]: one number per harmonic, because their sum has no simple distribution."""
+        """Noise [batch, samples, harmonics]; each harmonic has its own, because the sum has no simple distribution."""
         harmonics = self.config.num_harmonics + 1
         counters = places[..., None] * harmonics + torch.arange(harmonics, device=places.device)
         return uniform(seeds[..., None], NoiseStream.SOURCE, counters)
@@ -104,14 +104,15 @@ class CausalHiFT(nn.Module):
 
     @property
     def reach(self) -> Reach:
-        # Stages read less than a frame ahead. Pitch and first convolution run in parallel; the official code adds both.
+        # Stages read less than one later frame. The lookaheads of pitch and first convolution need not be added, since
+        # they run in parallel, but the official code adds them.
         return Reach(self.heard_before[0], PITCH_LOOKAHEAD + self.config.lookahead + 1)
 
     @property
     def heard_before(self) -> tuple[int, ...]:
-        """Earlier frames that a sample depends on: of mel and source, then of each stage's output."""
+        """Numbers of earlier frames on which a sample depends: of mel and source, then of each stage's output."""
         config = self.config
-        # The first position that the first sample depends on, layer by layer down to the mel.
+        # Go from the last layer to the mel; `position` is the earliest position on which the first sample depends.
         position = -((config.n_fft // 2 - 1) // config.hop) - (OUTER_KERNEL - 1)
         first, stages = -(F0_CONVS - 1) * (F0_KERNEL - 1), list[int]()
         for stage in range(len(self.ups) - 1, -1, -1):
@@ -123,26 +124,26 @@ class CausalHiFT(nn.Module):
             stages.insert(0, -(entry // math.prod(config.upsample_rates[: stage + 1])))
             spectrum = entry * down.stride[0] - (down.stride[0] - 1)
             first = min(first, (spectrum * config.hop - config.n_fft // 2) // config.samples_per_frame)
-            # The last stage's mirrored position shifts all later ones by one.
+            # The mirrored position at the start of the last stage shifts all positions by one.
             position -= config.upsample_kernels[stage] - 1 + (stage == len(self.ups) - 1)
             position //= config.upsample_rates[stage]
         return -min(first, position), *stages
 
     def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
-        """noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
+        """Compute the waveform, see `HiFT.forward`. noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
         spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
-        # All other layers read earlier positions only, so values past a row's end reach no sample of the row.
+        # All other layers are causal, so values beyond a row's end do not change samples of the row.
         x = convolve(self.conv_pre, laid_out(pad(zero_padding(mel, lengths), (0, config.lookahead))))
         count = len(config.resblock_kernels)
         for stage, (up, rate) in enumerate(zip(self.ups, config.upsample_rates, strict=True)):
             x = convolve_behind(up, leaky_relu(x, config.leaky_slope).repeat_interleave(rate, dim=-1))
             if stage == len(self.ups) - 1:
-                # One more frame, mirrored, makes the centred STFT's odd count.
+                # The centred STFT has one frame more, so the signal is mirrored at its start.
                 x = torch.cat((x[..., 1:2], x), dim=-1)
             down = self.source_downs[stage]
             assert isinstance(down, nn.Conv1d)

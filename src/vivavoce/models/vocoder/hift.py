@@ -1,4 +1,4 @@
-"""HiFT, the vocoder of CosyVoice 1 and 2: a harmonic source shapes an inverse-STFT generator (arXiv:2309.09493)."""
+"""HiFT, the vocoder of CosyVoice 1 and 2: a harmonic source drives an inverse-STFT generator (arXiv:2309.09493)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from vivavoce_kernels.layouts import NoiseStream
 
 
 def laid_out(x: Tensor) -> Tensor:
-    """[batch, channels, time]  →  [batch, channels, 1, time] in the device's memory format."""
+    """[batch, channels, time] → [batch, channels, 1, time], in the fastest memory format for the device."""
     order = torch.channels_last if x.device.type == "cpu" else torch.contiguous_format
     return x[:, :, None].contiguous(memory_format=order)
 
 
 def convolve(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor:
-    """x: [batch, channels in, 1, time]; inside: [batch, 1, 1, time'], 1 within a row and 0 past its end, None: all rows
-    are full  →  [batch, channels out, 1, time'], zero past each row's end.
-    """
+    """x: [batch, channels in, 1, time] → [batch, channels out, 1, time'], zero beyond each row's end. inside: [batch,
+    1, 1, time'], 1 within a row and 0 beyond its end; None: all rows are full."""
     assert isinstance(conv, nn.Conv1d)
     across, beside, step = conv.stride[0], int(conv.padding[0]), conv.dilation[0]
     out = conv2d(x, conv.weight[:, :, None], conv.bias, (1, across), (0, beside), (1, step))
@@ -35,21 +34,21 @@ def convolve(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor
 
 
 def convolve_behind(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor:
-    """Causal convolution: over x with zeros before it; shapes as in `convolve`."""
+    """Causal convolution, which reads zeros before the start of x; shapes as in `convolve`."""
     assert isinstance(conv, nn.Conv1d)
     return convolve(conv, pad(x, ((conv.kernel_size[0] - 1) * conv.dilation[0], 0)), inside)
 
 
 def convolve_transposed(conv: nn.Module, x: Tensor) -> Tensor:
-    """x: [batch, channels, 1, time]  →  [batch, channels out, 1, time']."""
+    """x: [batch, channels in, 1, time] → [batch, channels out, 1, time']."""
     assert isinstance(conv, nn.ConvTranspose1d)
     return conv_transpose2d(x, conv.weight[:, :, None], conv.bias, (1, conv.stride[0]), (0, int(conv.padding[0])))
 
 
 def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
-    """Centred frames, each row reflected at its own end (periodic Hann window). signal: [batch, samples]; lengths:
-    [batch] samples, None: all rows are full  →  [batch, n_fft + 2, samples // hop + 1], real parts first, zero past a
-    row's frames.
+    """Centred STFT with a periodic Hann window; each row is reflected at its own end. signal: [batch, samples];
+    lengths: [batch] samples, None: all rows are full → [batch, n_fft + 2, samples // hop + 1], real parts first, zero
+    beyond a row's end.
     """
     samples = signal.shape[1]
     last = (torch.full((1,), samples, device=signal.device) if lengths is None else lengths)[:, None] - 1
@@ -65,9 +64,8 @@ def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor
 
 
 def istft(magnitude: Tensor, phase: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
-    """Windowed overlap-add over the row's own frames, ends trimmed. magnitude, phase: [batch, n_fft / 2 + 1, frames];
-    lengths: [batch] frames, None: all rows are full  →  [batch, (frames − 1) · hop].
-    """
+    """Inverse of the centred STFT, by windowed overlap-add of each row's frames. magnitude, phase: [batch, n_fft / 2 +
+    1, frames]; lengths: [batch] frames, None: all rows are full → [batch, (frames − 1) · hop]."""
     frames = magnitude.shape[-1]
     window = torch.hann_window(n_fft, device=magnitude.device)
     pieces = torch.fft.irfft(torch.polar(magnitude, phase), n=n_fft, dim=1) * window[:, None]
@@ -84,9 +82,8 @@ def istft(magnitude: Tensor, phase: Tensor, lengths: Tensor | None, n_fft: int, 
 
 
 class HarmonicSource(nn.Module):
-    """Phases are summed per frame and interpolated linearly between frame centres, as in CosyVoice2. A stream that
-    vocodes piece by piece carries the phase from one piece to the next.
-    """
+    """CosyVoice2's source: phases are summed frame by frame, and interpolated linearly between the centres of frames. A
+    stream carries the phase from one chunk to the next."""
 
     def __init__(self, config: VocoderConfig) -> None:
         super().__init__()
@@ -94,16 +91,15 @@ class HarmonicSource(nn.Module):
         self.merge = nn.Linear(config.num_harmonics + 1, 1)
 
     def forward(self, f0: Tensor, noise: Tensor | None, carried: Tensor | None = None) -> Tensor:
-        """f0: [batch, frames] Hz, 0 past a row's end; noise: [batch, samples, harmonics] standard normal, None: silent,
-        or [batch, samples, 1], one number in place of the harmonics' sum; carried: [batch, harmonics] cycles, the last
-        frame's `cycles` % 1 of the piece before  →  [batch, 1, samples].
+        """f0: [batch, frames] Hz, 0 beyond a row's end → signal [batch, 1, samples]. noise: standard normal, [batch,
+        samples, harmonics], or [batch, samples, 1] for the sum over harmonics; None: no noise. carried: [batch,
+        harmonics], `cycles` % 1 of the last frame in the previous chunk.
         """
         return self.excite(f0, self.cycles(f0, carried), noise, carried)
 
     def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
-        """[batch, frames, harmonics] divided by the samples of a frame: the scale is applied last, as in the official
-        code, because float32 rounding depends on it.
-        """
+        """Cycles [batch, frames, harmonics], divided by the number of samples in a frame. The division is undone last,
+        as in the official code, because float32 rounding depends on the order."""
         multiples = torch.arange(1, self.config.num_harmonics + 2, device=f0.device, dtype=f0.dtype)
         per_sample = (f0[..., None] * multiples / self.config.sample_rate) % 1
         start = 0 if carried is None else carried[:, None]
@@ -116,28 +112,28 @@ class HarmonicSource(nn.Module):
         signal = voiced * (config.sine_amplitude * (self.merge.weight @ torch.sin(phase))) + self.merge.bias
         if noise is not None:
             strength = voiced * config.noise_std + (1 - voiced) * (config.sine_amplitude / 3)
-            # A weighted sum of independent normal numbers is one normal number times the norm of the weights.
+            # A weighted sum of independent normal numbers equals a normal number times the norm of the weights.
             weight = self.merge.weight
             merged = noise * weight.norm() if noise.shape[-1] == 1 else linear(noise, weight)
             signal = signal + strength * merged.transpose(1, 2)
         return torch.tanh(signal)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """Noise that does not depend on the cutting into pieces. seeds: [batch, 1], places: [batch, samples], int64  →
-        [batch, samples, 1]: one number per sample for all harmonics, because the source adds them up, and drawing all
-        of them would take a CPU half as long as the whole vocoder.
+        """Noise [batch, samples, 1], which does not depend on the chunks. seeds: [batch, 1] int64; places: [batch,
+        samples] int64. One number replaces the sum over all harmonics, because drawing a number for each harmonic would
+        take half as long on a CPU as the whole vocoder.
         """
         return normal(seeds, NoiseStream.SOURCE, places)[..., None]
 
     def _phases(self, f0: Tensor, cycles: Tensor, carried: Tensor | None) -> Tensor:
-        """[batch, harmonics, samples] radians; arguments as in `excite`."""
+        """Phases [batch, harmonics, samples] in radians; for the arguments see `forward`."""
         hop = self.config.samples_per_frame
         drawn = cycles if carried is None else torch.cat((carried[:, None], cycles), dim=1)
         radians = (drawn * (2 * math.pi)).transpose(1, 2) * hop
         return interpolate(radians, scale_factor=float(hop), mode="linear")[..., 0 if carried is None else hop :]
 
     def initial(self, seeds: Tensor) -> Tensor | None:
-        """The carried phase with which a source with noise starts anew; None: phases start at 0."""
+        """The initial value of `carried` for a new stream with noise; None: phases start at 0."""
         return None
 
 
@@ -145,13 +141,13 @@ class SampledSource(HarmonicSource):
     """CosyVoice 1's source: phases are summed sample by sample, and overtones start with random phases (`initial`)."""
 
     def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
-        """Cycles at the end of each frame since the first one's start, [batch, frames, harmonics] float64."""
+        """Cycles from the start of the first frame to the end of each frame, [batch, frames, harmonics] float64."""
         multiples = torch.arange(1, self.config.num_harmonics + 2, device=f0.device)
         per_sample = f0[..., None] * multiples / self.config.sample_rate
         return torch.cumsum(per_sample.double() * self.config.samples_per_frame, dim=1)
 
     def initial(self, seeds: Tensor) -> Tensor | None:
-        """seeds: [batch] int64  →  [batch, harmonics] cycles, the fundamental's 0."""
+        """seeds: [batch] int64 → random phases [batch, harmonics] in cycles; 0 for the fundamental."""
         harmonics = torch.arange(self.config.num_harmonics + 1, device=seeds.device)
         return uniform(seeds[:, None], NoiseStream.PHASE, harmonics) * (harmonics > 0)
 
@@ -159,7 +155,8 @@ class SampledSource(HarmonicSource):
         hop = self.config.samples_per_frame
         in_frame = cycles.diff(dim=1, prepend=torch.zeros_like(cycles[:, :1]))
         back = torch.arange(1 - hop, 1, device=f0.device) / hop
-        # The official code adds up the phase in float32: after thousands of cycles the source's third digit differs.
+        # This is more exact than the official code: that sums in float32, which changes the third digit after thousands
+        # of cycles.
         turns = (cycles[..., None] + in_frame[..., None] * back).float() % 1
         turns = turns if carried is None else turns + carried[:, None, :, None]
         return turns.permute(0, 2, 1, 3).flatten(2) * (2 * math.pi)
@@ -170,7 +167,7 @@ F0_KERNEL = 3
 
 
 class F0Predictor(nn.Module):
-    """The absolute value is the pitch in Hz; it depends on `F0_CONVS` frames on either side."""
+    """Predicts the pitch in Hz, as an absolute value; it depends on `F0_CONVS` frames on either side."""
 
     def __init__(self, mel_bins: int, channels: int) -> None:
         super().__init__()
@@ -181,10 +178,11 @@ class F0Predictor(nn.Module):
         self.out = nn.Linear(channels, 1)
 
     def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
-        """mel: [batch, bins, frames]; lengths: [batch], None: all are full  →  [batch, frames] Hz, 0 past the end."""
+        """mel: [batch, bins, frames]; lengths: [batch], None: all full → [batch, frames] Hz, 0 beyond a row's end."""
         x = zero_padding(mel, lengths)
-        # The source sums the pitch to phases: an error of a thousandth is half a cycle within a second. So convolutions
-        # on CUDA run without TF32, torch's default with 10 bits of mantissa, whose switch is global for the process.
+        # The source sums the pitch to phases, so an error of 0.1 % grows to half a cycle within a second. Therefore
+        # CUDA
+        # convolutions run without TF32 here, torch's default with 10 bits of mantissa. The switch affects the process.
         before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
         try:
             for conv in self.convs:
@@ -199,7 +197,7 @@ LEAST_ALPHA = 1e-9  # added to α before the division, as in the official code
 
 
 class Snake(nn.Module):
-    """x + sin²(αx) / α with one α per channel (arXiv:2006.08195)."""
+    """The activation x + sin²(αx) / α, with an α for each channel (arXiv:2006.08195)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -209,12 +207,12 @@ class Snake(nn.Module):
         alpha = self.alpha[:, None, None]
         if torch.is_grad_enabled():
             return x + torch.sin(alpha * x).square() / (alpha + LEAST_ALPHA)
-        # New memory costs more than the arithmetic, so one tensor is made and changed in place.
+        # Allocation costs more than arithmetic, so only one tensor is allocated, then changed in place.
         return (alpha * x).sin_().square_().div_(alpha + LEAST_ALPHA).add_(x)
 
 
 class ResBlock(nn.Module):
-    """causal: each output depends on earlier positions only."""
+    """A residual block. causal: an output depends only on its own position and earlier ones."""
 
     def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, causal: bool = False) -> None:
         super().__init__()
@@ -228,7 +226,7 @@ class ResBlock(nn.Module):
         self.convs2 = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=half) for _ in dilations)
 
     def forward(self, x: Tensor, inside: Tensor | None) -> Tensor:
-        """x: [batch, channels, 1, time], zero past each row's length; inside: as in `convolve`  →  as x."""
+        """x: [batch, channels, 1, time], zero beyond each row's end; inside: see `convolve` → shape of x."""
         stages = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in stages:
             h = self._convolve(conv1, snake1(x), inside)
@@ -238,18 +236,18 @@ class ResBlock(nn.Module):
 
 OUTER_KERNEL = 7
 MAX_MAGNITUDE = 100.0
-LAST_SLOPE = 0.01  # slope of the last activation, PyTorch's default as in the official code
+LAST_SLOPE = 0.01  # slope of the last leaky ReLU: PyTorch's default, as in the official code
 
 
 class Reach(NamedTuple):
-    """Frames before and after its own that a sample depends on, which a piece of a stream must include."""
+    """Numbers of frames before and after a sample's own frame on which the sample depends; chunks must include them."""
 
     before: int
     after: int
 
 
 def waveform(x: Tensor, lengths: Tensor | None, config: VocoderConfig) -> Tensor:
-    """x: [batch, n_fft + 2, frames], log magnitudes, then values whose sine is the phase; rest as in `istft`."""
+    """x: [batch, n_fft + 2, frames]: log magnitudes, then values whose sine is the phase → samples, see `istft`."""
     bins = config.n_fft // 2 + 1
     magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
     wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
@@ -257,13 +255,13 @@ def waveform(x: Tensor, lengths: Tensor | None, config: VocoderConfig) -> Tensor
 
 
 class HiFT(nn.Module):
-    reach: Reach | None = None  # None: a piece has less context than its samples depend on, and is faded into the next
+    reach: Reach | None = None  # None: chunks have less context than needed, and are cross-faded
 
     def __init__(
         self, config: VocoderConfig, source: type[HarmonicSource] = HarmonicSource, overlap: int | None = None
     ) -> None:
         super().__init__()
-        self.overlap = overlap  # frames that two pieces share; set for CosyVoice 1 only
+        self.overlap = overlap  # frames that consecutive chunks share; only for CosyVoice 1
         self.config = config
         rates, kernels = config.upsample_rates, config.upsample_kernels
         channels = [config.base_channels // 2**i for i in range(len(rates) + 1)]
@@ -275,7 +273,7 @@ class HiFT(nn.Module):
             nn.ConvTranspose1d(channels[i], channels[i + 1], kernels[i], rates[i], padding=(kernels[i] - rates[i]) // 2)
             for i in range(len(rates))
         )
-        # The source's spectrum is reduced from the last stage's rate to each stage's own.
+        # These convolutions reduce the source's spectrum from the last stage's rate to the rate of each stage.
         strides = list(accumulate(reversed((*rates[1:], 1)), lambda a, b: a * b))[::-1]
         self.source_downs = nn.ModuleList(
             nn.Conv1d(spectrum, channels[i + 1], 1)
@@ -288,25 +286,23 @@ class HiFT(nn.Module):
 
     def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
         """mel: [batch, bins, frames]; noise: [batch, samples, harmonics] or None; lengths: [batch] frames, None: all
-        rows are full  →  [batch, samples] within ± audio_limit; samples past a row's end are meaningless.
-        """
+        rows are full → samples [batch, samples] within ± audio_limit; samples beyond a row's end have no meaning."""
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
-        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; both: computes the last residual
-        block of each stage beside the others  →  [batch, samples].
-        """
+        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame] → [batch, samples]. both: may
+        compute the last residual block of each stage in parallel with the other blocks."""
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
         spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
         inside = None if lengths is None else _inside(lengths, mel)
         x = convolve(self.conv_pre, laid_out(zero_padding(mel, lengths)), inside)
         for stage, (up, rate) in enumerate(zip(self.ups, config.upsample_rates, strict=True)):
-            # For each rate: upsample the signal, add the source's spectrum, take the mean of the residual blocks.
+            # Each stage upsamples the signal, adds the source's spectrum, and takes the mean of its residual blocks.
             x = convolve_transposed(up, leaky_relu(x, config.leaky_slope))
             is_last = stage == len(self.ups) - 1
             if is_last:
-                # One more frame, mirrored, makes the centred STFT's odd count.
+                # The centred STFT has one frame more, so the signal is mirrored at its start.
                 x = torch.cat((x[..., 1:2], x), dim=-1)
             if lengths is not None:
                 lengths = lengths * rate + is_last
@@ -322,7 +318,7 @@ class HiFT(nn.Module):
 def residual_blocks(
     config: VocoderConfig, channels: Sequence[int], *, causal: bool = False
 ) -> tuple[nn.ModuleList, nn.ModuleList]:
-    """Blocks of the source, one per stage, and of the signal, stage after stage; channels: of each stage."""
+    """Residual blocks for the source, one for each stage, and for the signal, stage by stage; channels: by stage."""
     of_source = zip(channels, config.source_resblock_kernels, config.source_resblock_dilations, strict=True)
     parallel = list(zip(config.resblock_kernels, config.resblock_dilations, strict=True))
     return (
@@ -334,7 +330,8 @@ def residual_blocks(
 
 
 def mean_of_blocks(blocks: nn.ModuleList, x: Tensor, inside: Tensor | None, both: PairRunner) -> Tensor:
-    """The last block, with the longest kernel, costs half of all; x, inside: as in `ResBlock.forward`  →  like x."""
+    """Mean of the blocks' results. The last block, with the longest kernel, takes half of the time: `both` may run it
+    in parallel with the others. x, inside: see `ResBlock.forward`."""
     *most, last = blocks
     if not most:
         return last(x, inside)

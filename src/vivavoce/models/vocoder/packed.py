@@ -1,7 +1,7 @@
-"""HiFT and CausalHiFT over packed batches: the frames of all rows one after another, with our own kernels.
+"""Runs HiFT and CausalHiFT on packed batches, in which the rows' frames follow one another, with our own kernels.
 
-At least `gap_frames` frames of padding follow each row, and are zeros in every layer: a row's result depends neither on
-its place nor on its neighbours. Weights are laid out anew for the packed convolutions.
+At least `gap_frames` frames of padding follow each row. They are zero in every layer, so that a row's result depends
+neither on its position nor on other rows. The weights are rearranged for the packed convolutions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class PackedBlock(NamedTuple):
-    """Pairs of convolutions: `entry` activates the input of the first pair, `inner` the inputs of the other pairs."""
+    """A residual block. entry: activation before the first pair of convolutions; inner: before each other pair."""
 
     entry: Activated
     inner: tuple[Activated, ...]
@@ -36,9 +36,8 @@ class PackedBlock(NamedTuple):
 
 
 class PackedStage(NamedTuple):
-    """down: reduces the source's spectrum to the stage's rate; entries: of all blocks in one; leaving: activates the
-    blocks' mean for the next layer.
-    """
+    """A stage. down: reduces the source's spectrum to the stage's rate. entries: the entries of all blocks, joined.
+    leaving: activation of the blocks' mean for the next layer."""
 
     up: Convolution
     down: Convolution
@@ -49,9 +48,8 @@ class PackedStage(NamedTuple):
 
 
 class PackedVocoderWeights(NamedTuple):
-    """pitch: float32, float64 for the causal vocoder; the last layer gives the signed pitch in column 0; last: its
-    columns are logarithms of magnitudes, then values whose sine is the phase, each padded to `lanes`.
-    """
+    """pitch: convolutions in float32, or float64 for the causal vocoder; column 0 of the last one is the signed pitch.
+    last: its columns are log magnitudes, then values whose sine is the phase, both padded to `spectrum_lanes`."""
 
     pitch: tuple[Convolution, ...]
     pitch_activation: Activated
@@ -62,9 +60,9 @@ class PackedVocoderWeights(NamedTuple):
 
 
 def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocoderWeights:
-    """dtype: of the matrix products and their inputs, except in the pitch predictor."""
+    """Rearrange a vocoder's weights. dtype: for matrix products and their inputs, except in the pitch predictor."""
     config, exact = vocoder.config, torch.float32
-    # Number of later positions that each layer reads; None: as many as earlier ones.
+    # Number of later positions that a layer reads; None: the same as the number of earlier positions.
     ahead = pitch_ahead = first_ahead = None
     if isinstance(config, CausalVocoderConfig):
         exact, ahead, pitch_ahead, first_ahead = torch.float64, 0, PITCH_LOOKAHEAD, config.lookahead
@@ -103,7 +101,7 @@ def _convolution(
 
 
 def _behind(conv: nn.Conv1d, ahead: int | None) -> int:
-    """Earlier positions that an output depends on; ahead: later positions, None: as many."""
+    """Number of earlier positions that an output reads; ahead: number of later positions, None: the same number."""
     reach = (conv.kernel_size[0] - 1) * conv.dilation[0]
     return reach // 2 if ahead is None else reach - ahead
 
@@ -118,7 +116,7 @@ def _laid(
 
 
 def _pitch(linear: nn.Linear, dtype: torch.dtype) -> Convolution:
-    # A product has at least 16 columns; columns behind the first stay zero.
+    # A product has at least 16 columns; all columns except the first are zero.
     weight = linear.weight.new_zeros(1, linear.in_features, 16)
     weight[0, :, 0] = linear.weight[0]
     bias = linear.bias.new_zeros(16)
@@ -127,16 +125,15 @@ def _pitch(linear: nn.Linear, dtype: torch.dtype) -> Convolution:
 
 
 def _up(conv: nn.Module, rate: int, fan: int, last: bool, dtype: torch.dtype) -> Convolution:
-    """A transposed convolution, or a convolution over a signal repeated `fan` times, as one convolution that gives
-    `fan` positions for each position that it reads.
-
-    In the last stage all positions are shifted by one: the first is the mirrored one of the centred STFT.
+    """Convert a transposed convolution, or a convolution over a signal whose values are repeated `fan` times, to a
+    convolution with `fan` outputs for each input position. In the last stage, outputs are shifted by one, because the
+    centred STFT has a mirrored position at the start.
     """
     assert isinstance(conv, nn.ConvTranspose1d | nn.Conv1d)
     size, kernel = conv.kernel_size[0], conv.weight
     assert conv.bias is not None
     phases = [phase - int(last) for phase in range(fan)]
-    # Output position u · fan + phase reads input u + reach through a tap of the kernel.
+    # Output position u · fan + phase reads input position u + reach with this tap of the kernel.
     if isinstance(conv, nn.ConvTranspose1d):
         pad = int(conv.padding[0])
         seen = [(phase, reach, phase + pad - reach * fan) for phase in phases for reach in range(-size, size)]
@@ -165,7 +162,7 @@ def _up(conv: nn.Module, rate: int, fan: int, last: bool, dtype: torch.dtype) ->
 def _of_spectrum(
     conv: nn.Module, rate: int, open_end: bool, n_fft: int, dtype: torch.dtype, ahead: int | None
 ) -> Convolution:
-    """A strided convolution over spectra whose halves are padded to `lanes`."""
+    """Convert a strided convolution for spectra whose real and imaginary halves are padded to `spectrum_lanes`."""
     assert isinstance(conv, nn.Conv1d)
     weight, half = conv.weight.permute(2, 1, 0), n_fft // 2 + 1
     padded = weight.new_zeros(len(weight), 2, spectrum_lanes(n_fft), weight.shape[2])
@@ -197,7 +194,7 @@ def _block(block: nn.Module, rate: int, open_end: bool, dtype: torch.dtype, ahea
 
 
 def snake_activation(snake: nn.Module) -> Activated:
-    """α and 1 / α stay float32: in float16 the inverse of a small α would be infinite."""
+    """The activation with α and 1 / α in float32: in float16, the inverse of a small α would be infinite."""
     assert isinstance(snake, Snake)
     alpha = snake.alpha.float()[None].contiguous()
     return Activated(Activation.SNAKE, alpha=alpha, inverse=1 / (alpha + LEAST_ALPHA))
@@ -210,13 +207,13 @@ def _together(entries: list[Activated]) -> Activated:
 
 
 PADDING, INSIDE, AFTER, FIRST = range(4)
-"""Tags of packed frames: between rows, within a row, right after a row, a row's first frame."""
+"""Tags of packed frames: padding, frame within a row, padding right after a row, first frame of a row."""
 
 
 class PackedFrames(NamedTuple):
-    """tags: [frames] int32: PADDING, INSIDE, AFTER or FIRST; row_of: [frames] int32: the row of each frame that is not
-    PADDING; rows: [rows, WIDTH] int64, see `kernels.layouts.PackedRow`; stages: tags of the frames that each stage
-    computes, if these are not all.
+    """tags: [frames] int32: PADDING, INSIDE, AFTER or FIRST. row_of: [frames] int32, row of each frame that is not
+    PADDING. rows: [rows, WIDTH] int64, see `vivavoce_kernels.layouts.PackedRow`. stages: for each stage, the tags of
+    the frames that it computes; () if each stage computes all frames.
     """
 
     tags: Tensor
@@ -235,32 +232,32 @@ def supports(vocoder: HiFT | CausalHiFT) -> bool:
 
 
 def gap_frames(config: VocoderConfig) -> int:
-    """Frames of padding between two rows, so that no convolution reaches from one row into the next."""
+    """Number of padding frames between two rows, so that no convolution reads from the neighbouring row."""
     rates = list(accumulate(config.upsample_rates, lambda a, b: a * b))
     blocks = [
         *zip(config.resblock_kernels, config.resblock_dilations, strict=True),
         *zip(config.source_resblock_kernels, config.source_resblock_dilations, strict=True),
     ]
-    # The first convolution, and the network of the causal pitch, need three frames more at the sides.
+    # The first convolution, and the causal pitch predictor, read at least three frames beyond a row.
     outer, sides = 3, 2
     if isinstance(config, CausalVocoderConfig):
         outer, sides = max(outer, config.lookahead), 1
     reach = max((kernel - 1) * max(dilations) // sides for kernel, dilations in blocks)
     steps_up = (-(-kernel // rate) for rate, kernel in zip(config.upsample_rates, config.upsample_kernels, strict=True))
-    # The last stage has one more position.
+    # + 1, because the last stage has one more position.
     return max(outer, *steps_up, *(-(-(reach + 1) // rate) for rate in rates))
 
 
 class PackedVocoder:
-    """The launches are always the same, and the host does not wait. dtype: of the products, of their inputs, and of the
-    sums between residual blocks (float32 would reduce rounding errors by a quarter, and take half as much memory
-    again); pitch, phases, source and both transforms stay in float32.
+    """Runs a vocoder on packed frames. The kernel launches are always the same, without synchronisation with the GPU.
+    dtype: dtype of matrix products, their inputs, and sums between residual blocks (float32 would reduce rounding
+    errors by a quarter, and take 1.5 times the memory). Pitch, phases, source and both transforms stay in float32.
     """
 
     def __init__(self, vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> None:
         config = self.config = vocoder.config
         self.heard = vocoder.heard_before[1:] if isinstance(vocoder, CausalHiFT) else ()
-        """Earlier frames of each stage's output that a sample depends on; empty: all frames are computed."""
+        """For each stage, number of earlier output frames on which a sample depends; empty: compute all frames."""
         self._weights, self._dtype = pack_weights(vocoder, dtype), dtype
         device = vocoder.conv_pre.weight.device
         merge = vocoder.source.merge
@@ -282,9 +279,9 @@ class PackedVocoder:
         )
 
     def excite(self, mel: Tensor, frames: PackedFrames, carried: Tensor, source: Tensor, *, noise: bool) -> Tensor:
-        """mel: [frames, bins] float32, zero outside of the rows; carried: [rows, lanes] float32 cycles; source: [frames
-        · samples per frame] float32, written where it is not known  →  [rows, lanes], see `make_source`.
-        """
+        """Compute the source → carried phases [rows, lanes], see `make_source`. mel: [frames, bins] float32, zero
+        outside rows. carried: [rows, lanes] float32 cycles. source: [frames · samples per frame] float32; its new
+        frames are written."""
         x, (*convs, out) = mel, self._weights.pitch
         for conv in convs:
             x = self._convolve(x, conv, frames.tags, activated=self._weights.pitch_activation)[1][0]
@@ -293,7 +290,7 @@ class PackedVocoder:
         return vocoder_source.make_source(pitch, *frames[:3], carried, *merge, source, self._shape, noise=noise)
 
     def decode(self, mel: Tensor, frames: PackedFrames, source: Tensor) -> Tensor:
-        """mel, source: as in `excite`  →  [frames · samples per frame] float32, zero outside of the rows."""
+        """mel, source: see `excite` → samples [frames · samples per frame] float32, zero outside rows."""
         config, weights = self.config, self._weights
         rate = config.samples_per_frame // config.hop
         tags, row_of, rows, stages = frames
@@ -310,7 +307,7 @@ class PackedVocoder:
         )
 
     def _stage(self, stage: PackedStage, x: Tensor, spectrum: Tensor, tags: Tensor) -> Tensor:
-        """x: [positions, channels], activated  →  [positions · rate, channels / 2], activated."""
+        """x: [positions, channels], after its activation → [positions · rate, channels / 2], after `leaving`."""
         up, _ = self._convolve(x, stage.up, tags, raw=self._dtype)
         injected, entry = self._convolve(spectrum, stage.down, tags, raw=self._dtype, activated=stage.source.entry)
         x, entries = self._block(stage.source, injected, entry[0], tags, (up,), self._dtype, stage.entries)
@@ -333,7 +330,7 @@ class PackedVocoder:
         leaving: Activated | None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """entry: x activated; the other arguments are for the last convolution, as in `convolve`."""
+        """Run a residual block on x. entry: x after activation. Other arguments are for the last convolution."""
         for pair, following in zip(block.pairs, block.inner, strict=False):
             h = self._convolve(entry, pair.first, tags, activated=pair.between)[1][0]
             x, made = self._convolve(h, pair.second, tags, added=(x,), raw=self._dtype, activated=following)

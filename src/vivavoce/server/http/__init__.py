@@ -1,1 +1,1 @@
-"""HTTP and WebSockets: translation only."""
+"""HTTP and WebSocket routes, which translate between clients and the dispatcher."""

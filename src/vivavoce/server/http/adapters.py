@@ -32,9 +32,9 @@ class AdapterFields(BaseModel):
     """An adapter to load."""
 
     model_config = ConfigDict(extra="forbid")
-    name: str = Field(max_length=64, description="Its name in requests: letters, digits, - _ .")
-    folder: str = Field("", max_length=1_000, description="Its folder, below the server's. Default: the name.")
-    model: str = Field("", max_length=200, description="The served model that gets it. Default: the default one.")
+    name: str = Field(max_length=64, description="The adapter's name in requests: letters, digits, - _ .")
+    folder: str = Field("", max_length=1_000, description="Its folder, below model.adapters_dir. Default: its name.")
+    model: str = Field("", max_length=200, description="The model that loads it. Default: the default model.")
 
 
 class AdapterEntry(BaseModel):
@@ -45,7 +45,7 @@ class AdapterEntry(BaseModel):
     object: Literal["adapter"] = "adapter"
     rank: int
     targets: list[str] = Field(description="The modules of the language model that it changes.")
-    size_bytes: int = Field(description="Memory that it takes.")
+    size_bytes: int = Field(description="Size of the adapter in memory.")
 
 
 class AdapterList(BaseModel):
@@ -56,7 +56,7 @@ class AdapterList(BaseModel):
 
 
 class AdapterDeleted(BaseModel):
-    """A removed adapter. Requests that speak with it are finished."""
+    """A removed adapter. Running requests with it are finished."""
 
     id: str
     object: Literal["adapter.deleted"] = "adapter.deleted"
@@ -117,13 +117,13 @@ def folder_below(root: Path | None, folder: str) -> Path:
 
 def _check_allowed(principal: Principal) -> None:
     if not principal.may_publish:
-        raise Forbidden(f"adapters: the key {principal.name!r} may not change what everybody uses")
+        raise Forbidden(f"adapters: the key {principal.name!r} may not change adapters, which all callers use")
 
 
 async def _backend(state: AppState, model: str, principal: Principal) -> AdapterBackend:
     backend = await backend_for(state, model, principal)
     if not isinstance(backend, AdapterBackend):
-        raise InvalidRequest("adapters: the engines behind this server load none while they run")
+        raise InvalidRequest("adapters: the engines of this server cannot load adapters while they run")
     return backend
 
 

@@ -1,4 +1,4 @@
-"""The apps of a server: for its main port, for CosyVoice's own routes, and for health alone."""
+"""The HTTP apps of a server: for its main port, for CosyVoice's own routes, and for health alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build_legacy_app(state: AppState) -> FastAPI:
 
 
 def build_health_app(state: AppState) -> FastAPI:
-    """Health and metrics, for a separate port, whose connections other clients cannot use up."""
+    """Health and metrics on a separate port, so that other clients cannot use up its connections."""
     app = _BoundedApp(state, "vivavoce's health", "Health checks, and metrics for Prometheus.")
     app.include_router(pages.health_router(state))
     if state.settings.server.metrics:
@@ -62,7 +62,7 @@ def _dialect_routers(state: AppState, port: str) -> list[Callable[[AppState], AP
 
 
 class _BoundedApp(FastAPI):
-    """An app without routes, which bounds requests and answers all failures in one form."""
+    """An app, without routes so far, which limits requests and answers all failures in one JSON form."""
 
     has_pages = False
 
@@ -73,10 +73,10 @@ class _BoundedApp(FastAPI):
             description=description,
             version=__version__,
             openapi_url="/openapi.json" if server.docs else None,
-            docs_url=None,  # its page loads scripts from another server; ours is below
+            docs_url=None,  # FastAPI's page loads scripts from elsewhere; ours is `_reference`
             redoc_url=None,
             root_path=server.root_path,
-            # A needless slash gets an error, and not a redirect that sends the body twice.
+            # A path with a surplus slash is an error: a redirect would make the client send its body twice.
             redirect_slashes=False,
         )
         self.state.vivavoce = state
@@ -89,10 +89,10 @@ class _BoundedApp(FastAPI):
                 CORSMiddleware,
                 allow_origins=list(server.cors_origins),
                 allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["*"],  # OpenAI's package for browsers sends a dozen of its own
+                allow_headers=["*"],  # OpenAI's package for browsers sends a dozen headers of its own
                 expose_headers=[*SPEECH_HEADERS, "retry-after"],
             )
-        self.add_middleware(RequestMiddleware, state=state)  # the last one added is the outermost
+        self.add_middleware(RequestMiddleware, state=state)  # the middleware added last is the outermost
 
     async def _reference(self, request: Request) -> Response:
         page = reference_page(self.openapi(), str(request.base_url).rstrip("/"), has_pages=self.has_pages)

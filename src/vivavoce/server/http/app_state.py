@@ -23,9 +23,9 @@ from vivavoce.server.settings import ServerSettings
 
 REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout"
 ADMISSION_HEADER = "x-admission-seconds"
-"""Seconds until a request for speech was accepted: its text, its voice, and the wait for room."""
+"""Seconds until a request for speech was accepted: for its text and voice, and for the wait for room."""
 SPEED_HEADER, FLOW_STEPS_HEADER, WARNING_HEADER = "x-speed", "x-flow-steps", "x-warning"
-"""The speed of the speech, and deviations from the caller's wishes."""
+"""The speed of the speech, the steps of its flow, and warnings about deviations from the request."""
 SPEECH_HEADERS = (REQUEST_ID_HEADER, ADMISSION_HEADER, SPEED_HEADER, FLOW_STEPS_HEADER, WARNING_HEADER)
 _SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
 TIMEOUT = {
@@ -35,12 +35,12 @@ TIMEOUT = {
     "description": "Seconds after which the request ends, even if its speech is incomplete.",
 }
 PUBLIC_READER = Principal("*", concurrent=16)
-"""The principal of all callers without a key while lists are open; a key cannot have this name."""
+"""The principal of callers without a key, if they may read lists (auth.open_lists); no key can have this name."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 class JobService(Protocol):
-    """Work in the background, which a package beside the server does."""
+    """Jobs in the background, which another package does."""
 
     def router(self, state: AppState) -> APIRouter: ...
 
@@ -49,8 +49,8 @@ class JobService(Protocol):
 
 @dataclass(eq=False)
 class AppState:
-    """settings: replaced by a reload; routes read then what may change. jobs: None: the server takes none; dialects:
-    interfaces of other products that it speaks, too.
+    """settings: a reload replaces them, so routes read changeable settings here at each request. jobs: None if the
+    server takes no jobs. dialects: interfaces of other products that the server also offers.
     """
 
     dispatcher: RequestDispatcher
@@ -75,7 +75,7 @@ KnownPrincipal = Annotated[Principal, Depends(current_principal)]
 
 
 async def list_reader(connection: HTTPConnection) -> Principal:
-    """The principal for a list, whose public part callers without a key may read if the settings say so."""
+    """The principal who reads a list. If the settings open lists, callers without a key read its public part."""
     state = state_of(connection)
     is_anonymous = state.settings.auth.open_lists and token_in(connection.headers) is None
     return PUBLIC_READER if is_anonymous and state.keys.required else await current_principal(connection)
@@ -88,9 +88,9 @@ MODEL_QUERY = Query("", max_length=200, description="A served model's name. Defa
 
 
 async def backend_for(state: AppState, model: str, principal: Principal) -> SpeechBackend:
-    """The backend of the model that a client's name means, "" for the default one; a model is loaded for it if need be.
+    """The backend of the model that a client named ("": the default model), which is loaded if necessary.
 
-    ModelNotFound: no model is meant; Unauthorized: it has to be loaded, and the caller has no key.
+    ModelNotFound: the name is unknown. Unauthorized: the model has to be loaded, and the caller has no key.
     """
     dispatcher = state.dispatcher
     about = dispatcher.backend.about
@@ -116,14 +116,14 @@ async def deadline_of(connection: HTTPConnection) -> float | None:
 
 
 Deadline = Annotated[float | None, Depends(deadline_of)]
-"""Parameter of a route: the deadline of its speech, counted from the headers."""
+"""Parameter of a route: the deadline of the request, counted from the arrival of its headers."""
 
 
 def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], what: str = "change voices") -> None:
-    """Forbidden: a page of another origin sends a form or shows content of this server. Browsers do not prevent that.
+    """Forbidden: a page of another origin sends a form to this server or shows its content, which browsers allow.
 
-    They send `Sec-Fetch-Site` only to servers with TLS and on this machine. Other requests have `Origin`, which is
-    checked as in `is_own_page` with the same arguments, or, such as for an image, only `Referer`.
+    Browsers send `Sec-Fetch-Site` only to servers with TLS or on this machine. Without it, `is_own_page` checks
+    `Origin` with the same arguments, or `Referer` if `Origin` is missing, as in a request for an image.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if origin is None and "referer" in headers:
@@ -146,8 +146,8 @@ def is_own_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:
     try:
         page, own = urlsplit(origin), urlsplit(f"//{headers.get('host', '')}")
         if page.scheme not in _PORTS or page.hostname is None:
-            return False  # "null": a sandboxed page, or a file
-        # A proxy in front may have removed TLS, so that the scheme shows only the usual port.
+            return False  # such as "null", the origin of a sandboxed page or a file
+        # A proxy may have removed TLS, so the usual ports of both schemes count as the same port.
         usual = {None, _PORTS[page.scheme], _PORTS.get(scheme, 80)}
         same_port = page.port == own.port or {page.port, own.port} <= usual
         return page.hostname == own.hostname and same_port

@@ -1,4 +1,4 @@
-"""Bodies of requests, read within bounds: JSON, multipart forms, urlencoded forms and queries."""
+"""Bodies of requests, read within limits: JSON, multipart forms, urlencoded forms and queries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencode
 SMALL_BYTES = 1 << 16
 """Bytes or characters of JSON that are parsed in the event loop; longer JSON is parsed in a thread."""
 MAX_SEPARATORS = 1 << 17
-"""Most commas and brackets of a JSON text: twice the number of letters in the longest text, and more."""
+"""Limit of commas and brackets in JSON, which bounds its number of values; any usual text has far fewer."""
 MAX_FORM_FIELDS = 40
 _MOST_NAMED = 10
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
@@ -41,11 +41,11 @@ def _any_half(text: Any, check: Callable[[str], str]) -> str:
 
 
 AnyText = Annotated[str, WrapValidator(_any_half)]
-"""A text that may hold halves of UTF-16 surrogate pairs, since pieces of a text may be cut between these."""
+"""A text that may contain lone UTF-16 surrogates, since a client may cut its text inside a surrogate pair."""
 
 
 def _no_switch(value: Any) -> Any:
-    if isinstance(value, bool):  # which Pydantic takes for 0 or 1
+    if isinstance(value, bool):  # Pydantic would take it for 0 or 1
         raise PydanticCustomError("number", "input should be a number")
     return value
 
@@ -53,7 +53,7 @@ def _no_switch(value: Any) -> Any:
 NO_SWITCH = BeforeValidator(_no_switch)
 Whole = Annotated[int, NO_SWITCH]
 Number = Annotated[float, NO_SWITCH]
-"""Numbers, also as strings of digits, but neither true nor false."""
+"""An integer (`Whole`) or a float, also as a string; true and false are refused."""
 
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -63,7 +63,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 class Form:
     """The parts of a form in order: fields with their texts, and fields with the bytes of files.
 
-    names: the names of the files, by field; a client may have sent any.
+    names: the file names that the client sent, by field; they may be any text.
     """
 
     texts: list[tuple[str, str]] = field(default_factory=list)
@@ -76,16 +76,16 @@ def media_type(request: Request) -> str:
 
 
 async def off_loop(size: int, work: Callable[[], _Result]) -> _Result:
-    """Process a text of `size` bytes: in a thread if the event loop would wait too long for it."""
+    """Call `work` on a text of `size` bytes; in a thread if it would block the event loop for too long."""
     return work() if size <= SMALL_BYTES else await asyncio.to_thread(work)
 
 
 def check_encoding(request: Request) -> None:
-    """InvalidRequest: the body is packed, or claims to be."""
+    """InvalidRequest: the headers say that the body is compressed."""
     packing = request.headers.get("content-encoding", "").strip()
     if packing.lower() not in ("", "identity"):
         raise InvalidRequest(
-            f"content-encoding: {packing[:40]!r} is not unpacked here; send the body unpacked, without this header"
+            f"content-encoding: {packing[:40]!r} is not supported; send the body uncompressed, without this header"
         )
 
 
@@ -105,7 +105,7 @@ async def read_json(request: Request, model: type[_Model]) -> _Model:
 
 
 def parse_json(text: str | bytes, field: str, remedy: str = "send an object") -> Any:
-    """Parse JSON, with halves of surrogate pairs. InvalidRequest: a name stands twice in an object, or other faults."""
+    """Parse JSON, which may contain lone surrogates. InvalidRequest: it is malformed, or has a name twice."""
     check_separators(text, field)
     try:
         return json.loads(text, object_pairs_hook=_named_once)
@@ -115,7 +115,7 @@ def parse_json(text: str | bytes, field: str, remedy: str = "send an object") ->
         place = f" (line {error.lineno}, column {error.colno})"
         raise InvalidRequest(f"{field}: is not JSON{place}; {remedy}") from None
     except RecursionError:
-        raise InvalidRequest(f"{field}: has too many brackets within brackets; {remedy}") from None
+        raise InvalidRequest(f"{field}: is nested too deeply; {remedy}") from None
     except ValueError:
         most = sys.get_int_max_str_digits()
         raise InvalidRequest(f"{field}: holds a number of more than {most} digits; send a shorter one") from None
@@ -146,7 +146,7 @@ def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") 
 
 
 def without_ignored(request: Request, model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """The fields, without unknown ones if the settings or the model ignore these; x-warning names them."""
+    """`values` without unknown fields, if the settings or the model ignore these; x-warning names them."""
     known, refuses = known_names(model), state_of(request).settings.requests.unknown_fields == "refuse"
     if values.keys() <= known or (refuses and model.model_config.get("extra") == "forbid"):
         return values
@@ -157,15 +157,15 @@ def without_ignored(request: Request, model: type[BaseModel], values: dict[str, 
 def check_query(
     connection: HTTPConnection, fields: Set[str], place: str = "body", known: Set[str] = frozenset()
 ) -> None:
-    """Name what a query holds and nothing reads, such as a proxy's api-version, in the answer's x-warning.
+    """Name the unused parameters of a query, such as a proxy's api-version, in the answer's x-warning.
 
-    fields: names that are read in `place` alone; known: names that are read in the query. InvalidRequest: one of the
-    fields stands in the query, where it would be lost, unless the settings ignore unknown fields.
+    fields: names that are read only in `place`; known: names that are read in the query. InvalidRequest: a name of
+    `fields` is in the query, where it has no effect, and the settings refuse unknown fields.
     """
     given = connection.query_params.multi_items()
     _check_once([pair for pair in given if pair[0] in known])
     unknown = [name for name in dict(given) if name not in known]
-    misplaced = [name for name in unknown if name.partition("[")[0] in fields]  # voice[id], as PHP writes it
+    misplaced = [name for name in unknown if name.partition("[")[0] in fields]  # PHP writes voice[id]
     if misplaced and state_of(connection).settings.requests.unknown_fields == "refuse":
         raise InvalidRequest(f"query: {_listed(misplaced)} are not read here; send fields in the {place}")
     if unknown:
@@ -184,7 +184,7 @@ def _note_ignored(connection: HTTPConnection, problem: str) -> None:
 
 
 def check_twins(model: type[BaseModel], given: Collection[str]) -> None:
-    """InvalidRequest: two of these names stand for one field."""
+    """InvalidRequest: two of the given names stand for the same field."""
     for declared in model.model_fields.values():
         alias = declared.validation_alias
         named = [str(name) for name in alias.choices if name in given] if isinstance(alias, AliasChoices) else []
@@ -194,7 +194,7 @@ def check_twins(model: type[BaseModel], given: Collection[str]) -> None:
 
 @cache
 def known_names(model: type[BaseModel]) -> Set[str]:
-    """The names of a model's fields, and the further names that it takes for them."""
+    """The names of a model's fields, and their aliases."""
     aliases = [field.validation_alias for field in model.model_fields.values()]
     others = {str(name) for one in aliases if isinstance(one, AliasChoices) for name in one.choices}
     return model.model_fields.keys() | others
@@ -218,9 +218,9 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
 
 
 async def read_form(request: Request, max_fields: int) -> Form:
-    """A form of UTF-8 with at most one file and `max_fields` texts of a megabyte; empty for other content types.
+    """Read a UTF-8 form: at most one file, and `max_fields` texts of 1 MB. Other content types: an empty form.
 
-    InvalidRequest: it is malformed, or holds a field twice.
+    InvalidRequest: the form is malformed, or has a field twice.
     """
     check_encoding(request)
     media = media_type(request)
@@ -249,9 +249,9 @@ async def read_form(request: Request, max_fields: int) -> Form:
 
 
 def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[str, str]]:
-    """The fields of a form or query. Bytes that are not UTF-8, which Starlette's parser would replace, are refused.
+    """Parse the fields of a urlencoded form or a query.
 
-    A field that comes twice is refused, too.
+    InvalidRequest: a field comes twice, or is not UTF-8 (Starlette's parser would replace such bytes), among others.
     """
     if encoded.count(b"&") >= max_fields:
         raise InvalidRequest(f"form: has more than {max_fields} fields; send fewer")
@@ -278,15 +278,15 @@ def _check_once(fields: Collection[tuple[str, Any]]) -> None:
 class _Parser(MultiPartParser):
     spool_max_size = 0
     has_ended = False
-    """Whether the last boundary has come. Starlette accepts a form without it, which may have lost parts."""
+    """Whether the closing boundary has come. Starlette accepts a form without it, though parts may be missing."""
 
     def on_end(self) -> None:
         self.has_ended = True
 
 
 async def _parse_multipart(request: Request, max_fields: int) -> FormData:
-    """Parse a form whose texts are left as bytes: each letter of Latin-1 is one byte."""
-    # The parser accepts all of Python's codecs, some of quadratic time, and reads malformed UTF-8 as Latin-1.
+    """Parse a form. Its texts stay undecoded: they are Latin-1, each character of which stands for one byte."""
+    # The parser would accept all codecs of Python, even quadratic ones, and would read malformed UTF-8 as Latin-1.
     headers = Headers({"content-type": f"{request.headers['content-type']}; charset=latin-1"})
 
     async def whole_body() -> AsyncGenerator[bytes, None]:

@@ -48,26 +48,26 @@ _DESCRIPTIONS = {
     401: "The API key is missing or unknown.",
     403: "The key may not do this.",
     404: "The name is unknown.",
-    408: "The body stopped coming.",
+    408: "The client stopped sending the body.",
     409: "The name is taken.",
     413: "The body is too large.",
-    429: "No room now; Retry-After says when to come again.",
-    503: "The engine is starting or stopping; Retry-After says when to come again.",
-    504: "The time of x-request-timeout was over.",
+    429: "No room now; Retry-After says when to try again.",
+    503: "The engine is starting or stopping; Retry-After says when to try again.",
+    504: "The time limit in x-request-timeout has passed.",
 }
 
 
 class ErrorBody(BaseModel):
     """An error."""
 
-    message: str = Field(description="One line: the field, the value, the limit, the way out.")
+    message: str = Field(description="One line with the field, its value, the limit and a remedy.")
     type: str
     param: str | None
     code: str
 
 
 class ErrorAnswer(BaseModel):
-    """Every failure, in OpenAI's form."""
+    """The answer to a failed request, in OpenAI's form."""
 
     error: ErrorBody
 
@@ -89,9 +89,9 @@ def install(app: FastAPI) -> None:
 
 
 def error_body(error: VivavoceError, text_field: str = "input") -> dict[str, Any]:
-    """The value of "error" in an answer or an event; text_field: the route's name of the text."""
+    """The value of "error" in an answer or an event; text_field: the name of the route's text field."""
     param = None
-    # Their messages begin with the field.
+    # Messages of these errors begin with the field's name.
     if isinstance(error, (InvalidRequest, VoiceNotFound, AdapterNotFound, ModelNotFound)):
         name = str(error).partition(":")[0]
         name = text_field if name == "text" else _FIELDS.get(name, name)
@@ -116,10 +116,10 @@ def error_response(status: int, message: str, code: str, headers: Mapping[str, s
 
 
 def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
-    """The mistakes that a schema found, in one line: the first one in each field, ten at most."""
+    """One error for the mistakes that a schema found: the first mistake in each field, ten at most."""
     mistakes: list[str] = []
     named: set[str] = set()
-    # A field may have several forms; the deepest mistake belongs to the intended one.
+    # A field may have several types; the most deeply nested mistake belongs to the type that was meant.
     for detail in sorted(details, key=lambda detail: -len(detail["loc"])):
         path = ".".join(_printable(part) for part in detail["loc"] if part not in _NOT_FIELDS) or where
         message = _OBJECT if detail["type"] in ("model_type", "dict_type") else str(detail["msg"])
@@ -134,22 +134,22 @@ def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
 
 
 def shown(value: object) -> str:
-    """The beginning of a value, written as JSON; a string as it is."""
+    """The first 40 characters of a value as JSON; a string is not quoted."""
     if isinstance(value, str):
         return value[:_SHOWN]
-    # Piece by piece: all of a deep or large value would take too long.
+    # Encode piece by piece, since all of a deep or large value would take too long.
     pieces = islice(json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value), _SHOWN)
     return "".join(pieces)[:_SHOWN]
 
 
 def _is_hidden(detail: dict[str, Any]) -> bool:
-    """A missing field's input is the whole body; an unknown field may hold a secret."""
+    """Whether to hide the input, which is the whole body (missing field) or may be a secret (unknown field)."""
     is_unknown = detail["type"] == "extra_forbidden" and isinstance(detail.get("input"), (dict, list, type(None)))
     return is_unknown or detail["type"] == "missing"
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """The error with a route's own name of the field; names: the name in messages → the route's name."""
+    """The error, with the route's own name of its field. names: field name in messages → field name of the route."""
     field, _, rest = str(error).partition(":")
     return type(error)(f"{names[field]}:{rest}") if field in names else error
 

@@ -1,4 +1,4 @@
-"""An app on a port: uvicorn in a shared event loop, with the bounds that uvicorn lacks."""
+"""Serves an app on a port: uvicorn in a shared event loop, with limits that uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from vivavoce.server.settings import ServerSection
 log = logging.getLogger(__name__)
 
 BODIES_AT_ONCE = 16
-"""Most bodies of the greatest size in memory at once; the limit of WebSocket messages is the same."""
+"""Limit of all bodies in memory, as a multiple of `max_body_bytes`; WebSocket messages have the same limit."""
 SMALL_BYTES = 1 << 16
 """A WebSocket message up to this size is always accepted."""
 MARGIN = 64
 """Connections above the limit that are still answered, mostly with 503; further ones wait in the operating system."""
 PATIENCE_S = 1.0
-"""Silence of a client after which its connection may be closed for another one."""
+"""Seconds without data from a client, after which its connection may be closed to make room for another one."""
 _BACKLOG = 1024
-"""Connections that wait in the operating system; with fewer, some clients of a sudden crowd wait for a second."""
+"""Connections that may wait in the operating system; with fewer, some of many new clients would wait a second."""
 PAUSE_S = 0.1
-"""Time between two attempts to accept a connection while the server is full."""
+"""Seconds between two attempts to accept a connection while the server is full."""
 _UNSENT_BYTES = 32 * 1024
-"""Unsent bytes of a connection above which its request waits. The operating system would buffer megabytes: minutes of
-speech that may never be heard."""
+"""A request waits while its connection has more unsent bytes than this. The operating system would otherwise buffer
+megabytes, which are minutes of speech that the client may never play."""
 _WEBSOCKET_SEND_BYTES = 8 * 1024
-"""Unsent bytes above which a sender waits: 170 ms of 16-bit samples, so that an interruption is heard soon."""
+"""Unsent bytes above which a WebSocket waits: 170 ms of 16-bit samples, so that a cancellation is heard soon."""
 _WEBSOCKET_QUEUE = 32
 _PING_S = 20.0
 
@@ -58,19 +58,19 @@ class BoundedConnection(asyncio.Protocol):
         self.opening: asyncio.Task[None] | None = None
         """The task that opens the connection (with TLS: the handshake); None once it is open."""
         self.waits_since = asyncio.get_running_loop().time()
-        """Start of the server's wait for the client; inf: it does not wait."""
+        """Time at which the server began to wait for the client; inf: it does not wait."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._head_begun, self._may_answer_late_head = False, True
         self._is_idle = False
         self._requests = 0
         self._held = bytearray()
-        """Data that came while uvicorn had paused reading."""
+        """Data that was received while uvicorn had paused reading."""
         self._is_paused = self._is_websocket = False
         self._has_left = False
         self.is_unread = False
         """Whether the client reads more slowly than the server writes."""
         self.waiting = 0
-        """Bytes of a WebSocket that came since the app took a message."""
+        """Bytes that a WebSocket has received since the app took the last message."""
 
     # Called by asyncio
 
@@ -166,22 +166,22 @@ class BoundedConnection(asyncio.Protocol):
         self._stop_timer("head")
 
     def end_request(self, *, body_was_read: bool) -> None:
-        """End a request. Without body_was_read the rest of its body may come next, and is not answered with 408."""
+        """End a request. If not body_was_read, the rest of its body may still come; it is not answered with 408."""
         self._requests -= 1
         self._head_begun = False
         self._may_answer_late_head = body_was_read
         if self._requests or self._has_left:
             return
-        # A client that still has data to read keeps its connection when others come.
+        # A client that still has data to read is not disconnected to make room for others.
         reading_s = self._settings.listener_timeout_s if self._transport.get_write_buffer_size() else 0.0
         self.waits_since = asyncio.get_running_loop().time() + reading_s
         if not self._is_websocket:
             self._is_idle = True
-            # uvicorn closes idle connections, but not one whose next head had begun before the answer ended.
+            # uvicorn closes idle connections, except if the next request's headers began before the answer ended.
             self._await_head(self._settings.keep_alive_s)
 
     def accept_websocket(self) -> None:
-        """Bound the data that waits in this process; the operating system has a buffer of its own."""
+        """Limit the unsent data in this process; the operating system has a buffer of its own."""
         self._is_websocket = True
         self._transport.set_write_buffer_limits(high=_WEBSOCKET_SEND_BYTES)
 
@@ -210,7 +210,7 @@ class BoundedConnection(asyncio.Protocol):
             self._forward(data)
 
     def _leave(self, exc: Exception | None) -> None:
-        """Report the end to uvicorn, once. exc None: uvicorn closes the transport, too."""
+        """Report the end of the connection to uvicorn, once. exc: None: uvicorn closes the transport, too."""
         if not self._has_left:
             self._has_left = True
             self._held.clear()
@@ -259,7 +259,7 @@ def drop_connection() -> None:
 
 
 def bind(host: str, port: int, field: str) -> socket.socket:
-    """Make a listening socket; port 0: a free one. InvalidRequest: the port is taken, or the address is not ours."""
+    """Open a listening socket; port 0: any free port. InvalidRequest: the port is taken, or the address not local."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches Nagle's algorithm, which delays small pieces, off if the socket names its protocol.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -272,7 +272,7 @@ def bind(host: str, port: int, field: str) -> socket.socket:
     except OSError as error:
         listening.close()
         raise InvalidRequest(
-            f"{field}: {port} at {host} cannot be listened at ({error.strerror or error}); choose another one"
+            f"{field}: cannot listen on port {port} of {host} ({error.strerror or error}); choose another one"
         ) from None
     listening.setblocking(False)
     return listening
@@ -299,7 +299,7 @@ class Listener(uvicorn.Server):
                 timeout_graceful_shutdown=5,
                 # A message slightly above the limit gets an error with a reason; a larger one is not read.
                 ws_max_size=settings.max_body_bytes + SMALL_BYTES,
-                ws_per_message_deflate=False,  # audio does not shrink
+                ws_per_message_deflate=False,  # audio hardly compresses
                 ws_max_queue=_WEBSOCKET_QUEUE,
                 ws_ping_interval=_PING_S,
                 ws_ping_timeout=_PING_S,
@@ -314,12 +314,12 @@ class Listener(uvicorn.Server):
     async def start(self) -> None:
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
-        await self.startup([])  # without sockets: connections are taken below
+        await self.startup([])  # no sockets, since `_take_all` accepts connections
         self._serving = asyncio.create_task(self.main_loop())
         self._taking = asyncio.create_task(self._take_all())
 
     def read_certificate(self) -> None:
-        """Read certificate and key again, for new connections; `tls_problems` has looked at them."""
+        """Read certificate and key again, for new connections; `tls_problems` has checked them."""
         if isinstance(self.config.ssl, ssl.SSLContext) and self.settings.tls_certificate is not None:
             self.config.ssl.load_cert_chain(self.settings.tls_certificate, self.settings.tls_key)
 
@@ -347,7 +347,7 @@ class Listener(uvicorn.Server):
                 connection = BoundedConnection(self)
                 self.connections.add(connection)
                 connection.opening = asyncio.create_task(self._open(connection, client))
-                await asyncio.sleep(0)  # open connections go on, even if many wait to be accepted
+                await asyncio.sleep(0)  # let open connections continue while many wait to be accepted
             except Exception as error:
                 if loop.time() - logged_at >= 1.0:
                     logged_at = loop.time()
@@ -370,7 +370,7 @@ class Listener(uvicorn.Server):
                 self.connections.discard(connection)
 
     def _make_room(self) -> bool:
-        """Drop the connection that the server has waited for longest; False: each wait is below `PATIENCE_S`."""
+        """Drop the connection whose client was silent for longest; False: no client was silent for `PATIENCE_S`."""
         oldest = min(self.connections, key=lambda connection: connection.waits_since, default=None)
         if oldest is None or asyncio.get_running_loop().time() - oldest.waits_since < PATIENCE_S:
             return False
@@ -379,7 +379,7 @@ class Listener(uvicorn.Server):
 
 
 def _is_defect(record: logging.LogRecord) -> bool:
-    """Filter mistakes of clients that uvicorn logs as errors: text that is not UTF-8 and refused WebSockets."""
+    """Leave out mistakes of clients that uvicorn logs as errors: text that is not UTF-8 and refused WebSockets."""
     return not str(record.msg).startswith(
         ("Invalid UTF-8 sequence", "ASGI callable returned without completing handshake")
     )

@@ -1,4 +1,4 @@
-"""GET /metrics: Prometheus' page about a server and its engine."""
+"""GET /metrics: metrics of a server and its engine, for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 _TYPES = ("text/plain", "application/openmetrics-text")
 PATIENCE_S = 2.0
-"""Longest wait for an engine's figures; Prometheus itself waits for 10 s by default."""
+"""Longest wait in seconds for an engine's metrics; Prometheus itself waits for 10 s by default."""
 
 
 def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
-    """The route; it names callers only on a separate port for health and metrics."""
+    """The route of metrics. Metrics by caller are only on a separate port for health and metrics."""
     callers = state.settings.server.health_port is not None
     wanted = [Depends(current_principal)] if state.settings.server.metrics_key_required else []
     routes = APIRouter(tags=["operation"], dependencies=wanted)
@@ -50,7 +50,7 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
         except (TypeError, ValueError):  # a malformed version
             encode, content_type = choose_encoder("")
         model, by_model = "", False
-        with suppress(EngineStopped):  # it is not loaded yet
+        with suppress(EngineStopped):  # the model is not loaded yet
             model, by_model = backend.about.name, bool(backend.about.others)
 
         def page() -> bytes:
@@ -59,7 +59,7 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
             of_engines = labelled(dict(zip(engines, figures, strict=True)), by_model) if engines else figures[0]
             return encode(_Page([*server, *listeners, *of_engines, *process.collect()]))
 
-        # A thousand lines take tens of milliseconds; streams must not wait for them.
+        # Writing a thousand lines takes tens of milliseconds; streams must not wait for that.
         body = await asyncio.to_thread(page)
         return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
 
@@ -81,7 +81,7 @@ async def _families(backend: SpeechBackend, patience_s: float) -> list[Metric]:
     except (TimeoutError, asyncio.TimeoutError):
         log.warning("metrics: the engine did not send its figures within %(seconds)g s", {"seconds": patience_s})
     except EngineStopped:
-        pass  # it is starting or stopping, as vivavoce_engine_up shows
+        pass  # the engine is starting or stopping, as vivavoce_engine_up shows
     except Exception as error:
         log.warning("metrics: the engine could not send its figures", exc_info=error)
     return list(backend_families(None, False))

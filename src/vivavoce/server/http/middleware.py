@@ -1,4 +1,4 @@
-"""The middleware of all requests: ids, the access log, checks of connections and hosts, bounds of bodies."""
+"""The middleware of all requests: ids, the access log, checks of connections and hosts, limits of bodies."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from vivavoce.server.setting_kinds import is_loopback
 access_log = logging.getLogger("vivavoce.access")
 
 LINGER_S = 10.0
-"""Time in which the rest of a refused body is read and dropped, so that a client that writes first sees the answer."""
+"""Seconds for reading and dropping the rest of a refused body; some clients read the answer only after sending all."""
 PAUSE_S = 1.0
-"""Silence of such a client after which nothing more is read."""
+"""Seconds without data after which the rest of a refused body is not read any more."""
 BODY_BYTES_PER_S = 16 * 1024
-"""The lowest rate of a body, beside the time that each of its parts may take."""
+"""The time limit of a body is `listener_timeout_s` plus the time of its bytes at this rate."""
 CALLERS_SHARE = 4
-"""The bodies of one caller may have the limit of all bodies, divided by this."""
+"""The limit for the bodies of one caller is the limit for all bodies, divided by this number."""
 _HEALTH = "/health"
-"""Answered even with too many connections: an orchestrator must not restart a full server as a broken one."""
+"""Paths that are answered even with too many connections; or else an orchestrator would restart a full server."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
 _MAX_LOGGED_PATH = 200
 _VERSIONS = ("1.0", "1.1")
@@ -47,7 +47,7 @@ class RequestMiddleware:
 
     A body has at most `max_body_bytes`, and at most `listener_timeout_s` between two parts; it may take this time plus
     the time of its bytes at `BODY_BYTES_PER_S`. All bodies that are being read have at most 16 times `max_body_bytes`
-    together, and those of one caller a quarter of it.
+    together, and the bodies of one caller a quarter of that.
     """
 
     def __init__(self, app: ASGIApp, *, state: AppState, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +70,7 @@ class RequestMiddleware:
             try:
                 refusal = self._refusal(scope, headers, connection.is_crowded)
                 if refusal is None:
-                    # Routes see a GET; the server leaves its body out.
+                    # Routes handle HEAD like GET, and the server does not send the body.
                     seen = {**scope, "method": "GET"} if is_head else scope
                     await self._app(seen, exchange.receive, exchange.send)
                 elif scope["type"] == "websocket":
@@ -92,17 +92,17 @@ class RequestMiddleware:
         version = scope.get("http_version", "1.1")
         if scope["type"] == "http" and version not in _VERSIONS:
             return error_response(505, "request: wrong HTTP version; use 1.1 or 1.0", "invalid_request", _CLOSE)
-        # uvicorn bounds incomplete headers; headers that come in one piece may be longer.
+        # uvicorn limits only incomplete headers; headers that come in one piece may be longer.
         line = len(scope.get("raw_path", b"")) + len(scope["query_string"])
         limit = self.settings.max_header_bytes
         if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
             message = f"headers: with the path they are longer than the limit of {limit} bytes; send shorter ones"
             return error_response(431, message, "invalid_request", _CLOSE)
-        # A proxy in front may use the other header of the two, and read the rest as another request.
+        # Request smuggling: a proxy may use the other one of both headers, and take the rest for another request.
         if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
             message = "headers: transfer-encoding goes neither with content-length nor with HTTP/1.0; leave it out"
             return error_response(400, message, "invalid_request", _CLOSE)
-        host = headers.get("host")  # browsers always name one
+        host = headers.get("host")  # browsers always send it
         if self._hosts is not None and host is not None and not _is_known(host, self._hosts):
             message = f"host: {host[:100]!r} is not an allowed name of this server; add it with --allowed-host"
             return response_of(Forbidden(message))
@@ -126,7 +126,7 @@ class _Exchange:
         self._began = asyncio.get_running_loop().time()
         self._closes = scope.get("http_version") == "1.0" or "close" in headers.get("connection", "").lower()
         self._status: int | None = None
-        """The status of HTTP, or the close code of a WebSocket."""
+        """The HTTP status, or the close code of a WebSocket."""
         self._sent = 0
         self._is_whole = False
 
@@ -141,7 +141,7 @@ class _Exchange:
         self._take(0)  # refuse a promised size before the client sends the body
         connection, now = current_connection.get(), asyncio.get_running_loop().time()
         seconds = self._bounds.settings.listener_timeout_s
-        # The time up to which the received bytes count at the lowest rate; a slower client falls behind it.
+        # At the lowest rate, the bytes so far would have come by this time; a slower client is behind it.
         connection.waits_since = self._began + self._size / BODY_BYTES_PER_S
         try:
             message = await asyncio.wait_for(self._receive(), min(seconds, connection.waits_since + seconds - now))
@@ -185,8 +185,8 @@ class _Exchange:
             del bodies[self._caller]
 
     async def send(self, message: Message) -> None:
-        """Send a message. To close with unread data would destroy the answer, so the body is read for a while first."""
-        self.release_body()  # the app has read the body, and speech may go on for minutes
+        """Send a message. Closing with unread data would destroy the answer, so the rest of the body is read first."""
+        self.release_body()  # the app has read the body; the answer may take minutes
         kind = message["type"].removeprefix("websocket.")  # a WebSocket may be denied with an HTTP answer
         if kind in ("http.response.start", "accept"):
             headers = MutableHeaders(scope=message)
@@ -224,7 +224,7 @@ class _Exchange:
             self._status, self._is_whole = 500, True
 
     def log(self, seconds: float) -> None:
-        """Log a line; the path has no query, which may hold a key."""
+        """Write a line to the access log, without the query, which may hold a key."""
         path, client = self._scope["path"], self._scope.get("client")
         log_event(
             access_log,
@@ -241,11 +241,11 @@ class _Exchange:
 
 
 def allowed_hosts(state: AppState) -> frozenset[str] | None:
-    """Host names that requests may use beside localhost and addresses; None: any.
+    """Host names that requests may use besides localhost and IP addresses; None: any name.
 
     The owner of a name can make it point at 127.0.0.1 (DNS rebinding). Browsers then let the owner's pages read this
-    server's answers; only the name in the request shows it. If other machines reach the server, or keys are required,
-    a page gains nothing by a name, and a proxy in front may use any.
+    server's answers; only the host name in the request shows this. Any name is allowed if other machines reach the
+    server, or if keys are required: then a page gains nothing by its name, and a proxy may use other names.
     """
     server = state.settings.server
     if "*" in server.allowed_hosts:

@@ -29,7 +29,7 @@ class NormalizeFields(_ReadingOptions):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"input": "It costs $3.50."}]})
     input: AnyText = Field(min_length=1, max_length=MAX_TEXT_CHARS, description="The text.")
     voice: VoiceName | VoiceId | None = Field(
-        None, description="The voice whose lexicon is used. Default: the voice of speech without one."
+        None, description="The voice whose lexicon is used. Default: the default voice of speech."
     )
 
 
@@ -40,9 +40,7 @@ class ReadingChange(BaseModel):
     end: int
     written: str
     spoken: str
-    rule: str = Field(
-        description="The name of the rule that made the change. `official`: the official rules changed all."
-    )
+    rule: str = Field(description="The name of the rule that made the change. `official`: all official rules together.")
 
 
 class ReadingAnswer(BaseModel):

@@ -58,13 +58,13 @@ class ModelEntry(BaseModel):
     description: str
     sample_rate: int = Field(description="Samples per second of all audio.")
     demo: bool = Field(description="A demo model, which is not meant for real use.")
-    instructions: bool = Field(description="It follows instructions; other models ignore them.")
+    instructions: bool = Field(description="Whether it follows instructions; other models ignore them.")
     generation: str = Field(description="v1, v2 or v3: CosyVoice 1, 2 or 3; empty if it is unknown.")
     languages: list[str] = Field(description="Codes of the languages that it speaks.")
-    modes: list[Mode] = Field(description="Uses of a voice.")
+    modes: list[Mode] = Field(description="The ways in which it can use a voice.")
     streaming: bool = Field(True, description="Its audio is sent while it is made.")
-    loaded: bool = Field(description="It is in memory; if not, a request that names it waits until it is.")
-    default: bool = Field(description="The model of requests that name none.")
+    loaded: bool = Field(description="Whether it is in memory; if not, a request for it waits until it is loaded.")
+    default: bool = Field(description="Whether it serves requests that name no model.")
 
 
 class ModelList(BaseModel):
@@ -81,10 +81,10 @@ class RequestEntry(BaseModel):
     id: str
     object: Literal["audio.request"] = "audio.request"
     status: Literal["running", "finished"]
-    door: str = Field(description="The protocol by which it came.")
+    door: str = Field(description="The protocol of the request.")
     created: int
     finish_reason: Literal["stop", "length", "cancelled", "error"] | None
-    audio_seconds: float = Field(description="Audio that was delivered.")
+    audio_seconds: float = Field(description="Seconds of delivered audio.")
     segments_spoken: int
     segments_given: int
     first_audio_seconds: float | None
@@ -97,7 +97,7 @@ def router(state: AppState) -> APIRouter:
     began = int(time.time())
     dispatcher = state.dispatcher
 
-    @routes.post("/audio/speech", include_in_schema=False)  # as Triton-OpenAI-Speech has it
+    @routes.post("/audio/speech", include_in_schema=False)  # the path of Triton-OpenAI-Speech
     @routes.post(
         SPEECH_PATH,
         response_class=Response,
@@ -121,7 +121,7 @@ def router(state: AppState) -> APIRouter:
         fields = without_ignored(request, SpeechFields, dict(url_fields(request.scope["query_string"])))
         asked = validated(SpeechFields, fields, "query")
         for name in (name for name in _NOT_IN_URLS if name in asked.model_fields_set):
-            raise InvalidRequest(f"{name}: has no room in a URL; POST it to be spoken, or name a stored voice")
+            raise InvalidRequest(f"{name}: cannot be sent in a URL; use POST, or name a stored voice")
         return await _spoken(request, principal, deadline, asked)
 
     @routes.get("/v1/models", summary="The served models", response_model=ModelList, responses=ENGINE_FAILURES)
@@ -195,7 +195,7 @@ def _url_parameters() -> list[dict[str, Any]]:
 
 
 def _models(about: ModelInfo, created: int) -> list[ModelEntry]:
-    """The entries of all served models; about: the default one."""
+    """The entries of all served models; about: the default model."""
     found = []
     for one in (about, *about.others):
         modes = [mode for mode in Mode if one.instructions or mode is not Mode.INSTRUCT]

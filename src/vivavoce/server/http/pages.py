@@ -1,4 +1,4 @@
-"""The health routes, and the pages for people: a fixed set of files, served under a strict policy."""
+"""The health routes and the web pages: a fixed set of files with a strict content security policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 PAGE_HEADERS = {
-    # Browsers ask each time, and mostly get 304: a new version of the server is seen at once.
+    # Browsers ask each time and mostly get 304, so that they show a new version of a page at once.
     "cache-control": "no-cache",
     "content-security-policy": (
         "default-src 'self'; img-src 'self' blob: data:; media-src 'self' blob: data:; object-src 'none'; "
@@ -54,7 +54,7 @@ def health_router(state: AppState) -> APIRouter:
 
     @routes.get(
         "/health/ready",
-        summary="Whether it takes requests now; if not, ask another server",
+        summary="Whether the server takes requests now; if not, ask another server",
         responses={503: {"description": "It takes no requests now.", "content": {"application/json": {}}}},
     )
     @routes.get("/health", include_in_schema=False)
@@ -79,12 +79,12 @@ def _unready_reason(dispatcher: RequestDispatcher) -> str | None:
     if dispatcher.backend.ready:
         return None
     if dispatcher.backend.stuck:
-        return "engine_stuck"  # it may recover; otherwise its process is ended soon
+        return "engine_stuck"  # the engine may recover; otherwise its process is ended soon
     try:
         _ = dispatcher.backend.about
     except EngineStopped:
         return "engine_starting"  # the model was never ready
-    return "engine_stopped"  # its process has ended, and is started again
+    return "engine_stopped"  # the engine's process has ended, and is started again
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def router(state: AppState) -> APIRouter:
         asset = served[request.scope["route"].path]
         headers = {**PAGE_HEADERS, "etag": asset.tag}
         known = request.headers.get("if-none-match", "").split(",")
-        # Proxies that compress make tags weak.
+        # Proxies that compress answers mark the ETag as weak.
         if any(tag.strip().removeprefix("W/") in (asset.tag, "*") for tag in known):
             return Response(status_code=304, headers=headers)
         return Response(asset.content, headers={**headers, "content-type": asset.content_type})
@@ -118,7 +118,7 @@ def router(state: AppState) -> APIRouter:
     async def mp3(request: Request, principal: KnownPrincipal, rate: _Rate, first: bool = True) -> Response:
         """Encode samples (mono, int16, little endian) as MP3, so that a page can save audio that it has played.
 
-        first: the file's first part, which has the tag.
+        first: whether this is the file's first part, which has the tag of synthetic speech.
         """
         output, encoded, rest = OutputFormat(AudioFormat.MP3), [], b""
         tag = state.dispatcher.tag() if first else None

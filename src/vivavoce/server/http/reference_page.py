@@ -1,4 +1,4 @@
-"""The page at /docs: /openapi.json for people, without scripts and files from other servers."""
+"""The page at /docs: shows /openapi.json to people, without scripts or files from other servers."""
 
 from __future__ import annotations
 

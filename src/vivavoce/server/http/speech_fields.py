@@ -94,7 +94,7 @@ def voice_name(voice: str | VoiceId | None) -> str | None:
 
 
 class SamplingFields(_SamplingOptions):
-    """Options of drawing speech tokens. Default of each field: the model's own setting."""
+    """Options for sampling speech tokens. The default of each field is the model's own setting."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -106,7 +106,7 @@ class CommonFields(_SpeechOptions):
     model: str = Field(
         "",
         max_length=200,
-        description="A served model's name or published id. The default one: tts-1, tts-1-hd, gpt-4o-mini-tts or none.",
+        description="A served model's name or published id. The default model: tts-1, tts-1-hd, gpt-4o-mini-tts, none.",
     )
     voice: VoiceName | VoiceId | None = Field(
         None,
@@ -129,7 +129,7 @@ class CommonFields(_SpeechOptions):
     )
     prompt_audio: str | None = Field(
         None,
-        description="A reference recording of 0.5 to 30 s in place of a voice: a file in base64; or `ref_audio`.",
+        description="A reference recording of 0.5 to 30 s instead of a voice: a file in base64. Or `ref_audio`.",
         validation_alias=AliasChoices(*RECORDING_NAMES),
     )
     prompt_text: str = Field(
@@ -143,7 +143,7 @@ class CommonFields(_SpeechOptions):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, fields: Any) -> Any:
-        """Treat null, and a voice without a name, like a missing field. InvalidRequest: a field has two names."""
+        """Leave out fields that are null and an empty voice name. InvalidRequest: a field came with two names."""
         if not isinstance(fields, dict):
             return fields
         known = known_names(cls)
@@ -156,7 +156,7 @@ class CommonFields(_SpeechOptions):
         return given
 
     def usual_models(self, about: ModelInfo) -> re.Pattern[str] | None:
-        """Names that clients of another interface send by habit, for the default model."""
+        """Model names that clients of another interface use for the default model; None: no such names."""
         return None
 
     async def request(
@@ -167,7 +167,7 @@ class CommonFields(_SpeechOptions):
         uploaded: bytes | None = None,
         rules: RequestsSection = RequestsSection(),
     ) -> SpeechRequest:
-        """text: None if it arrives piece by piece; about: the default model; uploaded: a form's recording."""
+        """text: None if it is streamed; about: the default model; uploaded: the recording in a form."""
         model = served_model(self.model, about, rules, self.usual_models(about)) if self.model else ""
         speed, notes = min(max(self.speed, MIN_SPEED), MAX_SPEED), tuple[str, ...]()
         if speed != self.speed:

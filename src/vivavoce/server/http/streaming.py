@@ -32,18 +32,18 @@ from vivavoce.server.segment_clock import SegmentClock
 log = logging.getLogger(__name__)
 
 _HALF = re.compile("[\ud800-\udfff]")
-"""Half of a UTF-16 pair, which JSON can hold as an escape."""
+"""A lone UTF-16 surrogate, which JSON can contain as an escape sequence."""
 _HEADERS = {
     "cache-control": "no-store",
     "x-accel-buffering": "no",
-    "referrer-policy": "no-referrer",  # an address that is opened may hold a text
+    "referrer-policy": "no-referrer",  # the URL may hold the text to speak
     "x-content-type-options": "nosniff",
 }
 
 
 class AudioBody:
     media_type = ""
-    """"": that of the audio's format."""
+    """Content type of the body; if empty, the audio format determines it."""
 
     def __init__(self, active: ActiveRequest) -> None:
         self._active = active
@@ -65,7 +65,7 @@ class AudioBody:
 
 
 class TimedBody(AudioBody):
-    """Audio in frames of a subclass, with marks where segments begin and end, and of words if they are asked for."""
+    """Audio in frames of a subclass, with marks at the begin and end of segments and, if requested, for words."""
 
     start_mark, end_mark, words_mark = "", "done", "words"
 
@@ -92,7 +92,7 @@ class TimedBody(AudioBody):
 class EventBody(TimedBody):
     """Audio in server-sent events, with segments and a verdict.
 
-    The first event comes with the first audio: a failure before it is an error answer, a later one is an event.
+    The first event comes with the first audio. A failure before it gives an error answer; a later failure, an event.
     """
 
     media_type = "text/event-stream; charset=utf-8"
@@ -125,12 +125,12 @@ class EventBody(TimedBody):
 
 
 class SpeechAnswer(Response):
-    """The answer to a request for speech, which takes the request in and sends its body piece by piece.
+    """The answer to a request for speech: passes the request to the dispatcher, and sends the audio piece by piece.
 
-    A failure before the first bytes is an error answer like any other; after them the connection is dropped, so that
-    a client sees that the body is cut. A client that disconnects ends the request at once. One that does not read for
-    `listener_timeout_s` ends it with ListenerStalled. The request gets another id than its client wants if the
-    principal has used that one before. To HEAD nothing is spoken.
+    A failure before the first bytes gives a normal error answer. A later failure drops the connection, so that the
+    client sees that the body is incomplete. The request ends at once if its client disconnects, and with
+    ListenerStalled if its client does not read for `listener_timeout_s`. A request id that the principal has used
+    before is replaced by a new one. For a HEAD request nothing is spoken.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class SpeechAnswer(Response):
             self._is_over = True
             if self._active is not None:
                 self._active.cancel()
-            # A task's cancellation is lost if it meets the end of a wait; the cancelled request ends the task then.
+            # A cancellation is lost if it comes just as a task's wait ends; then the cancelled request ends the task.
             await asyncio.gather(leaving, speaking, return_exceptions=True)
 
     async def _speak(self, send: Send) -> None:
@@ -211,7 +211,7 @@ class SpeechAnswer(Response):
                 raise
 
     async def _send_speech(self, active: ActiveRequest, encoder: Encoder, body: AudioBody, send: Send) -> bytes:
-        """Send all but the last bytes, and return these: the encoder is closed before a client reads them."""
+        """Send all bytes except the last ones, and return those: the caller sends them after closing the encoder."""
         try:
             async for event in active:
                 if isinstance(event, SegmentText):
@@ -243,7 +243,7 @@ class SpeechAnswer(Response):
             self.headers[ADMISSION_HEADER] = f"{active.admission_s:.3f}"
             self.headers[SPEED_HEADER] = f"{active.request.speed:g}"
             settings = self._state.settings
-            if not settings.server.upstream:  # whose steps are not known here
+            if not settings.server.upstream:  # the upstream server's steps are not known
                 self.headers[FLOW_STEPS_HEADER] = active.request.flow_steps or settings.model.flow_steps
             if active.request.notes:
                 self.headers[WARNING_HEADER] = "; ".join(active.request.notes)
@@ -259,7 +259,7 @@ def compact_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if text.isascii() or not _HALF.search(text):
         return text
-    return json.dumps(value, separators=(",", ":"))  # UTF-8 cannot hold half of a pair, but its escape can
+    return json.dumps(value, separators=(",", ":"))  # UTF-8 cannot encode a lone surrogate, but an escape can
 
 
 def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:

@@ -33,17 +33,17 @@ _TEXTS = ("name", "transcript", "prompt_text", "description", "replace", "public
 _NAMES = {"reference audio": "file", "voice name": "name", "prompt_text": "transcript", "text": "transcript"}
 _TEXT, _SWITCH = {"type": "string"}, {"type": "boolean"}
 _AUDIO = "0.5 to 30 s of clear speech (wav, flac, mp3, m4a, webm …); or `audio_sample`."
-_PUBLIC = "Visible to all callers. Default: to the key's owner; without keys always to all."
+_PUBLIC = "Show the voice to all callers. Default: only to the key's owner; without keys, always to all."
 _PROPERTIES = {
-    "name": {**_TEXT, "description": "Its name in requests: 1 to 100 letters, digits, - _ ."},
+    "name": {**_TEXT, "description": "The voice's name in requests: 1 to 100 letters, digits, - _ ."},
     "file": {**_TEXT, "format": "binary", "description": _AUDIO},
     "transcript": {**_TEXT, "description": "The words of the recording; or `prompt_text`."},
     "description": _TEXT,
     "replace": {**_SWITCH, "description": "Replace another voice of that name."},
     "public": {**_SWITCH, "description": _PUBLIC},
-    "consent": {**_TEXT, "maxLength": MAX_STATEMENT_CHARS, "description": "What the person who is heard allows."},
+    "consent": {**_TEXT, "maxLength": MAX_STATEMENT_CHARS, "description": "The uses that the recorded person allows."},
     "consent_by": {**_TEXT, "maxLength": MAX_WHO_CHARS, "description": "The person who gave the consent."},
-    "adapter": {**_TEXT, "description": "The adapter that speaks with it where a request names none."},
+    "adapter": {**_TEXT, "description": "The voice's adapter, for requests that name none."},
 }
 _SCHEMA = {"type": "object", "required": ["name", "file"], "properties": _PROPERTIES}
 _FORM = {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}
@@ -56,19 +56,19 @@ class VoiceEntry(BaseModel):
     name: str
     object: Literal["voice"] = "voice"
     kind: Literal["built_in", "stored", "alias"]
-    public: bool = Field(description="Visible to all callers; otherwise to its owner alone.")
+    public: bool = Field(description="Whether all callers see it, or only its owner.")
     description: str
     transcript: str = Field(description='Words of its reference recording, "" if unknown.')
-    has_prompt: bool = Field(description="It has reference speech besides a speaker embedding.")
+    has_prompt: bool = Field(description="Whether it has reference speech besides a speaker embedding.")
     stands_for: str = Field(description='The voice that an alias stands for, otherwise "".')
     language: str = Field(description='Language of a built-in voice as an ISO 639 code, "" if unknown.')
     sex: str = Field(description='"female" or "male" for a built-in voice, "" if unknown.')
-    consent: str = Field(description='The words in which the person who is heard consents, "" if none are stored.')
+    consent: str = Field(description='The uses that the recorded person allows, "" if none are stored.')
     consent_by: str = Field(description='The person who gave the consent, "" if unknown.')
     consent_at: str = Field(description='When the consent was stored (ISO 8601, UTC), "" without one.')
-    adapter: str = Field(description='The adapter that speaks with it where a request names none, "" without one.')
-    warnings: list[str] = Field(description="Faults of the recording, in the answer that stores it.")
-    created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
+    adapter: str = Field(description='Its adapter, for requests that name none; "" without one.')
+    warnings: list[str] = Field(description="Faults of the recording; only in the answer that adds the voice.")
+    created_at: int | None = Field(None, description="Unix time of storing it; only in the answer that adds it.")
 
 
 class Label(BaseModel):

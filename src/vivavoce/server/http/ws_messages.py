@@ -21,7 +21,7 @@ MAX_PAUSE_S = 180.0
 
 
 class Start(CommonFields):
-    """An utterance begins; all fields have defaults, and a text without a start begins one with defaults."""
+    """Begins an utterance. All fields have defaults. A text without a start begins an utterance with defaults."""
 
     type: Literal["start"] = "start"
     response_format: Literal["pcm", "opus", "mp3", "wav", "flac", "aac", "ulaw", "alaw"] = Field(
@@ -36,7 +36,7 @@ class Start(CommonFields):
 
 
 class Text(BaseModel):
-    """More of the text, in pieces of any length; characters count as they come, white space too."""
+    """More of the text, in pieces of any length. The pieces are joined unchanged, with their white space."""
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text"] = "text"
@@ -44,10 +44,10 @@ class Text(BaseModel):
 
 
 class Signal(BaseModel):
-    """flush: speak the text that has come; end: all text has come; cancel: drop unsent audio; ping: answer pong.
+    """flush: speak the text so far; end: the text is complete; cancel: drop unsent audio; ping: answer pong.
 
-    played_ms: with cancel, the audio that the client has played, which tells up to where the text was heard.
-    From ElevenLabs' clients: close: end, and drop text that was not flushed; close_all: close all, and disconnect.
+    played_ms: with cancel, milliseconds of audio that the client has played; the answer says which text was heard.
+    ElevenLabs' clients also send close (end, but drop unflushed text) and close_all (close all, then disconnect).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -79,13 +79,13 @@ class MessageForm:
 
     is_own = True
     one_utterance = False
-    """The connection closes after an utterance."""
+    """Whether the connection closes after one utterance."""
     several = False
-    """Utterances may be open at once, and one that fails leaves the others alone."""
+    """Whether several utterances may be open at once; a failure of one does not affect the others."""
     is_strict = False
-    """An error ends the utterance and the connection."""
+    """Whether an error ends the utterance and the connection."""
     answers_to_a_start = False
-    """A wrong key is told in answer to the first message, and not before."""
+    """Whether the error about a wrong key is sent only after the client's first message."""
     end = "end"
     """The name of the message that ends a text."""
     is_base64 = False
@@ -94,7 +94,7 @@ class MessageForm:
         return ""
 
     def request_id_of(self, _: str) -> str | None:
-        """The id that a context brings for its request; None: it brings none."""
+        """The request id that follows from a context's name; None: no id."""
         return None
 
     def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:

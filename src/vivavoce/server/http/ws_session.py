@@ -48,13 +48,13 @@ PROTOCOL = "websocket"
 _QUERY = frozenset({"api_key", "inactivity_timeout"})
 MAX_CONTEXTS = 5
 IDLE_S = 120.0
-"""Longest silence of a client while nothing is spoken."""
+"""Seconds for which a client may send nothing while nothing is spoken."""
 KEY_S = 10.0
-"""Longest wait for a key that did not come with the request."""
+"""Seconds to wait for an API key in a message, if the request itself had none."""
 CLOSING_S = 2.0
-"""Longest time for the last frames of a connection that is closed."""
+"""Seconds for sending the last frames of a connection that is being closed."""
 NORMAL, GOING_AWAY, POLICY, TOO_BIG, DEFECT, NO_KEY = 1000, 1001, 1008, 1009, 1011, 4401
-"""Close codes of RFC 6455, and one of this server."""
+"""Close codes of RFC 6455, and this server's own code for a missing or unknown key."""
 
 
 def router(state: AppState) -> APIRouter:
@@ -74,7 +74,7 @@ class Session:
         self._socket, self._state, self._form = socket, state, form
         self._loop = asyncio.get_running_loop()
         self._began = self._last_at = self._loop.time()
-        """`_last_at`: time of the last message in either direction; of text or audio while an utterance is open."""
+        """`_last_at`: time of the last message in either direction; only text or audio if an utterance is open."""
         self._idle_s = IDLE_S
         self._is_closed = False
         self._token: str | None = None
@@ -92,12 +92,12 @@ class Session:
             if not is_own_page(socket.headers, socket.scope["scheme"], self._state.settings.server.cors_origins):
                 origin = socket.headers["origin"][:100]
                 raise Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
-            if not self._state.dispatcher.ready:  # before it is accepted, a proxy can ask another server
+            if not self._state.dispatcher.ready:  # before accepting, so that a proxy can ask another server
                 raise EngineStopped("server: it takes no requests now; ask another one, or again in some seconds")
             fields = known_names(Start) if self._form.is_own else frozenset[str]()
             known = _QUERY.union(*(dialect.socket_query for dialect in self._state.dialects))
             check_query(socket, fields, "start message", known)
-            await deadline_of(socket)  # a malformed deadline is refused first
+            await deadline_of(socket)  # raises if the deadline is malformed
         except VivavoceError as refusal:
             await socket.send_denial_response(response_of(refusal))
             return
@@ -107,7 +107,7 @@ class Session:
             return
         try:
             self._token = token_in(socket.headers) or socket.query_params.get("api_key")
-            if self._token is not None or not self._state.keys.required:  # otherwise the first message has to bring it
+            if self._token is not None or not self._state.keys.required:  # else the first message must have it
                 self._principal = self._state.keys.authenticate(self._token)
             self._idle_s = pause_s(socket.query_params, IDLE_S)
         except VivavoceError as refusal:
@@ -213,7 +213,7 @@ class Session:
             raise InvalidRequest("start: an utterance goes on; send cancel, or end and wait for done, before the next")
         self._stray = "is ignored"  # until the start is known to be valid
         dispatcher = self._state.dispatcher
-        principal = self._state.keys.authenticate(self._token)  # it may have been removed since the last utterance
+        principal = self._state.keys.authenticate(self._token)  # the key may have been removed
         about = dispatcher.backend.about
         wanted = await start.request(None, principal, about, rules=dispatcher.rules)
         self._form.is_base64 = start.audio == "base64"
@@ -253,7 +253,7 @@ class Session:
             utterance.end()
 
     async def _leave(self, is_all: bool, context: str) -> None:
-        """End one utterance or all; an utterance with unflushed text, or a single one that has ended, is cancelled."""
+        """End the text of one utterance or all. One with unflushed text, or a single ended one, is cancelled."""
         for one in [*self._open] if is_all else [context]:
             utterance = self._open.get(one)
             if utterance is None or (is_all and utterance.has_ended):
@@ -304,12 +304,12 @@ class Session:
         try:
             await sent_within(patience_s, sending)
         except (OSError, RuntimeError):
-            raise WebSocketDisconnect(1006) from None  # as Starlette reports it
+            raise WebSocketDisconnect(1006) from None  # Starlette's own code for this
         if not self._open or reply["type"] == "audio":
             self._last_at = self._loop.time()
 
     def _pause_left(self) -> float | None:
-        """Seconds until the client's pause is too long; None: nothing is expected from it now."""
+        """Seconds until the client has been silent for too long; None: the server waits for nothing from it."""
         if not all(utterance.waits_for_text for utterance in self._open.values()):
             return None
         # A client without a key has `KEY_S`, even if it sends other messages.

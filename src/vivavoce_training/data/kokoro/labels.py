@@ -1,4 +1,4 @@
-"""The teacher's plan of an utterance → where speech begins and ends, and the token of every 40 ms of it."""
+"""Labels of an utterance from the teacher's plan: where speech begins and ends, and a speech token for every 40 ms."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LAG_FRAMES = 2  # a symbol's frames begin 50 ms before its sound is heard
 SILENT, SILENT_SPACE = (
     -2.0,
     -5.0,
-)  # the teacher's energy below which a mark and a space are silent; stops are quiet, too
+)  # energy below which a punctuation mark, or a space, is silent; plosives are quiet, too
 LOWEST_HZ = 60.0
-FARTHEST = 12.0  # semitones from the median of an utterance: what lies beyond is no pitch
-NEIGHBOURHOOD = 12  # frames of 25 ms over which loudness is a mean
-SOFT, LOUD = -0.5, 1.0  # against the mean of the speech of an utterance
+FARTHEST = 12.0  # A pitch farther than this from the utterance's median, in semitones, is an error.
+NEIGHBOURHOOD = 12  # Loudness is averaged over this many frames of 25 ms.
+SOFT, LOUD = -0.5, 1.0  # Thresholds of energy, relative to the mean energy of the utterance's speech.
 PAUSE_FRAMES = (2, 14)
-"""Silence before and after the words, in frames of 25 ms: drawn for each side, as far as there is some."""
+"""Range of the silence kept on each side of the words, in frames of 25 ms; less where the plan has less silence."""
 
 
 @dataclass(frozen=True, eq=False)
 class Spoken:
-    """One utterance of a batch: samples [first, last) of its waveform, padded to whole tokens; tokens: int16."""
+    """Labels of an utterance, which is samples [first, last) of the waveform; its last token may need padding."""
 
     first: int
     last: int
@@ -37,8 +37,8 @@ class Spoken:
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """A plan on the host; phones, energy: [batch, frames] (phones with silence, `SILENCE`); inside: [batch, frames];
-    semitones: [batch, 2 · frames], above 1 Hz, of the nearest voiced place; voiced: [batch, 2 · frames].
+    """A plan as NumPy arrays. phones (or `SILENCE`), energy, inside (False: padding): [batch, frames]; semitones:
+    [batch, 2 · frames], pitch above 1 Hz at the nearest voiced place; voiced: [batch, 2 · frames], reliable pitch.
     """
 
     phones: NDArray[np.uint8]
@@ -49,7 +49,7 @@ class Curves:
 
     @classmethod
     def of(cls, plan: Plan, phones: NDArray[np.uint8]) -> Curves:
-        """phones: [batch, symbols], of each id, or `PAUSE`."""
+        """phones: [batch, symbols], the phone of each symbol, `SPACE` or `PAUSE`."""
         symbol, frames = plan.symbol.cpu().numpy(), plan.frames.cpu().numpy()
         pitch, both = plan.pitch.float().cpu().numpy(), plan.energy.float().cpu().numpy()
         inside = np.arange(symbol.shape[1]) < frames[:, None]
@@ -62,9 +62,9 @@ class Curves:
 
 
 def spoken_by(curves: Curves, usual: NDArray[np.float32], r: np.random.Generator) -> list[Spoken | None]:
-    """Each utterance of a batch; usual: [batch], the speakers' median pitch in semitones above 1 Hz.
+    """The labels of each utterance of a batch, or None for an utterance without speech.
 
-    None: there is no speech in it.
+    usual: [batch], the speakers' median pitch in semitones above 1 Hz.
     """
     sounding = curves.phones != SILENCE
     batch, size = sounding.shape
@@ -89,7 +89,7 @@ def spoken_by(curves: Curves, usual: NDArray[np.float32], r: np.random.Generator
 
 
 def _at(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
-    """values [batch, n] at places [batch, ...]; the last one behind the end."""
+    """The values [batch, n] at `places` [batch, ...]; a place behind the end gets the last value."""
     flat = np.minimum(places.reshape(len(places), -1), values.shape[1] - 1)
     return np.take_along_axis(values, flat, 1).reshape(places.shape)
 
@@ -97,12 +97,12 @@ def _at(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
 def _with_silence(
     spoken: NDArray[np.uint8], energy: NDArray[np.float32], inside: NDArray[np.bool_]
 ) -> NDArray[np.uint8]:
-    """Phone of each frame: a pause is silent or of the phone before it, and the last phone ends as it fades."""
+    """Each frame's phone; `SILENCE` in quiet pauses and after the last sound. A loud pause is the phone before it."""
     spoken = np.pad(spoken[:, LAG_FRAMES:], ((0, 0), (0, LAG_FRAMES)), constant_values=PAUSE)
     frame, size = np.arange(spoken.shape[1]), spoken.shape[1]
     known = spoken < SPACE
     before = np.maximum.accumulate(np.where(known, frame, -1), 1)
-    held = np.where(before >= 0, before, known.argmax(1)[:, None])  # what sounds before the first phone is the first
+    held = np.where(before >= 0, before, known.argmax(1)[:, None])  # sound before the first phone belongs to it
     loud = (energy >= SILENT) & inside
     heard = known | (energy >= np.where(spoken == SPACE, SILENT_SPACE, SILENT))
     phones = np.where(heard, np.take_along_axis(spoken, held, 1), SILENCE)
@@ -112,7 +112,7 @@ def _with_silence(
 
 
 def _settled(pitch: NDArray[np.float32], tones: NDArray[np.float32], loud: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where the pitch is to be trusted, [batch, n]: at the ends of a voiced stretch the curve rises from nothing."""
+    """Where the pitch is reliable, [batch, n]: not at the ends of a voiced stretch, where the curve rises from 0."""
     voiced = (pitch > LOWEST_HZ) & loud
     ordered = np.sort(np.where(voiced, tones, np.inf), 1)
     usual = np.take_along_axis(ordered, voiced.sum(1, keepdims=True) // 2, 1)
@@ -122,7 +122,7 @@ def _settled(pitch: NDArray[np.float32], tones: NDArray[np.float32], loud: NDArr
 
 
 def _nearest(voiced: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The nearest voiced place of each place: [batch, n]; its own where nothing is voiced."""
+    """Index of the voiced place nearest to each place, [batch, n]; the place itself if no place is voiced."""
     size = voiced.shape[1]
     place = np.arange(size)
     before = np.maximum.accumulate(np.where(voiced, place, -size), 1)
@@ -132,20 +132,20 @@ def _nearest(voiced: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _smooth(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each value or, where it differs from both neighbours, the nearer of them: the median of three."""
+    """The median of each value and its two neighbours."""
     wide = np.pad(values, ((0, 0), (1, 1)), mode="edge")
     before, here, after = wide[:, :-2], wide[:, 1:-1], wide[:, 2:]
     return np.maximum(np.minimum(before, here), np.minimum(np.maximum(before, here), after))
 
 
 def _token_mean(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Mean over three places around each: 37.5 ms."""
+    """The mean of each value and its two neighbours: 37.5 ms."""
     wide = np.pad(values, ((0, 0), (1, 1)), mode="edge")
     return ((wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]) / 3).astype(np.float32)
 
 
 def _loudness(energy: NDArray[np.float32], sounding: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """-1, 0 or 1 for each frame [batch, frames]: the mean energy of the speech around it against the utterance's."""
+    """For each frame, -1 soft, 0 usual, 1 loud: the mean energy of nearby speech, relative to the utterance's mean."""
     weight = sounding.astype(np.float32)
     usual = (energy * weight).sum(1, keepdims=True) / np.maximum(weight.sum(1, keepdims=True), 1)
     around = _box((energy - usual) * weight) / np.maximum(_box(weight), 1)

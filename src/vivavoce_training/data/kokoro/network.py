@@ -1,11 +1,11 @@
 """Kokoro-82M in plain PyTorch: phonemes and a style → durations, pitch, energy and a waveform, for a batch at once.
 
 The architecture is StyleTTS2's (arXiv:2306.07691) with iSTFTNet's decoder (arXiv:2203.02395), as hexgrad's package
-`kokoro` 0.9.4 (Apache-2.0) builds it; names of weights are that package's, weight norm folded. What is padding is
+`kokoro` 0.9.4 (Apache-2.0) builds it. Weights have that package's names; weight norm is folded into them. Padding is
 masked in every normalisation and before every convolution, so an utterance sounds the same in any batch.
 
-Shapes: [batch, symbols] for what belongs to phonemes, [batch, frames] of 25 ms behind the durations; pitch and energy
-have two values in a frame, the waveform 600 samples.
+Shapes: [batch, symbols] before durations are applied, [batch, frames] after. A frame is 25 ms: two values of pitch and
+of energy, 600 samples of the waveform.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FRAME_SAMPLES = 600
 CURVE_SAMPLES = FRAME_SAMPLES // 2
 NUM_SYMBOLS = 178
 WIDTH, HALF_STYLE = 512, 128
-"""A style is 128 numbers of timbre, which the decoder follows, and 128 of manner, which the predictor follows."""
+"""A style is 128 numbers of timbre, which the decoder uses, and 128 of manner, which the predictor uses."""
 VOICED_HZ = 10.0
 HARMONICS = 9
 _BERT_WIDTH, _BERT_HEADS, _BERT_LAYERS, _BERT_INNER = 768, 12, 12, 2048
@@ -32,7 +32,7 @@ _N_FFT, _HOP = 20, 5
 
 @dataclass(frozen=True, eq=False)
 class Extent:
-    """Where the items of a padded batch end; inside: [batch, 1, time] float32, 1 or 0; count: [batch, 1, 1]."""
+    """Lengths in a padded batch. inside: [batch, 1, time] float32, 0 in padding, else 1; count: [batch, 1, 1]."""
 
     inside: Tensor
     count: Tensor
@@ -151,7 +151,7 @@ class DurationEncoder(nn.Module):
 
 
 class AdaIN(nn.Module):
-    """Instance normalisation over what is not padding, then the style's scale and shift (arXiv:1703.06868)."""
+    """Instance normalisation without the padding, then a scale and a shift by the style (arXiv:1703.06868)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class AdaIN(nn.Module):
 
 
 class StyledBlock(nn.Module):
-    """Two convolutions with styled norms beside a shortcut; `double` gives twice as many frames."""
+    """A residual block of two convolutions, each after an `AdaIN`; `double`: it doubles the number of frames."""
 
     def __init__(self, inputs: int, outputs: int, double: bool = False) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class StyledBlock(nn.Module):
         self.pool = nn.ConvTranspose1d(inputs, inputs, 3, 2, 1, 1, groups=inputs) if double else None
 
     def forward(self, x: Tensor, style: Tensor, lengths: Tensor) -> Tensor:
-        """x: [batch, inputs, frames]; lengths: [batch], of the frames that come in."""
+        """x: [batch, inputs, frames]; lengths: [batch], in input frames."""
         extent = Extent.of(lengths, x.shape[-1])
         y = leaky_relu(self.norm1(x, style, extent), 0.2)
         if self.pool is not None:
@@ -217,7 +217,7 @@ class Predictor(nn.Module):
 
 
 class SnakeBlock(nn.Module):
-    """Dilated convolutions with styled norms and periodic activations (arXiv:2006.08195)."""
+    """Dilated convolutions with `AdaIN` norms and periodic activations (arXiv:2006.08195)."""
 
     def __init__(self, channels: int, kernel: int) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Generator(nn.Module):
         self.register_buffer("window", torch.hann_window(_N_FFT), persistent=False)
 
     def source(self, pitch: Tensor) -> Tensor:
-        """pitch: [batch, n] in Hz  →  [batch, n · 300]: harmonics where it is voiced, noise elsewhere."""
+        """pitch: [batch, n] in Hz  →  [batch, n · 300]: harmonics where the pitch is voiced, noise elsewhere."""
         numbers = torch.arange(1, HARMONICS + 1, device=pitch.device)[:, None]
         turns = (pitch[:, None] * numbers / SAMPLE_RATE) % 1
         phase = interpolate(turns.double().cumsum(-1) * CURVE_SAMPLES, scale_factor=CURVE_SAMPLES, mode="linear") % 1
@@ -321,8 +321,8 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How a batch will be spoken; frames: [batch]; durations: [batch, symbols] int64; symbol: [batch, frames] int64,
-    to which symbol a frame belongs; pitch, energy: [batch, 2 · frames].
+    """Timing, pitch and energy of a batch. frames: [batch]; durations: [batch, symbols] int64, in frames; symbol:
+    [batch, frames] int64, the index of each frame's symbol; pitch (in Hz), energy: [batch, 2 · frames].
     """
 
     frames: Tensor
@@ -339,9 +339,9 @@ class Kokoro(nn.Module):
         self.predictor, self.text_encoder, self.decoder = Predictor(), TextEncoder(), Decoder()
 
     def plan(self, ids: Tensor, lengths: Tensor, style: Tensor) -> Plan:
-        """ids: [batch, symbols] int64, 0 at both ends and behind; lengths: [batch] on the CPU; style: [batch, 256].
+        """ids: [batch, symbols] int64, 0 at both ends and in padding; lengths: [batch] on the CPU; style: [batch, 256].
 
-        In float32, whatever autocast says: durations and pitch need it and cost little.
+        Computes in float32 under autocast too: durations and pitch need this precision, and cost little.
         """
         with torch.autocast(ids.device.type, enabled=False):
             manner = style[:, HALF_STYLE:]
@@ -362,8 +362,8 @@ class Kokoro(nn.Module):
     def speak(self, ids: Tensor, lengths: Tensor, style: Tensor, plan: Plan) -> Tensor:
         """The plan's waveform [batch, frames · 600]; ids, lengths, style: as in `plan`.
 
-        Autocast to float16 is not heard, to bfloat16 it is. Another style's first half gives another timbre with the
-        same timing and melody.
+        Autocast to float16 makes no audible difference, to bfloat16 it does. A style with another first half gives
+        another timbre with the same timing and melody.
         """
         with torch.autocast(ids.device.type, enabled=False):
             extent = Extent.of(lengths.to(ids.device), ids.shape[1])

@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 from vivavoce_training.data.spelling import PHONE_INDEX
 
-MAX_IDS = 400  # the teacher takes 512; about 17 s
-_PART = 1000  # texts that a process reads at a time
+MAX_IDS = 400  # Limit of phoneme ids in a line, about 17 s of speech; the teacher takes up to 512.
+_PART = 1000  # Texts that a process converts at a time.
 SPACE, PAUSE = 254, 255
-"""In the place of a phone: a space or a mark, which is silent or belongs to the phone before it."""
+"""Codes of a space and a punctuation mark in place of a phone. Either is silent or belongs to the phone before it."""
 
 _MARKS = frozenset(';:,.!?—…"()“”')
 _ALIAS = {"ɐ": "ə", "ᵊ": "ə", "ᵻ": "ɪ", "ɾ": "T", "ɚ": "ɜ", "ɨ": "ɪ", "g": "ɡ", "r": "ɹ", "e": "ɛ", "o": "ɔ"}
-"""Symbols that mean what another one means, or nearly."""
+"""Phoneme symbol → another symbol with the same or nearly the same sound."""
 
 
 class Line(NamedTuple):
-    """A text as the teacher reads it; ids: with 0 at both ends; phones: of each id, or `SPACE` or `PAUSE`."""
+    """A text with its phoneme ids, 0 at both ends; phones: the phone of each id, `SPACE` or `PAUSE`."""
 
     text: str
     ids: tuple[int, ...]
@@ -34,13 +34,13 @@ class Line(NamedTuple):
 
 @cache
 def accents(folder: Path) -> dict[str, Callable[[str], Line | None]]:
-    """How a text is read in American ("a") and British ("b") English; folder: of the teacher's files.
+    """Functions that read a text in American ("a") and British ("b") English; folder: the teacher's files.
 
-    None: the text has a symbol without a phone, or it is too long.
+    They return None for a text that has a symbol without a phone, or that is too long or empty.
     """
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    reading = import_module("hibari.g2p")  # the package that `fetch` has put there
+    reading = import_module("hibari.g2p")  # the package that `fetch_teacher` downloaded
     numbers: dict[str, int] = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))["vocab"]
 
     def reader(british: bool) -> Callable[[str], Line | None]:
@@ -51,9 +51,9 @@ def accents(folder: Path) -> dict[str, Callable[[str], Line | None]]:
 
 
 def line_of(text: str, symbols: str, numbers: dict[str, int]) -> Line | None:
-    """The line of a text, by its phonemes and the numbers of the symbols.
+    """The line of a text, or None (see `accents`); symbols: its phonemes; numbers: the id of each symbol.
 
-    A sign that changes a phone (stress, length) belongs to the phone that it stands by.
+    A stress mark belongs to the phone after it, a length mark to the phone before it.
     """
     ids, phones, waiting = [0], [PAUSE], 0
     for symbol in symbols:
@@ -67,7 +67,7 @@ def line_of(text: str, symbols: str, numbers: dict[str, int]) -> Line | None:
             phones.append(PAUSE)
         elif own in PHONE_INDEX:
             phones.append(PHONE_INDEX[own])
-        elif symbol in "ˈˌ":  # stands before a vowel
+        elif symbol in "ˈˌ":  # a stress mark stands before a vowel
             waiting += 1
             phones.append(PAUSE)
         elif symbol in "ːʰʲ̃":
@@ -83,7 +83,7 @@ def line_of(text: str, symbols: str, numbers: dict[str, int]) -> Line | None:
 
 
 def lines_of(texts: Iterable[str], folder: Path, british: float, jobs: int = 1) -> Iterator[tuple[str, Line]]:
-    """Each text with its accent, by turns: `british` of them in British English; unreadable ones are left out."""
+    """The accent and line of each text that can be read; `british` is the share of texts in British English."""
     owed, wanted = 0.0, []
     for text in texts:
         owed += british
@@ -107,7 +107,7 @@ def _read_part(folder: Path, part: list[tuple[str, str]]) -> list[tuple[str, Lin
 
 
 def write_lines(path: Path, lines: Iterable[tuple[str, Line]]) -> int:
-    """One JSON list a line; how many there were."""
+    """Write each line as a JSON list; the result is the number of lines."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for accent, line in lines:
@@ -117,7 +117,7 @@ def write_lines(path: Path, lines: Iterable[tuple[str, Line]]) -> int:
 
 
 def read_lines(path: Path) -> dict[str, list[Line]]:
-    """The lines of a file by their accents, in its order."""
+    """Accent → its lines, in the order of the file."""
     found: dict[str, list[Line]] = {"a": [], "b": []}
     with path.open(encoding="utf-8") as file:
         for row in map(json.loads, file):

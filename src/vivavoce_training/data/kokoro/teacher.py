@@ -1,4 +1,4 @@
-"""The teacher at work: lines and speakers in batches → waveforms and tokens."""
+"""Runs the teacher: batches of lines and speakers → waveforms and speech tokens."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ TUNING_TEXTS = (
     "No, I don't think so. It was much better than I had expected!",
     "There are three reasons for that: time, money, and the weather.",
 )
-"""By these a speaker's median pitch is found."""
+"""Texts from which a speaker's median pitch is measured."""
 
 
 class Said(NamedTuple):
-    """A batch; wave: [batch, samples] float32 on the device, or None; spoken: of each utterance, or None."""
+    """wave: [batch, samples] float32 on the device, or None; spoken: labels, None for an utterance without speech."""
 
     wave: Tensor | None
     spoken: list[Spoken | None]
@@ -42,7 +42,7 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """folder: of the files that `fetch` has brought."""
+    """The teacher's network; folder: its files, which `fetch_teacher` downloaded."""
 
     folder: Path
     model: Kokoro
@@ -54,14 +54,14 @@ class Teacher:
 
     @cached_property
     def tables(self) -> dict[str, NDArray[np.float32]]:
-        """Styles [lengths, 256] of each voice: the row for a sequence of n symbols is n - 1."""
+        """Voice → its styles [lengths, 256]; row n - 1 is the style for a sequence of n symbols."""
         return {
             name: np.fromfile(self.folder / VOICE_FOLDER / f"{name}.bin", "<f4").reshape(-1, STYLE_SIZE)
             for name in VOICES
         }
 
     def style(self, speaker: Speaker, num_ids: int) -> NDArray[np.float32]:
-        """[256], for a line of that many ids."""
+        """The speaker's style [256] for a line of `num_ids` phoneme ids."""
         row = min(max(num_ids - 2, 1), len(self.tables[VOICES[0]])) - 1
         timbre, manner = (
             sum(share * self.tables[name][row] for name, share in shares(recipe).items())
@@ -79,7 +79,7 @@ class Teacher:
         *,
         aloud: bool = True,
     ) -> Said:
-        """usual: the speakers' median pitches; aloud: with waveforms."""
+        """Speak a batch. usual: the speakers' `usual_pitch`; aloud: make waveforms, else labels alone."""
         ids, lengths, styles, phones = self._batch(lines, speakers)
         plan = self.model.plan(ids, lengths, styles)
         wave = None
@@ -105,7 +105,7 @@ class Teacher:
         return np.array(found, np.float32)
 
     def traits(self, speakers: Sequence[Speaker]) -> list[tuple[float, ...]]:
-        """Coordinates of each speaker's timbre among all voices', of about unit deviation."""
+        """Principal components of each speaker's timbre, scaled to unit deviation over all voices."""
         timbres = np.stack([table[:, :HALF_STYLE].mean(0) for table in self.tables.values()])
         centre = timbres.mean(0)
         _, _, axes = np.linalg.svd(timbres - centre, full_matrices=False)
@@ -115,7 +115,7 @@ class Teacher:
         return [tuple(np.round(np.asarray(place), 3).tolist()) for place in mixed]
 
     def recording(self, speaker: Speaker, text: str) -> NDArray[np.float32]:
-        """A speaker's recording of a text, float32 [samples] at 24 kHz; ValueError: it cannot be read."""
+        """A speaker's recording of a text, float32 [samples] at 24 kHz; ValueError: the text cannot be spoken."""
         line = accents(self.folder)[speaker.manner[0]](text)
         if line is None:
             raise ValueError(f"text: the teacher cannot read {text!r}; use a sentence of English words")

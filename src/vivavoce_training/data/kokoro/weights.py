@@ -1,4 +1,4 @@
-"""Kokoro's weights: from the graph of int8 numbers that the registry holds to the float32 state of `network.Kokoro`."""
+"""Converts the teacher's weights, an int8 ONNX graph, to the float32 state of `network.Kokoro`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from vivavoce_training.data.kokoro.network import HARMONICS, Kokoro
 
 _GATES = (0, 2, 3, 1)
-"""ONNX's order of an LSTM's gates, seen from PyTorch's: input, output, forget, cell → input, forget, cell, output."""
+"""Reorders an LSTM's gates from ONNX (input, output, forget, cell) to PyTorch (input, forget, cell, output)."""
 _INNER = "_(quantized|scale|zero_point|shape)$"
 
 
@@ -53,19 +53,19 @@ def _state(path: Path) -> dict[str, Tensor]:
 
 
 def _module(node: str) -> str:
-    """/encoder/F0.1/conv1/Conv_quant → predictor.F0.1.conv1"""
+    """Name of the module that a node computes: /encoder/F0.1/conv1/Conv_quant → predictor.F0.1.conv1."""
     path = ".".join(node.strip("/").split("/")[:-1])
     path = path.removeprefix("decoder.") if path.startswith("decoder.decoder") else path
     path = re.sub(r"^encoder\.(?=(F0|N|F0_proj|N_proj|shared)\b)", "predictor.", path)
-    path = re.sub(r"\b(asr_res|cnn\.\d)\.\1\.", r"\1.", path)  # a sequence is named twice
-    path = re.sub(r"\b(query|key|value|dense|ffn|ffn_output)_\d+$", r"\1", path)  # the layer that is run twelve times
+    path = re.sub(r"\b(asr_res|cnn\.\d)\.\1\.", r"\1.", path)  # The graph names a Sequential twice.
+    path = re.sub(r"\b(query|key|value|dense|ffn|ffn_output)_\d+$", r"\1", path)  # A shared layer's name has a number.
     return path.removeprefix("encoder.")
 
 
 def _integer(
     node: Any, arrays: dict[str, NDArray[Any]], maker: dict[str, Any], user: dict[str, Any]
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Weight and bias of an integer product: the scale of its numbers is in the product that follows it."""
+    """Float weight and bias of an integer product; the Mul node that follows it multiplies by the weight's scale."""
     last = user[node.output[0]]
     before = node.output[0]
     while last.op_type != "Mul":
@@ -78,7 +78,7 @@ def _integer(
 
 
 def _lstm(node: Any, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Both directions of an LSTM, by PyTorch's names."""
+    """Weights and biases of both directions of an LSTM, under PyTorch's names."""
     _, inputs, hiddens, bias, *_, input_scale, input_zero, hidden_scale, hidden_zero = node.input
     found = {}
     for kind, numbers, scale, zero in (
@@ -99,13 +99,13 @@ def _lstm(node: Any, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]
 
 
 def _each(values: NDArray[Any]) -> NDArray[Any]:
-    """One for all, or one for each direction (and output): to be broadcast to [directions, inputs, outputs]."""
+    """Reshape scales or zero points, so that they broadcast to weights [directions, inputs, outputs]."""
     values = values.astype(np.float32)
     return values.reshape(len(values), 1, -1) if values.ndim else values
 
 
 def _plain(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Weights that are stored under their own names, as they are or (tables of embeddings) as int8."""
+    """Weights that the graph stores under the module's name: floats, and embedding tables in int8."""
     found = {}
     zero_of_tables = arrays["encoder.bert.embeddings.word_embeddings.weight_zero_point"]
     for name, value in arrays.items():

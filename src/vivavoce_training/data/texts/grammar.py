@@ -1,4 +1,4 @@
-"""Sentences of the grammar: its numbers, dates and times in words, its templates, and how they are filled."""
+"""Random sentences from templates, with numbers, dates and times in words."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cardinal(number: int, *, conjunction: bool = True, hyphen: bool = False) -> 
 
 
 def ordinal(number: int) -> str:
-    """A number from 1 to 99 that counts a place: 22 is "twenty second"."""
+    """The ordinal of a number from 1 to 99: 22 is "twenty second"."""
     if number in _ORDINALS:
         return _ORDINALS[number]
     if number < 20:
@@ -43,7 +43,7 @@ def ordinal(number: int) -> str:
 
 
 def year(number: int) -> str:
-    """A year from 1100 to 2099 in pairs: 1984 is "nineteen eighty four", 2005 "two thousand five"."""
+    """A year from 1100 to 2099, read as pairs of digits: 1984 is "nineteen eighty four", 2005 "two thousand five"."""
     if 2000 <= number < 2010:
         return _join("two thousand", ONES[number % 10] if number % 10 else "", " ")
     century, rest = cardinal(number // 100), number % 100
@@ -53,10 +53,10 @@ def year(number: int) -> str:
 
 
 def random_number(r: random.Random) -> str:
-    """A number as such: mostly small, sometimes up to millions, in one of the ways of writing it."""
+    """A random number below ten million in words, short ones more often; "and" and hyphens are optional."""
     digits = r.choice((1, 2, 2, 2, 3, 3, 4, 5, 6, 7))
     number = r.randrange(10 ** (digits - 1), 10**digits)
-    if digits > 4:  # short words: who says six digits exactly?
+    if digits > 4:  # large numbers are rounded, as in speech
         number -= number % 10 ** (digits - 3)
     return cardinal(number, conjunction=r.random() < 0.7, hyphen=r.random() < 0.3)
 
@@ -76,7 +76,7 @@ def random_time(r: random.Random) -> str:
 
 
 def random_digits(r: random.Random, low: int, high: int) -> str:
-    """`low` to `high` digits one by one, as in a telephone number."""
+    """Between `low` and `high` random digits in words, as in a telephone number."""
     return " ".join(ONES[r.randrange(10)] for _ in range(r.randint(low, high)))
 
 
@@ -302,7 +302,7 @@ TEMPLATES = tuple(
     I can read {things}, {things} and numbers like {number}.
     """.strip().splitlines()
 )
-"""Slots in braces: a category of the lexicon, one of `_VALUES`, or either with "a", which puts a or an before it."""
+"""In a template, a slot in braces names a category of the lexicon or a key of `_VALUES`; "a" adds an article."""
 
 
 def sentence(r: random.Random) -> str:
@@ -321,7 +321,7 @@ def article(word: str) -> str:
 
 
 def plural(word: str) -> str:
-    """The plural of a noun of the lexicon; regular for any other."""
+    """The plural of a noun; only irregular nouns of the lexicon are known."""
     if word in _IRREGULAR:
         return _IRREGULAR[word]
     if _CONSONANT_Y.search(word):

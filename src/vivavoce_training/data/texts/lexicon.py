@@ -1,4 +1,4 @@
-"""The words of the grammar, by what they stand for. Each is in the usual pronouncing dictionaries of English."""
+"""The grammar's words by category. Each is in the usual pronouncing dictionaries of English."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "person": _split("he, she, my brother, my sister, our neighbor, the old man, the young woman, somebody, everyone"),
     "letter": _each("B C D E F G H J K L M N O P Q R S T U V W X Y Z"),
 }
-"""Category → its words. Lower case unless they always have a capital."""
+"""Category → its words, in lower case unless a word always has a capital."""
 
 _SPOKEN = """
         Yes. No! Hello. Hello! Hello? Hi! Hey. Thanks. Please. Sorry. Okay. Goodbye. Stop. Go. Wait! Really?
@@ -209,4 +209,4 @@ _SPOKEN = """
         apple a day keeps the doctor away. All that glitters is not gold. Where there is smoke, there is fire.
         The early bird catches the worm. Rome was not built in a day. Two heads are better than one."""
 FIXED = tuple(re.split(r"(?<=[.?!]) ", " ".join(_SPOKEN.split())))
-"""Whole utterances, from one word on: what people say all day, pangrams, tongue twisters, proverbs."""
+"""Complete utterances of one or more words: everyday phrases, pangrams, tongue twisters, proverbs."""

@@ -1,4 +1,4 @@
-"""The texts of the corpus in the order in which they are spoken, and those kept for tests."""
+"""Draws the texts of the corpus from all sources, and the sentences for tests."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vivavoce_training.data.texts.sentence import MAX_WORDS, is_reserved, words
 from vivavoce_training.data.texts.wordnet import WordNet
 
 SHARES = {"examples": 0.34, "glosses": 0.1, "templates": 0.24, "coverage": 0.08, "fixed": 0.04, "talk": 0.2}
-"""Shares of the sentences, by their source."""
-JOINED = 0.45  # of the texts: how many hold several sentences
-JOINED_WORDS = (10, 42)  # a joined text grows until it has this many words, drawn
+"""Source → its share of the sentences."""
+JOINED = 0.45  # Share of the texts that have several sentences.
+JOINED_WORDS = (10, 42)  # Range from which the length of such a text, in words, is drawn.
 MOST_WORDS = 44
 TEST_WORDS = (5, 12)
 
 
 def training_texts(wordnet: WordNet, seed: int) -> Iterator[str]:
-    """Texts without end, none reserved for tests; sentences of WordNet come again only after all have come."""
+    """Endless texts, none of them reserved for tests. A WordNet sentence repeats only after all were drawn."""
     r = random.Random(seed)
     sources: dict[str, Callable[[], str]] = {
         "examples": _in_turn(wordnet.examples, r),
@@ -53,9 +53,9 @@ def training_texts(wordnet: WordNet, seed: int) -> Iterator[str]:
 
 
 def held_out(wordnet: WordNet, count: int, seed: int, known: Collection[str] | None = None) -> list[str]:
-    """`count` test sentences of 5 to 12 words, by turns a WordNet example and a filled template, all different.
+    """`count` different test sentences of 5 to 12 words; WordNet examples and filled templates alternate.
 
-    `known`: if given, the only words (lower case) that they may hold, for a recogniser with a fixed dictionary.
+    `known`: if given, only these words (lower case) are used, for a recogniser with a fixed dictionary.
     """
     r = random.Random(seed)
 

@@ -1,4 +1,4 @@
-"""Rules for sentences of the corpus: plain ASCII, of a speakable length, suitable, reserved for tests or not."""
+"""Rules for sentences of the corpus: characters, length, unsuitable words, and which are reserved for tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ABBREVIATED = re.compile(
     r"|\b(?:etc|esp|eg|ie|cf|vs|viz|approx|Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Gov|Sen|Rep|No|Co|Inc"
     r"|Ltd|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Oct|Nov|Dec)\."
 )
-"""Spellings whose reading is not the words as they stand."""
+"""Abbreviations and single letters, which are not read as they are spelled."""
 _QUOTED = re.compile(r"(?<![A-Za-z])'|(?<![sS])'(?![A-Za-z])")  # apostrophes that are quotation marks
 _SPACES = re.compile(r"\s+")
 _LOOSE_MARK = re.compile(r" +([,.?!;:])")
@@ -47,12 +47,12 @@ _UNSUITABLE = frozenset(
 
 
 def words(sentence: str) -> list[str]:
-    """The words in lower case; the parts of a hyphenated word are words."""
+    """The words in lower case; a hyphen separates two words."""
     return _WORD.findall(sentence.lower().replace("-", " "))
 
 
 def is_reserved(sentence: str) -> bool:
-    """Whether the sentence belongs to the tests: one in a hundred does, by its MD5 in lower case."""
+    """Whether the sentence is reserved for tests: one in 100 is, chosen by the MD5 of its lower-case text."""
     digest = hashlib.md5(sentence.lower().encode(), usedforsecurity=False).hexdigest()
     return int(digest, 16) % 100 == 7
 
@@ -62,7 +62,7 @@ def is_suitable(sentence: str) -> bool:
 
 
 def clean(text: str) -> str | None:
-    """The text as a sentence, with a capital first and a mark last; None if it makes no sentence of the corpus.
+    """The text with a capital first letter and a final punctuation mark; None if it does not suit the corpus.
 
     The result holds letters, spaces and `',.?!;:-` only, 3 to 18 words, no abbreviation and no unsuitable word.
     """

@@ -1,4 +1,4 @@
-"""Sentences that people say to one another: questions, wishes, worries, small talk; slots are the grammar's."""
+"""Templates of conversation: questions, wishes, worries, small talk; `grammar.fill` fills their slots."""
 
 from __future__ import annotations
 

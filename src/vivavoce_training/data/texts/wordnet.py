@@ -1,7 +1,7 @@
 """Sentences and words from WordNet 3.0 (Princeton University), as Debian's package wordnet-base holds it.
 
-The format of `data.noun`, `data.verb`, `data.adj` and `data.adv` is in wndb(5WN): fields of a synset, its words among
-them, then a bar and the gloss: definitions and quoted examples, separated by semicolons.
+wndb(5WN) describes the format of `data.noun`, `data.verb`, `data.adj` and `data.adv`: a line has the fields of a synset
+with its words, a bar, and the gloss. A gloss has definitions and quoted examples, separated by semicolons.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _MARKED = re.compile(
     r"|vagina\w*|anus)\b",
     re.IGNORECASE,
 )
-"""Glosses that say that a word insults, and matters that a demo leaves alone."""
+"""Words in a gloss that mark its synset as insulting or as an unsuitable topic; such synsets are left out."""
 
 
 @dataclass(frozen=True)
 class WordNet:
-    """The parts taken from WordNet, in its own order and without repeats.
+    """Sentences and words from WordNet, in its order and without repeats.
 
-    examples, glosses: sentences; lemmas: for each part of speech the single words in lower case that glosses or
-    examples use, and "name": those with a capital. No two sentences, of whichever kind, have the same words.
+    examples, glosses: sentences; no two of them have the same words. lemmas: part of speech → its lower-case single
+    words that glosses or examples use; "name" → words with a capital letter.
     """
 
     examples: tuple[str, ...]
@@ -47,7 +47,7 @@ class WordNet:
 
     @classmethod
     def read(cls, folder: Path | None = None) -> WordNet:
-        """Read `folder`, else where `VIVAVOCE_WORDNET` points, else the system's (two seconds).
+        """Read `folder`, else the folder that `VIVAVOCE_WORDNET` names, else the system's; takes two seconds.
 
         Raises:
             MissingDependency: a data file cannot be read.
@@ -72,7 +72,7 @@ def _data_folder(folder: Path | None) -> Path:
 
 
 def _entries(part: str, folder: Path) -> Iterator[_Entry]:
-    """The synsets of one part of speech; the licence at the top of the file is indented by two spaces."""
+    """The suitable synsets of one part of speech. The licence at the top of the file is indented by two spaces."""
     path = folder / f"data.{part}"
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -107,7 +107,7 @@ _TAXON = re.compile(r"\b(?:genus|family|order|phylum|class|kingdom|suborder|subf
 
 
 def _common_lemmas(entries: list[_Entry], uses: Counter[str]) -> dict[str, tuple[str, ...]]:
-    """Single words that WordNet itself uses in its texts: few of its Latin names of species are among them."""
+    """Part of speech → single words that occur in WordNet's glosses, which excludes most Latin names of species."""
     found: dict[str, dict[str, None]] = {part: {} for part in (*PARTS, "name")}
     for entry in entries:
         for lemma in entry.lemmas:

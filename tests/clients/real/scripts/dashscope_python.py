@@ -139,7 +139,7 @@ with call("SpeechSynthesizerObjectPool", ".pcm", rate=24_000) as file:
     file.write_bytes(audio[0])
 with call("refusals"):
     assert refusal_of(voice="longxiaochun").startswith("InvalidParameter: voice: 'longxiaochun' is not registered")
-    assert refusal_of(pitch_rate=1.2).startswith("InvalidParameter: payload.parameters.pitch: 1.2 is not made here")
+    assert refusal_of(pitch_rate=1.2).startswith("InvalidParameter: payload.parameters.pitch: 1.2 is not supported")
     assert refusal_of(speech_rate=3).startswith("InvalidParameter: payload.parameters.rate: ")
     assert refusal_of(model="sambert-zhichu-v1").startswith("ModelNotFound: model: 'sambert-zhichu-v1'")
     fix = {"pronunciation": [{"bridge": "qiao2"}]}
