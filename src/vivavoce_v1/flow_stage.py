@@ -125,7 +125,7 @@ class FlowStageV1:
         stream: FlowStreamV1 = row.stream
         window = row.speech[stream.spoken :]
         if not 1 <= row.hop <= len(window):
-            raise ValueError(f"hop {row.hop} after {stream.spoken} of {len(row.speech)} tokens")
+            raise ValueError(f"hop {row.hop} after {stream.spoken} spoken tokens, but {len(row.speech)} exist")
         row.frames = len(stream.prompt_mel) + self.flow.rates.frames_of(len(window))
         if row.frames > MAX_FRAMES:
             raise InvalidRequest(

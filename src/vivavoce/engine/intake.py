@@ -135,7 +135,7 @@ class Intake:
         if wrong is not None:
             raise InvalidRequest(
                 f"prompt: {wrong.kind.name.lower()} id {wrong.id} is outside of 0 … {most[wrong.kind]}; "
-                "it is of another model"
+                "it belongs to another model"
             )
         run = DecodeRun(rows, ends, request.max_tokens, vocabulary.eos, request.min_tokens, stop_ids, request.speaker)
         if run.positions > lm.capacity:
@@ -169,4 +169,4 @@ class Intake:
 def _check_range(field: str, ids: Sequence[int], end: int) -> None:
     if ids and not (min(ids) >= 0 and max(ids) < end):
         wrong = next(one for one in ids if not 0 <= one < end)
-        raise InvalidRequest(f"{field}: id {wrong} is outside of 0 … {end - 1}; it is of another model")
+        raise InvalidRequest(f"{field}: id {wrong} is outside of 0 … {end - 1}; it belongs to another model")
