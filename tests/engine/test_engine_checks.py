@@ -25,7 +25,10 @@ def flow_tokens(wrong):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (lambda end: segment(text=(65, end, 66)), r"^text: id {end} is outside of 0 … {last}; it belongs to another model$"),
+        (
+            lambda end: segment(text=(65, end, 66)),
+            r"^text: id {end} is outside of 0 … {last}; it belongs to another model$",
+        ),
         (lambda end: segment(text=(-1, end)), r"^text: id -1 is outside of 0 … {last}; "),
         (lambda end: segment(text=(65, 2**70)), r"^text: id 1180591620717411303424 is outside of"),
         (lambda end: of(lm_prompt_text=(65, end)), r"^text: id {end} is outside of"),
