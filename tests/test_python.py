@@ -578,7 +578,10 @@ def test_values_of_a_wrong_type_are_named(tts, reference):
         (lambda: tts.speak("Hi.", mode="instruct"), "mode: .*give it as instructions"),
         (lambda: tts.speak("Hi.", reference, transcript=5), "transcript: 5 is of type int, not str"),
         (lambda: tts.extract_voice(reference, 5), "transcript: 5 is of type int, not str"),
-        (lambda: tts.speak("Hi.", reference, transcript="A", prompt_text="B"), "prompt_text: this keyword has two names"),
+        (
+            lambda: tts.speak("Hi.", reference, transcript="A", prompt_text="B"),
+            "prompt_text: this keyword has two names",
+        ),
         (lambda: tts.speak("Hi.", options={"speed": 2}), "options: .*type dict, not SpeakOptions; give keywords"),
         (lambda: tts.speak("Hi.", speed=float("nan")), "speed: nan is outside of 0.5"),
         (lambda: tts.speak("Hi.", speed=True), "speed: True is not a number"),
