@@ -56,7 +56,7 @@ from vivavoce_fleet.group_messages import (
 from vivavoce_fleet.routing import EngineLoad, is_retryable, order, shortest_wait
 
 _OPENING = 0
-"""Message number of an engine's first answer: its number of slots, or the error of loading it."""
+"""Number of an engine's first message. The message contains the engine's slots, or the error if it did not load."""
 _GONE = "engine: its process has ended, and its requests are lost; ask again, another engine then speaks"
 
 

@@ -62,7 +62,7 @@ class Grammar:
 _HEAD = compiled(r"\p{L}*")
 _ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
 _ROMANS = tuple(tens + ones for tens in ("", "x", "xx") for ones in _ONES)
-"""The numerals that a # stands for in a language's list `heads`."""
+"""Roman numerals. In a language's words that may begin an item (`heads`), the character # stands for any of them."""
 
 
 def heads(locale: Locale) -> frozenset[str]:

@@ -28,7 +28,7 @@ def normalize(
 ) -> None:
     """Show a text as it will be read: numbers, dates, units and signs in words.
 
-    Without --model, natural rules assume a model that speaks all of their languages.
+    Without --model, the natural rules read all languages that they know, whether or not a model speaks them.
     """
     with Reporter().working("reading …"):
         from vivavoce.checkpoint.folder import BACKBONE, read_card

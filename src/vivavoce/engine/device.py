@@ -245,7 +245,7 @@ class Graphs:
             return work
         stream = torch.cuda.current_stream(self._device)
         work()
-        # The recording must begin after the stream has finished the set-up of libraries.
+        # The stream finishes the first run, and the set-up of libraries in it, before the recording begins.
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as one that loads a voice, may use the device meanwhile.

@@ -18,7 +18,7 @@ from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.lm.interleave import Row, RowKind
 
-if TYPE_CHECKING:  # a server's process makes requests without torch
+if TYPE_CHECKING:  # the server's process creates requests, and does not import torch
     from torch import Tensor
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
@@ -26,7 +26,8 @@ SEEDS = (-(2**63), 2**63 - 1)
 """Limits of a seed: seeds are stored as int64."""
 MAX_PAUSE_S = 10.0
 SMALL_VOCABULARY = 32_000
-"""A vocabulary with fewer text ids (the release has 151,665) writes one word in several tokens, or byte by byte."""
+"""A text vocabulary with fewer ids is small: it writes a word in several tokens or bytes. The official one has 151,665
+ids."""
 MAX_TOKENS = 100_000
 """Limit of `max_tokens`, above the size of any slot; a request that does not fit its slot is refused later."""
 

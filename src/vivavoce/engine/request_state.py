@@ -160,7 +160,7 @@ class SequenceState:
         return not self.finished and self.produced > 0 and self.lacking(now) == 0
 
     def next_chunk(self, now: float) -> ChunkPlan | None:
-        """The work that can be done now: the state of the voice's prompt, once it is due, or the next chunk."""
+        """The work that can be done now: to compute the prompt's state if it is due, or the next chunk; or None."""
         frames_of, policy = self.request.rates.frames_of, self.request.policy
         if self.busy:
             return None

@@ -26,7 +26,7 @@ from vivavoce.engine.vocoder_stage import VocoderRow
 log = logging.getLogger(__name__)
 
 _MOST_BATCHES = 2
-"""The most flow batches that run at the same time; they take steps in turns."""
+"""Maximum number of unfinished flow batches; the device computes a step of one, then a step of another."""
 
 
 @dataclass(eq=False)

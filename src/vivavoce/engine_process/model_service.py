@@ -310,9 +310,10 @@ def engine_settings(model: ModelSection, engine: EngineSection, watermark: bool 
 
 
 def missing_room(used: float, total: float, own: float | None, wanted: float | None) -> str:
-    """The reason why an engine of `wanted` GB does not fit beside an engine of `own` GB on a device; "": it fits.
+    """The reason why a second engine does not fit on the device beside the running engine, or "" if it fits.
 
-    own, wanted: None without a limit; used, total: GB of the device, used by all programs.
+    used, total: GB that all programs use, and the device's GB. own, wanted: memory limits in GB of the running and of
+    the second engine; None: no limit.
     """
     if own is None or wanted is None:
         return f"each takes all free memory of the device's {total:.1f} GB; model.memory_gb bounds it"

@@ -106,7 +106,7 @@ def advice(settings: ServerSettings) -> Iterator[str]:
 
 
 def _model_problems(at: str, written: WrittenModel) -> Iterator[str]:
-    """at: the beginning of each line, before the name of the setting `model`."""
+    """Yield the problems of a model in the settings. at: the prefix of each message, such as "model."."""
     try:
         written.check_file()
         if written.model not in ("mini", "babble") or Path(written.model).is_dir():

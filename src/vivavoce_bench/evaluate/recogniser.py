@@ -194,7 +194,8 @@ _DISCOUNT = 0.3
 _NEVER = -99.0
 """The value that stands for the logarithm of zero in ARPA files."""
 _ROUNDING = 1e-9
-"""Up to this value, a back-off mass counts as zero. It is only a rounding error if every word follows a word."""
+"""A probability left for back-off up to this value counts as zero: if every word was seen after a word, only a rounding
+error is left."""
 
 
 def bigram_arpa(sentences: Iterable[Sequence[str]]) -> str:

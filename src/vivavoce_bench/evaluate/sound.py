@@ -26,7 +26,8 @@ class JoinClicks(NamedTuple):
     joins_over: int
     """Number of joins more abrupt than 99.9 % of the places in audio generated at once; 0.1 % of clean joins are."""
     join_worst_ratio: float | None
-    """The most abrupt join divided by this 99.9th percentile. None: no joins, or all the rest is silent."""
+    """Abruptness of the worst join, divided by the 99.9th percentile in audio generated at once. None: no joins, or
+    that audio is silent."""
     join_median_ratio: float | None
     """Median abruptness of the joins, divided by the median of all places in audio generated at once; 1 if clean."""
 

@@ -54,7 +54,7 @@ from vivavoce_export.trtllm.options import BITS, read_checkpoint_config
 from vivavoce_runtimes.merged_vocabulary import MergedVocabulary
 
 WRITTEN_BACK = "written_back.json"
-"""Marks a folder that `write_back` made, because models from elsewhere may have files of the same names."""
+"""File that `write_back` puts into its folder. With --force, it replaces only folders that have this file."""
 _WEIGHTS = "llm.safetensors"
 _LM_FILES = "llm*"
 _REMEDY = "convert the model again"

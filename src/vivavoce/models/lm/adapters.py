@@ -100,7 +100,7 @@ class AdaptedRows:
     groups: Sequence[tuple[Layers, Tensor]]
 
     def over(self, layers: Sequence[JoinedLayer[Product]]) -> list[JoinedLayer[Product]]:
-        """The layers, with products that add the adapters' outputs."""
+        """The layers, with linear layers that also add the outputs of the adapters."""
         names = {name for pairs, _ in self.groups for layer in pairs for name in layer}
         adapted = []
         for place, layer in enumerate(layers):

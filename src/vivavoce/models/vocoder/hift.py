@@ -98,8 +98,8 @@ class HarmonicSource(nn.Module):
         return self.excite(f0, self.cycles(f0, carried), noise, carried)
 
     def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
-        """Cycles [batch, frames, harmonics], divided by the number of samples in a frame. The division is undone last,
-        as in the official code, because float32 rounding depends on the order."""
+        """Phase of each harmonic in cycles, divided by the samples of a frame: [batch, frames, harmonics]. `_phases`
+        multiplies by them last, as in the official code, because float32 rounding depends on the order."""
         multiples = torch.arange(1, self.config.num_harmonics + 2, device=f0.device, dtype=f0.dtype)
         per_sample = (f0[..., None] * multiples / self.config.sample_rate) % 1
         start = 0 if carried is None else carried[:, None]
@@ -226,7 +226,7 @@ class ResBlock(nn.Module):
         self.convs2 = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=half) for _ in dilations)
 
     def forward(self, x: Tensor, inside: Tensor | None) -> Tensor:
-        """x: [batch, channels, 1, time], zero beyond each row's end; inside: see `convolve` → shape of x."""
+        """x: [batch, channels, 1, time], zero beyond each row's end; inside: as in `convolve`. Returns x's shape."""
         stages = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in stages:
             h = self._convolve(conv1, snake1(x), inside)

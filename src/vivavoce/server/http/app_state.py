@@ -40,7 +40,7 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 class JobService(Protocol):
-    """Jobs in the background, which another package does."""
+    """Runs the jobs of the jobs API in the background (`vivavoce_books`)."""
 
     def router(self, state: AppState) -> APIRouter: ...
 
