@@ -21,11 +21,14 @@ from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.model import FlowSchedule
 from vivavoce.models.flow.unet import CausalConv, Level, TransformerBlock, UNet
 from vivavoce.models.layout import biases_ahead, joined
+from vivavoce_kernels.clusters import ClusterKernel, takes_clusters
 from vivavoce_kernels.common import tile_of
 from vivavoce_kernels.flow_attention import AttentionTile, attend, keep_in_pages
 from vivavoce_kernels.flow_products import ConvTails, ConvTile, ConvWeights, ProductTile, causal_conv, product
 from vivavoce_kernels.flow_rows import ShiftedNorm, advance, layer_norm
 from vivavoce_kernels.layouts import PackedTables
+from vivavoce_kernels.short_rows import SOURCE, Block, Evaluation, Linear, Resnet, ShortLevels
+from vivavoce_kernels.short_rows import Level as ShortLevel
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class PackedBatch:
     state is kept.
     keys: the pages, as in `flow_attention.attend`, and tails: of convolutions, for this step; both None if rows have no
     past and leave no state.
+    short: whether every row has pages and at most `layouts.SHORT_FRAMES` frames.
     """
 
     x: Tensor
@@ -73,6 +77,7 @@ class PackedBatch:
     tables: PackedTables
     keys: Tensor | None
     tails: ConvTails | None
+    short: bool = False
 
     @property
     def kept_at(self) -> Tensor:
@@ -131,6 +136,44 @@ def _conv(conv: CausalConv) -> ConvWeights:
     return ConvWeights(conv.weight.permute(0, 2, 1).contiguous(), conv.bias, conv.first)
 
 
+def _levels_of(unet: UNet) -> list[Level]:
+    return [cast(Level, level) for level in (unet.down, *unet.mid, unet.up)]
+
+
+def _short_levels(unet: UNet) -> tuple[ShortLevels, ...] | None:
+    """The first level's blocks, all inner levels, and the last level's blocks, for batches of short rows; None: not for
+    this network or device.
+    """
+    config, weight = unet.config, unet.out.weight
+    if (config.channels, config.num_heads, config.head_dim) != ShortLevels.SIZES or not takes_clusters(weight):
+        return None
+    kernel, levels = ClusterKernel(SOURCE, weight), _levels_of(unet)
+    inner = [short_level(level, with_resnet=True) for level in levels[1:-1]]
+    ends = [short_level(level, with_resnet=False) for level in (levels[0], levels[-1])]
+    parts = (([ends[0]], 0), (inner, 1), ([ends[1]], len(levels) - 1))
+    return tuple(ShortLevels(part, first, kernel) for part, first in parts)
+
+
+def short_level(level: Level, *, with_resnet: bool) -> ShortLevel:
+    resnet, weights = None, _level(level)
+    if with_resnet:
+        assert level.resnet.shortcut.bias is not None
+        resnet = Resnet(weights.convs, weights.norms, Linear(weights.shortcut[0], level.resnet.shortcut.bias))
+    return ShortLevel(resnet, [_short_block(cast(TransformerBlock, block)) for block in level.blocks])
+
+
+def _short_block(block: TransformerBlock) -> Block:
+    attention, feed_forward = block.attention, block.feed_forward
+    products = joined((attention.query.weight, attention.key.weight, attention.value.weight))
+    expand, contract = feed_forward.expand, feed_forward.contract
+    return Block(
+        Linear.behind(block.attention_norm, products, None),
+        Linear(attention.out.weight, attention.out.bias),
+        Linear.behind(block.feed_forward_norm, expand.weight, expand.bias),
+        Linear(contract.weight, contract.bias),
+    )
+
+
 class PackedEstimator:
     """Computes `model.Path.step` row by row. schedules: of the same network; guidance: of classifier-free guidance;
     invariant: slower, but a row's bits do not depend on its neighbours. ValueError: the kernels do not take its sizes.
@@ -142,6 +185,11 @@ class PackedEstimator:
         self._num_heads, self._guidance, self._invariant = network.config.num_heads, guidance, invariant
         spans = [(one.reach, one.move) for schedule in schedules for one in schedule.evaluations]
         self._spans = torch.tensor(spans, device=network.out.weight.device)
+
+    @property
+    def takes_short(self) -> bool:
+        """Whether there are kernels for batches of short rows."""
+        return False
 
     def cuts(self, frames: int) -> Cuts:
         return cuts_of(frames, invariant=self._invariant)
@@ -165,14 +213,19 @@ class PackedUNet(PackedEstimator):
         for size in (config.in_channels, config.out_channels, config.channels, config.num_heads * config.head_dim):
             tile_of(size, 16)
         assert unet.out.bias is not None
-        self._levels = [_level(cast(Level, level)) for level in (unet.down, *unet.mid, unet.up)]
+        self._levels = [_level(level) for level in _levels_of(unet)]
         self._final, self._final_norm = _conv(unet.final_conv), (unet.final_norm.weight, unet.final_norm.bias)
         self._velocity = unet.out.weight[..., 0].contiguous(), unet.out.bias
         self._times = torch.stack([bias for one in schedules for bias in one.biases]).flatten(1, -2).contiguous()
+        self._short = None if invariant else _short_levels(unet)
+
+    @property
+    def takes_short(self) -> bool:
+        return self._short is not None
 
     def velocity(self, batch: PackedBatch) -> Tensor:
         cuts, tables = self.cuts(len(batch.x)), batch.tables
-        places = (tables.row, tables.local, tables.length)
+        places, last = (tables.row, tables.local, tables.length), len(self._levels) - 1
 
         def conv(
             x: Tensor, weights: ConvWeights | None, norm: tuple[Tensor, Tensor] | None = None, **more: Any
@@ -180,19 +233,29 @@ class PackedUNet(PackedEstimator):
             assert weights is not None
             return causal_conv(x, weights, places, batch.tails, cuts.conv, norm=norm, **more)
 
+        def short(x: Tensor, number: int) -> bool:
+            """Computes levels from this one on, unless the batch has longer rows."""
+            if not batch.short or self._short is None or batch.keys is None or batch.tails is None:
+                return False
+            part = self._short[0 if number == 0 else 1 if number < last else 2]
+            part(x, batch.keys, batch.tails, tables, Evaluation(self._times, batch.step))
+            return True
+
         def level(x: Tensor, number: int) -> Tensor:
             weights = self._levels[number]
             h = conv(x, weights.convs[0], weights.norms[0], time=(self._times, batch.step, number))
             h = conv(h, weights.convs[1], weights.norms[1], skip=(x, *weights.shortcut))
+            if short(h, number):
+                return h
             for index, block in enumerate(weights.blocks):
                 self._block(h, block, batch, cuts, number * len(weights.blocks) + index)
             return h
 
-        last = len(self._levels) - 1
         skip = level(batch.features, 0)
         h = conv(skip, self._levels[0].closing)
-        for number in range(1, last):
-            h = level(h, number)
+        if not short(h, 1):
+            for number in range(1, last):
+                h = level(h, number)
         h = conv(level(torch.cat((h, skip), dim=1), last), self._levels[last].closing)
         return product(conv(h, self._final, self._final_norm), *self._velocity, cuts.products)
 

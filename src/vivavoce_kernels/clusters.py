@@ -1,0 +1,108 @@
+"""CUDA C++ whose programs exchange what they compute within one launch: compiled at run time.
+
+It needs the package `cuda-bindings`, which comes with torch's CUDA builds, and a device of compute capability 9.0 or
+higher. Sources: cuda/*.cu, each behind some of cuda/*.cuh.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Argument = Tensor | int | float | ctypes.c_uint64
+"""Of a kernel: a pointer to a tensor's first value, a 32-bit integer, a float, or a 64-bit integer."""
+KINDS = {torch.float16: 0, torch.bfloat16: 1}
+
+
+def takes_clusters(weight: Tensor) -> bool:
+    """Whether these kernels can run on this weight's device with values of its kind."""
+    if not weight.is_cuda or weight.dtype not in KINDS:
+        return False
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        return False
+    return torch.cuda.get_device_capability(weight.device) >= (9, 0)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel's file, without its ending, and the threads of a program."""
+
+    name: str
+    threads: int
+
+    def text(self) -> str:
+        folder = resources.files(__package__) / "cuda"
+        parts = ("device.cuh", "lanes.cuh", f"{self.name}.cu")
+        return "".join((folder / part).read_text(encoding="utf-8") for part in parts)
+
+
+class ClusterKernel:
+    """A kernel for one kind of 16-bit values, whose programs have a multiprocessor's shared memory each.
+
+    RuntimeError: it does not compile, or the device refuses it.
+    """
+
+    def __init__(self, source: Source, weight: Tensor) -> None:
+        from cuda.bindings import driver
+
+        self._threads, device = source.threads, weight.device
+        self._launch = driver.cuLaunchKernel
+        with torch.cuda.device(device):
+            torch.cuda.current_stream(device).synchronize()  # makes the device's context current
+            self._module = _checked(driver.cuModuleLoadData(_compiled(source, KINDS[weight.dtype], device)))
+            self._function = _checked(driver.cuModuleGetFunction(self._module, source.name.encode()))
+            most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+            self._shared = _checked(driver.cuDeviceGetAttribute(most, _checked(driver.cuCtxGetDevice())))
+            limits = driver.CUfunction_attribute
+            for attribute, value in (
+                (limits.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, self._shared),
+                (limits.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1),
+            ):
+                _checked(driver.cuFuncSetAttribute(self._function, attribute, value))
+
+    def __call__(self, programs: int, arguments: Sequence[Argument]) -> None:
+        """Launch on torch's current stream."""
+        values, kinds = zip(*map(_passed, arguments), strict=True)
+        stream = torch.cuda.current_stream().cuda_stream
+        grid, block = (programs, 1, 1), (self._threads, 1, 1)
+        _checked(self._launch(self._function, *grid, *block, self._shared, stream, (values, kinds), 0))
+
+
+def _passed(argument: Argument) -> tuple[Any, Any]:
+    if isinstance(argument, Tensor):
+        return argument.data_ptr(), ctypes.c_void_p
+    if isinstance(argument, ctypes.c_uint64):
+        return argument.value, ctypes.c_uint64
+    return argument, ctypes.c_int if isinstance(argument, int) else ctypes.c_float
+
+
+def _compiled(source: Source, kind: int, device: torch.device) -> bytes:
+    from cuda.bindings import nvrtc
+
+    file = f"{source.name}.cu"
+    program = _checked(nvrtc.nvrtcCreateProgram(source.text().encode(), file.encode(), 0, [], []))
+    major, minor = torch.cuda.get_device_capability(device)
+    options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", f"-DKIND={kind}"]
+    (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if result:
+        log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"{file}: {log.decode(errors='replace')}")
+    made = bytes(_checked(nvrtc.nvrtcGetCUBINSize(program)))
+    _checked(nvrtc.nvrtcGetCUBIN(program, made))
+    return made
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """What a function of the driver answers behind its error code."""
+    error, *values = answer
+    if error:
+        raise RuntimeError(f"CUDA: {error!r}")
+    return values[0] if values else None

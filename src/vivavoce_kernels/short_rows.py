@@ -1,0 +1,173 @@
+"""A U-Net's levels for rows of few new frames: one launch for many layers, a cluster of programs for each row.
+
+A short row is a listener's first chunk. Its layers are so small that ordinary kernels spend their time waiting for one
+another; here the programs of a cluster exchange what they computed through their shared memories, while the weights of
+the next layers are on their way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vivavoce_kernels.clusters import Argument, Source
+from vivavoce_kernels.flow_products import ConvTails, ConvWeights
+from vivavoce_kernels.layouts import KEY_TILE, PackedTables
+
+PROGRAMS = 8
+"""Of a cluster."""
+HEAD = 64
+HIDDEN = 128
+"""Channels between the feed-forward layers that a program has."""
+Run = Callable[[int, Sequence[Argument]], None]
+"""Runs a kernel: the number of its programs, and its arguments."""
+SOURCE = Source("unet_levels", 256)
+_UNIT = 16384
+_LOG2_E = 1.4426950408889634
+
+
+class Linear(NamedTuple):
+    """weight: [out, in]; bias: [out]."""
+
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def behind(cls, norm: nn.LayerNorm, weight: Tensor, bias: Tensor | None) -> Linear:
+        """The layer for inputs that lack the norm's factors and summands."""
+        wide, given = weight.float(), 0 if bias is None else bias.float()
+        return cls((wide * norm.weight.float()).to(weight.dtype), wide @ norm.bias.float() + given)
+
+
+class Block(NamedTuple):
+    """The products into queries, keys and values, of the mixed values, and of the feed-forward layers."""
+
+    queries_and_keys: Linear
+    mixed: Linear
+    expand: Linear
+    contract: Linear
+
+
+class Resnet(NamedTuple):
+    """norms: weight and bias of both."""
+
+    convs: tuple[ConvWeights, ConvWeights]
+    norms: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+    shortcut: Linear
+
+
+class Level(NamedTuple):
+    """resnet: None: its result is the input."""
+
+    resnet: Resnet | None
+    blocks: Sequence[Block]
+
+
+class Evaluation(NamedTuple):
+    """times: the additive biases of all evaluations and levels [evaluations, levels, 256]; step: [2] int32, the number
+    of the evaluation among them, and the pass of the state.
+    """
+
+    times: Tensor
+    step: Tensor
+
+
+class ShortLevels:
+    """Levels of a U-Net with 256 channels and eight heads, all with a resnet block or none.
+
+    blocks: layers behind a norm lack its factors and summands in their inputs. first: the first level's number; every
+    level of the network has the same number of blocks.
+    """
+
+    SIZES = (256, 8, HEAD)
+    """Channels, heads, and channels of a head."""
+
+    def __init__(self, levels: Sequence[Level], first: int, run: Run) -> None:
+        blocks, resnets = [block for one in levels for block in one.blocks], [one.resnet for one in levels]
+        weights, biases = zip(*(_of_program(levels, program) for program in range(PROGRAMS)), strict=True)
+        self._weights, self._biases = torch.cat(weights), _by_block(biases, len(blocks))
+        self._first_tail, self._level_params, self._entry = 0, self._biases, self._biases
+        if (resnet := resnets[0]) is None:
+            # The stream holds the output biases of all blocks before the first one.
+            self._entry = -torch.stack([b.float() for one in blocks for b in (one.mixed.bias, one.contract.bias)]).sum(
+                0
+            )
+        else:
+            self._first_tail = resnet.convs[0].first
+            self._level_params = torch.cat([_resnet_params(one) for one in resnets if one is not None])
+            firsts = [conv.first for one in resnets if one is not None for conv in one.convs]
+            assert firsts == [self._first_tail + 256 * n for n in range(2 * len(levels))]
+        self._sizes = len(levels), len(levels[0].blocks), int(resnets[0] is not None)
+        self._first, self._site, self._run = first, first * len(levels[0].blocks), run
+
+    def __call__(self, x: Tensor, keys: Tensor, tails: ConvTails, tables: PackedTables, evaluation: Evaluation) -> None:
+        """All layers, in place. x: [2 · frames, 256]; keys: as in `flow_attention.attend`; every row of the tables is
+        short.
+        """
+        assert keys.shape[4] == KEY_TILE
+        times, step = evaluation
+        given = (self._weights, self._biases, self._level_params, self._entry, keys, *tails, times)
+        where = (tables.tiles, tables.ends, tables.position, tables.pages, step)
+        numbers = (self._site, keys.shape[2], *self._sizes, self._first_tail, tails.before.shape[3], self._first)
+        shapes = (times.shape[1], len(tables.row), len(tables.length), tables.pages.shape[1])
+        scale = _LOG2_E / HEAD**0.5
+        arguments = (x, *given, *where, *numbers, *shapes, ctypes.c_uint64(keys[0].numel()), scale)
+        self._run(2 * len(tables.tiles) * PROGRAMS, arguments)
+
+
+def _in_fragments(weight: Tensor) -> Tensor:
+    """In the order in which the threads of a warp read it: [tiles of 8 outputs, steps of 32 inputs, 256]."""
+    out, size = weight.shape
+    return weight.reshape(out // 8, 8, size // 32, 4, 4, 2).permute(0, 2, 1, 4, 3, 5).flatten(2)
+
+
+def _shared(weight: Tensor) -> Tensor:
+    """For products whose inputs are shared among warps or programs: [groups of 32 outputs, steps, 4 tiles, 256]. A
+    thread has two columns of each tile, which are neighbours in the result.
+    """
+    weight = weight.reshape(-1, 4, 4, 2, weight.shape[1]).transpose(1, 2).flatten(0, 3)
+    return _in_fragments(weight).unflatten(0, (-1, 4)).transpose(1, 2)
+
+
+def _of_program(levels: Sequence[Level], program: int) -> tuple[Tensor, Tensor]:
+    """One program's units of `unet_levels.cu` in the order of their use, and the biases of its blocks."""
+    weights, biases = [], []
+    head, hidden, own = (_span(program, size) for size in (HEAD, HIDDEN, 256 // PROGRAMS))
+    for level in levels:
+        if level.resnet is not None:
+            first, second = (conv.weight[own].flatten(1) for conv in level.resnet.convs)
+            parts = [_shared(one).flatten() for one in (first, level.resnet.shortcut.weight[own], second)]
+            weights += [*parts, parts[1].new_zeros(_UNIT // 2)]
+        for block in level.blocks:
+            queries, query_bias = (one.unflatten(0, (3, -1, HEAD)) for one in block.queries_and_keys)
+            weights += [_in_fragments(part).flatten() for part in queries[:, program]]
+            weights += [
+                _shared(block.mixed.weight[:, head]).flatten(),
+                _in_fragments(block.expand.weight[hidden]).flatten(),
+            ]
+            weights.append(_shared(block.contract.weight[:, hidden]).flatten())
+            biases += [query_bias[:, program].flatten(), block.expand.bias[hidden]]
+            biases += [block.mixed.bias[own], block.contract.bias[own]]
+    return torch.cat(weights), torch.cat([bias.float() for bias in biases])
+
+
+def _by_block(biases: Sequence[Tensor], blocks: int) -> Tensor:
+    return torch.stack([of_program.view(blocks, -1) for of_program in biases], dim=1).flatten()
+
+
+def _resnet_params(resnet: Resnet) -> Tensor:
+    """[programs · parameters] float32."""
+    own = [(*(conv.bias for conv in resnet.convs), resnet.shortcut.bias)]
+    shares = (
+        torch.stack([bias.float() for biases in own for bias in biases]).unflatten(1, (PROGRAMS, -1)).transpose(0, 1)
+    )
+    norms = torch.cat([part.float() for norm in resnet.norms for part in norm]).expand(PROGRAMS, -1)
+    return torch.cat((shares.flatten(1), norms), dim=1).flatten()
+
+
+def _span(number: int, size: int) -> slice:
+    return slice(number * size, (number + 1) * size)
