@@ -97,6 +97,7 @@ SATELLITES = {
         "vivavoce_textnorm",
     },
     "vivavoce_v1": {
+        "engine.cost_model",
         "engine.device",
         "engine.flow_stage",
         "engine.request",

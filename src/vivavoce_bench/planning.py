@@ -51,6 +51,7 @@ ALONE_COSTS: Mapping[Generation, Priors] = {
         Stage.PREFILL: Coefficients(9.8e-4, 7.1e-5, 8.5e-7, 3.1e-9),
         Stage.DECODE: Coefficients(6e-4, 2.7e-6, 0.0, 1.2e-9),
         Stage.FLOW: Coefficients(2.11e-2, 3.6e-4, 9.8e-6, 3.6e-9),
+        Stage.SHORT_FLOW: Coefficients(1.08e-2, 6e-5, 0.0, 9e-9),
         Stage.VOCODER: Coefficients(8.3e-4, 1.4e-5, 2e-6, 0.0),
     },
     Generation.V3: {
@@ -156,7 +157,8 @@ class EnginePlan:
     def _moved(self, card: Card, measured: Priors) -> Priors:
         slower, reading = H200.tflops / card.tflops, 1e-9 / card.gb_per_s - 1e-9 / H200.gb_per_s
         # Every batch reads its network's weights once; the flow reads them in every solver step.
-        read = {Stage.FLOW: ("flow", self.models.config.flow.num_steps), Stage.VOCODER: ("vocoder", 1)}
+        steps = self.models.config.flow.num_steps
+        read = {Stage.FLOW: ("flow", steps), Stage.SHORT_FLOW: ("flow", steps), Stage.VOCODER: ("vocoder", 1)}
         moved: Priors = {}
         for stage, (fixed, row, frame, pair) in measured.items():
             network, times = read.get(stage, ("lm", 1))

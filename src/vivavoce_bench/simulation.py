@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.cost_model import BatchSize, CostModel, Priors, Stage
+from vivavoce.engine.chunk_policy import ChunkPolicy, with_short_chunks
+from vivavoce.engine.cost_model import SHORT_BATCHES, BatchSize, CostModel, Priors, ShortBatches, Stage
 from vivavoce.engine.device import DEPTH, DeviceQueue, QueueEvent
 from vivavoce.engine.engine import assemble
 from vivavoce.engine.flow_stage import FlowRow
@@ -184,6 +184,7 @@ class _Synthesis:
     def __init__(self, queue: SimulatedQueue, machine: Machine) -> None:
         self._queue, self._costs, self._config = queue, machine.costs, machine.models.config
         self._padded = machine.memory.batch_frames is None
+        self.short = SHORT_BATCHES if Stage.SHORT_FLOW in machine.costs else ShortBatches()
 
     def _seconds(self, stage: Stage, frames: Sequence[int], past: int = 0) -> float:
         size = BatchSize(len(frames), len(frames) * max(frames) if self._padded else sum(frames), past)
@@ -194,7 +195,8 @@ class _Synthesis:
 
     def begin(self, rows: Sequence[FlowRow]) -> SimpleNamespace:
         flow, up = self._config.flow, self._config.flow.encoder.upsampling
-        seconds = self._seconds(Stage.FLOW, [row.new * up for row in rows], sum(row.past * up for row in rows))
+        frames = [row.new * up for row in rows]
+        seconds = self._seconds(self.short.stage(frames), frames, sum(row.past * up for row in rows))
         mels = [_ZEROS.expand(row.hop * up, flow.num_mel_bins) if row.hop else None for row in rows]
         step = partial(self._queue.spend, seconds / flow.num_steps)
         return SimpleNamespace(rows=rows, step=lambda _: step(), finish=lambda: mels)
@@ -217,7 +219,7 @@ class _Synthesis:
 
 class Simulation:
     def __init__(self, machine: Machine, settings: EngineSettings, policy: ChunkPolicy) -> None:
-        self._machine, self._policy, self._device = machine, policy, Device(machine.exclusive)
+        self._machine, self._device = machine, Device(machine.exclusive)
         queues = SimulatedQueue(self._device), SimulatedQueue(self._device)
         lm: Any = _LM(queues[0], machine)
         computing: Any = _Synthesis(queues[1], machine)
@@ -226,12 +228,14 @@ class Simulation:
         vocoder: Any = builders.vocoder(machine.models)
         flow.path = vocoder.vocoding = computing
         self.flow = flow
+        rates = machine.models.config.rates
+        self._policy = with_short_chunks(policy, flow.short.frames, rates.frames_per_token)
         self._loop, self._admission, self.statistics = assemble(
             Stages(lm, flow, vocoder),
             settings,
             machine.memory,
-            machine.models.config.rates,
-            policy,
+            rates,
+            self._policy,
             CostModel(machine.costs),
             queues,
             kernels=machine.memory.batch_frames is not None,

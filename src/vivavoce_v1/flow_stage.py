@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivavoce.engine.cost_model import ShortBatches
 from vivavoce.engine.device import to_device
 from vivavoce.engine.flow_stage.planning import FlowRow
 from vivavoce.engine.flow_stage.stage import FlowBatch
@@ -73,6 +74,8 @@ class FlowStageV1:
     padding takes no part in norms and attention. The arguments are those of `FlowStage`; there are no kernels, and each
     stream holds its own state.
     """
+
+    short = ShortBatches()
 
     def __init__(
         self,

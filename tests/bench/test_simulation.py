@@ -91,8 +91,9 @@ def test_on_one_processor_a_launch_waits_for_its_work():
 def test_one_listener_waits_for_what_a_first_chunk_takes(h200):
     cold, warm = heard(h200, [Visit(0.0, 250), Visit(60.0, 250)])
     rows, costs = PROMPT + 20 + 40 + 2, h200.costs
-    least = costs[Stage.PREFILL].seconds(BatchSize(1, rows)) + 17 * costs[Stage.DECODE].seconds(BatchSize(1, 0, rows))
-    least += costs[Stage.FLOW].seconds(BatchSize(1, 30, 168)) + costs[Stage.VOCODER].seconds(BatchSize(1, 30)) + READ_S
+    least = costs[Stage.PREFILL].seconds(BatchSize(1, rows)) + 15 * costs[Stage.DECODE].seconds(BatchSize(1, 0, rows))
+    least += costs[Stage.SHORT_FLOW].seconds(BatchSize(1, 32, 168)) + costs[Stage.VOCODER].seconds(BatchSize(1, 26))
+    least += READ_S
     assert least < warm.first_chunk_s < 1.2 * least
     # The voice's prompt takes a batch of its own, which a second listener finds done.
     assert cold.first_chunk_s > warm.first_chunk_s + 0.01
@@ -107,7 +108,7 @@ def test_it_makes_the_pieces_that_the_real_engine_makes(models):
         expected = engine.statistics
         memory = engine.memory
     made = outline_models(models.config, torch.float32)
-    costs = dict.fromkeys(Stage, Coefficients(1e-3, 0.0, 0.0, 0.0))
+    costs = dict.fromkeys(set(Stage) - {Stage.SHORT_FLOW}, Coefficients(1e-3, 0.0, 0.0, 0.0))
     simulation = Simulation(Machine(made, memory, costs, exclusive=True), ALL, LOW_LATENCY)
     simulation.run([Visit(100.0 * place, tokens) for place, tokens in enumerate(counts)])
     found = simulation.statistics.snapshot()
@@ -177,7 +178,7 @@ def test_little_memory_for_state_costs_work(h200):
 @pytest.mark.parametrize(
     ("generation", "files"),
     [
-        ("v2", ("h200", "h200-loads-before")),
+        ("v2", ("h200-short-rows", "h200-short-rows-first")),
         pytest.param("v3", ("h200-v3", "h200-v3-loads"), marks=pytest.mark.long),
     ],
 )
@@ -191,7 +192,8 @@ def test_measured_loads_are_foretold(generation, files):
         found = heard(machine, visits)[4:]
         assert not any(one.underruns for one in found)
         for percent, allowed in ((50, 0.15), (99, 0.25)):
-            runs = [one[f"listeners{listeners}_ttfb_ms_p{percent}"] for one in measured]
+            name = f"listeners{listeners}_ttfb_ms_p{percent}"
+            runs = [one[name] for one in measured if name in one]
             assert (1 - allowed) * min(runs) <= first_ms(found, percent) <= (1 + allowed) * max(runs), listeners
 
 

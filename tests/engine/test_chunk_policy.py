@@ -3,7 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode, Schedule, policy_for
+from vivavoce.engine.chunk_policy import (
+    LOOKAHEAD,
+    ChunkPolicy,
+    CrossfadeMode,
+    Schedule,
+    policy_for,
+    with_short_chunks,
+)
 from vivavoce.errors import InvalidRequest
 
 
@@ -146,3 +153,13 @@ def test_cosyvoice_1_streams_as_officially_and_nothing_else_does():
         assert policy_for(generation, ChunkPolicy.official()) == ChunkPolicy.official()
         with pytest.raises(InvalidRequest, match=r"^chunk policy: CosyVoice . has no overlapping"):
             policy_for(generation, ChunkPolicy.overlapping())
+
+
+def test_first_chunks_of_the_default_policy_fit_the_flows_short_ones():
+    default, official = ChunkPolicy.low_latency(), ChunkPolicy.official()
+    shorter = with_short_chunks(default, 32, 2)
+    assert hops(shorter, 4, 87) == [13, 13, 25, 50]
+    assert 2 * (shorter.first_hop + LOOKAHEAD) <= 32
+    assert with_short_chunks(default, 100, 2) == with_short_chunks(default, 0, 2) == default
+    assert with_short_chunks(official, 32, 2) == official
+    assert with_short_chunks(ChunkPolicy.low_latency(first_hop=20), 32, 2).first_hop == 20

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy
-from vivavoce.engine.cost_model import Stage
+from vivavoce.engine.cost_model import ShortBatches, Stage
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.engine.scheduler import Limits, Plan, RunningBatch, Scheduler, SchedulerState
 from vivavoce.rates import Rates
@@ -34,7 +34,7 @@ class Costs:
         self.flow_s, self.step_s = flow_s, step_s
 
     def predict(self, stage, work):
-        if stage is Stage.FLOW:
+        if stage in (Stage.FLOW, Stage.SHORT_FLOW):
             return work.frames / 1000 if self.flow_s is None else self.flow_s
         return self.step_s if stage in (Stage.PREFILL, Stage.DECODE) else work.frames / 5000
 
@@ -43,8 +43,8 @@ FLAT = Costs(flow_s=0.05)
 """A batch takes as long as one row."""
 
 
-def scheduler(costs=Costs(), exclusive=True, padded=True, **limits):
-    return Scheduler(costs, Limits(**limits), exclusive=exclusive, padded=padded)
+def scheduler(costs=Costs(), exclusive=True, padded=True, short=ShortBatches(), **limits):
+    return Scheduler(costs, Limits(**limits), exclusive=exclusive, padded=padded, short=short)
 
 
 def plan(*requests, at=AT, **options):
@@ -414,3 +414,25 @@ def test_a_chunk_that_the_guard_is_not_sure_of_waits_while_its_listener_has_audi
         assert started(ready) == [ready]
     plain = sounding(5.0, produced=40, chunks=2)
     assert started(plain) == [plain]
+
+
+def test_short_chunks_that_are_urgent_share_a_batch_with_short_ones_only():
+    fast = {"costs": Costs(flow_s=0.5), "exclusive": False, "padded": False, "short": ShortBatches(40, 3)}
+    news = [a_stream(produced=18, accepted_at=NOW - place) for place in (4, 3, 2, 1)]
+    far, late = cuttable(8.0), cuttable(0.1)
+    assert first_of(news[0]).next_chunk(NOW).frames == 30
+    assert started(far, *news[:2], **fast) == news[:2]
+    assert started(*news, **fast) == news[:3]
+    # A long chunk that cannot wait goes first, and short ones join it: alone they would wait for all of it.
+    assert started(late, news[0], **fast) == [late, news[0]]
+    # A stream's second chunk joins a long first one, and first chunks do not.
+    fresh, second = a_stream(produced=40, accepted_at=NOW), sounding(0.1, produced=18 + 15, chunks=1, spoken=15)
+    first_of(fresh).lacks_prompt = first_of(fresh).prompt_later = True
+    assert first_of(fresh).next_chunk(NOW).frames > 40 >= first_of(second).next_chunk(NOW).frames
+    assert started(second, fresh, **fast) == [second, fresh]
+    assert started(news[0], fresh, **fast) == news[:1]
+    # A short chunk that has time joins long ones.
+    short = sounding(8.0, produced=18 + 20, chunks=1, spoken=15, accepted_at=NOW - 20.0)
+    assert first_of(short).next_chunk(NOW).frames <= 40
+    assert started(short, far, **fast) == [short, far]
+    assert started(short, **fast) == [short]

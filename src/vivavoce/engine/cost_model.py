@@ -9,12 +9,15 @@ few standard deviations; the limit doubles with each further error in the same d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, isfinite, sqrt
 from operator import mul
 from statistics import median_low
 from typing import NamedTuple
+
+from vivavoce_kernels.layouts import SHORT_FRAMES, SHORT_ROWS
 
 NOISE = 0.1
 """Standard deviation of one batch's time, as a share of this time."""
@@ -38,7 +41,29 @@ class Stage(str, Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     FLOW = "flow"
+    SHORT_FLOW = "short_flow"
     VOCODER = "vocoder"
+
+
+class ShortBatches(NamedTuple):
+    """The flow's batches of short chunks, which have faster kernels: the most mel frames of a chunk, and the most
+    chunks of a batch. 0: there are no such kernels.
+    """
+
+    frames: int = 0
+    chunks: int = 0
+
+    def include(self, frames: Sequence[int]) -> bool:
+        """Whether a batch with these frames of its chunks is one of them."""
+        return max(frames) <= self.frames and len(frames) <= self.chunks
+
+    def stage(self, frames: Sequence[int]) -> Stage:
+        """The stage of the flow that a batch with these frames of its chunks belongs to."""
+        return Stage.SHORT_FLOW if self.include(frames) else Stage.FLOW
+
+
+SHORT_BATCHES = ShortBatches(SHORT_FRAMES, SHORT_ROWS)
+"""Where there are such kernels."""
 
 
 class BatchSize(NamedTuple):
@@ -81,15 +106,18 @@ class CostSnapshot:
     prefill: StageCosts
     decode: StageCosts
     flow: StageCosts
+    short_flow: StageCosts
     vocoder: StageCosts
 
 
 Priors = dict[Stage, Coefficients]
-"""Each stage's assumed costs before its first batch; only the ratio of the terms matters, the scale is learnt."""
+"""Each stage's assumed costs before its first batch; only the ratio of the terms matters, the scale is learnt. Without
+an entry, `SHORT_FLOW` begins with the costs of `FLOW`."""
 GPU_PRIORS: Priors = {
     Stage.PREFILL: Coefficients(2e-3, 5e-5, 1e-6, 2e-9),
     Stage.DECODE: Coefficients(1e-3, 6e-6, 0.0, 6e-9),
     Stage.FLOW: Coefficients(2.2e-2, 3e-4, 8e-6, 6e-9),
+    Stage.SHORT_FLOW: Coefficients(1e-2, 1e-4, 0.0, 4e-9),
     Stage.VOCODER: Coefficients(9e-4, 3e-5, 2e-6, 0.0),
 }
 """A data-centre GPU that runs the 0.5 B model on our own kernels, as fitted under load on one H200."""
@@ -113,7 +141,7 @@ class CostModel:
     """Predicts a batch's seconds from the times of earlier batches; one thread observes, any thread may read."""
 
     def __init__(self, priors: Priors) -> None:
-        self._stages = {stage: _Filter(priors[stage]) for stage in Stage}
+        self._stages = {stage: _Filter(priors.get(stage, priors[Stage.FLOW])) for stage in Stage}
 
     def observe(self, stage: Stage, size: BatchSize, seconds: float) -> None:
         """Learn the time of a batch; seconds: finite, not negative."""

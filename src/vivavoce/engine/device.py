@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -181,11 +181,14 @@ def in_order_of_recording(sizes: Sequence[int], most: int | None) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The padded size of a packed batch: its positions, its rows, and whether rows have pages of state."""
+    """The padded size of a packed batch: its positions, its rows, whether rows have pages of state, and whether all of
+    them are short (`layouts.SHORT_FRAMES`).
+    """
 
     positions: int
     rows: int
     paged: bool
+    short: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,7 +215,9 @@ class BatchSizes:
 
     def is_common(self, bucket: Bucket) -> bool:
         """Whether this is a common size, which many batches share."""
-        return bucket.positions in self.positions and bucket == self.common(bucket.positions, bucket.paged)
+        if bucket.positions not in self.positions:
+            return False
+        return bucket == replace(self.common(bucket.positions, bucket.paged), short=bucket.short)
 
 
 TOKEN_SIZES = BatchSizes((32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192), 8)

@@ -24,8 +24,8 @@ import torch
 
 from vivavoce.engine.adapters import AdapterInfo, Adapters
 from vivavoce.engine.admission import AdmissionController
-from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
-from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
+from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for, with_short_chunks
+from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot, ShortBatches
 from vivavoce.engine.device import DeviceQueue, HostThreads, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
@@ -136,7 +136,8 @@ def assemble(
     if flow is not None and vocoder is not None:
         synthesis = SynthesisRunner(flow, vocoder, queues[1], costs, statistics, padded=padded, one_by_one=exclusive)
     runner = None if lm is None else LMRunner(lm, queues[0], costs, statistics, silent)
-    scheduler = Scheduler(costs, limits, exclusive=exclusive, padded=padded, self_paced=own_pace)
+    short = ShortBatches() if flow is None else flow.short
+    scheduler = Scheduler(costs, limits, exclusive=exclusive, padded=padded, self_paced=own_pace, short=short)
     loop = Loop(runner, synthesis, scheduler, admission, statistics, threads, clock=queues[0].clock)
     return loop, admission, statistics
 
@@ -222,7 +223,7 @@ class Engine:
             settings,
             memory,
             self._rates,
-            policy_for(models.config.generation, None),
+            self._chunked(policy_for(models.config.generation, None)),
             self._costs,
             (DeviceQueue(device, urgent=True), DeviceQueue(device)),
             kernels=kernels,
@@ -234,6 +235,10 @@ class Engine:
             self._adapters.load(name, Path(folder), self._loop.in_lm_queue)
         # The loop's thread refers only to the loop, so an engine that is not used any more is collected and stops.
         weakref.finalize(self, self._loop.abandon)
+
+    def _chunked(self, policy: ChunkPolicy) -> ChunkPolicy:
+        flow = self.stages.flow
+        return policy if flow is None else with_short_chunks(policy, flow.short.frames, self._rates.frames_per_token)
 
     @property
     def healthy(self) -> bool:
@@ -436,7 +441,7 @@ class Engine:
         else:
             arrival, policy = request.arrival, request.policy
             if policy is not None:
-                policy = policy_for(self.models.config.generation, policy)
+                policy = self._chunked(policy_for(self.models.config.generation, policy))
             arrived = deque(self._intake.segment(segment, arrival, adapters) for segment in request.segments)
         state = RequestState(next(self._ids), policy, time.perf_counter(), self._rates, outbox, arrived, asked=asked)
         state.tokens_only, state.arrival, state.adapters = isinstance(request, TokenRequest), arrival, adapters

@@ -180,9 +180,12 @@ class SequenceState:
                 attention = AttentionMode.FULL if policy.overlaps else AttentionMode.GRID
             attention = AttentionMode.BLOCKS if seamless else attention
         if attention is AttentionMode.BLOCKS:
-            frames, past = frames_of(hop), frames_of(self.prompt_tokens + self.spoken)
+            begin = end = self.prompt_tokens + self.spoken
+            if not self.spoken and self.flow is not None:
+                begin = self.flow.prompt_end
             if self.lacks_prompt:
-                frames, past = frames + past, 0
+                begin = 0
+            frames, past = frames_of(end - begin + hop), frames_of(begin)
         else:
             computed = seen - self.spoken if policy is not None and policy.overlaps else self.spoken + hop
             frames, past = frames_of(self.prompt_tokens + computed), 0

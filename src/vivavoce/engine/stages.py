@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.chunk_policy import CrossfadeMode
+from vivavoce.engine.cost_model import ShortBatches
 from vivavoce.engine.flow_stage import FlowRow
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.request import Conditioning, FlowSteps, SamplingParams
@@ -107,9 +108,13 @@ class FlowInterface(Protocol):
     """Speech tokens → mel, by chunks. State is a cache: a missing past is computed again, with the same result.
 
     A stream (from `open`) has these attributes. `voice`: the key of its voice's prompt, None: the prompt has no state.
-    `known`: the state that the next chunk continues, or None. `meet`, if there is a voice: a method that notes that a
-    stream will use the voice's prompt, and returns whether no earlier stream did.
+    `known`: the state that the next chunk continues, or None. `prompt_end`: number of prompt tokens that the state of
+    the prompt covers. `meet`, if there is a voice: a method that notes that a stream will use the voice's prompt, and
+    returns whether no earlier stream did.
     """
+
+    @property
+    def short(self) -> ShortBatches: ...
 
     def prepare(self, frames: int | None = None) -> None:
         """Record in advance the launches of batches of up to this many mel frames; None: of any size."""

@@ -33,6 +33,7 @@ _MOST_BATCHES = 2
 class _Batch(RunningBatch):
     """A batch of chunks that is in the flow (`job`), or whose mels wait for the vocoder."""
 
+    stage: Stage
     size: BatchSize
     job: FlowJobInterface | None
     queued_s: Sequence[float] = ()
@@ -86,7 +87,7 @@ class SynthesisRunner:
         """The running batches (a vocoder batch has one step), and whether another flow batch may begin beside them."""
         in_flow = 0
         for batch in self._batches:
-            batch.seconds_left = self._costs.predict(Stage.FLOW if batch.job else Stage.VOCODER, batch.size)
+            batch.seconds_left = self._costs.predict(batch.stage, batch.size)
             if batch.job is not None:
                 batch.seconds_left *= batch.job.share * batch.job.steps_left / batch.steps
                 in_flow += 1
@@ -105,10 +106,10 @@ class SynthesisRunner:
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
         if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
-            # A GPU takes no longer for a short first chunk if it also computes the prompt, so a new voice's state is
-            # made later. A voice that comes again gets its state at once, so that short requests do not compute the
-            # prompt each time.
-            if self.queue.on_cuda and sequence.flow.voice is not None:
+            # Without kernels for short chunks, a GPU takes no longer for a first chunk if it also computes the prompt,
+            # so a new voice's state is made later. A voice that comes again gets its state at once, so that short
+            # requests do not compute the prompt each time.
+            if self.queue.on_cuda and sequence.flow.voice is not None and not self.flow.short.frames:
                 sequence.prompt_later = sequence.flow.meet() and sequence.lacks_prompt
             # A hit: the chunks continue the state of the voice's prompt, left by an earlier stream.
             if request.asked and sequence.flow.voice is not None:
@@ -167,8 +168,8 @@ class SynthesisRunner:
             running.done += 1
             if running.done == running.steps:
                 # The cost model assumes batches with official steps.
-                self._costs.observe(Stage.FLOW, running.size, running.spent_s / job.share)
-                self._statistics.batch(Stage.FLOW, running.size.rows, running.spent_s, running.queued_s)
+                self._costs.observe(running.stage, running.size, running.spent_s / job.share)
+                self._statistics.batch(running.stage, running.size.rows, running.spent_s, running.queued_s)
             for chunk in running.chunks:
                 chunk.sequence.request.timings.flow_s += seconds / len(running.chunks)
 
@@ -199,7 +200,7 @@ class SynthesisRunner:
         for group in [[pair] for pair in made] if self._one_by_one else [made] if made else []:
             chunks, parts = zip(*group, strict=True)
             size = self._size([len(mel) for mel in parts])
-            self._batches.append(_Batch(chunks, 0.0, size, None, mels=parts))
+            self._batches.append(_Batch(chunks, 0.0, Stage.VOCODER, size, None, mels=parts))
 
     def wait(self) -> None:
         self.queue.settle(wait=True)
@@ -241,8 +242,9 @@ class SynthesisRunner:
             self._recover(chunks, error, last)
             return
         # The frames that the flow really computes, including a past whose state is missing.
-        size = self._size([row.frames for row in rows], sum(row.past_frames for row in rows))
-        self._batches.append(_Batch(chunks, 0.0, size, job, queued, steps=job.steps_left, last=last))
+        frames = [row.frames for row in rows]
+        size, stage = self._size(frames, sum(row.past_frames for row in rows)), self.flow.short.stage(frames)
+        self._batches.append(_Batch(chunks, 0.0, stage, size, job, queued, steps=job.steps_left, last=last))
 
     def _size(self, frames: Sequence[int], past: int = 0) -> BatchSize:
         return BatchSize(len(frames), len(frames) * max(frames) if self._padded else sum(frames), past)

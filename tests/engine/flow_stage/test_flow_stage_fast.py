@@ -12,7 +12,7 @@ from tests.engine.flow_stage.flow_oracle import check, check_pages, perform, run
 from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter, with_small_flow
 from vivavoce.engine.device import FRAME_SIZES, TOKEN_SIZES, Bucket
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
-from vivavoce.engine.flow_stage.packed import load_voices
+from vivavoce.engine.flow_stage.packed import RecordedSizes, load_voices
 from vivavoce.engine.flow_stage.packed_tables import EstimatorLayout
 from vivavoce.engine.flow_stage.padded import voice_features
 from vivavoce.models.flow.packed_encoder import PackedEncoder
@@ -221,6 +221,18 @@ def test_buckets(sizes, size):
     large = sizes.bucket(largest + 3, 3, True)
     assert (large, sizes.is_common(large)) == (Bucket(largest + 64, 8, True), False)
     assert sizes.bucket(1000, 300, False).rows >= 300
+
+
+def test_short_rows_with_pages_have_recordings_of_their_own():
+    runs = RecordedSizes(
+        FRAME_SIZES.within(1024), True, torch.device("cpu"), lambda _: None, lambda one, *_: one, short=256
+    )
+    assert [one.positions for one in runs.common(None) if one.short] == [256, 192, 128, 64]
+    assert all(one.paged for one in runs.common(None) if one.short)
+    assert runs.of(7 * 32, 7, True, short=True) == Bucket(256, 16, True, short=True)
+    assert not runs.of(7 * 32, 7, False, short=True).short
+    assert not runs.of(300, 10, True, short=True).short
+    assert FRAME_SIZES.is_common(runs.of(26, 1, True, short=True))
 
 
 def test_tables_of_a_batch(small):

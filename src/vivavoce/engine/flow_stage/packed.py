@@ -7,7 +7,7 @@ Batches above the largest common size have no recording; each of their kernels i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Generic, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivavoce.engine.cost_model import SHORT_BATCHES, ShortBatches
 from vivavoce.engine.device import (
     FRAME_SIZES,
     TOKEN_SIZES,
@@ -51,7 +52,8 @@ class RecordedSizes(Generic[Memory, Run]):
     """The runs of one network for the common batch sizes, made at first use or by `prepare`, all in the same memory.
 
     paged: whether rows may have pages; allocate: makes memory with room for a batch of any of the given buckets; make:
-    makes the run of a bucket in this memory; while it is recorded, it processes only padding and changes no pages.
+    makes the run of a bucket in this memory; while it is recorded, it processes only padding and changes no pages;
+    short: batches of short rows have runs of their own, up to this many positions.
     """
 
     def __init__(
@@ -61,16 +63,21 @@ class RecordedSizes(Generic[Memory, Run]):
         device: torch.device,
         allocate: Callable[[Sequence[Bucket]], Memory],
         make: Callable[[Bucket, Memory, Record], Run],
+        short: int = 0,
     ) -> None:
-        self.sizes, self.allocate, self.make = sizes, allocate, make
+        self.sizes, self.allocate, self.make, self._short = sizes, allocate, make, short
         self._sources = (True, False) if paged else (False,)
         self.graphs = Graphs(device)
         self.memory = allocate(self.common(None))
         self._runs: dict[Bucket, Run] = {}
 
-    def of(self, positions: int, rows: int, paged: bool) -> Run:
-        """The run for this many positions and rows; a size that is not common gets a new run, without a recording."""
+    def of(self, positions: int, rows: int, paged: bool, short: bool = False) -> Run:
+        """The run for this many positions and rows, and short ones; a size that is not common gets a new run, without a
+        recording.
+        """
         bucket = self.sizes.bucket(positions, rows, paged)
+        if short and bucket.paged and bucket.positions <= self._short:
+            bucket = replace(bucket, short=True)
         if not self.sizes.is_common(bucket):
             # A recording would save little in so large a batch, and each batch would need its own.
             return self.make(bucket, self.allocate([bucket]), lambda work: work)
@@ -81,11 +88,12 @@ class RecordedSizes(Generic[Memory, Run]):
     def common(self, positions: int | None) -> list[Bucket]:
         """The common buckets for batches of up to this many positions; None: all."""
         sizes = in_order_of_recording(self.sizes.positions, positions)
-        return [self.sizes.common(size, paged) for size in sizes for paged in self._sources]
+        common = [self.sizes.common(size, paged) for size in sizes for paged in self._sources]
+        return common + [replace(one, short=True) for one in common if one.paged and one.positions <= self._short]
 
     def prepare(self, positions: int | None) -> None:
         for bucket in self.common(positions):
-            self.of(bucket.positions, bucket.rows, bucket.paged)
+            self.of(bucket.positions, bucket.rows, bucket.paged, bucket.short)
 
 
 class EncodedRows(NamedTuple):
@@ -226,6 +234,7 @@ class EstimatorRun:
             layout.tables(self._tables),
             pool.keys if bucket.paged else None,
             tails,
+            bucket.short,
         )
         memory.holder = None
         self._tables.copy_(torch.from_numpy(layout.numbers((), 1)))
@@ -289,7 +298,12 @@ class PackedPath:
         self._most = sizes.common(sizes.positions[-1], True)
         tokens = TOKEN_SIZES.within(-(-self._most.positions // self._up))
         self.encoding = PackedEncoding(models, context.pool, tokens, invariant=deterministic)
-        self.runs = RecordedSizes(sizes, bool(len(self._pool.keys)), models.device, self._allocate, self._make)
+        paged = bool(len(self._pool.keys))
+        self.short = SHORT_BATCHES if paged and self._network.takes_short else ShortBatches()
+        short = sizes.bucket(self.short.frames * self.short.chunks, self.short.chunks, True).positions
+        self.runs = RecordedSizes(
+            sizes, paged, models.device, self._allocate, self._make, short if self.short.chunks else 0
+        )
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
         """Split a batch into parts of recorded sizes: rows without stored state can make it larger than planned."""
@@ -306,7 +320,8 @@ class PackedPath:
 
     def begin(self, rows: Sequence[FlowRow]) -> PackedSolver:
         """Begin a batch; either all of its rows keep state or none."""
-        run = self.runs.of(sum(row.new for row in rows) * self._up, len(rows), rows[0].after is not None)
+        new = [row.new * self._up for row in rows]
+        run = self.runs.of(sum(new), len(rows), rows[0].after is not None, self.short.include(new))
         if not self._deterministic:
             load_voices([row.stream for row in rows], self._context.models)
         return PackedSolver(self._context, rows, self.encoding.encode(rows), run)

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce.engine.cost_model import ShortBatches
 from vivavoce.engine.device import to_device, upload
 from vivavoce.engine.flow_stage.planning import SINK, BufferPool, FlowRow, FlowStream, PagePool, VoiceFeatures
 from vivavoce.engine.request import FlowSteps
@@ -46,6 +47,7 @@ class PaddedPath:
     encoder: Encoder
     """Estimator and encoder are those of the model, or another runtime's in their place."""
     both: PairRunner | None = None
+    short: ClassVar[ShortBatches] = ShortBatches()
 
     @cached_property
     def numbers(self) -> Mapping[FlowSteps, Tensor]:

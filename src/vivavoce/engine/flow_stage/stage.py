@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from vivavoce.engine.cost_model import ShortBatches
 from vivavoce.engine.flow_stage.padded import PaddedPath
 from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, PagePool, Planner, PromptCache
 from vivavoce.engine.request import Conditioning, FlowSteps
@@ -133,6 +134,10 @@ class FlowStage:
             self.path = PackedPath(plain, deterministic=deterministic, most_frames=most_frames)
         self._streams: set[FlowStream] = set()
         self._batches: set[FlowBatch] = set()
+
+    @property
+    def short(self) -> ShortBatches:
+        return self.path.short
 
     def prepare(self, frames: int | None = None) -> None:
         """Record the CUDA graphs of batches of up to `frames` mel frames in advance; None: of all sizes."""
