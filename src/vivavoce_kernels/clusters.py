@@ -1,7 +1,7 @@
 """CUDA C++ whose programs exchange what they compute within one launch: compiled at run time.
 
-It needs the package `cuda-bindings`, which comes with torch's CUDA builds, and a device of compute capability 9.0 or
-higher. Sources: cuda/*.cu, each behind some of cuda/*.cuh.
+It needs the package `cuda-bindings`, which comes with torch's CUDA builds, and a device of `CAPABILITIES`. Sources:
+cuda/*.cu, each behind all of cuda/*.cuh.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 Argument = Tensor | int | float | ctypes.c_uint64
 """Of a kernel: a pointer to a tensor's first value, a 32-bit integer, a float, or a 64-bit integer."""
 KINDS = {torch.float16: 0, torch.bfloat16: 1}
+CAPABILITIES = 9, 10
+"""Major compute capabilities of GPUs with clusters of programs and 227 KB of shared memory for each."""
 
 
 def takes_clusters(weight: Tensor) -> bool:
@@ -27,7 +29,7 @@ def takes_clusters(weight: Tensor) -> bool:
         return False
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return False
-    return torch.cuda.get_device_capability(weight.device) >= (9, 0)
+    return torch.cuda.get_device_capability(weight.device)[0] in CAPABILITIES
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.emulation import compiled, runner
 from vivavoce.checkpoint.config import UNetConfig
+from vivavoce.models.flow import packed_unet
 from vivavoce.models.flow.packed_unet import short_level
 from vivavoce.models.flow.unet import UNet
 from vivavoce.models.layers import keys_before
@@ -170,3 +171,15 @@ def test_levels_with_convolutions(library):
         return torch.cat((tails.before[:, number, :, span].float(), inputs), dim=1)
 
     check(before, after, rows, 0, expected)
+
+
+def test_without_a_compiler_the_layers_are_computed_one_by_one(monkeypatch):
+    def refused(*_):
+        raise RuntimeError("no NVRTC")
+
+    unet = UNet(UNetConfig(64, 16, 256, 1, 1, 8, 64, 20)).requires_grad_(False)
+    assert packed_unet._short_levels(unet) is None
+    monkeypatch.setattr(packed_unet, "takes_clusters", lambda weight: True)
+    monkeypatch.setattr(packed_unet, "ClusterKernel", refused)
+    with pytest.warns(RuntimeWarning, match="first chunks take longer.* no NVRTC"):
+        assert packed_unet._short_levels(unet) is None

@@ -10,6 +10,7 @@ the residual stream in place, and no launch adds a bias.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -147,7 +148,12 @@ def _short_levels(unet: UNet) -> tuple[ShortLevels, ...] | None:
     config, weight = unet.config, unet.out.weight
     if (config.channels, config.num_heads, config.head_dim) != ShortLevels.SIZES or not takes_clusters(weight):
         return None
-    kernel, levels = ClusterKernel(SOURCE, weight), _levels_of(unet)
+    try:
+        kernel = ClusterKernel(SOURCE, weight)
+    except (ImportError, RuntimeError) as error:
+        warnings.warn(f"first chunks take longer, their kernel cannot be had: {error}", RuntimeWarning, stacklevel=2)
+        return None
+    levels = _levels_of(unet)
     inner = [short_level(level, with_resnet=True) for level in levels[1:-1]]
     ends = [short_level(level, with_resnet=False) for level in (levels[0], levels[-1])]
     parts = (([ends[0]], 0), (inner, 1), ([ends[1]], len(levels) - 1))
