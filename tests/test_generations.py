@@ -14,6 +14,7 @@ import torch
 import vivavoce
 from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
+from vivavoce.engine.cost_model import ShortBatches
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.generations import STAGES, StageBuilders
 from vivavoce.engine.lm_stage import Sampled
@@ -111,6 +112,8 @@ class FakeLM:
 class FakeFlow:
     """Two frames for each token, all of them ones."""
 
+    short = ShortBatches()
+
     def __init__(self, models, **_):
         self.bins = models.config.flow.num_mel_bins
 
@@ -129,7 +132,7 @@ class FakeFlow:
 
 
 class FakePlace:
-    voice, known = None, None
+    voice, known, prompt_end = None, None, 0
 
 
 class FakeBatch:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.chunk_policy import ChunkPolicy, with_short_chunks
-from vivavoce.engine.cost_model import SHORT_BATCHES, BatchSize, CostModel, Priors, ShortBatches, Stage
-from vivavoce.engine.device import DEPTH, DeviceQueue, QueueEvent
+from vivavoce.engine.cost_model import BatchSize, CostModel, Priors, ShortBatches, Stage
+from vivavoce.engine.device import DEPTH, SHORT_BATCHES, DeviceQueue, QueueEvent
 from vivavoce.engine.engine import assemble
 from vivavoce.engine.flow_stage import FlowRow
 from vivavoce.engine.generations import STAGES

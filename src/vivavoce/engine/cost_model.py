@@ -17,8 +17,6 @@ from operator import mul
 from statistics import median_low
 from typing import NamedTuple
 
-from vivavoce_kernels.layouts import SHORT_FRAMES, SHORT_ROWS
-
 NOISE = 0.1
 """Standard deviation of one batch's time, as a share of this time."""
 DRIFT = 0.01
@@ -60,10 +58,6 @@ class ShortBatches(NamedTuple):
     def stage(self, frames: Sequence[int]) -> Stage:
         """The stage of the flow that a batch with these frames of its chunks belongs to."""
         return Stage.SHORT_FLOW if self.include(frames) else Stage.FLOW
-
-
-SHORT_BATCHES = ShortBatches(SHORT_FRAMES, SHORT_ROWS)
-"""Where there are such kernels."""
 
 
 class BatchSize(NamedTuple):

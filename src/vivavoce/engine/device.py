@@ -21,7 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce.engine.cost_model import ShortBatches
 from vivavoce.models.layers import in_turn
+from vivavoce_kernels.layouts import SHORT_FRAMES, SHORT_ROWS
 
 T = TypeVar("T")
 Launch = Callable[[], None]
@@ -226,6 +228,8 @@ FRAME_SIZES = BatchSizes(
     (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384), 16
 )
 """Batch sizes, in mel frames, for which graphs of the flow's estimator are recorded."""
+SHORT_BATCHES = ShortBatches(SHORT_FRAMES, SHORT_ROWS)
+"""Where the flow has kernels for short chunks."""
 
 
 class Graphs:

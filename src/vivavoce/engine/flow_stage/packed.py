@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.cost_model import SHORT_BATCHES, ShortBatches
+from vivavoce.engine.cost_model import ShortBatches
 from vivavoce.engine.device import (
     FRAME_SIZES,
+    SHORT_BATCHES,
     TOKEN_SIZES,
     BatchSizes,
     Bucket,
