@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 Argument = Tensor | int | float | ctypes.c_uint64
-"""Of a kernel: a pointer to a tensor's first value, a 32-bit integer, a float, or a 64-bit integer."""
+"""A kernel takes a tensor as the pointer to its first value, an int as 32 bits."""
 KINDS = {torch.float16: 0, torch.bfloat16: 1}
 CAPABILITIES = 9, 10
 """Major compute capabilities of GPUs with clusters of programs and 227 KB of shared memory for each."""
@@ -103,7 +103,7 @@ def _compiled(source: Source, kind: int, device: torch.device) -> bytes:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """What a function of the driver answers behind its error code."""
+    """The values behind the error code of a function of the driver. RuntimeError: the code is an error."""
     error, *values = answer
     if error:
         raise RuntimeError(f"CUDA: {error!r}")

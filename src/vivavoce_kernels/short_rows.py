@@ -19,7 +19,7 @@ from vivavoce_kernels.flow_products import ConvTails, ConvWeights
 from vivavoce_kernels.layouts import KEY_TILE, PackedTables
 
 PROGRAMS = 8
-"""Of a cluster."""
+"""Programs of a cluster."""
 HEAD = 64
 HIDDEN = 128
 """Channels between the feed-forward layers that a program has."""

@@ -197,8 +197,8 @@ _OF_STREAMS = ChunkPolicy.low_latency()
 
 
 def with_short_chunks(policy: ChunkPolicy, frames: int, frames_per_token: int) -> ChunkPolicy:
-    """Shorten the first chunks of the default policy to so many mel frames, which the flow computes faster. They begin
-    with the prompt's last tokens, whose lookahead came with the stream. 0: the flow has no such chunks.
+    """Shorten the default policy's first chunks to this many mel frames, which the flow computes faster. They begin
+    with the prompt's last tokens, whose lookahead comes with the stream. 0: the flow has no kernel for them.
     """
     if policy != _OF_STREAMS or not frames:
         return policy

@@ -45,18 +45,16 @@ class Stage(str, Enum):
 
 class ShortBatches(NamedTuple):
     """The flow's batches of short chunks, which have faster kernels: the most mel frames of a chunk, and the most
-    chunks of a batch. 0: there are no such kernels.
+    chunks of a batch. 0: the flow lacks them.
     """
 
     frames: int = 0
     chunks: int = 0
 
     def include(self, frames: Sequence[int]) -> bool:
-        """Whether a batch with these frames of its chunks is one of them."""
         return max(frames) <= self.frames and len(frames) <= self.chunks
 
     def stage(self, frames: Sequence[int]) -> Stage:
-        """The stage of the flow that a batch with these frames of its chunks belongs to."""
         return Stage.SHORT_FLOW if self.include(frames) else Stage.FLOW
 
 

@@ -183,9 +183,7 @@ def in_order_of_recording(sizes: Sequence[int], most: int | None) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The padded size of a packed batch: its positions, its rows, whether rows have pages of state, and whether all of
-    them are short (`layouts.SHORT_FRAMES`).
-    """
+    """The padded size of a packed batch, whether rows have pages of state, and whether all are short."""
 
     positions: int
     rows: int

@@ -106,9 +106,8 @@ class SynthesisRunner:
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
         if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
-            # Without kernels for short chunks, a GPU takes no longer for a first chunk if it also computes the prompt,
-            # so a new voice's state is made later. A voice that comes again gets its state at once, so that short
-            # requests do not compute the prompt each time.
+            # Without kernels for short chunks a GPU computes a new voice's prompt with its first chunk, and its state
+            # later. A voice that comes again gets it at once: short requests would compute it each time.
             if self.queue.on_cuda and sequence.flow.voice is not None and not self.flow.short.frames:
                 sequence.prompt_later = sequence.flow.meet() and sequence.lacks_prompt
             # A hit: the chunks continue the state of the voice's prompt, left by an earlier stream.

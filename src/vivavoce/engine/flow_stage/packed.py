@@ -301,10 +301,8 @@ class PackedPath:
         self.encoding = PackedEncoding(models, context.pool, tokens, invariant=deterministic)
         paged = bool(len(self._pool.keys))
         self.short = SHORT_BATCHES if paged and self._network.takes_short else ShortBatches()
-        short = sizes.bucket(self.short.frames * self.short.chunks, self.short.chunks, True).positions
-        self.runs = RecordedSizes(
-            sizes, paged, models.device, self._allocate, self._make, short if self.short.chunks else 0
-        )
+        short = self.short.chunks and sizes.bucket(self.short.frames * self.short.chunks, 1, True).positions
+        self.runs = RecordedSizes(sizes, paged, models.device, self._allocate, self._make, short)
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
         """Split a batch into parts of recorded sizes: rows without stored state can make it larger than planned."""

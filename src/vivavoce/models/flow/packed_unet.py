@@ -153,10 +153,10 @@ def _short_levels(unet: UNet) -> tuple[ShortLevels, ...] | None:
     except (ImportError, RuntimeError) as error:
         warnings.warn(f"first chunks take longer, their kernel cannot be had: {error}", RuntimeWarning, stacklevel=2)
         return None
-    levels = _levels_of(unet)
-    inner = [short_level(level, with_resnet=True) for level in levels[1:-1]]
-    ends = [short_level(level, with_resnet=False) for level in (levels[0], levels[-1])]
-    parts = (([ends[0]], 0), (inner, 1), ([ends[1]], len(levels) - 1))
+    first, *middle, last = _levels_of(unet)
+    inner = [short_level(level, with_resnet=True) for level in middle]
+    ends = [[short_level(level, with_resnet=False)] for level in (first, last)]
+    parts = ((ends[0], 0), (inner, 1), (ends[1], 1 + len(middle)))
     return tuple(ShortLevels(part, first, kernel) for part, first in parts)
 
 
@@ -185,17 +185,15 @@ class PackedEstimator:
     invariant: slower, but a row's bits do not depend on its neighbours. ValueError: the kernels do not take its sizes.
     """
 
+    takes_short = False
+    """Whether there is a kernel for batches of short rows."""
+
     def __init__(
         self, network: UNet | DiT, schedules: Sequence[FlowSchedule], guidance: float, *, invariant: bool = False
     ) -> None:
         self._num_heads, self._guidance, self._invariant = network.config.num_heads, guidance, invariant
         spans = [(one.reach, one.move) for schedule in schedules for one in schedule.evaluations]
         self._spans = torch.tensor(spans, device=network.out.weight.device)
-
-    @property
-    def takes_short(self) -> bool:
-        """Whether there are kernels for batches of short rows."""
-        return False
 
     def cuts(self, frames: int) -> Cuts:
         return cuts_of(frames, invariant=self._invariant)
@@ -224,10 +222,7 @@ class PackedUNet(PackedEstimator):
         self._velocity = unet.out.weight[..., 0].contiguous(), unet.out.bias
         self._times = torch.stack([bias for one in schedules for bias in one.biases]).flatten(1, -2).contiguous()
         self._short = None if invariant else _short_levels(unet)
-
-    @property
-    def takes_short(self) -> bool:
-        return self._short is not None
+        self.takes_short = self._short is not None
 
     def velocity(self, batch: PackedBatch) -> Tensor:
         cuts, tables = self.cuts(len(batch.x)), batch.tables

@@ -1,0 +1,126 @@
+"""A client of this server's own gRPC service; docs/grpc.md shows more.
+
+    with SpeechClient("localhost:50000") as client:
+        speech = client.speak("Hello there.", voice="calm")
+        for pcm in speech:
+            play(pcm, speech.started.sample_rate)
+
+Messages are those of `protos/vivavoce.proto`. It needs grpcio and protobuf, no torch. A refusal raises
+`grpc.RpcError`: `code()` is the status, `details()` the reason, `trailing_metadata()` has the stable `error-code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+
+from vivavoce.loopback import is_local
+from vivavoce.protos import message
+
+PACKAGE = "vivavoce.v1"
+
+
+class SpeechClient(AbstractContextManager["SpeechClient"]):
+    """A connection to a server, for any number of threads. credentials: for TLS, `grpc.ssl_channel_credentials()`."""
+
+    def __init__(
+        self, address: str, *, key: str | None = None, credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        options = (("grpc.enable_http_proxy", 0 if is_local(address) else 1),)
+        self._channel = (
+            grpc.secure_channel(address, credentials, options)
+            if credentials
+            else grpc.insecure_channel(address, options)
+        )
+        self._metadata = (("x-api-key", key),) if key else ()
+
+    def speak(self, text: str | Iterable[str | None], *, timeout_s: float | None = None, **start: Any) -> SpokenText:
+        """Ask the server to speak a text; returns at once.
+
+        text: the whole text, or an iterable of pieces, which a thread reads. The piece None is a flush: the text so far
+        is spoken without waiting for more. start: fields of `Start`, such as voice="calm", seed=1, or
+        recording={"content": …, "transcript": …}. timeout_s: limit in seconds for the whole speech.
+        ValueError, TypeError: a field does not exist, or its value has another type.
+        """
+        make = message(f"{PACKAGE}.SpeakRequest")
+        whole, pieces = (text, ()) if isinstance(text, str) else ("", text)
+        first = make(start={**start, "text": whole})
+
+        def requests() -> Iterator[Any]:
+            yield first
+            for piece in pieces:
+                yield make(flush={}) if piece is None else make(text=piece)
+
+        method = self._channel.stream_stream(
+            f"/{PACKAGE}.Speech/Speak", make.SerializeToString, message(f"{PACKAGE}.SpeakResponse").FromString
+        )
+        return SpokenText(method(requests(), timeout=timeout_s, metadata=self._metadata))
+
+    def voices(self) -> list[Any]:
+        """All voices that requests may name, as `Voice` messages."""
+        return list(self._ask("ListVoices", "ListVoicesRequest", "ListVoicesResponse").voices)
+
+    def add_voice(self, name: str, recording: bytes, transcript: str = "", **more: Any) -> Any:
+        """Store the voice of a recording (an audio file's bytes); more: fields of `AddVoiceRequest`."""
+        sent = {"content": recording, "transcript": transcript}
+        return self._ask("AddVoice", "AddVoiceRequest", "Voice", name=name, recording=sent, **more)
+
+    def remove_voice(self, name: str, *, public: bool = False) -> None:
+        """Remove a stored voice."""
+        self._ask("RemoveVoice", "RemoveVoiceRequest", "RemoveVoiceResponse", name=name, public=public)
+
+    def close(self) -> None:
+        """End the connection and all speech through it."""
+        self._channel.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, method: str, request: str, answer: str, /, **fields: Any) -> Any:
+        make, read = message(f"{PACKAGE}.{request}"), message(f"{PACKAGE}.{answer}").FromString
+        call = self._channel.unary_unary(f"/{PACKAGE}.Speech/{method}", make.SerializeToString, read)
+        return call(make(**fields), metadata=self._metadata)
+
+
+class SpokenText(Iterator[bytes]):
+    """One utterance: iterates over pieces of audio, which together are one file of the requested format.
+
+    segments: characters and times of each segment whose audio is complete (`Segment`). words: with word_times=True,
+    characters and times of each word so far (`Word`). done: the last message (`Done`), None until it has come.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._started: Any = None
+        self.segments: list[Any] = []
+        self.words: list[Any] = []
+        self.done: Any = None
+
+    @property
+    def started(self) -> Any:
+        """The request's id, the sample rate and warnings (`Started`); waits until the server has accepted it."""
+        if self._started is None:
+            self._started = next(self._call).started
+        return self._started
+
+    def __next__(self) -> bytes:
+        for answer in self._call:
+            kind = answer.WhichOneof("message")
+            if kind == "audio":
+                return bytes(answer.audio.audio)
+            if kind == "segment_done":
+                self.segments.append(answer.segment_done)
+            elif kind == "words":
+                self.words += answer.words.words
+            elif kind == "started":
+                self._started = answer.started
+            elif kind == "done":
+                self.done = answer.done
+        raise StopIteration
+
+    def cancel(self) -> None:
+        """Stop the speech; audio that was not read is lost."""
+        self._call.cancel()
