@@ -94,6 +94,8 @@ CARDS = (
     Card("RTX 3060", 25.5, 360, 12),
 )
 """From NVIDIA's data sheets. H800 and A800 are like H100 and A100, but slower between cards. H200 was measured."""
+WITH_SHORT_CHUNKS = [card for card in CARDS if card.name in ("H200", "H100 SXM", "H800 SXM")]
+"""Cards for which the flow has the kernel of short chunks."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class EnginePlan:
         read = {Stage.FLOW: ("flow", steps), Stage.SHORT_FLOW: ("flow", steps), Stage.VOCODER: ("vocoder", 1)}
         moved: Priors = {}
         for stage, (fixed, row, frame, pair) in measured.items():
+            if stage is Stage.SHORT_FLOW and card not in WITH_SHORT_CHUNKS:
+                continue
             network, times = read.get(stage, ("lm", 1))
             by_pair = H200.gb_per_s / card.gb_per_s if stage is Stage.DECODE else slower
             fixed += times * self.weights[network] * reading

@@ -1,7 +1,7 @@
-"""CUDA C++ whose programs exchange what they compute within one launch: compiled at run time.
+"""Compiles CUDA C++ at run time. The programs (thread blocks) of its kernels form clusters, and exchange results.
 
-It needs the package `cuda-bindings`, which comes with torch's CUDA builds, and a device of `CAPABILITIES`. Sources:
-cuda/*.cu, each behind all of cuda/*.cuh.
+It needs the package `cuda-bindings`, which comes with torch's CUDA builds. Sources: cuda/*.cu, each behind all of
+cuda/*.cuh.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from torch import Tensor
 
 Argument = Tensor | int | float | ctypes.c_uint64
 """A kernel takes a tensor as the pointer to its first value, an int as 32 bits."""
-KINDS = {torch.float16: 0, torch.bfloat16: 1}
-CAPABILITIES = 9, 10
-"""Major compute capabilities of GPUs with clusters of programs and 227 KB of shared memory for each."""
+CAPABILITY = 9
+"""Hopper's major compute capability: its multiprocessors have 227 KB of shared memory, and form clusters."""
+MULTIPROCESSORS = 132
+"""An H100 SXM or H200 has so many; with fewer, the programs of a batch do not run at the same time."""
 
 
 def takes_clusters(weight: Tensor) -> bool:
-    """Whether these kernels can run on this weight's device with values of its kind."""
-    if not weight.is_cuda or weight.dtype not in KINDS:
+    """Whether these kernels can run on this weight's device, with values of its type."""
+    if not weight.is_cuda or weight.dtype is not torch.float16:
         return False
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return False
-    return torch.cuda.get_device_capability(weight.device)[0] in CAPABILITIES
+    properties = torch.cuda.get_device_properties(weight.device)
+    return properties.major == CAPABILITY and properties.multi_processor_count >= MULTIPROCESSORS
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,19 @@ class Source:
 
 
 class ClusterKernel:
-    """A kernel for one kind of 16-bit values, whose programs have a multiprocessor's shared memory each.
+    """A kernel for float16, whose programs have a multiprocessor's shared memory each.
 
     RuntimeError: it does not compile, or the device refuses it.
     """
 
-    def __init__(self, source: Source, weight: Tensor) -> None:
+    def __init__(self, source: Source, device: torch.device) -> None:
         from cuda.bindings import driver
 
-        self._threads, device = source.threads, weight.device
+        self._threads = source.threads
         self._launch = driver.cuLaunchKernel
         with torch.cuda.device(device):
             torch.cuda.current_stream(device).synchronize()  # makes the device's context current
-            self._module = _checked(driver.cuModuleLoadData(_compiled(source, KINDS[weight.dtype], device)))
+            self._module = _checked(driver.cuModuleLoadData(_compiled(source, device)))
             self._function = _checked(driver.cuModuleGetFunction(self._module, source.name.encode()))
             most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
             self._shared = _checked(driver.cuDeviceGetAttribute(most, _checked(driver.cuCtxGetDevice())))
@@ -85,13 +87,13 @@ def _passed(argument: Argument) -> tuple[Any, Any]:
     return argument, ctypes.c_int if isinstance(argument, int) else ctypes.c_float
 
 
-def _compiled(source: Source, kind: int, device: torch.device) -> bytes:
+def _compiled(source: Source, device: torch.device) -> bytes:
     from cuda.bindings import nvrtc
 
     file = f"{source.name}.cu"
     program = _checked(nvrtc.nvrtcCreateProgram(source.text().encode(), file.encode(), 0, [], []))
     major, minor = torch.cuda.get_device_capability(device)
-    options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", f"-DKIND={kind}"]
+    options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17"]
     (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if result:
         log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))

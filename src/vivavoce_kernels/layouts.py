@@ -20,8 +20,8 @@ class NoiseStream(IntEnum):
 KEY_TILE = 64
 """Number of keys in a tile of the flow's attention kernels, counted from the row's start; also positions per page."""
 SHORT_FRAMES, SHORT_ROWS = 32, 7
-"""Most new frames of a row, and most rows of a batch, for the kernel of `short_rows`: an H100 or H200 has room for the
-two clusters of programs of seven rows at the same time, and not for those of eight."""
+"""Most new frames of a row, and most rows of a batch, for the kernel of `short_rows`: a row takes two clusters, and an
+H200 holds fourteen at once, not sixteen."""
 
 RowPlaces = tuple[Tensor, Tensor, Tensor]
 """Places of packed positions, int32: each position's row [positions], its index among the row's new positions (negative

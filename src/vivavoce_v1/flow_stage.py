@@ -33,8 +33,8 @@ class FlowStreamV1:
         self.prompt_mel = conditioning.flow_mel
         self.on_device: tuple[Tensor, Tensor, Tensor] | None = None
         """Prompt, its mel and the speaker; None until the first call."""
-        self.spoken = 0
-        """Number of speech tokens whose mel was returned."""
+        self.spoken = self.prompt_end = 0
+        """Number of speech tokens whose mel was returned; the prompt has no state."""
         self.kept: Tensor | None = None
         self.held: Tensor | None = None
         """[frames, bins] mel of the tokens that the next chunk computes again."""

@@ -167,7 +167,6 @@ def test_the_program_may_end_while_it_speaks(babble):
 import torch
 from pathlib import Path
 from tests.engine.engine_helpers import LOW_LATENCY, segment, stream
-from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.engine import Engine
 from vivavoce.models.build import build_models
 

@@ -1,4 +1,3 @@
-#define KIND 0
 #include "emulated.h"
 #include "lanes.cuh"
 #include "unet_levels.cu"

@@ -140,7 +140,7 @@ DEVICE void cluster_arrive() {
 }
 DEVICE void cluster_wait() { while (of_cluster.turn == self->cluster_turn) yield(); }
 
-// A barrier's eight bytes: how many phases have ended. A copy comes late: when its reader asks a second time.
+// A barrier's eight bytes: how many phases have ended. Copies arrive in `deliver`, every third round.
 DEVICE void make_barriers(u32 address, int count) { memset(own_at(address), 0, 8 * count); }
 struct Copy { bool expected; u32 target; const void* source; int bytes; u32 barrier; u32 sent[4]; };
 static std::vector<Copy> copies;

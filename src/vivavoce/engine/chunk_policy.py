@@ -197,8 +197,8 @@ _OF_STREAMS = ChunkPolicy.low_latency()
 
 
 def with_short_chunks(policy: ChunkPolicy, frames: int, frames_per_token: int) -> ChunkPolicy:
-    """Shorten the default policy's first chunks to this many mel frames, which the flow computes faster. They begin
-    with the prompt's last tokens, whose lookahead comes with the stream. 0: the flow has no kernel for them.
+    """Shorten the default policy's first chunks to this many mel frames, for which the flow has a faster kernel; 0: it
+    has none. A first chunk also computes the prompt's last tokens: their lookahead is the stream's first speech.
     """
     if policy != _OF_STREAMS or not frames:
         return policy

@@ -227,7 +227,7 @@ FRAME_SIZES = BatchSizes(
 )
 """Batch sizes, in mel frames, for which graphs of the flow's estimator are recorded."""
 SHORT_BATCHES = ShortBatches(SHORT_FRAMES, SHORT_ROWS)
-"""Where the flow has kernels for short chunks."""
+"""Limits of short batches, in a flow that has the kernel."""
 
 
 class Graphs:

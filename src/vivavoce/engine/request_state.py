@@ -182,7 +182,7 @@ class SequenceState:
         if attention is AttentionMode.BLOCKS:
             begin = end = self.prompt_tokens + self.spoken
             if not self.spoken and self.flow is not None:
-                begin = self.flow.prompt_end
+                begin = self.flow.prompt_end if self.flow.known else 0
             if self.lacks_prompt:
                 begin = 0
             frames, past = frames_of(end - begin + hop), frames_of(begin)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
 
+from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.cost_model import BatchSize, CostModel, ShortBatches, Stage
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 
@@ -41,8 +42,8 @@ _WORTH_JOINING = 0.8
 """A chunk joins a batch only if that lengthens the batch by at most this share of the chunk's time alone. Otherwise
 joining saves next to nothing, and delays all other chunks."""
 _SCARCE_S = 0.7
-"""Seconds of audio ahead of the time that the rest takes: with less, a listener's chunk does not wait for others' first
-ones. In simulations 0.5 made gaps at 700 listeners, and 1.0 halved the gain of 300 listeners."""
+"""A stream with less slack does not wait while first chunks have a batch of their own: they join its batch. In
+simulations 0.5 made gaps at 700 listeners, and 1.0 halved the gain of 300 listeners."""
 
 
 class Urgency(NamedTuple):
@@ -268,7 +269,7 @@ class Scheduler:
         before = sum(one.produced - one.spoken for one in request.sequences[request.current : sequence.place])
         slack = request.dry_at + before / tokens_per_second - now - lacking * step_s
         # Twice `guard_s`, because a stream below `guard_s` would keep new prompts from being prefilled.
-        return slack - self._chunk_s(tokens_per_second, 0) < 2 * self._guard_s
+        return slack - self._chunk_s(max(tokens_per_second, self._short.frames + 1), 0) < 2 * self._guard_s
 
     def _steps(self, decoding: Sequence[SequenceState], at: SchedulerState) -> int:
         """Decode steps to launch at once: one if few sequences share them, because each token is then wanted sooner."""
@@ -287,7 +288,7 @@ class Scheduler:
         making: tokens of the sequence's chunk that is in flow or vocoder now; its audio will be heard before.
         """
         lacking, tokens_per_second = sequence.lacking(now), sequence.request.rates.tokens_per_second
-        work_s = lacking * step_s + self._chunk_s(tokens_per_second, 0)
+        work_s = lacking * step_s + self._chunk_s(max(tokens_per_second, self._short.frames + 1), 0)
         urgency = self.urgency(sequence, now, work_s - making / tokens_per_second)
         if lacking or sequence.phase is not Phase.DECODING:
             return urgency
@@ -361,8 +362,8 @@ class Scheduler:
         else:
             most_frames = limits.batch_frames if urgency.rank >= AHEAD else limits.urgent_batch_frames
         batch, size = [first], BatchSize(1, first.frames, first.past)
-        stage = self._short.stage([first.frames])
-        long = (one for one, chunk in ready if self._short.stage([chunk.frames]) is Stage.FLOW)
+        stage = self._stage(first)
+        long = (one for one, chunk in ready if chunk.goes_with(first) and self._stage(chunk) is Stage.FLOW)
         if stage is Stage.SHORT_FLOW and any(_joins(urgency, one) for one in long):
             stage = Stage.FLOW
         if stage is Stage.SHORT_FLOW:
@@ -378,9 +379,9 @@ class Scheduler:
             together = rows * max(longest, frames) if self._padded else together + frames
             if together > most_frames or not chunk.goes_with(first):
                 continue
-            own = self._short.stage([frames])
+            own = self._stage(chunk)
             if stage is Stage.SHORT_FLOW and (own is not stage or rows > self._short.chunks):
-                continue  # it would take the short ones' kernels from them
+                continue  # with it the batch would not be short
             wider = BatchSize(rows, together, size.past + chunk.past)
             with_chunk = self._costs.predict(stage, wider)
             if (frames, chunk.past) not in alone:
@@ -389,6 +390,9 @@ class Scheduler:
                 batch.append(chunk)
                 size, seconds = wider, with_chunk
         return urgency, Plan(start=tuple(batch))
+
+    def _stage(self, chunk: ChunkPlan) -> Stage:
+        return self._short.stage([chunk.frames]) if chunk.attention is AttentionMode.BLOCKS else Stage.FLOW
 
     def _ready(self, requests: Collection[RequestState], now: float) -> list[tuple[Urgency, ChunkPlan]]:
         """Chunks that the flow could begin; for a stream only the next chunk of its current sequence."""
@@ -436,10 +440,8 @@ def _oldest_first(ready: tuple[Urgency, ChunkPlan]) -> tuple[int, float]:
 
 
 def _joins(short: Urgency, long: Urgency) -> bool:
-    """Whether a short chunk goes into one batch with a long one, which takes longer, instead of going ahead of it.
-
-    A first chunk, whose listener waits for it, does so only if the long one's listener has little audio left: batches
-    of few chunks would take the time that long ones need.
+    """Whether a short chunk joins a long one instead of going ahead of it. A first chunk does so only if the long one's
+    listener has little audio left: if many small batches went first, long chunks would come too late.
     """
     if short.rank == FIRST:
         return long.rank != FIRST and long < Urgency(AHEAD, _SCARCE_S)

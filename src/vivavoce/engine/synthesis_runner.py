@@ -106,8 +106,8 @@ class SynthesisRunner:
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
         if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
-            # Without kernels for short chunks a GPU computes a new voice's prompt with its first chunk, and its state
-            # later. A voice that comes again gets it at once: short requests would compute it each time.
+            # Without a kernel for short chunks, a GPU computes a new voice's prompt with its first chunk, and the state
+            # later. For a voice that comes again the state goes first: later requests need not compute it.
             if self.queue.on_cuda and sequence.flow.voice is not None and not self.flow.short.frames:
                 sequence.prompt_later = sequence.flow.meet() and sequence.lacks_prompt
             # A hit: the chunks continue the state of the voice's prompt, left by an earlier stream.
@@ -242,7 +242,8 @@ class SynthesisRunner:
             return
         # The frames that the flow really computes, including a past whose state is missing.
         frames = [row.frames for row in rows]
-        size, stage = self._size(frames, sum(row.past_frames for row in rows)), self.flow.short.stage(frames)
+        stage = self.flow.short.stage(frames) if all(row.after for row in rows) else Stage.FLOW
+        size = self._size(frames, sum(row.past_frames for row in rows))
         self._batches.append(_Batch(chunks, 0.0, stage, size, job, queued, steps=job.steps_left, last=last))
 
     def _size(self, frames: Sequence[int], past: int = 0) -> BatchSize:

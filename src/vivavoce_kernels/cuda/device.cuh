@@ -1,5 +1,4 @@
-// What the machine does in one instruction, or knows: the algorithms beside this file use nothing else of PTX.
-// Compiled at run time, without any header. KIND: 0: float16, 1: bfloat16.
+// Wrappers of single instructions; no other file contains PTX. Compiled at run time, without any header.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -15,31 +14,18 @@ DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 
 DEVICE u32 packed(float low, float high) {
     u32 both;
-#if KIND
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-#else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-#endif
     return both;
 }
 
 DEVICE void unpacked(u32 both, float& low, float& high) {
-#if KIND
-    low = __uint_as_float(both << 16);
-    high = __uint_as_float(both & 0xffff0000u);
-#else
     asm("{.reg .b16 a, b;\n mov.b32 {a, b}, %2;\n cvt.f32.f16 %0, a;\n cvt.f32.f16 %1, b;}"
         : "=f"(low), "=f"(high)
         : "r"(both));
-#endif
 }
 
 DEVICE void multiply(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if KIND
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#else
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
                  : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -114,7 +100,7 @@ DEVICE void fetch(u32 target, const void* source, int bytes, u32 barrier) {
     fetch_more(target, source, bytes, barrier);
 }
 
-// Until the barrier's phase with this parity has ended: what was counted in it is seen, whoever sent it.
+// Waits until the barrier's phase with this parity has ended; the bytes that it counted are then visible.
 DEVICE void wait_for(u32 barrier, int parity) {
     asm volatile(
         "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@done bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(barrier),

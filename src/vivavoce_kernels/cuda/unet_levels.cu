@@ -2,8 +2,8 @@
 // guidance, from layer to layer. Program r of a cluster has head r, hidden channels 128 r to 128 r + 127 of the
 // feed-forward layers, and channels 32 r to 32 r + 31 of convolutions and of the residual stream.
 //
-// Programs send what they computed to one another's shared memory, where barriers count the bytes. Two things that are
-// sent to the same place have another exchange between them: so their readers are done with the first.
+// Programs send what they computed to one another's shared memory, where barriers count the bytes. Between two sends to
+// the same place there is another exchange, so all readers are done with the first.
 //
 // Lane l of a product's result has rows l / 4 and l / 4 + 8 of each 16, and two neighbouring columns of each tile of 8.
 
@@ -54,7 +54,7 @@ DEVICE void standardize(float (&x)[32]) {
     for (int i = 0; i < 32; ++i) x[i] *= scale;
 }
 
-// LayerNorm without factors and summands, which are in the weights behind it: from the stream.
+// LayerNorm of the stream, without weight and bias: the next product's weights contain them.
 DEVICE void normalize(u32 base, int thread) {
     const u32 place = ((thread >> 3) * WIDTH + (thread & 7) * 8) * 2, from = base + AT_STREAM + TAIL * WIDTH * 2 + place;
     float x[32];
@@ -190,7 +190,7 @@ DEVICE void tell(const float (&x)[4], u32 at, u32 barrier) {
 struct Page {
     uint4 key[8][2], value[4][4];
 
-    // Those before `first`; the others lie in shared memory.
+    // Loads keys and values before `first`; the rest is zero until `add_new`.
     DEVICE void load(const u16* page, int place, int first, int quad, int pair) {
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
@@ -290,7 +290,7 @@ struct Mixed {
             }
         }
     }
-    // Four warps have the same queries and other pages: this warp's part, for the others to read.
+    // Four warps share sixteen queries, each with other pages. Stores this warp's part for `mix`.
     DEVICE void keep(char* memory, int warp, int lane) {
         float *parts = (float*)(memory + AT_PARTS + warp * PARTS_SIZE) + lane, *stats = (float*)(memory + AT_STATS) + warp * 128 + lane;
 #pragma unroll
@@ -377,7 +377,7 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
     __syncthreads();
     cluster_arrive();  // the barriers are there
 
-    // The keys that this thread's two queries see, and this row's: old ones before `first`, and all before `last`.
+    // The row's old keys end at `first`, all its keys at `last`; end_low, end_high: the ends for this thread's queries.
     const int tile_row = (warp & 1) * 16 + quad, group = warp >> 1, first = position[start];
     int last = 0;
     for (int i = 0; i < count; ++i) last = max(last, ends[start + i]);
@@ -419,8 +419,8 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
         if (number * PAGE < last) page.load(slab + (u64)page_ids[number] * page_size, number * PAGE, first, quad, pair);
     };
 
-    // Of this level and convolution: the row's last inputs before this chunk, to the lines before the others, and its
-    // last ones now, for the next chunk.
+    // load_tail, put_tail: a convolution's inputs before this chunk, put before the row's first line. leave_tail: its
+    // last inputs, for the next chunk.
     const u64 line = (u64)(copy * rows + row) * TAIL;
     auto load_tail = [&](int level) {  // threads 0 to 63: of the first convolution, 64 to 127: of the second one
         uint4 v = {0, 0, 0, 0};
@@ -446,7 +446,7 @@ unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* 
 
     for (int level = 0; level < levels; ++level) {
         if (with_resnets) {
-            // conv1 and the shortcut read the stream; a warp has some of the inputs of all this program's channels.
+            // Each warp multiplies a part of the inputs, for all 32 channels of this program.
             if (level > 0) {
                 wait_for(barriers + OF_STREAM, told++ & 1);
                 if (thread == 0) expect(barriers + OF_STREAM, SENT);

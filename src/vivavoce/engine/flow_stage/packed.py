@@ -73,9 +73,7 @@ class RecordedSizes(Generic[Memory, Run]):
         self._runs: dict[Bucket, Run] = {}
 
     def of(self, positions: int, rows: int, paged: bool, short: bool = False) -> Run:
-        """The run for this many positions and rows, and short ones; a size that is not common gets a new run, without a
-        recording.
-        """
+        """The run for this many positions and rows; a size that is not common gets a new run, without a recording."""
         bucket = self.sizes.bucket(positions, rows, paged)
         if short and bucket.paged and bucket.positions <= self._short:
             bucket = replace(bucket, short=True)

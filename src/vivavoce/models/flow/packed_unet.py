@@ -146,10 +146,11 @@ def _short_levels(unet: UNet) -> tuple[ShortLevels, ...] | None:
     this network or device.
     """
     config, weight = unet.config, unet.out.weight
-    if (config.channels, config.num_heads, config.head_dim) != ShortLevels.SIZES or not takes_clusters(weight):
+    sizes = (config.channels, config.num_heads, config.head_dim)
+    if sizes != ShortLevels.SIZES or not unet.mid or not takes_clusters(weight):
         return None
     try:
-        kernel = ClusterKernel(SOURCE, weight)
+        kernel = ClusterKernel(SOURCE, weight.device)
     except (ImportError, RuntimeError) as error:
         warnings.warn(f"first chunks take longer, their kernel cannot be had: {error}", RuntimeWarning, stacklevel=2)
         return None
@@ -185,8 +186,7 @@ class PackedEstimator:
     invariant: slower, but a row's bits do not depend on its neighbours. ValueError: the kernels do not take its sizes.
     """
 
-    takes_short = False
-    """Whether there is a kernel for batches of short rows."""
+    takes_short = False  # whether there is a kernel for batches of short rows
 
     def __init__(
         self, network: UNet | DiT, schedules: Sequence[FlowSchedule], guidance: float, *, invariant: bool = False
@@ -235,7 +235,6 @@ class PackedUNet(PackedEstimator):
             return causal_conv(x, weights, places, batch.tails, cuts.conv, norm=norm, **more)
 
         def short(x: Tensor, number: int) -> bool:
-            """Computes levels from this one on, unless the batch has longer rows."""
             if not batch.short or self._short is None or batch.keys is None or batch.tails is None:
                 return False
             part = self._short[0 if number == 0 else 1 if number < last else 2]
