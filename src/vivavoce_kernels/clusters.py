@@ -1,7 +1,7 @@
 """Compiles CUDA C++ at run time. The programs (thread blocks) of its kernels form clusters, and exchange results.
 
-It needs the package `cuda-bindings`, which comes with torch's CUDA builds. Sources: cuda/*.cu, each behind all of
-cuda/*.cuh.
+It needs the package `cuda-bindings`, which comes with torch's CUDA builds. Sources: cuda/*.cu, each behind
+cuda/device.cuh.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Source:
 
     def text(self) -> str:
         folder = resources.files(__package__) / "cuda"
-        parts = ("device.cuh", "lanes.cuh", f"{self.name}.cu")
+        parts = ("device.cuh", f"{self.name}.cu")
         return "".join((folder / part).read_text(encoding="utf-8") for part in parts)
 
 

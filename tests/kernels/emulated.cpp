@@ -1,5 +1,4 @@
 #include "emulated.h"
-#include "lanes.cuh"
 #include "unet_levels.cu"
 
 extern "C" int run_levels(int programs, u16* x, const char* weights, const float* params, const float* level_params,

@@ -215,9 +215,8 @@ class BatchSizes:
 
     def is_common(self, bucket: Bucket) -> bool:
         """Whether this is a common size, which many batches share."""
-        if bucket.positions not in self.positions:
-            return False
-        return bucket == replace(self.common(bucket.positions, bucket.paged), short=bucket.short)
+        common = self.common(bucket.positions, bucket.paged)
+        return bucket.positions in self.positions and bucket == replace(common, short=bucket.short)
 
 
 TOKEN_SIZES = BatchSizes((32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192), 8)

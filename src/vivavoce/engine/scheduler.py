@@ -151,7 +151,7 @@ class Scheduler:
         short: ShortBatches = ShortBatches(),
     ) -> None:
         self._costs, self._limits, self._exclusive, self._padded = costs, limits, exclusive, padded
-        self._self_paced, self._short = self_paced, short
+        self._self_paced, self._short, self._least_long = self_paced, short, short.frames + 1
         self._chunks_s: dict[tuple[int, int], float] = {}
         """Seconds of a chunk by its frames and past, cached for one plan: many chunks have the same few sizes."""
         self._guard_s = limits.guard_s
@@ -269,7 +269,7 @@ class Scheduler:
         before = sum(one.produced - one.spoken for one in request.sequences[request.current : sequence.place])
         slack = request.dry_at + before / tokens_per_second - now - lacking * step_s
         # Twice `guard_s`, because a stream below `guard_s` would keep new prompts from being prefilled.
-        return slack - self._chunk_s(max(tokens_per_second, self._short.frames + 1), 0) < 2 * self._guard_s
+        return slack - self._chunk_s(max(tokens_per_second, self._least_long), 0) < 2 * self._guard_s
 
     def _steps(self, decoding: Sequence[SequenceState], at: SchedulerState) -> int:
         """Decode steps to launch at once: one if few sequences share them, because each token is then wanted sooner."""
@@ -288,7 +288,7 @@ class Scheduler:
         making: tokens of the sequence's chunk that is in flow or vocoder now; its audio will be heard before.
         """
         lacking, tokens_per_second = sequence.lacking(now), sequence.request.rates.tokens_per_second
-        work_s = lacking * step_s + self._chunk_s(max(tokens_per_second, self._short.frames + 1), 0)
+        work_s = lacking * step_s + self._chunk_s(max(tokens_per_second, self._least_long), 0)
         urgency = self.urgency(sequence, now, work_s - making / tokens_per_second)
         if lacking or sequence.phase is not Phase.DECODING:
             return urgency

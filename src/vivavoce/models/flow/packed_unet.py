@@ -162,11 +162,12 @@ def _short_levels(unet: UNet) -> tuple[ShortLevels, ...] | None:
 
 
 def short_level(level: Level, *, with_resnet: bool) -> ShortLevel:
-    resnet, weights = None, _level(level)
-    if with_resnet:
-        assert level.resnet.shortcut.bias is not None
-        resnet = Resnet(weights.convs, weights.norms, Linear(weights.shortcut[0], level.resnet.shortcut.bias))
-    return ShortLevel(resnet, [_short_block(cast(TransformerBlock, block)) for block in level.blocks])
+    blocks = [_short_block(cast(TransformerBlock, block)) for block in level.blocks]
+    if not with_resnet:
+        return ShortLevel(None, blocks)
+    weights, bias = _level(level), level.resnet.shortcut.bias
+    assert bias is not None
+    return ShortLevel(Resnet(weights.convs, weights.norms, Linear(weights.shortcut[0], bias)), blocks)
 
 
 def _short_block(block: TransformerBlock) -> Block:
