@@ -318,14 +318,18 @@ def test_decode_steps_that_nobody_waits_for_give_way_to_an_urgent_batch():
 def test_steps_that_many_share_wait_for_the_flow_until_first_tokens_have_waited():
     crowd = [sounding(9.0) for _ in range(10)]
     new, idle = a_stream(produced=1, accepted_at=NOW - 5), Plan()
-    calm = AT._replace(running=(batch_of(sounding(9.0, produced=100)),), synthesis_open=False)
+    # The batch's listener is not about to run dry, and has little left.
+    pressed = AT._replace(running=(batch_of(sounding(0.6, produced=100)),), synthesis_open=False)
 
-    def planned(*streams, at=calm):
+    def planned(*streams, at=pressed):
         return plan(*streams, at=at, exclusive=False)
 
     assert planned(*crowd) == idle
     first_of(new).read_at = NOW - 0.015
     assert planned(*crowd, new) == idle
+    calm = AT._replace(running=(batch_of(sounding(9.0, produced=100)),), synthesis_open=False)
+    assert planned(*crowd, at=calm) == idle
+    assert planned(*crowd, new, at=calm).decode
     first_of(new).read_at = NOW - 0.025  # 2 ms for each of eleven
     assert planned(*crowd, new).decode
     many = [sounding(9.0) for _ in range(100)]

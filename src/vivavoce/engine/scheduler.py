@@ -240,15 +240,15 @@ class Scheduler:
         """
         many = len(decoding) >= _SHARED_SLOTS
         most = AHEAD if many else FIRST
-        if not any(
-            any(chunk.sequence.request.live for chunk in batch.chunks)
-            and self._batch_urgency(batch, at.now).rank <= most
-            for batch in at.running
-        ):
+        live = [batch for batch in at.running if any(chunk.sequence.request.live for chunk in batch.chunks)]
+        least = min((self._batch_urgency(batch, at.now) for batch in live), default=_UNRIVALLED)
+        if least.rank > most:
             return False
         past = sum(one.prompt_rows + one.produced for one in decoding)
         step_s = self._costs.predict(Stage.DECODE, BatchSize(len(decoding), 0, past))
-        pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * len(decoding)) if many else 0.0
+        # First tokens do not wait for a batch whose listeners have enough in hand.
+        pauses = many and least < Urgency(AHEAD, _SCARCE_S)
+        pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * len(decoding)) if pauses else 0.0
         return not any(self._presses(one, at.now, step_s, pause_s) for one in decoding)
 
     def _presses(self, sequence: SequenceState, now: float, step_s: float, pause_s: float) -> bool:
