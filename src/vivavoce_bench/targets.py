@@ -7,6 +7,7 @@ import base64
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import soundfile
+from numpy.typing import NDArray
 
 from vivavoce.api import Vivavoce
 from vivavoce.engine.chunk_policy import ChunkPolicy
@@ -45,21 +47,25 @@ class Recorded:
         except OSError as error:
             raise InvalidRequest(f"voice: {path!r} cannot be read ({error.strerror}); check the path") from None
 
+    def altered(self, number: int) -> bytes:
+        """The recording as a WAV file, a little quieter and shorter at its start, by an amount that `number` gives.
 
-def altered(content: bytes, number: int) -> bytes:
-    """The recording as a WAV file, a little quieter and shorter at its start, by an amount that `number` determines.
+        The difference is not audible, but no cache knows these bytes. `InvalidAudio`: the recording cannot be decoded.
+        """
+        samples, rate = self._decoded
+        drawn = random.Random(number)
+        start, gain = drawn.randrange(int(_CUT_S * rate)), drawn.uniform(_SOFTEST, 1.0)
+        made = BytesIO()
+        soundfile.write(made, gain * samples[start:], rate, subtype="PCM_16", format="WAV")
+        return made.getvalue()
 
-    The difference is not audible, but no cache knows these bytes. `InvalidAudio`: the recording cannot be decoded.
-    """
-    try:
-        samples, rate = soundfile.read(BytesIO(content), dtype="float32", always_2d=True)
-    except soundfile.LibsndfileError as error:
-        raise InvalidAudio(f"voice: the recording cannot be decoded ({error}); give a WAV or FLAC file") from None
-    drawn = random.Random(number)
-    start, gain = drawn.randrange(int(_CUT_S * rate)), drawn.uniform(_SOFTEST, 1.0)
-    made = BytesIO()
-    soundfile.write(made, gain * samples[start:], rate, subtype="PCM_16", format="WAV")
-    return made.getvalue()
+    @cached_property
+    def _decoded(self) -> tuple[NDArray[np.float32], int]:
+        """Decoded once: each request is timed from its planned arrival, so the client must not keep it waiting."""
+        try:
+            return soundfile.read(BytesIO(self.content), dtype="float32", always_2d=True)
+        except soundfile.LibsndfileError as error:
+            raise InvalidAudio(f"voice: the recording cannot be decoded ({error}); give a WAV or FLAC file") from None
 
 
 QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per", "speaker_similarity", "runaways")
@@ -86,7 +92,7 @@ class EngineTarget:
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
         voice = None if utterance.voice is None else self.voices[utterance.voice]
         if isinstance(voice, Recorded):
-            content = altered(voice.content, utterance.number)
+            content = voice.altered(utterance.number)
             voice = await asyncio.to_thread(self.tts.voice, content, voice.transcript)
         keywords: dict[str, Any] = {"seed": utterance.seed, "sampling": self.sampling}
         try:
@@ -168,7 +174,7 @@ class HttpTarget:
         if utterance.voice not in self.recorded:
             return {"voice": utterance.voice}
         recorded = self.recorded[utterance.voice]
-        content = altered(recorded.content, utterance.number) if self.fresh else recorded.content
+        content = recorded.altered(utterance.number) if self.fresh else recorded.content
         return {"ref_audio": base64.b64encode(content).decode(), "ref_text": recorded.transcript}
 
 

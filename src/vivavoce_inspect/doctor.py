@@ -44,7 +44,6 @@ NEEDED = {
 OPTIONAL = {
     "wetext": "texts cannot be read as CosyVoice reads them (reading=official, its services, `vivavoce.compat`)",
     "inflect": "the same",
-    "kaldi-native-fbank": "no voice can be taken from a recording",
     "av": "recordings in m4a, aac, webm and wma cannot be read",
     "httpx": "no model can be downloaded",
     "pocketsphinx": "`vivavoce eval` needs a recogniser of your own",

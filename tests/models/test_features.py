@@ -147,6 +147,17 @@ def test_fbank_whole_frames_only(num_samples, num_frames):
     assert speaker_fbank(samples).shape == (num_frames, 80)
 
 
+def test_fbank_of_several_recordings_is_that_of_each(speech):
+    samples = speech("speech_24k_float", 16_000)[:16_000]
+    together = speaker_fbank(torch.stack([samples, samples / 100]))
+    for row, alone in zip(together, (samples, samples / 100), strict=True):
+        torch.testing.assert_close(row, speaker_fbank(alone), rtol=0, atol=1e-4)
+
+
+def test_fbank_of_silence_is_zero():
+    torch.testing.assert_close(speaker_fbank(torch.zeros(4000)), torch.zeros(23, 80), rtol=0, atol=1e-5)
+
+
 def test_fbank_same_audio_same_features(speech):
     samples = speech("speech_24k_float", 16_000)
     assert torch.equal(speaker_fbank(samples), speaker_fbank(samples))

@@ -152,7 +152,7 @@ class SpeakerEncoder(OnnxEncoder):
 
     def __call__(self, samples: Tensor) -> Tensor:
         """samples: [n] float32 at 16 kHz → [192] float32 on the CPU, not normalised. InvalidAudio: less than 25 ms."""
-        embedding = self._model.run(speaker_fbank(samples).numpy()[None]).astype(np.float32)
+        embedding = self._model.run(speaker_fbank(samples).cpu().numpy()[None]).astype(np.float32)
         if embedding.size != EMBEDDING_SIZE:
             raise CheckpointError(
                 f"{self._model.path.name} in {self._model.path.parent} gives {embedding.size} numbers, "

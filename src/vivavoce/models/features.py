@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -76,7 +74,7 @@ def prompt_mel(samples: Tensor, config: MelConfig) -> Tensor:
         center=False,
         return_complex=True,
     )
-    magnitude = (torch.view_as_real(spectrum).square().sum(-1) + _MAGNITUDE_EPSILON).sqrt()
+    magnitude = (spectrum.real.square() + spectrum.imag.square() + _MAGNITUDE_EPSILON).sqrt()
     filters = slaney_filterbank(config.sample_rate, config.n_fft, config.num_bins, config.fmin_hz, config.fmax_hz)
     mel = filters.to(samples.device) @ magnitude
     return mel.clamp(min=_MEL_FLOOR).log().transpose(1, 2)
@@ -106,27 +104,40 @@ def whisper_log_mel(samples: Tensor, num_bins: int = 128) -> Tensor:
 
 
 NUM_BINS = 80
-_FRAME_SAMPLES = 400
+FRAME_SAMPLES, FRAME_HOP = 400, 160
+_FBANK_N_FFT = 512
+_PRE_EMPHASIS = 0.97
+_LOWEST_HZ = 20.0
 
 
 def speaker_fbank(samples: Tensor) -> Tensor:
-    """samples [n] float32 at 16 kHz, ±1 full scale → log-mel energies [frames, 80] on the CPU, minus each bin's mean
-    over time. Settings are Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey window, pre-emphasis 0.97, 20
-    Hz to Nyquist), but without dither, so that the same audio always gives the same voice.
+    """samples [.., n] float32 at 16 kHz, ±1 full scale → log-mel energies [.., frames, 80], minus each bin's mean over
+    time. Settings are Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey window, pre-emphasis 0.97, 20 Hz to
+    Nyquist), but without dither, so that the same audio always gives the same voice.
     """
-    require_samples(len(samples), _FRAME_SAMPLES, SAMPLE_RATE)
-    energies = torch.from_numpy(_log_energies(samples.cpu().numpy()))
-    return energies - energies.mean(dim=0, keepdim=True)
+    require_samples(samples.shape[-1], FRAME_SAMPLES, SAMPLE_RATE)
+    window, filters = _fbank_tables(samples.device)
+    frames = samples.unfold(-1, FRAME_SAMPLES, FRAME_HOP)
+    frames = frames - frames.mean(-1, keepdim=True)
+    before = torch.cat([frames[..., :1], frames[..., :-1]], dim=-1)
+    power = torch.fft.rfft((frames - _PRE_EMPHASIS * before) * window, _FBANK_N_FFT).abs().square()
+    energies = (power @ filters).clamp(min=torch.finfo(torch.float32).eps).log()
+    return energies - energies.mean(-2, keepdim=True)
 
 
-def _log_energies(samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    import kaldi_native_fbank
+@lru_cache(maxsize=8)
+def _fbank_tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Povey's window, a Hann window to the power 0.85, and filters [257, 80]: triangles of height 1, evenly spaced on
+    HTK's mel scale. Cached and shared, so they must not be changed.
+    """
+    window = torch.hann_window(FRAME_SAMPLES, periodic=False, dtype=torch.float64).pow(0.85)
+    hertz = torch.arange(_FBANK_N_FFT // 2 + 1, dtype=torch.float64) * (SAMPLE_RATE / _FBANK_N_FFT)
+    at, (low, high) = _htk_mel(hertz)[:, None], _htk_mel(torch.tensor([_LOWEST_HZ, SAMPLE_RATE / 2])).tolist()
+    points = torch.linspace(low, high, NUM_BINS + 2, dtype=torch.float64)
+    left, centre, right = points[:-2], points[1:-1], points[2:]
+    triangles = torch.minimum((at - left) / (centre - left), (right - at) / (right - centre)).clamp(min=0)
+    return window.float().to(device), triangles.float().to(device)
 
-    options = kaldi_native_fbank.FbankOptions()
-    options.frame_opts.samp_freq = SAMPLE_RATE
-    options.frame_opts.dither = 0
-    options.mel_opts.num_bins = NUM_BINS
-    fbank = kaldi_native_fbank.OnlineFbank(options)
-    fbank.accept_waveform(SAMPLE_RATE, samples.tolist())
-    fbank.input_finished()
-    return np.stack([fbank.get_frame(index) for index in range(fbank.num_frames_ready)])
+
+def _htk_mel(hertz: Tensor) -> Tensor:
+    return 1127.0 * torch.log1p(hertz.double() / 700.0)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.encoders import EMBEDDING_SIZE
+from vivavoce.models.features import speaker_fbank
 from vivavoce_training.data.store import Corpus
 from vivavoce_training.speaker.model import SpeakerNet
-from vivavoce_training.speaker.waves import Fbank
 from vivavoce_training.utterances import BATCH_TOKENS, equal_length_batches, exact_float32, heard
 
 WAYS = 8
@@ -87,11 +87,10 @@ def extract_embeddings(
     [batch, n] at 16 kHz; batch_tokens: most tokens in a batch.
     """
     utterances = np.arange(len(corpus)) if utterances is None else utterances
-    fbank = Fbank().to(device)
     embeddings = np.empty((len(utterances), EMBEDDING_SIZE), np.float32)
     net.eval()
     with exact_float32():
         for rows in equal_length_batches(corpus, utterances, batch_tokens):
             samples = change(heard(corpus, utterances[rows], device))
-            embeddings[rows] = net(fbank(samples)).cpu().numpy()
+            embeddings[rows] = net(speaker_fbank(samples)).cpu().numpy()
     return embeddings

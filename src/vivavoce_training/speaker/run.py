@@ -14,13 +14,14 @@ from torch.nn import functional
 
 from vivavoce.checkpoint.folder import SPEAKER_ENCODER
 from vivavoce.models.encoders import SpeakerEncoder
+from vivavoce.models.features import speaker_fbank
 from vivavoce_training.data.store import Corpus, write_array
 from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train
 from vivavoce_training.onnx_graph import round_to_half
 from vivavoce_training.record import write_measures
 from vivavoce_training.speaker.measure import equal_error_rate, extract_embeddings, identified
 from vivavoce_training.speaker.model import MarginHead, SpeakerNet, SpeakerSizes, TraitHead, export_speaker_encoder
-from vivavoce_training.speaker.waves import Degrade, Fbank, Waves, load_waves
+from vivavoce_training.speaker.waves import Degrade, Waves, load_waves
 from vivavoce_training.utterances import Split, heard_alone, steps_in
 
 BATCH = 96
@@ -49,7 +50,7 @@ class SpeakerStep(TrainingStep):
     ) -> None:
         device = waves.samples.device
         self._waves, self._net, self._batch, self._crop_samples = waves, net, batch, crop_samples
-        self._fbank, self._degrade = Fbank().to(device), Degrade().to(device)
+        self._degrade = Degrade().to(device)
         self._margin = MarginHead(len(corpus.speakers)).to(device)
         self._traits = torch.tensor([speaker.traits for speaker in corpus.speakers], device=device)
         self._trait = TraitHead(self._traits.shape[1]).to(device)
@@ -62,7 +63,7 @@ class SpeakerStep(TrainingStep):
 
     def __call__(self, variant: int) -> dict[str, Tensor]:
         crops, speaker = self._waves.draw(self._batch, self._crop_samples[variant])
-        energies = self._fbank(torch.cat([crops, self._degrade(crops)]))
+        energies = speaker_fbank(torch.cat([crops, self._degrade(crops)]))
         with torch.autocast(energies.device.type, torch.bfloat16, enabled=energies.is_cuda):
             embeddings = self._net(energies)
         margin, right = self._margin(embeddings, speaker.repeat(2))
@@ -144,7 +145,6 @@ def _written(corpus: Corpus, net: SpeakerNet, path: Path, device: torch.device) 
     """Write a corpus's embeddings; the result is their measures, and how near the exported model's are."""
     embeddings = extract_embeddings(corpus, net, device)
     write_array(corpus.folder / "embeddings.npy", embeddings.astype(np.float16))
-    # The exported model gets the engine's features, not `Fbank`'s.
     encoder = SpeakerEncoder.from_file(path)
     compared = np.random.default_rng(0).permutation(len(corpus))[:COMPARED_UTTERANCES]
     cosines = [

@@ -1,4 +1,4 @@
-"""Training data of the speaker encoder on the device: waveforms, their filterbank energies, their degradation."""
+"""Training data of the speaker encoder on the device: waveforms and their degradation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.models.features import NUM_BINS, SAMPLE_RATE
 from vivavoce_training.data.store import Corpus
 from vivavoce_training.utterances import HEARD_SAMPLES, Speakers, by_token, chance, find_speakers, positions, uniform
 
@@ -43,50 +42,6 @@ def load_waves(corpus: Corpus, utterances: NDArray[np.int64], device: torch.devi
         return (wave * 32768).round().clamp(-32768, 32767).short()
 
     return Waves(by_token(corpus, utterances, device, whole), speakers)
-
-
-FRAME_SAMPLES, HOP = 400, 160
-_N_FFT = 512
-_PRE_EMPHASIS = 0.97
-_LOWEST_HZ = 20.0
-
-
-class Fbank(nn.Module):
-    window: Tensor
-    filters: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Povey's window: a Hann window to the power 0.85.
-        window = torch.hann_window(FRAME_SAMPLES, periodic=False, dtype=torch.float64).pow(0.85).float()
-        self.register_buffer("window", window, persistent=False)
-        self.register_buffer("filters", _mel_filters(), persistent=False)
-
-    def forward(self, samples: Tensor) -> Tensor:
-        """samples: [batch, n ≥ 400] float32 at 16 kHz, ±1 full scale  →  [batch, frames, 80] float32."""
-        frames = samples.unfold(1, FRAME_SAMPLES, HOP)
-        frames = frames - frames.mean(2, keepdim=True)
-        before = torch.cat([frames[..., :1], frames[..., :-1]], dim=2)
-        windowed = (frames - _PRE_EMPHASIS * before) * self.window
-        power = torch.fft.rfft(windowed, _N_FFT).abs().square()
-        energies: Tensor = (power @ self.filters).clamp(min=torch.finfo(torch.float32).eps).log()
-        return energies - energies.mean(1, keepdim=True)
-
-
-def _mel_filters() -> Tensor:
-    """Filters [257, 80]: triangles of height 1, evenly spaced and linear on HTK's mel scale."""
-    hertz = torch.arange(_N_FFT // 2, dtype=torch.float64) * (SAMPLE_RATE / _N_FFT)
-    edges = torch.tensor([_LOWEST_HZ, SAMPLE_RATE / 2], dtype=torch.float64)
-    low, high = _mel(edges).tolist()
-    points = torch.linspace(low, high, NUM_BINS + 2, dtype=torch.float64)
-    left, centre, right = points[:-2], points[1:-1], points[2:]
-    at = _mel(hertz)[:, None]
-    triangles = torch.minimum((at - left) / (centre - left), (right - at) / (right - centre)).clamp(min=0)
-    return functional.pad(triangles, (0, 0, 0, 1)).float()
-
-
-def _mel(hertz: Tensor) -> Tensor:
-    return 1127.0 * torch.log1p(hertz / 700.0)
 
 
 STFT_SIZE, STFT_HOP = 512, 128

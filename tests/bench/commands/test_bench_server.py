@@ -19,7 +19,7 @@ from tests.server.http.serving import Served, make_state, serving
 from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce.server.http.app import build_app
 from vivavoce_bench import ClosedLoop, Ending, Outcome, Utterance, figures, run_load
-from vivavoce_bench.targets import HttpTarget, Recorded, altered, open_client
+from vivavoce_bench.targets import HttpTarget, Recorded, open_client
 
 
 @pytest.fixture(scope="module")
@@ -72,18 +72,18 @@ def test_an_unknown_voice_is_a_failure_that_says_why(server: Served) -> None:
 
 
 def test_an_altered_recording_sounds_alike() -> None:
-    one, other = (soundfile.read(BytesIO(altered(recording(), number)))[0] for number in (1, 2))
+    one, other = (soundfile.read(BytesIO(Recorded(recording()).altered(number)))[0] for number in (1, 2))
     whole = tone(200, 1)
     for made in (one, other):
         assert 0 <= len(whole) - len(made) <= 0.05 * RATE
         assert 0.75 < np.abs(made).max() / np.abs(whole).max() <= 1.01
     assert len(one) != len(other)
-    assert altered(recording(), 1) == altered(recording(), 1)
+    assert Recorded(recording()).altered(1) == Recorded(recording()).altered(1)
 
 
 def test_bad_recordings_and_addresses_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidAudio, match="cannot be decoded"):
-        altered(b"abc", 0)
+        Recorded(b"abc").altered(0)
     with pytest.raises(InvalidRequest, match="cannot be read"):
         Recorded.read(str(tmp_path / "none.wav"), "")
     with pytest.raises(InvalidRequest, match="is not an address"):
