@@ -56,14 +56,14 @@ class Recorded:
         drawn = random.Random(number)
         start, gain = drawn.randrange(int(_CUT_S * rate)), drawn.uniform(_SOFTEST, 1.0)
         made = BytesIO()
-        soundfile.write(made, gain * samples[start:], rate, subtype="PCM_16", format="WAV")
+        soundfile.write(made, (gain * samples[start:]).astype(np.int16), rate, subtype="PCM_16", format="WAV")
         return made.getvalue()
 
     @cached_property
-    def _decoded(self) -> tuple[NDArray[np.float32], int]:
+    def _decoded(self) -> tuple[NDArray[np.int16], int]:
         """Decoded once: each request is timed from its planned arrival, so the client must not keep it waiting."""
         try:
-            return soundfile.read(BytesIO(self.content), dtype="float32", always_2d=True)
+            return soundfile.read(BytesIO(self.content), dtype="int16", always_2d=True)
         except soundfile.LibsndfileError as error:
             raise InvalidAudio(f"voice: the recording cannot be decoded ({error}); give a WAV or FLAC file") from None
 

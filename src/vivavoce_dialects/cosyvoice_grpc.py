@@ -7,8 +7,8 @@ from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce.frontend.audio.encoders import wav_header
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import Recording, SpeechRequest
-from vivavoce.protos import message
 from vivavoce_grpc.calls import FINISH_REASON, PROTOCOL, REQUEST_ID, Call, Metadata, parsed
+from vivavoce_grpc.protos import message
 
 PROMPT_RATE = 16_000
 """Samples per second of `prompt_audio`, which has no header."""

@@ -17,11 +17,11 @@ from google.protobuf.message import DecodeError
 
 from vivavoce.errors import DeadlineExceeded, InvalidRequest, Overloaded, VivavoceError
 from vivavoce.logs import request_scope
-from vivavoce.protos import message
 from vivavoce.server.dispatcher import RequestDispatcher, sent_within
 from vivavoce.server.keys import KeyRing, token_in
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import ServerSection
+from vivavoce_grpc.protos import message
 
 PROTOCOL = "grpc"
 LEAST_STREAMS = 8

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from vivavoce.loopback import is_local
-from vivavoce.protos import message
+from vivavoce_grpc.protos import message
 
 PACKAGE = "vivavoce.v1"
 

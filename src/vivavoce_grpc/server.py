@@ -13,12 +13,12 @@ import grpc.aio
 
 from vivavoce.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
-from vivavoce.protos import FILES, POOL, SERVICES, message
 from vivavoce.server.dialect import Dialect
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection
 from vivavoce_grpc.calls import Answer, Call, Calls, Context, Metadata, parsed
+from vivavoce_grpc.protos import FILES, POOL, SERVICES, message
 from vivavoce_grpc.speech import PACKAGE as SPEECH
 from vivavoce_grpc.speech import add_voice, list_voices, remove_voice, speak
 

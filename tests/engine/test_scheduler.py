@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -158,15 +159,6 @@ def test_the_prompt_comes_before_the_first_chunk():
     stream = a_stream(produced=40)
     first_of(stream).lacks_prompt = True
     assert [chunk[:2] for chunk in plan(stream).start] == [(first_of(stream), 0)]
-
-
-@pytest.mark.parametrize("produced", [10, 18])
-def test_a_prompt_that_may_come_later_delays_neither_first_chunk_nor_what_runs(produced):
-    stream, work = a_stream(produced=produced), offline(produced=500, phase=Phase.DECODED, busy=True)
-    first_of(stream).lacks_prompt = first_of(stream).prompt_later = True
-    made = plan(stream, work, at=AT._replace(running=(batch := batch_of(work, 2.0),)), exclusive=False)
-    assert [chunk[:2] for chunk in made.start] == ([(first_of(stream), 15)] if produced == 18 else [])
-    assert made.advance is (None if produced == 18 else batch)
 
 
 def test_the_stream_that_runs_dry_first_is_made_first():
@@ -334,6 +326,7 @@ def test_steps_that_many_share_wait_for_the_flow_until_first_tokens_have_waited(
     assert planned(*crowd, new).decode
     many = [sounding(9.0) for _ in range(100)]
     assert planned(*many, new) == idle
+    assert planned(*many, new, at=calm) == idle  # too many for it
     first_of(new).read_at = NOW - 0.105
     assert planned(*many, new).decode
     assert planned(*crowd, sounding(0.1)).decode  # its listener would run dry
@@ -420,6 +413,26 @@ def test_a_chunk_that_the_guard_is_not_sure_of_waits_while_its_listener_has_audi
     assert started(plain) == [plain]
 
 
+@pytest.mark.parametrize(
+    ("ahead_s", "silent", "exclusive", "goes_on"),
+    [
+        (5.0, {"produced": 3}, False, False),
+        (5.0, {"produced": 3}, True, True),  # on a CPU the two take turns anyway
+        (5.0, {"produced": 3, "phase": Phase.READING}, False, True),
+        (5.0, {"produced": 3, "closed": True}, False, True),
+        (5.0, {"produced": 18, "busy": True}, False, True),
+        (0.9, {"produced": 3}, False, True),
+    ],
+)
+def test_a_batch_pauses_for_first_tokens_while_all_its_listeners_have_enough(ahead_s, silent, exclusive, goes_on):
+    running = batch_of(sounding(ahead_s, busy=True))
+    made = scheduler(exclusive=exclusive)._synthesis([a_stream(**silent)], AT._replace(running=(running,)))
+    assert (made is not None and made[1].advance is running) is goes_on
+    many = [a_stream(**silent), *(sounding(9.0) for _ in range(32))]
+    made = scheduler(exclusive=exclusive)._synthesis(many, AT._replace(running=(running,)))
+    assert made is not None
+
+
 def test_short_chunks_that_are_urgent_share_a_batch_with_short_ones_only():
     fast = {"costs": Costs(flow_s=0.5), "exclusive": False, "padded": False, "short": ShortBatches(40, 3)}
     news = [a_stream(produced=18, accepted_at=NOW - place) for place in (4, 3, 2, 1)]
@@ -431,7 +444,7 @@ def test_short_chunks_that_are_urgent_share_a_batch_with_short_ones_only():
     assert started(late, news[0], **fast) == [late, news[0]]
     # A stream's second chunk joins a long first one, and first chunks do not.
     fresh, second = a_stream(produced=40, accepted_at=NOW), sounding(0.1, produced=18 + 15, chunks=1, spoken=15)
-    first_of(fresh).lacks_prompt = first_of(fresh).prompt_later = True
+    first_of(fresh).flow = SimpleNamespace(known=None, prompt_end=50)
     assert first_of(fresh).next_chunk(NOW).frames > 40 >= first_of(second).next_chunk(NOW).frames
     assert started(second, fresh, **fast) == [second, fresh]
     assert started(news[0], fresh, **fast) == news[:1]

@@ -11,27 +11,23 @@ from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.synthesis_runner import SynthesisRunner
 
 
+@pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.parametrize(
-    ("policy", "on_cuda", "short", "met"),
-    [
-        (ChunkPolicy.low_latency(), True, 0, 1),
-        (ChunkPolicy.low_latency(), True, 32, 0),  # the prompt's state lets the first chunk be short
-        (ChunkPolicy.low_latency(), False, 0, 0),
-        (None, True, 0, 0),
-    ],
+    ("policy", "on_cuda", "asked"),
+    [(ChunkPolicy.low_latency(), True, True), (ChunkPolicy.low_latency(), False, False), (None, True, False)],
 )
-def test_only_a_stream_that_continues_its_voices_state_makes_the_voice_known(
-    policy: ChunkPolicy | None, on_cuda: bool, short: int, met: int
+def test_a_gpu_computes_the_state_of_a_voice_that_comes_again(
+    policy: ChunkPolicy | None, on_cuda: bool, asked: bool, is_new: bool
 ) -> None:
-    stream = SimpleNamespace(voice=b"anna", known=None, meet=Mock(return_value=True))
-    flow = Mock(**{"open.return_value": stream, "lacks_prompt.return_value": True, "short.frames": short})
+    stream = SimpleNamespace(voice=b"anna", known=None, meet=Mock(return_value=is_new))
+    flow = Mock(**{"open.return_value": stream, "lacks_prompt.return_value": True})
     runner = SynthesisRunner(flow, Mock(), Mock(on_cuda=on_cuda), Mock(), Statistics())
     sequence = Mock(
         segment=SegmentRequest(Mock(), (1,)),
         request=SimpleNamespace(policy=policy, asked=True),
         flow_steps=FlowSteps.OFFICIAL,
-        prompt_later=False,
+        lacks_prompt=False,
     )
     runner.open(sequence)
-    assert stream.meet.call_count == met
-    assert sequence.prompt_later is bool(met)
+    assert stream.meet.called is asked
+    assert sequence.lacks_prompt is (policy is not None and not (asked and is_new))

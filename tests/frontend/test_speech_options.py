@@ -28,9 +28,9 @@ from vivavoce.frontend.speech_options import (
     Option,
 )
 from vivavoce.frontend.text.text_input import Code, Emojis, Normalization
-from vivavoce.protos import message
 from vivavoce.server.http.normalize import NormalizeFields
 from vivavoce.server.http.speech_fields import SamplingFields, SpeechFields
+from vivavoce_grpc.protos import message
 from vivavoce_textnorm import Language
 
 NAMES = {option.name for option in SPEECH_OPTIONS}

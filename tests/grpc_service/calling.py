@@ -14,12 +14,12 @@ import pytest
 
 from tests.server.fake_backend import FakeBackend, tone
 from vivavoce.frontend.audio.samples import to_int16
-from vivavoce.protos import message
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.request_log import RequestRecord
 from vivavoce.server.settings import ServerSection
 from vivavoce_dialects.table import DIALECTS
+from vivavoce_grpc.protos import message
 from vivavoce_grpc.server import start_grpc
 
 METHOD = "/cosyvoice.CosyVoice/Inference"

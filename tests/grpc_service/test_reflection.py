@@ -17,10 +17,10 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 
 from tests.grpc_service.calling import Caller, calling, failing, spoken
 from tests.server.fake_backend import FakeBackend
-from vivavoce import protos
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce.protos import FILES, SERVICES, message
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
+from vivavoce_grpc import protos
+from vivavoce_grpc.protos import FILES, SERVICES, message
 
 PROTOS = Path(protos.__file__).parent
 MANUAL = (Path(__file__).parents[2] / "docs" / "grpc.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ FOUND = ["vivavoce.v1.Speech", "cosyvoice.CosyVoice", "grpc.health.v1.Health", "
 
 
 def test_what_is_compiled_is_what_the_files_say(tmp_path: Path) -> None:
-    """Else compile them again, as `vivavoce.protos` says."""
+    """Else compile them again, as `vivavoce_grpc.protos` says."""
     protoc = pytest.importorskip("grpc_tools.protoc")
     out, names = tmp_path / "compiled.binpb", sorted(path.name for path in PROTOS.glob("*.proto"))
     assert protoc.main(["", f"-I{PROTOS}", "--include_source_info", f"--descriptor_set_out={out}", *names]) == 0

@@ -129,8 +129,6 @@ class SequenceState:
     flow_steps: FlowSteps = FlowSteps.OFFICIAL
     lacks_prompt: bool = False
     """Whether the flow should compute the state of the voice's prompt."""
-    prompt_later: bool = False
-    """Whether the prompt's state is computed only after the first chunk, whose batch computes the prompt, too."""
     busy: bool = False
     """Whether a chunk or the prompt of this sequence is in the flow or the vocoder now."""
     finished: bool = False
@@ -154,7 +152,7 @@ class SequenceState:
 
     @property
     def prompt_due(self) -> bool:
-        return self.lacks_prompt and not self.finished and (self.chunks > 0 or not self.prompt_later)
+        return self.lacks_prompt and not self.finished
 
     def may_cut(self, now: float) -> bool:
         return not self.finished and self.produced > 0 and self.lacking(now) == 0
@@ -183,8 +181,6 @@ class SequenceState:
             begin = end = self.prompt_tokens + self.spoken
             if not self.spoken and self.flow is not None:
                 begin = self.flow.prompt_end if self.flow.known else 0
-            if self.lacks_prompt:
-                begin = 0
             frames, past = frames_of(end - begin + hop), frames_of(begin)
         else:
             computed = seen - self.spoken if policy is not None and policy.overlaps else self.spoken + hop

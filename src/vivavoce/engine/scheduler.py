@@ -38,6 +38,10 @@ the slack of a stream about to run dry."""
 _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
 """If at least `_SHARED_SLOTS` sequences decode, a new sequence may wait for other new ones, to decode first tokens with
 them: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
+_CALM_SLOTS, _AMPLE_S = 32, 1.2
+"""While at most `_CALM_SLOTS` sequences decode, first tokens go before the chunks of listeners who have enough in hand:
+they do not wait for others if all listeners of the flow's batch have `_SCARCE_S`, and the batch pauses for them if all
+have `_AMPLE_S`. With more sequences, a device has too little time to spare."""
 _WORTH_JOINING = 0.8
 """A chunk joins a batch only if that lengthens the batch by at most this share of the chunk's time alone. Otherwise
 joining saves next to nothing, and delays all other chunks."""
@@ -246,8 +250,7 @@ class Scheduler:
             return False
         past = sum(one.prompt_rows + one.produced for one in decoding)
         step_s = self._costs.predict(Stage.DECODE, BatchSize(len(decoding), 0, past))
-        # First tokens do not wait for a batch whose listeners have enough in hand.
-        pauses = many and least < Urgency(AHEAD, _SCARCE_S)
+        pauses = many and (least < Urgency(AHEAD, _SCARCE_S) or len(decoding) > _CALM_SLOTS)
         pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * len(decoding)) if pauses else 0.0
         return not any(self._presses(one, at.now, step_s, pause_s) for one in decoding)
 
@@ -320,7 +323,18 @@ class Scheduler:
             # More urgent chunks wait for this batch to end, so it takes over their urgency.
             ready = self._ready(requests, at.now)
             urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.live)])
+        if not self._exclusive and urgency > Urgency(AHEAD, _AMPLE_S) and self._decodes_first(requests, at.now):
+            return None
         return urgency, Plan(advance=batch)
+
+    def _decodes_first(self, requests: Collection[RequestState], now: float) -> bool:
+        """Whether few sequences decode, among them one of a stream that has not sounded."""
+        current = (
+            one.sequences[one.decoded] for one in requests if not one.closed and one.decoded < len(one.sequences)
+        )
+        decoding = [one for one in current if one.phase is Phase.DECODING]
+        silent = (one for one in decoding if one.request.live and one.request.sounding_since is None)
+        return len(decoding) <= _CALM_SLOTS and any(one.lacking(now) for one in silent)
 
     def _overtaken(self, requests: Collection[RequestState], rank: int, now: float) -> bool:
         """Whether a stream has a chunk that could begin and is more urgent than this rank.

@@ -106,10 +106,10 @@ class SynthesisRunner:
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
         if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
-            # Without a kernel for short chunks, a GPU computes a new voice's prompt with its first chunk, and the state
-            # later. For a voice that comes again the state goes first: later requests need not compute it.
-            if self.queue.on_cuda and sequence.flow.voice is not None and not self.flow.short.frames:
-                sequence.prompt_later = sequence.flow.meet() and sequence.lacks_prompt
+            # A GPU computes a new voice's prompt with the first chunk, and keeps no state of it. If the voice comes
+            # again, the state goes first: later requests need not compute it.
+            if self.queue.on_cuda and sequence.flow.voice is not None and sequence.flow.meet():
+                sequence.lacks_prompt = False
             # A hit: the chunks continue the state of the voice's prompt, left by an earlier stream.
             if request.asked and sequence.flow.voice is not None:
                 with self._statistics.lock:

@@ -14,7 +14,7 @@ import grpc
 from grpc_tools import protoc
 from telling import OUT, TEXT, URL, VOICE, call
 
-PROTO = Path(__file__).parents[4] / "src/vivavoce/protos/cosyvoice.proto"
+PROTO = Path(__file__).parents[4] / "src/vivavoce_grpc/protos/cosyvoice.proto"
 assert protoc.main(["", f"-I{PROTO.parent}", f"--python_out={OUT}", f"--grpc_python_out={OUT}", str(PROTO)]) == 0
 sys.path.insert(0, str(OUT))
 messages: Any = import_module("cosyvoice_pb2")
