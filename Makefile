@@ -52,7 +52,7 @@ test: $(DEV) ## run the tests, but for those of the next line
 	$(PYTEST) -m 'not process and not slow and not long'
 
 # The server for the tests of the Triton repository; where it cannot be had, they are skipped and say why.
-test-slow: $(DEV) ## run those: kernels in Triton's interpreter, listening, and all that start engines, servers, a browser, Triton
+test-slow: $(DEV) ## run those: kernels in Triton's interpreter, listening, satellites such as training, and all that start engines, servers, a browser, Triton
 	-@$(PYTHON) -m vivavoce triton env --dir .venv/triton
 	$(PYTEST) -m '(process or slow) and not long'
 

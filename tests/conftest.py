@@ -48,6 +48,9 @@ LONGEST = (
 )
 """The files that take longest come first, so that no worker is left alone with one."""
 
+SLOW = ("triton", "training", "runtimes", "export", "deploy", "dialects", "server/http/test_faults_*")
+"""Folders and files whose tests are all `slow`: satellites beside the core, and attacks on a server."""
+
 LATE_S = 600.0
 """No coroutine takes so long; one that hangs ends then."""
 
@@ -63,10 +66,15 @@ os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     order = {tests / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+    slow = {path for name in SLOW for path in tests.glob(name)}
+    for item in items:
+        if slow & {item.path, *item.path.parents}:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)

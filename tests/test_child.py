@@ -33,6 +33,7 @@ def test_modules_in_the_current_folder_are_not_run(planted: Path) -> None:
     assert _run(*python_command(COMMAND_LINE, "--version")).stdout.startswith("vivavoce ")
 
 
+@pytest.mark.slow
 def test_a_program_of_the_user_s_keeps_its_path_and_starts_none_with_the_current_folder(
     planted: Path, babble: Path, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/
     # What asks a server is tried where there is one: tests/server/http/test_server_docs.py.
     [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "http://" not in code],
 )
+@pytest.mark.slow
 def test_python_examples_run(code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path))
@@ -44,6 +45,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
+@pytest.mark.slow
 def test_figures_of_cards_are_those_that_are_planned():
     page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
     for row in card_rows(release_config(Generation.V2), "auto", list(CARDS)):

@@ -123,6 +123,7 @@ def test_the_table_says_what_the_door_adds() -> None:
 
 
 @pytest.mark.parametrize("name", ["pcm", "mp3"])
+@pytest.mark.slow
 def test_each_listener_is_counted(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

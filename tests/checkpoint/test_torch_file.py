@@ -174,6 +174,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_no_file_becomes_large_or_is_run(tmp_path: Path) -> None:
     """In a process that has one GB more than it needs for nothing."""
     for name, (write, _) in HOSTILE.items():

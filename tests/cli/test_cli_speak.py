@@ -100,6 +100,7 @@ def test_the_other_generations_go_through_every_command(run: Run, other_babble: 
     assert run("speak Hi. -v me -o v2.wav").code == 0, "another model speaks with the same voice"
 
 
+@pytest.mark.slow
 def test_the_environment_names_the_model(run: Run, babble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIVAVOCE_MODEL", "nope")
     for command in ("speak Hi.", "info"):

@@ -132,6 +132,7 @@ def test_two_engines_share_models(models, alone):
 
 
 @BOTH
+@pytest.mark.slow
 def test_little_state_changes_nothing(models, alone):
     """Without room for the past it is computed again."""
     names = ["stream", "short hops", "conversion"]

@@ -162,6 +162,7 @@ def test_a_handle_keeps_its_engine(models):
     assert len(handle.result().samples) == 20 * 960
 
 
+@pytest.mark.slow
 def test_the_program_may_end_while_it_speaks(babble):
     script = f"""
 import torch
@@ -208,6 +209,7 @@ def test_statistics_count_what_happened(models):
         assert_clean(engine)
 
 
+@pytest.mark.slow
 def test_the_engine_can_be_imported_without_triton():
     """It exists on Linux only; without it the plain path works."""
     script = "import sys; sys.modules['triton'] = None; import vivavoce.api, vivavoce.engine.engine"

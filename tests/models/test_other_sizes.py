@@ -197,6 +197,7 @@ def test_greedy_decoding(checkpoint):
 
 @pytest.mark.parametrize("chunked", [False, True])
 @torch.inference_mode()
+@pytest.mark.slow
 def test_flow_together_and_alone(checkpoint, chunked):
     flow = checkpoint.models.flow
     generator = torch.Generator().manual_seed(0)

@@ -83,6 +83,7 @@ def test_days_without_a_full_stop_are_read(language: str, text: str) -> None:
     assert "".join(words for words, _ in _arrived(text, language)) == read(text, language, _SETTINGS).spoken != text
 
 
+@pytest.mark.slow
 def test_what_is_given_depends_on_the_text_alone_and_comes_in_order() -> None:
     chance = random.Random(13)
     for place, text in enumerate(_texts(250)):
@@ -168,6 +169,7 @@ def test_what_is_held_is_bounded_and_nothing_is_said_twice(text: str) -> None:
         assert words.split() == read(text, "en", _SETTINGS).spoken.split()
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_the_whole_reading(front_end: TextFrontEnd) -> None:
     """Wherever those of a text that is spoken as it is written would be."""
     chance = random.Random(17)

@@ -73,6 +73,7 @@ def test_a_lexicon_is_a_value(folder: Path) -> None:
         Lexicon({"SQL": " "})
 
 
+@pytest.mark.slow
 def test_the_longest_word_counts_and_patterns_are_not_kept_for_ever() -> None:
     lexicon = Lexicon({"New York": "a town", "New York City": "the town", "C++": "see plus plus"})
     said = read("New York City is in New York, C++ is not.", "en", Settings(lexicon=lexicon)).spoken

@@ -146,6 +146,7 @@ def test_english_blocks_read_as_the_whole(sentences):
 
 @given(sentences=st.lists(st.sampled_from(CHINESE), min_size=60, max_size=80))
 @settings(deadline=None, max_examples=5, phases=[Phase.generate])
+@pytest.mark.slow
 def test_chinese_blocks_read_as_the_whole(sentences):
     reader = load_reader("zh")
     text = "".join(sentences)

@@ -51,6 +51,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> set[Row]:
     return found
 
 
+@pytest.mark.slow
 def test_every_rule_is_needed_by_a_text_of_the_tables(used: set[Row]) -> None:
     """Rules that several languages share are needed if one of these uses them."""
     for language in VERBALIZERS:

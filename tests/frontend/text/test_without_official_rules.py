@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 
@@ -23,6 +25,7 @@ assert "wetext" not in {name for name, module in sys.modules.items() if module}
 """
 
 
+@pytest.mark.slow
 def test_a_core_install_speaks_and_names_the_extra() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
