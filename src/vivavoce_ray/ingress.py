@@ -40,6 +40,7 @@ class Ingress:
             rules=settings.requests,
             provenance=settings.provenance,
             limits=open_limits(settings.auth, settings.voices),
+            flow_steps=settings.model.flow_steps,
         )
         self._state = AppState(dispatcher, KeyRing(settings.auth.keys_file), settings, dialects=DIALECTS)
 

@@ -151,7 +151,7 @@ async def calling(
 ) -> AsyncIterator[Caller]:
     """A caller of a server with this speaker and these settings."""
     speaker = speaker or FakeBackend()
-    dispatcher = RequestDispatcher(speaker)
+    dispatcher = RequestDispatcher(speaker, flow_steps="official")
     dispatcher.request_log.observers += observers
     running, port = await start_grpc(dispatcher, keys or KeyRing(), ServerSection(grpc_port=0, **server), DIALECTS)
     try:

@@ -49,6 +49,7 @@ async def test_one_message_suffices_and_its_text_is_read_as_a_whole() -> None:
     assert kinds(replies) == ["started", "segment", "audio", "segment_done", "done"]
     started, done = replies[0].started, replies[-1].done
     assert (started.request_id, started.sample_rate, started.response_format) == ("mine-1", 22_050, "pcm")
+    assert started.flow_steps == "official"
     assert heard(replies) == spoken(TEXT)
     assert (done.finish_reason, done.segments_spoken, done.segments_given) == ("stop", 1, 1)
     assert done.audio_seconds == pytest.approx(len(TEXT) * 240 / 22_050, abs=1e-6)

@@ -124,7 +124,12 @@ def _dispatcher(backend: SpeechBackend, settings: ServerSettings, stack: AsyncEx
     limits = open_limits(settings.auth, settings.voices)
     stack.push_async_callback(limits.close)
     return RequestDispatcher(
-        backend, request_log=request_log, rules=settings.requests, provenance=settings.provenance, limits=limits
+        backend,
+        request_log=request_log,
+        rules=settings.requests,
+        provenance=settings.provenance,
+        limits=limits,
+        flow_steps=None if settings.server.upstream else settings.model.flow_steps,
     )
 
 

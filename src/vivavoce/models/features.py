@@ -105,9 +105,7 @@ def whisper_log_mel(samples: Tensor, num_bins: int = 128) -> Tensor:
 
 NUM_BINS = 80
 FRAME_SAMPLES, FRAME_HOP = 400, 160
-_FBANK_N_FFT = 512
-_PRE_EMPHASIS = 0.97
-_LOWEST_HZ = 20.0
+_FBANK_N_FFT, _PRE_EMPHASIS, _LOWEST_HZ = 512, 0.97, 20.0
 
 
 def speaker_fbank(samples: Tensor) -> Tensor:

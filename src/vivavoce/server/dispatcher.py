@@ -58,10 +58,12 @@ class RequestDispatcher:
         rules: RequestsSection = RequestsSection(),
         provenance: ProvenanceSection = ProvenanceSection(),
         limits: KeyLimits | None = None,
+        flow_steps: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rules and provenance may be replaced while requests run."""
+        """rules, provenance: may change while requests run. flow_steps: if a request names none; None: not known."""
         self.backend, self.rules, self.provenance, self.clock = backend, rules, provenance, clock
+        self.flow_steps = flow_steps
         self.request_log = RequestLog() if request_log is None else request_log
         self.metrics = RequestMetrics()
         self.request_log.observers.append(self.metrics.ended)
@@ -234,7 +236,7 @@ class ActiveRequest:
         self._dispatcher, self._record, self._stream, self._permit = dispatcher, record, stream, permit
         self._began = self._last_at = began
         self.request_id, self.admission_s = record.request_id, record.admission_s or 0.0
-        self.sample_rate = stream.sample_rate
+        self.sample_rate, self.flow_steps = stream.sample_rate, request.flow_steps or dispatcher.flow_steps
         self.verdict: Verdict | None = None
         self._failure: VivavoceError | None = None
         self._events: AsyncGenerator[SpeechEvent, None] | None = None

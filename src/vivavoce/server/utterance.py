@@ -212,7 +212,8 @@ class StreamedUtterance:
             if number == 1:
                 rate = self._output.rate_of(self._sample_rate)
                 started: Reply = {"sample_rate": rate, "response_format": self._output.codec.value}
-                started |= {"warnings": notes} if (notes := list(active.request.notes)) else {}
+                more = {"flow_steps": active.flow_steps, "warnings": list(active.request.notes)}
+                started |= {name: value for name, value in more.items() if value}
                 await self._reply({"type": "started", "request_id": self.request_id, **started})
             await self._send_speech(active, passage, encoder)
         except Exception as error:

@@ -29,7 +29,12 @@ def make_state(
 ) -> AppState:
     """A state for a speaker; to be called in the event loop that serves it."""
     settings = settings or ServerSettings()
-    dispatcher = RequestDispatcher(speaker or FakeBackend(), rules=settings.requests, provenance=settings.provenance)
+    dispatcher = RequestDispatcher(
+        speaker or FakeBackend(),
+        rules=settings.requests,
+        provenance=settings.provenance,
+        flow_steps=settings.model.flow_steps,
+    )
     return AppState(dispatcher, keys or KeyRing(), settings, dialects=DIALECTS)
 
 

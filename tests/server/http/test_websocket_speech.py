@@ -67,6 +67,7 @@ async def test_the_simplest_client_gets_its_samples_and_a_verdict(rate: int) -> 
             "request_id": identity,
             "sample_rate": rate,
             "response_format": "pcm",
+            "flow_steps": "official",
         }
         assert audio_of(replies) == pcm(6)
         assert replies[-1]["verdict"] == {
@@ -400,3 +401,9 @@ async def test_a_server_that_takes_no_requests_says_so_before_it_accepts() -> No
                 pass
         assert refused.value.response.status_code == 503
         assert int(refused.value.response.headers["retry-after"]) >= 1
+
+
+async def test_the_answer_tells_the_flow_steps_that_were_asked_for() -> None:
+    async with connected(FakeBackend()) as (client, _):
+        replies = await answered(client, start(flow_steps="fast"), text("Hello."), END)
+        assert replies[0]["flow_steps"] == "fast"

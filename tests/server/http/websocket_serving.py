@@ -72,8 +72,8 @@ async def serving(
     speaker: FakeBackend | None = None, *, keys: FakeKeys | None = None, **server: Any
 ) -> AsyncIterator[Served]:
     speaker = speaker or FakeBackend()
-    dispatcher = RequestDispatcher(speaker)
     settings = ServerSettings(server=ServerSection(**server))
+    dispatcher = RequestDispatcher(speaker, flow_steps=settings.model.flow_steps)
     known: Any = keys or FakeKeys(required=False)
     state = AppState(dispatcher, known, settings, dialects=DIALECTS)
     listener = Listener(build_app(state), bind("127.0.0.1", 0, "port"), state.settings.server)

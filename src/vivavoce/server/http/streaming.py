@@ -242,9 +242,8 @@ class SpeechAnswer(Response):
         if active is not None:
             self.headers[ADMISSION_HEADER] = f"{active.admission_s:.3f}"
             self.headers[SPEED_HEADER] = f"{active.request.speed:g}"
-            settings = self._state.settings
-            if not settings.server.upstream:  # the upstream server's steps are not known
-                self.headers[FLOW_STEPS_HEADER] = active.request.flow_steps or settings.model.flow_steps
+            if active.flow_steps is not None:
+                self.headers[FLOW_STEPS_HEADER] = active.flow_steps
             if active.request.notes:
                 self.headers[WARNING_HEADER] = "; ".join(active.request.notes)
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
