@@ -20,7 +20,7 @@ import grpc.aio
 from websockets.asyncio.client import connect
 
 from benchmarks.entry.pace import Listening, pieces, text_of
-from vivavoce.protos import message
+from vivavoce_grpc.protos import message
 
 SPEECH_S = 10.0
 CALLS_A_CHANNEL = 32

@@ -72,7 +72,7 @@ class Manner(ReadingManner, total=False):
     seed: int
     sampling: SamplingParams | None
     word_times: bool
-    guard: bool
+    guard: bool | None
     flow_steps: Literal["official", "fast"] | None
     adapter: str | None
     prompt_text: str
@@ -286,7 +286,7 @@ class Vivavoce:
             word_times: give the time of each word, in `Speech.words` or the `words` of chunks; the first use of a model
                 searches for the attention heads that follow the text.
             guard: detect speech that deviates from its text (repeats, skips, loops, ends early), and speak that part
-                again with another seed; `Speech.delivery` reports it.
+                again with another seed; `Speech.delivery` reports it. None: with the model mini alone.
             flow_steps: official (ten Euler steps) or fast (three midpoint steps, three fifths of the flow's work);
                 None: as the engine's settings say. CosyVoice 1 has only official steps.
             adapter: name of a loaded LoRA adapter of the language model (`load_adapter`); "none": no adapter; None: the
@@ -466,7 +466,7 @@ class Vivavoce:
         if is_cancelled():
             raise RequestCancelled("request: was cancelled")
         self.engine.check_load(streaming=False)
-        voice, started = find_voice(), time.perf_counter()
+        voice, started, options = find_voice(), time.perf_counter(), self.front_end.resolved(options)
         if options.follows:
             know_heads(self.engine, self.front_end)
         planned = list(self.front_end.plan(text, voice, options, is_cancelled, silent=True))

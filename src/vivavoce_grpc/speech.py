@@ -14,7 +14,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.encode import parse_format
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import VoiceOptions
-from vivavoce.frontend.speech_options import SPEECH_OPTIONS
+from vivavoce.frontend.speech_options import GUARD, SPEECH_OPTIONS
 from vivavoce.frontend.voices.consent import given_consent
 from vivavoce.server.rate_limiter import voice_owner
 from vivavoce.server.served_models import served_model
@@ -171,6 +171,7 @@ def _request(start: Any, owner: str, model: str) -> SpeechRequest:
     given = {
         option.field: getattr(start, option.name) or option.default for option in SPEECH_OPTIONS if option.name in known
     }
+    given[GUARD.field] = start.guard if start.HasField(GUARD.name) else GUARD.default
     return SpeechRequest(
         text=start.text or None,
         voice=recording if start.HasField("recording") else start.voice or None,

@@ -184,6 +184,13 @@ async def test_text_is_spoken_while_it_comes_and_marks_count_on_over_flushes() -
     assert ends[-1].end == late[-1].done.audio_seconds == 0.17
 
 
+@pytest.mark.parametrize(("given", "asked_for"), [({}, None), ({"guard": False}, False), ({"guard": True}, True)])
+async def test_the_guard_is_left_to_the_model_or_asked_for(given: dict[str, bool], asked_for: bool | None) -> None:
+    async with calling(FakeBackend()) as caller:
+        await caller.answers(asked(start={"text": TEXT, **given}))
+        assert caller.speaker.orders[0].guard is asked_for
+
+
 async def test_words_come_before_their_audio_and_the_end_tells_how_it_was_spoken() -> None:
     async with calling(Worded()) as caller:
         replies = await caller.answers(asked(start={"text": "Hi there. You!", "word_times": True}))

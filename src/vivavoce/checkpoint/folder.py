@@ -63,6 +63,8 @@ class ModelCard:
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
     """The model was trained to follow instructions; other models would speak them aloud."""
+    guarded: bool = False
+    """Requests that do not mention the guard have it; its false alarms were measured on this model."""
     flow_steps: int | None = None
     """Number of Euler steps, for a flow that was distilled to it; None: ten steps, as in the official code."""
     voices: Mapping[str, SpeakerCard] = field(default_factory=dict)
@@ -125,6 +127,7 @@ def read_card(folder: Path) -> ModelCard:
         languages=tuple(map(str, data.get("languages", languages))),
         text_stream=TextStream(stream),
         instructions=bool(data.get("instructions", True)),
+        guarded=bool(data.get("guarded", False)),
         flow_steps=steps,
         voices={str(name): _speaker(told) for name, told in _mapping(data.get("voices")).items()},
     )

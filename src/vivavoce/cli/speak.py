@@ -78,6 +78,9 @@ class SpeechSource:
     play: bool = flag("Also play the audio, with sounddevice, ffplay, aplay or afplay.", default=False)
 
 
+_NOT_AS_GIVEN = {"voice", "transcript", "mode", "lexicon", "adapter", "top_p", "top_k"}
+
+
 @dataclass(frozen=True)
 class SpeechManner:
     voice: flags.VoiceOption = None
@@ -93,7 +96,7 @@ class SpeechManner:
     code: str = flag(CODE.flag_help, "CHOICE", default=CODE.default)
     reasoning: str = flag(REASONING.flag_help, "CHOICE", default=REASONING.default)
     word_times: bool = flag("Time each word: subtitles then follow the words.", default=WORD_TIMES.default)
-    guard: bool = flag(GUARD.flag_help, default=GUARD.default)
+    guard: bool | None = flag(GUARD.flag_help, None, "--guard/--no-guard", default=GUARD.default)
     flow_steps: str | None = flag(FLOW_STEPS.flag_help, "CHOICE")
     adapter: Path | None = flag("Folder of a LoRA adapter of the language model, which PEFT has written.", "FOLDER")
     top_p: float | None = flag(TOP_P.flag_help, "NUMBER")
@@ -106,18 +109,8 @@ class SpeechManner:
 
         how: dict[str, Any] = {
             "mode": parse_mode(self.mode) if self.mode else None,
-            "instructions": self.instructions,
-            "speed": self.speed,
-            "seed": self.seed,
-            "language": self.language,
-            "reading": self.reading,
+            **{name: value for name, value in vars(self).items() if name not in _NOT_AS_GIVEN},
             "lexicon": read_lexicon(self.lexicon) if self.lexicon else NO_WORDS,
-            "emojis": self.emojis,
-            "code": self.code,
-            "reasoning": self.reasoning,
-            "word_times": self.word_times,
-            "guard": self.guard,
-            "flow_steps": self.flow_steps,
             "adapter": None if self.adapter is None else self.adapter.absolute().name,
             "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }

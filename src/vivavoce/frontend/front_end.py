@@ -216,6 +216,10 @@ class FrontEnd:
         tokens = tuple(self.extractor.speech_tokens(source).tolist())
         return SegmentRequest(condition(voice, CONVERSION), speech_tokens=tokens, speed=speed, seed=seed)
 
+    def resolved(self, options: SpeakOptions) -> SpeakOptions:
+        """The options with the model's own default of `guard`."""
+        return replace(options, guard=self.card.guarded) if options.guard is None else options
+
     def _segments(
         self,
         text: str,

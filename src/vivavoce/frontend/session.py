@@ -87,7 +87,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         beginning is spoken. silent: as in `FrontEnd.plan`. Raises Overloaded, RequestCancelled (the session was closed
         meanwhile) and the errors of `FrontEnd.plan`.
         """
-        progress, self._language = self._progress, options.language
+        progress, self._language, options = self._progress, options.language, self._front_end.resolved(options)
         progress.word_times = options.word_times
         if options.follows:
             progress.timer = WordTimer()

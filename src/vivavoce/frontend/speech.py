@@ -81,7 +81,7 @@ class SpeakOptions:
     code: Code = CODE.default
     reasoning: Reasoning = REASONING.default
     word_times: bool = WORD_TIMES.default
-    guard: bool = GUARD.default
+    guard: bool | None = GUARD.default
     flow_steps: str | None = FLOW_STEPS.default
     adapter: str | None = ADAPTER.default
 
@@ -98,8 +98,8 @@ class SpeakOptions:
                 raise InvalidRequest(f"instructions: {len(self.instruct)} characters exceed {most}; shorten them")
         if self.language is not None:
             object.__setattr__(self, "language", parse_language(self.language))
-        for name in ("word_times", "guard"):
-            check_kind(name, getattr(self, name), bool, "choose True or False")
+        check_kind("word_times", self.word_times, bool, "choose True or False")
+        check_kind("guard", False if self.guard is None else self.guard, bool, "choose True or False, or leave it out")
         if self.flow_steps is not None:
             one_of(FLOW_STEPS.choices, FLOW_STEPS.name, self.flow_steps)
         if self.adapter is not None:
@@ -113,7 +113,7 @@ class SpeakOptions:
     @property
     def follows(self) -> bool:
         """Whether the engine must track which part of the text is being spoken (for `word_times` or `guard`)."""
-        return self.word_times or self.guard
+        return self.word_times or bool(self.guard)
 
     @property
     def steps(self) -> FlowSteps | None:

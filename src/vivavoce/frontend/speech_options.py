@@ -91,7 +91,8 @@ REASONING = Option(
     choices=("silent", "read"),
 )
 WORD_TIMES = Option("word_times", "Tell when each word is heard.", bool, False)
-GUARD = Option("guard", "Notice speech that leaves its text, and speak the part again.", bool, False)
+_GUARD = "Notice speech that leaves its text, and speak the part again."
+GUARD = Option("guard", _GUARD, bool, default_help="true with the model mini, otherwise false")
 FLOW_STEPS = Option(
     "flow_steps",
     "How the flow makes the mel: official (ten Euler steps) or fast (three midpoint steps, three fifths of the work).",

@@ -59,7 +59,6 @@ class Audio:
     @property
     def duration_s(self) -> float:
         """Length in seconds."""
-
         return len(self.samples) / self.sample_rate
 
 

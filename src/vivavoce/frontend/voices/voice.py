@@ -131,7 +131,6 @@ class Voice:
 
     def named(self, name: str) -> Voice:
         """This voice with another name."""
-
         return replace(self, name=name)
 
     def of(self, fingerprint: str) -> Voice | None:
