@@ -21,6 +21,7 @@ from vivavoce.api import Vivavoce
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidAudio, InvalidRequest, Overloaded
+from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce_bench.evaluate import Case, Clip, Instruments, PocketSphinx, assess
 from vivavoce_bench.evaluate.assessment import ready
@@ -63,9 +64,10 @@ class Recorded:
     def _decoded(self) -> tuple[NDArray[np.int16], int]:
         """Decoded once: each request is timed from its planned arrival, so the client must not keep it waiting."""
         try:
-            return soundfile.read(BytesIO(self.content), dtype="int16", always_2d=True)
+            samples, rate = soundfile.read(BytesIO(self.content), dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
             raise InvalidAudio(f"voice: the recording cannot be decoded ({error}); give a WAV or FLAC file") from None
+        return to_int16(samples), rate
 
 
 QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per", "speaker_similarity", "runaways")

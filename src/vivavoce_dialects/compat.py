@@ -224,7 +224,8 @@ class CosyVoice:
         self, text: Text, voice: Voice, stream: bool, speed: float, text_frontend: bool, mode: Mode, instruct: str = ""
     ) -> Pieces:
         tts, seed = self._tts[text_frontend], int(torch.randint(MAX_SEED, ()))
-        options = SpeakOptions(mode=mode, instruct=instruct or None, speed=speed, seed=seed, reading="official")
+        how: dict[str, Any] = {"reading": "official", "guard": False}  # as the official code does
+        options = SpeakOptions(mode=mode, instruct=instruct or None, speed=speed, seed=seed, **how)
         try:
             if stream or not isinstance(text, str):  # a generator's text is always streamed
                 chunks: _Chunks = tts.stream(text, voice, options=options)

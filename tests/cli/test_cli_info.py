@@ -55,6 +55,7 @@ def test_info_as_json(run: Run, babble: Path) -> None:
         "languages": ["zh", "en", "ja", "ko"],
         "text_stream": "interleaved",
         "instructions": True,
+        "guarded": False,
         "flow_steps": 4,
         "voices": {},
     }

@@ -428,9 +428,33 @@ def test_a_batch_pauses_for_first_tokens_while_all_its_listeners_have_enough(ahe
     running = batch_of(sounding(ahead_s, busy=True))
     made = scheduler(exclusive=exclusive)._synthesis([a_stream(**silent)], AT._replace(running=(running,)))
     assert (made is not None and made[1].advance is running) is goes_on
-    many = [a_stream(**silent), *(sounding(9.0) for _ in range(32))]
-    made = scheduler(exclusive=exclusive)._synthesis(many, AT._replace(running=(running,)))
-    assert made is not None
+
+
+@pytest.mark.parametrize(
+    ("others", "batches_open"),
+    [
+        ([sounding(9.0) for _ in range(32)], True),  # too many decode
+        ([cuttable(0.6)], True),  # a ready chunk whose listener has little in hand
+        ([cuttable(0.05)], False),  # one that could not even begin
+        ([a_stream(produced=18)], False),
+    ],
+)
+def test_a_batch_pauses_only_if_no_other_listener_needs_the_flow(others, batches_open):
+    running, silent = batch_of(sounding(5.0, busy=True)), a_stream(produced=3)
+    at = AT._replace(running=(running,), batches_open=batches_open)
+    assert plan(silent, at=at, exclusive=False) == Plan(decode=1)
+    assert plan(silent, *others, at=at, exclusive=False).advance is running
+
+
+def test_a_batch_of_offline_work_does_not_pause_and_one_queue_always_has_work():
+    silent, work = a_stream(produced=3), offline(produced=100)
+    running = batch_of(offline(produced=500, busy=True), 2.0)
+    assert plan(silent, at=AT._replace(running=(running,)), exclusive=False).advance is running
+    for _ in range(32):  # segments of one request
+        work.add(a_sequence(phase=Phase.DECODING, produced=3))
+    calm = AT._replace(running=(batch_of(sounding(5.0, busy=True)),))
+    made = plan(silent, work, at=calm, exclusive=False)
+    assert made.decode or made.advance
 
 
 def test_short_chunks_that_are_urgent_share_a_batch_with_short_ones_only():

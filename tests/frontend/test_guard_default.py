@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
+import vivavoce
 from vivavoce.checkpoint.folder import read_card
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.front_end import FrontEnd
@@ -33,3 +36,18 @@ def test_of_the_models_in_the_package_mini_alone_has_it() -> None:
 def test_other_values_are_refused(wrong: object) -> None:
     with pytest.raises(InvalidRequest, match="guard"):
         SpeakOptions(guard=wrong)  # type: ignore[arg-type]
+
+
+def test_speech_follows_the_models_default(babble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    for module in ("vivavoce.api", "vivavoce.frontend.session"):
+        monkeypatch.setattr(f"{module}.know_heads", lambda *_: bool(asked.append(True)))
+    with vivavoce.load(babble) as tts:
+        card = replace(tts.front_end.card, guarded=True)
+        monkeypatch.setattr(tts, "_front_end", replace(tts.front_end, card=card))
+        for guard, times in ((None, 1), (False, 0), (True, 1)):
+            asked.clear()
+            tts.speak("Hi.", guard=guard)
+            assert len(asked) == times
+            list(tts.stream("Hi.", guard=guard))
+            assert len(asked) == 2 * times

@@ -20,7 +20,7 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.handle import Handle, Outbox, RequestResult, RequestTimings
 from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, RequestCancelled
-from vivavoce.frontend.front_end import PlannedSegment, load_front_end
+from vivavoce.frontend.front_end import FrontEnd, PlannedSegment, load_front_end
 from vivavoce.frontend.session import AHEAD, RequestSession
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeakOptions
 from vivavoce.frontend.text_threads import end_threads
@@ -185,7 +185,8 @@ class FrontEndOf:
 
     arrival = InputMode.SEGMENTS
     config = SimpleNamespace(rates=SimpleNamespace(sample_rate=RATE), generation=Generation.V2)
-    card = SimpleNamespace(languages=("en",))
+    card = SimpleNamespace(languages=("en",), guarded=False)
+    resolved = FrontEnd.resolved
 
     def __init__(self, conditioning):
         self.conditioning = conditioning

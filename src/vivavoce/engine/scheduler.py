@@ -1,7 +1,7 @@
 """Plans the loop's next work. It decides from plain numbers only: it has no tensors, and no clock of its own.
 
 Two queues are planned: the language model (prefill, decode) and synthesis (flow and vocoder). If both share one
-processor (`exclusive`, the CPU), only the more urgent of the two gets work, otherwise each gets work.
+processor (`exclusive`, the CPU), only the more urgent of the two gets work, otherwise each may get work.
 
 The most urgent work goes first. Its rank (`Urgency`) is:
 
@@ -41,7 +41,7 @@ them: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE
 _CALM_SLOTS, _AMPLE_S = 32, 1.2
 """While at most `_CALM_SLOTS` sequences decode, first tokens go before the chunks of listeners who have enough in hand:
 they do not wait for others if all listeners of the flow's batch have `_SCARCE_S`, and the batch pauses for them if all
-have `_AMPLE_S`. With more sequences, a device has too little time to spare."""
+have `_AMPLE_S` (`_decodes_first`). With more sequences, a device has too little time to spare."""
 _WORTH_JOINING = 0.8
 """A chunk joins a batch only if that lengthens the batch by at most this share of the chunk's time alone. Otherwise
 joining saves next to nothing, and delays all other chunks."""
@@ -239,8 +239,8 @@ class Scheduler:
         """Whether decode steps wait for a running flow batch of streams, which they would slow down on the same device.
 
         They never wait if a sequence among them is pressed for time (`_presses`). If few sequences decode, they wait
-        only for urgent batches. If many do, they wait for any batch: waiting sequences are then decoded together, in
-        fewer steps, and more of the device is left to the flow.
+        only for urgent batches. If many do, they wait for any batch, but first tokens may go ahead (`_CALM_SLOTS`):
+        waiting sequences are then decoded together, in fewer steps, and more of the device is left to the flow.
         """
         many = len(decoding) >= _SHARED_SLOTS
         most = AHEAD if many else FIRST
@@ -323,18 +323,18 @@ class Scheduler:
             # More urgent chunks wait for this batch to end, so it takes over their urgency.
             ready = self._ready(requests, at.now)
             urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.live)])
-        if not self._exclusive and urgency > Urgency(AHEAD, _AMPLE_S) and self._decodes_first(requests, at.now):
+        calm = not self._exclusive and urgency.rank == AHEAD and urgency.slack_s > _AMPLE_S
+        if calm and self._decodes_first(requests, at.now):
             return None
         return urgency, Plan(advance=batch)
 
     def _decodes_first(self, requests: Collection[RequestState], now: float) -> bool:
-        """Whether few sequences decode, among them one of a stream that has not sounded."""
-        current = (
-            one.sequences[one.decoded] for one in requests if not one.closed and one.decoded < len(one.sequences)
-        )
-        decoding = [one for one in current if one.phase is Phase.DECODING]
+        """Whether few sequences decode, one of a stream that has not sounded among them, and ready chunks can wait."""
+        able = (one for request in requests if not request.closed for one in request.decodable())
+        decoding = [one for one in able if one.phase is Phase.DECODING]
         silent = (one for one in decoding if one.request.live and one.request.sounding_since is None)
-        return len(decoding) <= _CALM_SLOTS and any(one.lacking(now) for one in silent)
+        few = len(decoding) <= _CALM_SLOTS and any(one.lacking(now) for one in silent)
+        return few and all(its > Urgency(AHEAD, _SCARCE_S) for its, _ in self._ready(requests, now))
 
     def _overtaken(self, requests: Collection[RequestState], rank: int, now: float) -> bool:
         """Whether a stream has a chunk that could begin and is more urgent than this rank.

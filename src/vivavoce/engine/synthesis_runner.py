@@ -106,8 +106,8 @@ class SynthesisRunner:
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
         if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
-            # A GPU computes a new voice's prompt with the first chunk, and keeps no state of it. If the voice comes
-            # again, the state goes first: later requests need not compute it.
+            # For a voice's first sequence a GPU computes the prompt with the first chunk, and keeps no state of it. If
+            # the voice comes again, the state goes first: later sequences need not compute it.
             if self.queue.on_cuda and sequence.flow.voice is not None and sequence.flow.meet():
                 sequence.lacks_prompt = False
             # A hit: the chunks continue the state of the voice's prompt, left by an earlier stream.

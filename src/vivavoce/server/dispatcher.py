@@ -61,7 +61,7 @@ class RequestDispatcher:
         flow_steps: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rules, provenance: may change while requests run. flow_steps: if a request names none; None: not known."""
+        """rules, provenance: may change while requests run. flow_steps: of requests that name none, if known."""
         self.backend, self.rules, self.provenance, self.clock = backend, rules, provenance, clock
         self.flow_steps = flow_steps
         self.request_log = RequestLog() if request_log is None else request_log

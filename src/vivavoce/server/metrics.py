@@ -178,8 +178,8 @@ def _engine_families(engine: StatisticsSnapshot) -> Iterator[Metric]:
     yield _gauge("slots_used", "Sequences that are decoded now.", engine.slots.used)
     yield _gauge("slots_peak", "The most sequences that were decoded at once.", engine.slots.peak)
     yield _gauge("slots", "The most sequences that can be decoded at once.", engine.slots.total)
-    yield _counter("prompt_cache_hits", "Voices whose prompt state was in memory.", engine.prompt_cache_hits)
-    yield _counter("prompt_cache_misses", "Voices whose prompt state was computed.", engine.prompt_cache_misses)
+    yield _counter("prompt_cache_hits", "Sequences that found their prompt's state.", engine.prompt_cache_hits)
+    yield _counter("prompt_cache_misses", "Sequences that found no state of their prompt.", engine.prompt_cache_misses)
     yield _counter("engine_audio_seconds", "Seconds of audio made, heard or not.", engine.audio_s)
     tokens = engine.stage(Stage.DECODE).rows
     yield _counter("speech_tokens", "Speech tokens decoded, end tokens included.", tokens)

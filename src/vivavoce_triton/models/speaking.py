@@ -54,6 +54,7 @@ def read_request(inputs: Inputs, reading: Normalization) -> SpokenRequest:
         seed=DEFAULT_SEED if seed is None else int(seed),
         speed=1.0 if speed is None else round(float(speed), SPEED_DIGITS),
         reading=cast(Normalization, inputs.text("reading") or reading),
+        guard=False,  # as in the official deployment
     )
     return SpokenRequest(text, reference, transcript, voice, options)
 

@@ -71,6 +71,14 @@ def test_an_unknown_voice_is_a_failure_that_says_why(server: Served) -> None:
     assert "nemo" in outcome.problem
 
 
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
+def test_an_altered_recording_keeps_its_level(subtype: str) -> None:
+    file = BytesIO()
+    soundfile.write(file, np.sin(np.arange(24_000) / 10) / 2, 24_000, format="WAV", subtype=subtype)
+    samples, _ = soundfile.read(BytesIO(Recorded(file.getvalue()).altered(1)))
+    assert 0.39 < np.abs(samples).max() < 0.51
+
+
 def test_an_altered_recording_sounds_alike() -> None:
     one, other = (soundfile.read(BytesIO(Recorded(recording()).altered(number)))[0] for number in (1, 2))
     whole = tone(200, 1)
