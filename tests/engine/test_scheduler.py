@@ -403,10 +403,12 @@ def test_batch_requests_are_never_late():
 def test_a_chunk_that_the_guard_is_not_sure_of_waits_while_its_listener_has_audio():
     def guarded(ahead_s, produced=40, phase=Phase.DECODING):
         stream = sounding(ahead_s, produced=produced, chunks=2, phase=phase)
-        first_of(stream).first_run = object()
+        first_of(stream).first_run = first_of(stream).cursor = object()
         return stream
 
     assert started(guarded(5.0)) == []
+    first_of(unseen := guarded(5.0)).cursor = None  # the model has no heads that show the text
+    assert started(unseen) == [unseen]
     for ready in (guarded(0.5), guarded(5.0, produced=120), guarded(5.0, phase=Phase.DECODED)):
         assert started(ready) == [ready]
     plain = sounding(5.0, produced=40, chunks=2)

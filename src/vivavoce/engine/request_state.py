@@ -65,7 +65,8 @@ class ChunkPlan(NamedTuple):
     def unsure(self) -> bool:
         """Whether the guard may still find a fault in this chunk's tokens, and replace them before it is made."""
         its = self.sequence
-        return its.first_run is not None and its.phase is not Phase.DECODED and its.produced < self.seen + SURE_AFTER
+        guarded = its.first_run is not None and its.cursor is not None  # without heads the guard sees nothing
+        return guarded and its.phase is not Phase.DECODED and its.produced < self.seen + SURE_AFTER
 
 
 @dataclass(eq=False)
