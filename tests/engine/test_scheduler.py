@@ -313,8 +313,8 @@ def test_steps_that_many_share_wait_for_the_flow_until_first_tokens_have_waited(
     # The batch's listener is not about to run dry, and has little left.
     pressed = AT._replace(running=(batch_of(sounding(0.6, produced=100)),), synthesis_open=False)
 
-    def planned(*streams, at=pressed):
-        return plan(*streams, at=at, exclusive=False)
+    def planned(*streams, at=pressed, costs=FLAT):
+        return plan(*streams, at=at, exclusive=False, costs=costs)
 
     assert planned(*crowd) == idle
     first_of(new).read_at = NOW - 0.015
@@ -322,6 +322,7 @@ def test_steps_that_many_share_wait_for_the_flow_until_first_tokens_have_waited(
     calm = AT._replace(running=(batch_of(sounding(9.0, produced=100)),), synthesis_open=False)
     assert planned(*crowd, at=calm) == idle
     assert planned(*crowd, new, at=calm).decode
+    assert planned(*crowd, new, at=calm, costs=Costs()) == idle  # a slow device has no time to spare
     first_of(new).read_at = NOW - 0.025  # 2 ms for each of eleven
     assert planned(*crowd, new).decode
     many = [sounding(9.0) for _ in range(100)]
@@ -416,20 +417,20 @@ def test_a_chunk_that_the_guard_is_not_sure_of_waits_while_its_listener_has_audi
 
 
 @pytest.mark.parametrize(
-    ("ahead_s", "silent", "exclusive", "goes_on"),
+    ("ahead_s", "silent", "costs", "goes_on"),
     [
-        (5.0, {"produced": 3}, False, False),
-        (5.0, {"produced": 3}, True, True),  # on a CPU the two take turns anyway
-        (5.0, {"produced": 3, "phase": Phase.READING}, False, True),
-        (5.0, {"produced": 3, "closed": True}, False, True),
-        (5.0, {"produced": 18, "busy": True}, False, True),
-        (0.9, {"produced": 3}, False, True),
+        (5.0, {"produced": 3}, FLAT, False),
+        (5.0, {"produced": 3}, Costs(), True),  # a slow device
+        (5.0, {"produced": 3, "phase": Phase.READING}, FLAT, True),
+        (5.0, {"produced": 3, "closed": True}, FLAT, True),
+        (5.0, {"produced": 18, "busy": True}, FLAT, True),
+        (0.9, {"produced": 3}, FLAT, True),
     ],
 )
-def test_a_batch_pauses_for_first_tokens_while_all_its_listeners_have_enough(ahead_s, silent, exclusive, goes_on):
+def test_a_batch_pauses_for_first_tokens_while_all_its_listeners_have_enough(ahead_s, silent, costs, goes_on):
     running = batch_of(sounding(ahead_s, busy=True))
-    made = scheduler(exclusive=exclusive)._synthesis([a_stream(**silent)], AT._replace(running=(running,)))
-    assert (made is not None and made[1].advance is running) is goes_on
+    made = plan(a_stream(**silent), at=AT._replace(running=(running,)), exclusive=False, costs=costs)
+    assert (made.advance is running) is goes_on
 
 
 @pytest.mark.parametrize(
@@ -444,18 +445,18 @@ def test_a_batch_pauses_for_first_tokens_while_all_its_listeners_have_enough(ahe
 def test_a_batch_pauses_only_if_no_other_listener_needs_the_flow(others, batches_open):
     running, silent = batch_of(sounding(5.0, busy=True)), a_stream(produced=3)
     at = AT._replace(running=(running,), batches_open=batches_open)
-    assert plan(silent, at=at, exclusive=False) == Plan(decode=1)
-    assert plan(silent, *others, at=at, exclusive=False).advance is running
+    assert plan(silent, at=at, exclusive=False, costs=FLAT) == Plan(decode=1)
+    assert plan(silent, *others, at=at, exclusive=False, costs=FLAT).advance is running
 
 
 def test_a_batch_of_offline_work_does_not_pause_and_one_queue_always_has_work():
     silent, work = a_stream(produced=3), offline(produced=100)
     running = batch_of(offline(produced=500, busy=True), 2.0)
-    assert plan(silent, at=AT._replace(running=(running,)), exclusive=False).advance is running
+    assert plan(silent, at=AT._replace(running=(running,)), exclusive=False, costs=FLAT).advance is running
     for _ in range(32):  # segments of one request
         work.add(a_sequence(phase=Phase.DECODING, produced=3))
     calm = AT._replace(running=(batch_of(sounding(5.0, busy=True)),))
-    made = plan(silent, work, at=calm, exclusive=False)
+    made = plan(silent, work, at=calm, exclusive=False, costs=FLAT)
     assert made.decode or made.advance
 
 

@@ -39,9 +39,9 @@ _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
 """If at least `_SHARED_SLOTS` sequences decode, a new sequence may wait for other new ones, to decode first tokens with
 them: `_PAUSE_S` seconds for each decoding sequence, and at most `_LONGEST_PAUSE_S`."""
 _CALM_SLOTS, _AMPLE_S = 32, 1.2
-"""While at most `_CALM_SLOTS` sequences decode, first tokens go before the chunks of listeners who have enough in hand:
-they do not wait for others if all listeners of the flow's batch have `_SCARCE_S`, and the batch pauses for them if all
-have `_AMPLE_S` (`_decodes_first`). With more sequences, a device has too little time to spare."""
+"""While at most `_CALM_SLOTS` sequences decode on a fast device, first tokens go before chunks of listeners who have
+enough in hand: they do not wait for others if all listeners of the flow's batch have `_SCARCE_S`, and the batch pauses
+for them if all have `_AMPLE_S` (`_decodes_first`). Elsewhere there is no time to spare, and gaps would follow."""
 _WORTH_JOINING = 0.8
 """A chunk joins a batch only if that lengthens the batch by at most this share of the chunk's time alone. Otherwise
 joining saves next to nothing, and delays all other chunks."""
@@ -158,7 +158,7 @@ class Scheduler:
         self._self_paced, self._short, self._least_long = self_paced, short, short.frames + 1
         self._chunks_s: dict[tuple[int, int], float] = {}
         """Seconds of a chunk by its frames and past, cached for one plan: many chunks have the same few sizes."""
-        self._guard_s = limits.guard_s
+        self._guard_s, self._calm_slots = limits.guard_s, 0
 
     def plan(self, requests: Collection[RequestState], at: SchedulerState) -> Plan:
         """The most urgent work of each open queue; if both share a processor, only that of the more urgent queue."""
@@ -167,6 +167,7 @@ class Scheduler:
         rows = -(-frames // _ROW_FRAMES)
         batch_s = self._costs.predict(Stage.FLOW, BatchSize(rows, frames, rows * 2 * _ROW_FRAMES))
         self._guard_s = min(self._limits.guard_s, _GUARD_BATCHES * batch_s)
+        self._calm_slots = 0 if self._exclusive or self._guard_s == self._limits.guard_s else _CALM_SLOTS
         lm = self._language_model(requests, at) if at.lm_open else None
         synthesis = self._synthesis(requests, at) if at.synthesis_open else None
         if lm is None or synthesis is None:
@@ -250,7 +251,7 @@ class Scheduler:
             return False
         past = sum(one.prompt_rows + one.produced for one in decoding)
         step_s = self._costs.predict(Stage.DECODE, BatchSize(len(decoding), 0, past))
-        pauses = many and (least < Urgency(AHEAD, _SCARCE_S) or len(decoding) > _CALM_SLOTS)
+        pauses = many and (least < Urgency(AHEAD, _SCARCE_S) or len(decoding) > self._calm_slots)
         pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * len(decoding)) if pauses else 0.0
         return not any(self._presses(one, at.now, step_s, pause_s) for one in decoding)
 
@@ -323,8 +324,7 @@ class Scheduler:
             # More urgent chunks wait for this batch to end, so it takes over their urgency.
             ready = self._ready(requests, at.now)
             urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.live)])
-        calm = not self._exclusive and urgency.rank == AHEAD and urgency.slack_s > _AMPLE_S
-        if calm and self._decodes_first(requests, at.now):
+        if urgency.rank == AHEAD and urgency.slack_s > _AMPLE_S and self._decodes_first(requests, at.now):
             return None
         return urgency, Plan(advance=batch)
 
@@ -333,7 +333,7 @@ class Scheduler:
         able = (one for request in requests if not request.closed for one in request.decodable())
         decoding = [one for one in able if one.phase is Phase.DECODING]
         silent = (one for one in decoding if one.request.live and one.request.sounding_since is None)
-        few = len(decoding) <= _CALM_SLOTS and any(one.lacking(now) for one in silent)
+        few = len(decoding) <= self._calm_slots and any(one.lacking(now) for one in silent)
         return few and all(its > Urgency(AHEAD, _SCARCE_S) for its, _ in self._ready(requests, now))
 
     def _overtaken(self, requests: Collection[RequestState], rank: int, now: float) -> bool:
