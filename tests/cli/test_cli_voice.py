@@ -88,6 +88,7 @@ def test_an_empty_store_says_how_to_fill_it(run: Run) -> None:
     assert "vivavoce voice add" in result.err
 
 
+@pytest.mark.slow
 def test_built_in_voices_are_listed_and_shown(run: Run) -> None:
     """With what their model's card says of them, the default voice first; babble's say nothing."""
     warm, *others = run("voice list --model mini").text.splitlines()[1:]

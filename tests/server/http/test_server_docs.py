@@ -130,6 +130,7 @@ def legacy() -> Iterator[Served]:
 
 @described(build_app).parametrize()
 @BOUNDED
+@pytest.mark.slow
 def test_answers_are_as_documented(case: schemathesis.Case[Any], server: Served) -> None:
     case.call_and_validate(base_url=server.url, checks=CHECKS)
 
