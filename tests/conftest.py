@@ -48,7 +48,7 @@ LONGEST = (
 )
 """The files that take longest come first, so that no worker is left alone with one."""
 
-SLOW = ("triton", "training", "runtimes", "export", "deploy", "dialects", "server/http/test_faults_*")
+SLOW = ("bench", "triton", "training", "runtimes", "export", "deploy", "dialects", "server/http/test_faults_*")
 """Folders and files whose tests are all `slow`: most satellites beside the core, and attacks on a server."""
 
 LATE_S = 600.0
