@@ -59,6 +59,8 @@ STDIN = "-"
 MAX_TEXT_BYTES = 50_000_000
 PART_CHARS = 1_000
 """Characters in each part of a longer text, about a minute of speech. Parts bound memory and show progress."""
+_NOT_AS_GIVEN = {"voice", "transcript", "mode", "lexicon", "adapter", "top_p", "top_k"}
+"""Fields of `SpeechManner` that `keywords` converts or leaves out."""
 _PACED_S = 10.0
 """Seconds of the shortest audio whose real-time factor is shown. In shorter audio, the first chunk dominates it."""
 
@@ -76,9 +78,6 @@ class SpeechSource:
         "Write subtitles, too: a .srt or .vtt file, or the times of words as .json; overwritten if it exists.", "PATH"
     )
     play: bool = flag("Also play the audio, with sounddevice, ffplay, aplay or afplay.", default=False)
-
-
-_NOT_AS_GIVEN = {"voice", "transcript", "mode", "lexicon", "adapter", "top_p", "top_k"}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Slack is the time until the listener has played all audio, less the time that th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -324,7 +324,8 @@ class Scheduler:
             # More urgent chunks wait for this batch to end, so it takes over their urgency.
             ready = self._ready(requests, at.now)
             urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.live)])
-        if urgency.rank == AHEAD and urgency.slack_s > _AMPLE_S and self._decodes_first(requests, at.now):
+        calm = self._calm_slots and urgency.rank == AHEAD and urgency.slack_s > _AMPLE_S
+        if calm and self._decodes_first(requests, at.now):
             return None
         return urgency, Plan(advance=batch)
 
@@ -334,7 +335,9 @@ class Scheduler:
         decoding = [one for one in able if one.phase is Phase.DECODING]
         silent = (one for one in decoding if one.request.live and one.request.sounding_since is None)
         few = len(decoding) <= self._calm_slots and any(one.lacking(now) for one in silent)
-        return few and all(its > Urgency(AHEAD, _SCARCE_S) for its, _ in self._ready(requests, now))
+        # This runs at every step, and a listener who has so much in hand can wait, whatever the chunk costs.
+        near = (one for one in requests if one.sounding_since is None or one.dry_at < now + _AMPLE_S)
+        return few and all(its > Urgency(AHEAD, _SCARCE_S) for its, _ in self._ready(near, now))
 
     def _overtaken(self, requests: Collection[RequestState], rank: int, now: float) -> bool:
         """Whether a stream has a chunk that could begin and is more urgent than this rank.
@@ -408,7 +411,7 @@ class Scheduler:
     def _stage(self, chunk: ChunkPlan) -> Stage:
         return self._short.stage([chunk.frames]) if chunk.attention is AttentionMode.BLOCKS else Stage.FLOW
 
-    def _ready(self, requests: Collection[RequestState], now: float) -> list[tuple[Urgency, ChunkPlan]]:
+    def _ready(self, requests: Iterable[RequestState], now: float) -> list[tuple[Urgency, ChunkPlan]]:
         """Chunks that the flow could begin; for a stream only the next chunk of its current sequence."""
         ready: list[tuple[Urgency, ChunkPlan]] = []
         for request in requests:

@@ -33,11 +33,13 @@ def slaney_filterbank(sample_rate: int, n_fft: int, num_bins: int, fmin_hz: floa
     and shared, so it must not be changed."""
     frequencies = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
     edges = _mel_to_hz(torch.linspace(_hz_to_mel(fmin_hz), _hz_to_mel(fmax_hz), num_bins + 2, dtype=torch.float64))
+    return (_triangles(frequencies, edges) * (2 / (edges[2:, None] - edges[:-2, None]))).float()
+
+
+def _triangles(at: Tensor, edges: Tensor) -> Tensor:
+    """Triangles [bins, n] of height 1 at the places `at` [n]; each spans three of the `edges` [bins + 2]."""
     left, centre, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
-    rising = (frequencies - left) / (centre - left)
-    falling = (right - frequencies) / (right - centre)
-    triangles = torch.minimum(rising, falling).clamp(min=0)
-    return (triangles * (2 / (right - left))).float()
+    return torch.minimum((at - left) / (centre - left), (right - at) / (right - centre)).clamp(min=0)
 
 
 def _hz_to_mel(hz: float) -> float:
@@ -53,8 +55,6 @@ def _mel_to_hz(mels: Tensor) -> Tensor:
 
 _MAGNITUDE_EPSILON = 1e-9
 _MEL_FLOOR = 1e-5
-
-
 PROMPT_MEL_RATE = 24_000  # in hertz, in all generations; CosyVoice 1 uses its 22.05 kHz settings at 24 kHz
 
 
@@ -104,7 +104,7 @@ def whisper_log_mel(samples: Tensor, num_bins: int = 128) -> Tensor:
 
 
 NUM_BINS = 80
-FRAME_SAMPLES, FRAME_HOP = 400, 160
+_FRAME_SAMPLES, _FRAME_HOP = 400, 160
 _FBANK_N_FFT, _PRE_EMPHASIS, _LOWEST_HZ = 512, 0.97, 20.0
 
 
@@ -113,9 +113,9 @@ def speaker_fbank(samples: Tensor) -> Tensor:
     time. Settings are Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey window, pre-emphasis 0.97, 20 Hz to
     Nyquist), but without dither, so that the same audio always gives the same voice.
     """
-    require_samples(samples.shape[-1], FRAME_SAMPLES, SAMPLE_RATE)
+    require_samples(samples.shape[-1], _FRAME_SAMPLES, SAMPLE_RATE)
     window, filters = _fbank_tables(samples.device)
-    frames = samples.unfold(-1, FRAME_SAMPLES, FRAME_HOP)
+    frames = samples.unfold(-1, _FRAME_SAMPLES, _FRAME_HOP)
     frames = frames - frames.mean(-1, keepdim=True)
     before = torch.cat([frames[..., :1], frames[..., :-1]], dim=-1)
     power = torch.fft.rfft((frames - _PRE_EMPHASIS * before) * window, _FBANK_N_FFT).abs().square()
@@ -125,16 +125,13 @@ def speaker_fbank(samples: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _fbank_tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Povey's window, a Hann window to the power 0.85, and filters [257, 80]: triangles of height 1, evenly spaced on
-    HTK's mel scale. Cached and shared, so they must not be changed.
-    """
-    window = torch.hann_window(FRAME_SAMPLES, periodic=False, dtype=torch.float64).pow(0.85)
+    """Povey's window, a Hann window to the power 0.85, and filters [257, 80], evenly spaced on HTK's mel scale. They
+    are cached and shared, so they must not be changed."""
+    window = torch.hann_window(_FRAME_SAMPLES, periodic=False, dtype=torch.float64).pow(0.85)
     hertz = torch.arange(_FBANK_N_FFT // 2 + 1, dtype=torch.float64) * (SAMPLE_RATE / _FBANK_N_FFT)
-    at, (low, high) = _htk_mel(hertz)[:, None], _htk_mel(torch.tensor([_LOWEST_HZ, SAMPLE_RATE / 2])).tolist()
-    points = torch.linspace(low, high, NUM_BINS + 2, dtype=torch.float64)
-    left, centre, right = points[:-2], points[1:-1], points[2:]
-    triangles = torch.minimum((at - left) / (centre - left), (right - at) / (right - centre)).clamp(min=0)
-    return window.float().to(device), triangles.float().to(device)
+    low, high = _htk_mel(torch.tensor([_LOWEST_HZ, SAMPLE_RATE / 2])).tolist()
+    filters = _triangles(_htk_mel(hertz), torch.linspace(low, high, NUM_BINS + 2, dtype=torch.float64)).T
+    return window.float().to(device), filters.float().contiguous().to(device)
 
 
 def _htk_mel(hertz: Tensor) -> Tensor:
