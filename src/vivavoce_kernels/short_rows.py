@@ -8,13 +8,13 @@ the next layers are on their way.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vivavoce_kernels.clusters import Argument, Source
+from vivavoce_kernels.cuda_kernel import Run, Source
 from vivavoce_kernels.flow_products import ConvTails, ConvWeights
 from vivavoce_kernels.layouts import KEY_TILE, PackedTables
 
@@ -23,8 +23,6 @@ PROGRAMS = 8
 HEAD = 64
 HIDDEN = 128
 """Channels between the feed-forward layers that a program has."""
-Run = Callable[[int, Sequence[Argument]], None]
-"""Runs a kernel: the number of its programs, and its arguments."""
 SOURCE = Source("unet_levels", 256)
 _UNIT = 16384
 _LOG2_E = 1.4426950408889634

@@ -9,7 +9,7 @@ from vivavoce.checkpoint.config import UNetConfig
 from vivavoce.models.flow.model import FlowSchedule
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet
 from vivavoce.models.flow.unet import UNet
-from vivavoce_kernels.clusters import takes_clusters
+from vivavoce_kernels.cuda_kernel import takes_clusters
 from vivavoce_kernels.flow_products import ConvTails
 from vivavoce_kernels.layouts import KEY_TILE, SHORT_FRAMES, SHORT_ROWS, PackedTables
 

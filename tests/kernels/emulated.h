@@ -70,7 +70,9 @@ static void pass(Gate& gate, const std::function<void()>& last = {}) {
 #define __restrict__
 #define __align__(n)
 #define DEVICE inline
-#define KERNEL(threads, programs) static void
+#define __grid_constant__
+#define KERNEL(threads, resident) static void
+#define CLUSTER(programs)
 #define threadIdx (Index{self->thread})
 #define blockIdx (Index{first_block + self->program})
 #define shared_memory (memories[self->program].data())
@@ -186,6 +188,62 @@ DEVICE void wait_for(u32 barrier, int parity) {
         yield();
     }
 }
+DEVICE void wait_for_copies(u32 barrier, int parity) { wait_for(barrier, parity); }
+
+// Tiles of matrices, and products of groups of four warps.
+constexpr int LINE = 128;
+struct TensorMap { const u16* values; int lines, columns; };
+static const u16 no_values[8] = {};
+static u32 unit_of(u32 tile, int line, int unit) { return tile + line * LINE + ((unit ^ (line & 7)) << 4); }
+DEVICE void fetch_tile(u32 target, const TensorMap& matrix, int column, int line, u32 barrier) {
+    if (target % 1024 || column % 8) abort();
+    memset(own_at(target), 0xff, 64 * LINE);  // NaN until it is there
+    for (int n = 0; n < 64; ++n)
+        for (int u = 0; u < 8; ++u) {
+            const bool inside = line + n < matrix.lines && column + u * 8 < matrix.columns;
+            const u16* from = inside ? matrix.values + (u64)(line + n) * matrix.columns + column + u * 8 : no_values;
+            copies.push_back({false, unit_of(target, n, u), from, 16, barrier, {}});
+        }
+}
+static float value_at(u32 tile, int line, int column) {
+    u16 value;
+    memcpy(&value, own_at(unit_of(tile, line, column / 8)) + column % 8 * 2, 2);
+    return from16(value);
+}
+DEVICE void begin_products() {}
+DEVICE void end_products() {}
+template <int unfinished> DEVICE void wait_for_products() { yield(); }
+DEVICE void settle(float (&)[32]) {}
+DEVICE void publish() {}
+template <typename F> static void add_products(float (&sum)[32], bool add, const F& factors) {
+    const int lane = self->thread & 31, row = (self->thread >> 5 & 3) * 16 + (lane >> 2);
+    for (int i = 0; i < 32; ++i) sum[i] = factors(row + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * (lane & 3) + (i & 1), add ? sum[i] : 0);
+}
+DEVICE void multiply_lines(float (&sum)[32], u32 left, u32 right, bool add) {
+    const u32 a = left * 16 & ~1023u, b = right * 16 & ~1023u;
+    const int first = left * 16 % LINE / 2;
+    if (first != (int)(right * 16 % LINE / 2)) abort();
+    add_products(sum, add, [=](int row, int column, float total) {
+        for (int k = first; k < first + 16; ++k) total += value_at(a, row, k) * value_at(b, column, k);
+        return total;
+    });
+}
+DEVICE void multiply_columns(float (&sum)[32], const u32 (&a)[4], u32 right) {
+    Warp& w = own_warp();
+    memcpy(w.in[self->thread & 31], a, 16);
+    pass(w.gate);
+    const u32 tile = right * 16 & ~8191u;
+    const int first = (right * 16 - tile) / LINE;
+    add_products(sum, true, [&](int row, int column, float total) {
+        for (int k = 0; k < 16; ++k) {
+            float pair[2];
+            unpacked(w.in[(row & 7) * 4 + (k & 7) / 2][(row >> 3 & 1) + (k >> 3) * 2], pair[0], pair[1]);
+            total += pair[k & 1] * value_at(tile, first + k, column);
+        }
+        return total;
+    });
+    pass(w.gate);
+}
 DEVICE float quotient(float a, float b) { return a / b; }
 DEVICE float exp2_of(float x) { return std::exp2(x); }
 DEVICE float rsqrtf(float x) { return 1 / std::sqrt(x); }
@@ -198,6 +256,11 @@ DEVICE float other_lane(float x, int mask) {
     memcpy(&y, &w.out[lane ^ mask][0], 4);
     pass(w.gate);
     return y;
+}
+DEVICE bool any_lane(bool x) {
+    float most = x;
+    for (int mask = 16; mask; mask >>= 1) most = max(most, other_lane(most, mask));
+    return most != 0;
 }
 DEVICE u32 __byte_perm(u32 a, u32 b, u32 order) {
     u64 all = a | (u64)b << 32;

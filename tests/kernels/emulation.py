@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from vivavoce_kernels import clusters
+from vivavoce_kernels import cuda_kernel
 
 HERE = Path(__file__).parent
-SOURCES = Path(clusters.__file__).parent / "cuda"
+SOURCES = Path(cuda_kernel.__file__).parent / "cuda"
 
 
 def compiled(name, folder):
@@ -27,12 +27,19 @@ def compiled(name, folder):
 
 
 def runner(kernel):
-    """Takes what a `ClusterKernel` is called with."""
+    """Takes what a `CudaKernel` is called with."""
     return partial(_run, kernel)
+
+
+class TensorMap(ctypes.Structure):
+    _fields_ = (("values", ctypes.c_void_p), ("lines", ctypes.c_int), ("columns", ctypes.c_int))
 
 
 def _run(kernel, programs, arguments):
     def passed(argument):
+        if isinstance(argument, cuda_kernel.Matrix):
+            assert argument.values.is_contiguous()
+            return TensorMap(argument.values.data_ptr(), *argument.values.shape)
         if isinstance(argument, torch.Tensor):
             assert argument.numel() < 2 or argument.is_contiguous()
             return ctypes.c_void_p(argument.data_ptr())

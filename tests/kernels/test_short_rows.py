@@ -13,6 +13,7 @@ from vivavoce.models.flow import packed_unet
 from vivavoce.models.flow.packed_unet import short_level
 from vivavoce.models.flow.unet import UNet
 from vivavoce.models.layers import keys_before
+from vivavoce_kernels import cuda_kernel
 from vivavoce_kernels.flow_products import ConvTails
 from vivavoce_kernels.layouts import KEY_TILE, PackedTables
 from vivavoce_kernels.short_rows import Evaluation, ShortLevels
@@ -180,6 +181,6 @@ def test_without_a_compiler_the_layers_are_computed_one_by_one(monkeypatch):
     unet = UNet(UNetConfig(64, 16, 256, 1, 1, 8, 64, 20)).requires_grad_(False)
     assert packed_unet._short_levels(unet) is None
     monkeypatch.setattr(packed_unet, "takes_clusters", lambda weight: True)
-    monkeypatch.setattr(packed_unet, "ClusterKernel", refused)
+    monkeypatch.setattr(cuda_kernel, "CudaKernel", refused)
     with pytest.warns(RuntimeWarning, match="first chunks take longer.* no NVRTC"):
         assert packed_unet._short_levels(unet) is None

@@ -5,10 +5,11 @@ typedef unsigned long long u64;
 typedef unsigned short u16;
 
 #define DEVICE __device__ __forceinline__
-#define KERNEL(threads, programs) \
-    extern "C" __global__ void __cluster_dims__(programs, 1, 1) __launch_bounds__(threads, 1)
+// resident: programs that a multiprocessor runs at the same time.
+#define KERNEL(threads, resident) extern "C" __global__ void __launch_bounds__(threads, resident)
+#define CLUSTER(programs) __cluster_dims__(programs, 1, 1)
 
-extern __shared__ __align__(128) char shared_memory[];
+extern __shared__ __align__(1024) char shared_memory[];
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -100,7 +101,14 @@ DEVICE void fetch(u32 target, const void* source, int bytes, u32 barrier) {
     fetch_more(target, source, bytes, barrier);
 }
 
-// Waits until the barrier's phase with this parity has ended; the bytes that it counted are then visible.
+// Waits until the barrier's phase with this parity has ended; what was copied is then visible.
+DEVICE void wait_for_copies(u32 barrier, int parity) {
+    asm volatile("{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+// The same; what other programs of the cluster sent is then visible, too.
 DEVICE void wait_for(u32 barrier, int parity) {
     asm volatile(
         "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@done bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(barrier),
@@ -123,4 +131,73 @@ DEVICE u32 add_shared(u32 address, u32 more) {
     u32 before;
     asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(more) : "memory");
     return before;
+}
+
+DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
+
+// Makes what this thread stored visible to the tensor cores, behind a barrier of all threads.
+DEVICE void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+struct __align__(64) TensorMap { u64 words[16]; };  // of a matrix, whose tiles can be fetched
+
+// Copies a tile of the matrix; the barrier counts the bytes as they come.
+DEVICE void fetch_tile(u32 target, const TensorMap& matrix, int column, int line, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+                     target),
+                 "l"(&matrix), "r"(column), "r"(line), "r"(barrier)
+                 : "memory");
+}
+
+// Products of a group of four warps, with tiles of 64 lines of 64 values. A line's eight units of 16 bytes are permuted:
+// unit u of line n has place u ^ (n % 8). The tile's address is a multiple of 1024. Between `begin_products` and the end of
+// `wait_for_products` nothing else may touch the factors and sums; lanes have them as in `multiply`, warp by warp.
+
+constexpr int LINE = 128;
+
+DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most so many groups of products are unfinished.
+template <int unfinished> DEVICE void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(unfinished) : "memory");
+}
+
+// Behind `wait_for_products`: the compiler must not use what it knew of the sums before.
+DEVICE void settle(float (&sum)[32]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+}
+
+// A tile is named by its address in units of 16 bytes. Its description adds the distance of its groups of eight lines, and
+// that units are permuted.
+
+// 64 lines of `left`, 16 values of each, times 64 lines of `right`; added to the sums if `add`.
+DEVICE void multiply_lines(float (&sum)[32], u32 left, u32 right, bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\n.reg .b64 left, right;\nsetp.ne.b32 add, %34, 0;\n"
+        "mov.b64 left, {%32, 0x40000040};\nmov.b64 right, {%33, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "left, right, add, 1, 1, 0, 0;\n}"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7]),
+          "+f"(sum[8]), "+f"(sum[9]), "+f"(sum[10]), "+f"(sum[11]), "+f"(sum[12]), "+f"(sum[13]), "+f"(sum[14]), "+f"(sum[15]),
+          "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]), "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]),
+          "+f"(sum[24]), "+f"(sum[25]), "+f"(sum[26]), "+f"(sum[27]), "+f"(sum[28]), "+f"(sum[29]), "+f"(sum[30]), "+f"(sum[31])
+        : "r"(left), "r"(right), "r"((int)add));
+}
+
+// 64 rows of 16 values, which lanes have as in `multiply`, warp by warp, times 16 lines of `right`; added to the sums.
+DEVICE void multiply_columns(float (&sum)[32], const u32 (&a)[4], u32 right) {
+    asm volatile(
+        "{\n.reg .pred add;\n.reg .b64 right;\nsetp.ne.b32 add, 1, 0;\nmov.b64 right, {%36, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, right, add, 1, 1, 1;\n}"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7]),
+          "+f"(sum[8]), "+f"(sum[9]), "+f"(sum[10]), "+f"(sum[11]), "+f"(sum[12]), "+f"(sum[13]), "+f"(sum[14]), "+f"(sum[15]),
+          "+f"(sum[16]), "+f"(sum[17]), "+f"(sum[18]), "+f"(sum[19]), "+f"(sum[20]), "+f"(sum[21]), "+f"(sum[22]), "+f"(sum[23]),
+          "+f"(sum[24]), "+f"(sum[25]), "+f"(sum[26]), "+f"(sum[27]), "+f"(sum[28]), "+f"(sum[29]), "+f"(sum[30]), "+f"(sum[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(right));
 }

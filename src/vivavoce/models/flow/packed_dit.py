@@ -20,7 +20,7 @@ from vivavoce.models.flow.unet import HISTORY_KERNEL
 from vivavoce.models.layout import joined
 from vivavoce_kernels.common import tile_of
 from vivavoce_kernels.encoder_windows import windows_ahead, windows_behind
-from vivavoce_kernels.flow_attention import attend, keep_in_pages
+from vivavoce_kernels.flow_attention import keep_in_pages
 from vivavoce_kernels.flow_products import product
 from vivavoce_kernels.flow_rows import Modulations, modulated
 from vivavoce_kernels.position_conv import grouped_weights, position_conv
@@ -74,7 +74,7 @@ class PackedDiT(PackedEstimator):
         for site, block in enumerate(self._blocks):
             products = product(h, *block.queries_and_keys, cut)
             keep_in_pages(products, *in_pages, site, self._rotation)
-            mixed = attend(products, *in_pages, site, self._num_heads, cuts.attention)
+            mixed = self._attend(products, *in_pages, site, cuts.attention)
             h = normal(product(mixed, block.mixed, None, cut), 2 * site + 1)
             wide = product(h, *block.expand, cut, gelu="tanh")
             h = normal(product(wide, block.contract, None, cut), 2 * site + 2)

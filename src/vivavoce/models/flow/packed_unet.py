@@ -10,7 +10,6 @@ the residual stream in place, and no launch adds a bias.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -22,12 +21,13 @@ from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.model import FlowSchedule
 from vivavoce.models.flow.unet import CausalConv, Level, TransformerBlock, UNet
 from vivavoce.models.layout import biases_ahead, joined
-from vivavoce_kernels.clusters import ClusterKernel, takes_clusters
 from vivavoce_kernels.common import tile_of
-from vivavoce_kernels.flow_attention import AttentionTile, attend, keep_in_pages
+from vivavoce_kernels.cuda_kernel import compiled_kernel, takes_clusters
+from vivavoce_kernels.flow_attention import AttentionTile, keep_in_pages
 from vivavoce_kernels.flow_products import ConvTails, ConvTile, ConvWeights, ProductTile, causal_conv, product
 from vivavoce_kernels.flow_rows import ShiftedNorm, advance, layer_norm
 from vivavoce_kernels.layouts import PackedTables
+from vivavoce_kernels.row_attention import attention_for
 from vivavoce_kernels.short_rows import SOURCE, Block, Evaluation, Linear, Resnet, ShortLevels
 from vivavoce_kernels.short_rows import Level as ShortLevel
 
@@ -149,10 +149,8 @@ def _short_levels(unet: UNet) -> tuple[ShortLevels, ...] | None:
     sizes = (config.channels, config.num_heads, config.head_dim)
     if sizes != ShortLevels.SIZES or not unet.mid or not takes_clusters(weight):
         return None
-    try:
-        kernel = ClusterKernel(SOURCE, weight.device)
-    except (ImportError, RuntimeError) as error:
-        warnings.warn(f"first chunks take longer, their kernel cannot be had: {error}", RuntimeWarning, stacklevel=2)
+    kernel = compiled_kernel(SOURCE, weight.device, "first chunks take longer")
+    if kernel is None:
         return None
     first, *middle, last = _levels_of(unet)
     inner = [short_level(level, with_resnet=True) for level in middle]
@@ -192,9 +190,11 @@ class PackedEstimator:
     def __init__(
         self, network: UNet | DiT, schedules: Sequence[FlowSchedule], guidance: float, *, invariant: bool = False
     ) -> None:
-        self._num_heads, self._guidance, self._invariant = network.config.num_heads, guidance, invariant
+        config, weight = network.config, network.out.weight
+        self._attend = attention_for(weight, config.num_heads, config.head_dim)
+        self._guidance, self._invariant = guidance, invariant
         spans = [(one.reach, one.move) for schedule in schedules for one in schedule.evaluations]
-        self._spans = torch.tensor(spans, device=network.out.weight.device)
+        self._spans = torch.tensor(spans, device=weight.device)
 
     def cuts(self, frames: int) -> Cuts:
         return cuts_of(frames, invariant=self._invariant)
@@ -264,7 +264,7 @@ class PackedUNet(PackedEstimator):
         products = product(layer_norm(x, block.attention_norm, NORM_ROWS), block.queries_and_keys, None, cuts.products)
         if batch.keys is not None:
             keep_in_pages(products, batch.keys, batch.tables, batch.kept_at, site)
-        mixed = attend(products, batch.keys, batch.tables, batch.kept_at, site, self._num_heads, cuts.attention)
+        mixed = self._attend(products, batch.keys, batch.tables, batch.kept_at, site, cuts.attention)
         product(mixed, block.mixed, None, cuts.products, into=x)
         normal = layer_norm(x, block.feed_forward_norm, NORM_ROWS)
         wide = product(normal, block.expand, block.expand_bias, cuts.products, gelu="none")

@@ -1,4 +1,4 @@
-"""Compiles CUDA C++ at run time. The programs (thread blocks) of its kernels form clusters, and exchange results.
+"""Compiles CUDA C++ for Hopper at run time.
 
 It needs the package `cuda-bindings`, which comes with torch's CUDA builds. Sources: cuda/*.cu, each behind
 cuda/device.cuh.
@@ -7,8 +7,10 @@ cuda/device.cuh.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from importlib.util import find_spec
 from typing import Any
@@ -16,30 +18,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Argument = Tensor | int | float | ctypes.c_uint64
+TILE = 64
+"""Lines and columns of a fetched tile."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Lets a kernel fetch tiles of a contiguous float16 matrix [lines, columns], whose columns are a multiple of 8."""
+
+    values: Tensor
+
+
+Argument = Tensor | Matrix | int | float | ctypes.c_uint64
 """A kernel takes a tensor as the pointer to its first value, an int as 32 bits."""
+Run = Callable[[int, Sequence[Argument]], None]
+"""Runs a kernel: the number of its programs, and its arguments."""
 CAPABILITY = 9
 """Hopper's major compute capability: its multiprocessors have 227 KB of shared memory, and form clusters."""
 MULTIPROCESSORS = 132
 """An H100 SXM or H200 has so many; with fewer, the programs of a batch do not run at the same time."""
 
 
-def takes_clusters(weight: Tensor) -> bool:
+def takes_kernels(weight: Tensor) -> bool:
     """Whether these kernels can run on this weight's device, with values of its type."""
     if not weight.is_cuda or weight.dtype is not torch.float16:
         return False
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return False
-    properties = torch.cuda.get_device_properties(weight.device)
-    return properties.major == CAPABILITY and properties.multi_processor_count >= MULTIPROCESSORS
+    return torch.cuda.get_device_capability(weight.device)[0] == CAPABILITY
+
+
+def takes_clusters(weight: Tensor) -> bool:
+    """`takes_kernels`, and all clusters of a batch run at the same time."""
+    if not takes_kernels(weight):
+        return False
+    return torch.cuda.get_device_properties(weight.device).multi_processor_count >= MULTIPROCESSORS
 
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel's file, without its ending, and the threads of a program."""
+    """A kernel's file, without its ending, the threads of a program, and its bytes of shared memory; None: all."""
 
     name: str
     threads: int
+    shared: int | None = None
 
     def text(self) -> str:
         folder = resources.files(__package__) / "cuda"
@@ -47,11 +69,8 @@ class Source:
         return "".join((folder / part).read_text(encoding="utf-8") for part in parts)
 
 
-class ClusterKernel:
-    """A kernel for float16, whose programs have a multiprocessor's shared memory each.
-
-    RuntimeError: it does not compile, or the device refuses it.
-    """
+class CudaKernel:
+    """A kernel for float16. RuntimeError: it does not compile, or the device refuses it."""
 
     def __init__(self, source: Source, device: torch.device) -> None:
         from cuda.bindings import driver
@@ -63,7 +82,8 @@ class ClusterKernel:
             self._module = _checked(driver.cuModuleLoadData(_compiled(source, device)))
             self._function = _checked(driver.cuModuleGetFunction(self._module, source.name.encode()))
             most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-            self._shared = _checked(driver.cuDeviceGetAttribute(most, _checked(driver.cuCtxGetDevice())))
+            device_most = _checked(driver.cuDeviceGetAttribute(most, _checked(driver.cuCtxGetDevice())))
+            self._shared = device_most if source.shared is None else source.shared
             limits = driver.CUfunction_attribute
             for attribute, value in (
                 (limits.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, self._shared),
@@ -79,12 +99,41 @@ class ClusterKernel:
         _checked(self._launch(self._function, *grid, *block, self._shared, stream, (values, kinds), 0))
 
 
+def compiled_kernel(source: Source, device: torch.device, without: str) -> CudaKernel | None:
+    """None: it cannot be had, and a warning tells what happens `without` it, and why."""
+    try:
+        return CudaKernel(source, device)
+    except (ImportError, RuntimeError) as error:
+        warnings.warn(f"{without}, their kernel cannot be had: {error}", RuntimeWarning, stacklevel=3)
+        return None
+
+
 def _passed(argument: Argument) -> tuple[Any, Any]:
     if isinstance(argument, Tensor):
         return argument.data_ptr(), ctypes.c_void_p
+    if isinstance(argument, Matrix):
+        return _tensor_map(argument.values.data_ptr(), *argument.values.shape), None
     if isinstance(argument, ctypes.c_uint64):
         return argument.value, ctypes.c_uint64
     return argument, ctypes.c_int if isinstance(argument, int) else ctypes.c_float
+
+
+@lru_cache(maxsize=4096)
+def _tensor_map(address: int, lines: int, columns: int) -> Any:
+    """How tiles of a matrix are fetched; units of 16 bytes are permuted in every 128."""
+    from cuda.bindings import driver
+
+    wide, narrow = driver.cuuint64_t, driver.cuuint32_t
+    return _checked(
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, address,
+            [wide(columns), wide(lines)], [wide(2 * columns)], [narrow(TILE), narrow(TILE)], [narrow(1), narrow(1)],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )  # fmt: skip
 
 
 def _compiled(source: Source, device: torch.device) -> bytes:
@@ -93,7 +142,7 @@ def _compiled(source: Source, device: torch.device) -> bytes:
     file = f"{source.name}.cu"
     program = _checked(nvrtc.nvrtcCreateProgram(source.text().encode(), file.encode(), 0, [], []))
     major, minor = torch.cuda.get_device_capability(device)
-    options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17"]
+    options = [f"--gpu-architecture=sm_{major}{minor}a", "--std=c++17"]
     (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if result:
         log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
