@@ -17,24 +17,27 @@ from benchmarks.gpu.model import device_ms, origin
 from vivavoce_bench.measure import save_json
 from vivavoce_kernels.flow_attention import AttentionTile, attend
 from vivavoce_kernels.layouts import KEY_TILE, PackedTables
-from vivavoce_kernels.row_attention import HEAD, QUERIES, attention_for
+from vivavoce_kernels.row_attention import HEAD, QUERIES, RowAttention, attention_for
 
 CUT, TOGETHER, REPEATS = AttentionTile(QUERIES, 4, 3), 10, 9
 CUDA = torch.device("cuda")
 
 
 class Case(NamedTuple):
-    """past: frames before, whose keys are in pages; 0: the rows have no pages."""
+    """past: frames before, whose keys are in pages; 0: the rows have no pages. block: frames that attend to keys up to
+    their own last one; 0: to all keys.
+    """
 
     rows: int
     frames: int
     past: int = 0
     heads: int = 8
+    block: int = 0
 
 
 CASES = (
     Case(32, 674),
-    Case(64, 200),
+    Case(64, 200, block=50),
     Case(32, 674, heads=16),
     Case(64, 100, 374),
     Case(16, 100, 374),
@@ -53,9 +56,10 @@ def tables_of(case: Case) -> PackedTables:
     ]
     pages = -(-size // KEY_TILE) if case.past else 0
     local = torch.arange(frames).repeat(rows)
+    ends = (local // case.block + 1) * case.block if case.block else torch.full((rows * frames,), size)
     return PackedTables(
         int32(torch.arange(rows).repeat_interleave(frames)), int32(local), int32(local + case.past),
-        int32([size] * (rows * frames)), int32(torch.arange(rows) * frames), int32([frames] * rows), int32(tiles),
+        int32(ends), int32(torch.arange(rows) * frames), int32([frames] * rows), int32(tiles),
         int32(torch.randperm(rows * pages).view(rows, pages)),
     )  # fmt: skip
 
@@ -75,6 +79,7 @@ def measure(case: Case) -> dict[str, float]:
     products = torch.randn(2 * case.rows * case.frames, 3 * inner, **made)
     keys = torch.randn(tables.pages.numel(), 1, 1, 2, KEY_TILE, 2 * inner, **made) if case.past else None
     fast = attention_for(products, case.heads, HEAD)
+    assert isinstance(fast, RowAttention), "needs a Hopper GPU"
     general = microseconds(lambda: attend(products, keys, tables, step, 0, case.heads, CUT))
     return {"general_us": general, "us": microseconds(lambda: fast(products, keys, tables, step, 0, CUT))}
 
@@ -85,7 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     figures = origin("benchmarks.gpu.attention", CUDA)
     for case in CASES:
-        name = f"{case.rows}x{case.frames}_past{case.past}_heads{case.heads}"
+        name = f"{case.rows}x{case.frames}_past{case.past}_heads{case.heads}_block{case.block}"
         figures[name] = measure(case)
         print(name, figures[name], flush=True)
     save_json(figures, options.out)

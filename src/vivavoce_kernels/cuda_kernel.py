@@ -99,11 +99,17 @@ class CudaKernel:
         _checked(self._launch(self._function, *grid, *block, self._shared, stream, (values, kinds), 0))
 
 
-def compiled_kernel(source: Source, device: torch.device, without: str) -> CudaKernel | None:
-    """None: it cannot be had, and a warning tells what happens `without` it, and why."""
+def compiled_kernel(
+    source: Source, device: torch.device, without: str, trial: Callable[[CudaKernel], object] | None = None
+) -> CudaKernel | None:
+    """None: it cannot be had, or the trial fails; a warning tells what happens `without` it, and why."""
     try:
-        return CudaKernel(source, device)
-    except (ImportError, RuntimeError) as error:
+        kernel = CudaKernel(source, device)
+        if trial is not None:
+            with torch.cuda.device(device):
+                trial(kernel)
+        return kernel
+    except (ImportError, OSError, RuntimeError) as error:
         warnings.warn(f"{without}, their kernel cannot be had: {error}", RuntimeWarning, stacklevel=3)
         return None
 
@@ -112,28 +118,36 @@ def _passed(argument: Argument) -> tuple[Any, Any]:
     if isinstance(argument, Tensor):
         return argument.data_ptr(), ctypes.c_void_p
     if isinstance(argument, Matrix):
+        assert argument.values.is_contiguous()
         return _tensor_map(argument.values.data_ptr(), *argument.values.shape), None
     if isinstance(argument, ctypes.c_uint64):
         return argument.value, ctypes.c_uint64
     return argument, ctypes.c_int if isinstance(argument, int) else ctypes.c_float
 
 
-@lru_cache(maxsize=4096)
-def _tensor_map(address: int, lines: int, columns: int) -> Any:
-    """How tiles of a matrix are fetched; units of 16 bytes are permuted in every 128."""
-    from cuda.bindings import driver
+class _TensorMap(ctypes.Structure):
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
 
-    wide, narrow = driver.cuuint64_t, driver.cuuint32_t
-    return _checked(
-        driver.cuTensorMapEncodeTiled(
-            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, address,
-            [wide(columns), wide(lines)], [wide(2 * columns)], [narrow(TILE), narrow(TILE)], [narrow(1), narrow(1)],
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
+
+_ALIGNMENT = 128
+_FLOAT16, _PERMUTED_IN_128_BYTES, _FETCHED_BY_128_BYTES = 6, 3, 2
+"""Of CUDA's enumerations CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion."""
+
+
+@lru_cache(maxsize=4096)
+def _tensor_map(address: int, lines: int, columns: int) -> _TensorMap:
+    """How tiles of a matrix are fetched. The driver is called directly: `cuda-bindings` do not align what it fills."""
+    room = ctypes.create_string_buffer(ctypes.sizeof(_TensorMap) + _ALIGNMENT)
+    made = _TensorMap.from_buffer(room, -ctypes.addressof(room) % _ALIGNMENT)
+    wide, narrow = ctypes.c_uint64, ctypes.c_uint32
+    error = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        ctypes.byref(made), ctypes.c_int(_FLOAT16), narrow(2), ctypes.c_void_p(address), (wide * 2)(columns, lines),
+        (wide * 1)(2 * columns), (narrow * 2)(TILE, TILE), (narrow * 2)(1, 1), ctypes.c_int(0),
+        ctypes.c_int(_PERMUTED_IN_128_BYTES), ctypes.c_int(_FETCHED_BY_128_BYTES), ctypes.c_int(0),
     )  # fmt: skip
+    if error:
+        raise RuntimeError(f"CUDA: cuTensorMapEncodeTiled gives error {error} for {lines} lines of {columns} values")
+    return made
 
 
 def _compiled(source: Source, device: torch.device) -> bytes:

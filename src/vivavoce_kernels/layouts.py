@@ -33,7 +33,7 @@ class PackedTables(NamedTuple):
     """Positions of packed frames; all int32.
 
     row, local, position, ends: [frames]: each frame's row, its index among the row's new frames (−1: padding), its
-    position in the whole row, and the end of the keys that it attends to.
+    position in the whole row, and the end of the keys that it attends to, which never falls within a row.
     first, length: [rows]: packed index of each row's first new frame, and the number of its new frames.
     tiles: [tiles, 3]: the part of a row that one program of attention computes: row, first packed frame, frames (0:
     unused).

@@ -30,7 +30,14 @@ class Attention(Protocol):
 def attention_for(weight: Tensor, num_heads: int, head: int) -> Attention:
     """weight: any of the network's, for its device and dtype; head: channels of a head."""
     if head == HEAD and takes_kernels(weight):
-        kernel = compiled_kernel(SOURCE, weight.device, "long rows take longer")
+
+        def without_tiles(run: Run) -> Tensor:
+            none = torch.zeros(1, 3, dtype=torch.int32, device=weight.device)
+            tables = PackedTables(*(none[0],) * 6, tiles=none, pages=none[:, :0])
+            products = torch.zeros(2 * none.numel(), 3 * num_heads * HEAD, dtype=weight.dtype, device=weight.device)
+            return RowAttention(run, num_heads)(products, None, tables, none[0], 0, AttentionTile(QUERIES, 0, 0))
+
+        kernel = compiled_kernel(SOURCE, weight.device, "long rows take longer", without_tiles)
         if kernel is not None:
             return RowAttention(kernel, num_heads)
 
@@ -43,7 +50,7 @@ def attention_for(weight: Tensor, num_heads: int, head: int) -> Attention:
 
 
 class RowAttention:
-    """For heads of 64 channels in float16. A row's later frames attend to all keys of its earlier ones."""
+    """For heads of 64 channels in float16."""
 
     def __init__(self, run: Run, num_heads: int) -> None:
         self._run, self._num_heads = run, num_heads

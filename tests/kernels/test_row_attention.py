@@ -1,5 +1,7 @@
 """Hopper's attention kernel, whose threads a CPU runs one after another, computes what plain attention does."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -60,6 +62,10 @@ def check(got, expected, tables):
     assert not got.view(2, -1, INNER)[:, used:].any()
 
 
+def test_a_launch_asks_for_what_the_kernel_needs(library):
+    assert (row_attention.SOURCE.threads, row_attention.SOURCE.shared) == (library.threads(), library.shared())
+
+
 @pytest.mark.parametrize(
     "rows",
     [
@@ -85,7 +91,8 @@ def test_whole_rows_attend_to_their_own_keys(library, rows):
 
 def test_keys_come_from_pages_and_nothing_behind_a_row_counts(library):
     sizes, news = (70, 192, 12), (30, 64, 12)
-    products, tables = batch(tuple([size] * new for size, new in zip(sizes, news, strict=True)), padding=3)
+    rows = ([50] * 10 + [70] * 20, [192] * 64, [12] * 12)
+    products, tables = batch(rows, padding=3)
     free = iter(torch.randperm(9).add(1).tolist())
     keys = torch.full((10, STEPS, SITES, 2, KEY_TILE, 2 * INNER), torch.nan, dtype=torch.float16)
     pages, known = torch.zeros(len(sizes), 3, dtype=torch.int32), []
@@ -100,7 +107,7 @@ def test_keys_come_from_pages_and_nothing_behind_a_row_counts(library):
     queries = products.view(2, -1, 3 * INNER)[..., :INNER]
     expected = [
         [
-            attended(query, *known[number][copy].chunk(2, dim=1), [sizes[number]] * news[number])
+            attended(query, *known[number][copy].chunk(2, dim=1), rows[number])
             for number, query in enumerate(queries[copy, : sum(news)].split(news))
         ]
         for copy in range(2)
@@ -108,10 +115,16 @@ def test_keys_come_from_pages_and_nothing_behind_a_row_counts(library):
     check(got, expected, tables)
 
 
-def test_scores_that_grow_are_scaled_down(library):
-    products, tables = batch(([200] * 40 + [200] * 160,), padding=0)
+def growing():
+    """A row whose later keys have far larger scores  →  products and tables."""
+    products, tables = batch(([200] * 200,), padding=0)
     keys = products.view(2, 200, 3, INNER)[:, :, 1]
     keys *= torch.linspace(0.2, 12, 200)[None, :, None].half()
+    return products, tables
+
+
+def test_scores_that_grow_are_scaled_down(library):
+    products, tables = growing()
     attention = RowAttention(runner(library.run_attention), HEADS)
     got = attention(products, None, tables, int32([0]), 0, CUT)
     for copy in range(2):
@@ -124,14 +137,31 @@ def test_scores_that_grow_are_scaled_down(library):
 def test_elsewhere_the_general_kernel_serves(monkeypatch):
     weight = torch.zeros(1, dtype=torch.float16)
     assert not isinstance(attention_for(weight, HEADS, HEAD), RowAttention)
+    monkeypatch.setattr(row_attention, "takes_kernels", lambda weight: True)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
 
     def refused(*_):
         raise RuntimeError("no NVRTC")
 
+    def broken(*_):
+        return refused
+
+    for made in (refused, broken):
+        monkeypatch.setattr(cuda_kernel, "CudaKernel", made)
+        with pytest.warns(RuntimeWarning, match="long rows take longer.* no NVRTC"):
+            assert not isinstance(attention_for(weight, HEADS, HEAD), RowAttention)
+
+
+def test_the_kernel_is_tried_before_it_serves(library, monkeypatch):
+    run, tried = runner(library.run_attention), []
+
+    def kernel(*_):
+        return lambda programs, arguments: (tried.append(programs), run(programs, arguments))
+
     monkeypatch.setattr(row_attention, "takes_kernels", lambda weight: True)
-    monkeypatch.setattr(cuda_kernel, "CudaKernel", refused)
-    with pytest.warns(RuntimeWarning, match="long rows take longer.* no NVRTC"):
-        assert not isinstance(attention_for(weight, HEADS, HEAD), RowAttention)
-    monkeypatch.setattr(cuda_kernel, "CudaKernel", lambda *_: print)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(cuda_kernel, "CudaKernel", kernel)
+    weight = torch.zeros(1, dtype=torch.float16)
     assert isinstance(attention_for(weight, HEADS, HEAD), RowAttention)
+    assert tried == [2 * HEADS]
     assert not isinstance(attention_for(weight, HEADS, 32), RowAttention)

@@ -352,8 +352,8 @@ DEVICE void mix(char* memory, int warp, int lane) {
         packed(sum[4] * share, sum[5] * share), packed(sum[6] * share, sum[7] * share)};
 }
 
-KERNEL(THREADS, 1)
-CLUSTER(PROGRAMS) unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* __restrict__ params,
+KERNEL(THREADS, 1) CLUSTER(PROGRAMS)
+unet_levels(u16* __restrict__ x, const char* __restrict__ weights, const float* __restrict__ params,
            const float* __restrict__ level_params, const float* __restrict__ entry, u16* keys,
            const u16* __restrict__ before, u16* __restrict__ after, const u16* __restrict__ times,
            const int* __restrict__ tiles, const int* __restrict__ ends, const int* __restrict__ position,
