@@ -8,15 +8,18 @@ import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from typing_extensions import Unpack
 
+from vivavoce.checkpoint.folder import BACKBONE, YAML_OF, detect_generation, read_card
 from vivavoce.checkpoint.known_models import parse_model, plain_name
+from vivavoce.checkpoint.official_yaml import read_official_yaml
+from vivavoce.checkpoint.settings import Section
 from vivavoce.engine_process.client import RESTART_S, EngineClient
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, InvalidRequest, ModelNotFound, VivavoceError
 from vivavoce.frontend.model_choice import model_folder
-from vivavoce.frontend.model_info import read_info
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import (
     BackendStatistics,
@@ -24,6 +27,7 @@ from vivavoce.frontend.speech_backend import (
     SpeechStream,
     VoiceOptions,
 )
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.settings import ModelSection
 from vivavoce_fleet.devices import devices_of
@@ -342,3 +346,12 @@ def _info_of(section: ModelSection) -> ModelInfo:
     written = parse_model(section.model or "mini")
     written.check_file()
     return read_info(model_folder(written.model), written.name)
+
+
+def read_info(folder: Path, name: str) -> ModelInfo:
+    """Describe a model folder without loading the model. Raises CheckpointError if a file that it reads is missing."""
+    generation = detect_generation(folder)
+    yaml = YAML_OF[generation]
+    rate = Section(yaml, read_official_yaml(folder / yaml)).integer("sample_rate")
+    marks = TextTokenizer.from_folder(folder / BACKBONE).marks
+    return replace(ModelInfo.described(read_card(folder), generation.value, rate, marks, name), loaded=False)

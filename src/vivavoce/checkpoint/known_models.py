@@ -21,8 +21,7 @@ RECORD = "vivavoce-download.json"
 _DOT_IN_CACHE = "___"
 
 # Other files in the repositories are not needed: archives, exports for TensorRT, sample audio, and the initial weights
-# of
-# the language model (CosyVoice-BlankEN/model.safetensors), all of which llm.pt replaces.
+# of the language model (CosyVoice-BlankEN/model.safetensors), all of which llm.pt replaces.
 _NEEDED = re.compile(
     r"""
       (llm|flow|hift)(\.[\w-]+)?\.(pt|safetensors)      # llm.pt, llm.rl.pt, flow.cache.pt …

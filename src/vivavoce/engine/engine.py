@@ -34,7 +34,16 @@ from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.lm_stage.head_search import SpokenSample, find_heads, has_heads
 from vivavoce.engine.loop import Loop
-from vivavoce.engine.request import EngineRequest, FlowSteps, InputMode, TokenRequest, speech_prompt
+from vivavoce.engine.request import (
+    Conditioning,
+    EngineRequest,
+    FlowSteps,
+    InputMode,
+    SamplingParams,
+    SegmentRequest,
+    TokenRequest,
+    speech_prompt,
+)
 from vivavoce.engine.request_state import RequestState
 from vivavoce.engine.scheduler import Scheduler
 from vivavoce.engine.settings import (
@@ -48,7 +57,6 @@ from vivavoce.engine.settings import (
 from vivavoce.engine.stages import Stages
 from vivavoce.engine.statistics import Statistics, StatisticsSnapshot
 from vivavoce.engine.synthesis_runner import SynthesisRunner
-from vivavoce.engine.warmup import warmup_stream
 from vivavoce.engine.watermark import WatermarkStream, marked_chunk
 from vivavoce.errors import InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import LanguageModel, Models
@@ -409,7 +417,7 @@ class Engine:
         count, until, most = 1, time.perf_counter() + seconds, min(streams or self.memory.slots, self.memory.slots)
         try:
             while self.stages.flow and (count == 1 or (time.perf_counter() < until and count <= most)):
-                requests = [warmup_stream(self.models, seed, self.stages.lm is not None) for seed in range(count)]
+                requests = [_warmup_stream(self.models, seed, self.stages.lm is not None) for seed in range(count)]
                 for handle in [self._enqueue(request, asked=False) for request in requests]:
                     handle.result()
                 count *= 2
@@ -461,3 +469,22 @@ class Engine:
         if self.settings.watermark and not state.tokens_only:
             return RequestHandle(outbox, leave, push, partial(marked_chunk, WatermarkStream(self._rates.sample_rate)))
         return RequestHandle(outbox, leave, push)
+
+
+_WARMUP_PROMPT, _WARMUP_TOKENS = 100, 75
+"""Number of speech tokens in the voice's prompt, and in the three seconds that are spoken."""
+
+
+def _warmup_stream(models: Models | LanguageModel, seed: int, from_text: bool) -> EngineRequest:
+    """A stream of three meaningless seconds in a random voice; from_text: the language model makes its tokens."""
+    assert isinstance(models, Models)
+    generator, config = torch.Generator().manual_seed(seed), models.config
+    tokens = torch.randint(config.flow.num_tokens, (_WARMUP_PROMPT,), generator=generator)
+    mel = torch.zeros(config.rates.frames_of(_WARMUP_PROMPT), config.flow.num_mel_bins)
+    voice = Conditioning(torch.ones(config.flow.speaker_size), (1,), tuple(tokens.tolist()), tokens, mel)
+    if from_text:
+        sampling = SamplingParams(exact_tokens=_WARMUP_TOKENS)
+        segment = SegmentRequest(voice, text=(1,) * 10, sampling=sampling, seed=seed)
+    else:
+        segment = SegmentRequest(voice, speech_tokens=tuple(tokens[:_WARMUP_TOKENS].tolist()), seed=seed)
+    return EngineRequest((segment,), policy_for(config.generation, None))

@@ -31,7 +31,6 @@ from vivavoce.frontend.model_choice import (
     model_folder,
     share_device,
 )
-from vivavoce.frontend.model_info import describe
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text_heads import know_heads
@@ -102,9 +101,9 @@ class ModelService:
 
     @property
     def about(self) -> ModelInfo:
-        front_end = self.front_end
-        generation, rates = front_end.config.generation, front_end.config.rates
-        return describe(front_end.card, generation, rates.sample_rate, front_end.text.marks, self._name)
+        front_end, name = self.front_end, self._name
+        generation, rate = front_end.config.generation.value, front_end.config.rates.sample_rate
+        return ModelInfo.described(front_end.card, generation, rate, front_end.text.marks, name)
 
     @property
     def healthy(self) -> bool:

@@ -90,6 +90,12 @@ class ModelInfo:
     loaded: bool = True
     others: tuple[ModelInfo, ...] = ()
 
+    @classmethod
+    def described(cls, card: ModelCard, generation: str, rate: int, marks: frozenset[str], name: str = "") -> ModelInfo:
+        """rate: in Hz; name: the model's name, or "" for the name on its card."""
+        demo, own = card.demo or not card.trained, name or card.name
+        return cls(own, card.description, rate, demo, card.instructions, card.languages, marks, generation)
+
     def of(self, name: str) -> ModelInfo:
         """The model of this name among `others`; this model itself for "" and for its own name."""
         return next((one for one in self.others if one.name == name), self) if name else self

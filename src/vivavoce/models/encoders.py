@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from threading import Timer
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 from vivavoce.checkpoint.folder import refuse_pointer
 from vivavoce.errors import CheckpointError, InvalidAudio
 from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
+from vivavoce.time_limit import time_limit
 
 MAX_RUN_S = 60.0  # maximum seconds for a recording, which has at most 30 s of speech
 MAX_FIELDS = 10_000  # maximum number of top-level fields; a published file has about ten
@@ -40,16 +40,12 @@ class OnnxModel:
         import onnxruntime
 
         names, options = [value.name for value in self.session.get_inputs()], onnxruntime.RunOptions()
-        timer = Timer(MAX_RUN_S, setattr, (options, "terminate", True))
-        timer.daemon = True
-        timer.start()
         try:
-            outputs = self.session.run(None, dict(zip(names, inputs, strict=True)) | more, options)
+            with time_limit(MAX_RUN_S, lambda: setattr(options, "terminate", True)):
+                outputs = self.session.run(None, dict(zip(names, inputs, strict=True)) | more, options)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             why = f"takes more than {MAX_RUN_S:g} s" if options.terminate else f"fails ({_reason(error)})"
             raise CheckpointError(f"{self.path.name} in {self.path.parent} {why}; {self.remedy}") from error
-        finally:
-            timer.cancel()
         return np.asarray(outputs[0]).reshape(-1)
 
 

@@ -67,8 +67,7 @@ def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | Non
     most = min(size, int(top_k.max()) if most is None else most)
     if probabilities.dtype == torch.float32:
         # The order of ties in `topk` is undefined, so keys must differ. The bits of floats ≥ 0 sort like the floats;
-        # the
-        # lower bits of a key contain the id.
+        # the lower bits of a key contain the id.
         backwards = torch.arange(size - 1, -1, -1, device=probabilities.device)
         keys = (probabilities.view(torch.int32).long() << 32) | backwards
         ids = size - 1 - (keys.topk(most, dim=-1).values & 0xFFFFFFFF)

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from threading import Lock, Timer
+from threading import Lock
 from typing import BinaryIO
 
 import numpy as np
@@ -25,6 +26,7 @@ from vivavoce.child import end_with_parent, ignore_signals, python_command, shut
 from vivavoce.errors import InvalidAudio, MissingDependency
 from vivavoce.frontend.audio.decode import MAX_DECODE_S, MAX_SAMPLE_RATE, decode_audio, read_source
 from vivavoce.frontend.audio.samples import Audio
+from vivavoce.time_limit import time_limit
 
 DECODE_S = 10.0
 """Maximum time to decode a recording, in seconds; 30 s of audio in the slowest format take 0.1 s."""
@@ -63,18 +65,16 @@ class DecodingProcess:
             if self._process.poll() is not None:  # the process ended before this recording
                 self.close()
                 self._start()
-            began, timer = time.monotonic(), Timer(DECODE_S, _end, (self._process, self._socket))
-            timer.start()
+            began, limit_s = time.monotonic(), MAX_DECODE_S if max_seconds is None else max_seconds
             try:
-                return _exchange(self._socket, data, field, MAX_DECODE_S if max_seconds is None else max_seconds)
+                with time_limit(DECODE_S, partial(_end, self._process, self._socket)):
+                    return _exchange(self._socket, data, field, limit_s)
             except InvalidAudio:
                 raise
             except Exception:  # the process ended, or its next answer might belong to another recording
                 problem = "takes too long to decode" if time.monotonic() - began >= DECODE_S else "breaks its decoder"
                 self.close()
                 self._start()
-            finally:
-                timer.cancel()
         raise InvalidAudio(f"{label} {problem}; convert it to WAV and upload that")
 
     def close(self) -> None:

@@ -57,8 +57,7 @@ def _sinc_kernels(old: int, new: int) -> Tensor:
     half_width = _half_width(old, new)
     positions = torch.arange(-half_width, half_width + old, dtype=torch.float64) / old
     # torchaudio divides in float32 here, and so does this code. Exact offsets would change samples by only 1e-9, but
-    # the
-    # log of mel bins above the source's bandwidth by 2e-3 (22.05 → 24 kHz).
+    # the log of mel bins above the source's bandwidth by 2e-3 (22.05 → 24 kHz).
     offsets = (torch.arange(new, dtype=torch.float32) / new).double()
     crossings = (cutoff * (positions[None] - offsets[:, None])).clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS)
     window = torch.cos(crossings * (math.pi / (2 * _ZERO_CROSSINGS))).square()

@@ -64,8 +64,7 @@ _NAME = regex.compile(r"\w+")
 _SCRIPT: dict[Language, str] = {"zh": "Han", "ja": "Hiragana", "ko": "Hangul", "ru": "Cyrillic"}
 
 # Symbols outside ASCII, without modifiers such as ´, which people type instead of an apostrophe. Variation selectors
-# and
-# the keycap mark occur only in emoji. Joiners and tag characters count only after another symbol.
+# and the keycap mark occur only in emoji. Joiners and tag characters count only after another symbol.
 _SYMBOL = r"[[\p{S}--[\p{ASCII}\p{Sk}]]\p{Emoji_Modifier}\uFE0E\uFE0F\u20E3]"
 _SYMBOLS = regex.compile(rf"{_SYMBOL}(?:{_SYMBOL}|[\u200D\U000E0020-\U000E007F])*+", regex.V1)
 _SPACES = regex.compile(r" {2,}")

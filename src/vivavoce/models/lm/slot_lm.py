@@ -185,8 +185,7 @@ class SlotLM:
         self._layers = JoinedLayer.all(lm, joined)
         self._norm, self._head = lm.norm.weight.detach(), joined([lm.speech_head])
         # Rotary tables by position, [capacity, 1, head_dim]: the rotated x is x · cos + (x with swapped halves) · sin,
-        # with
-        # the signs of the first half in `sin`.
+        # with the signs of the first half in `sin`.
         positions = torch.arange(capacity, device=self._device)
         cos, sin = (one[0, 0] for one in rotary_tables(positions[None], config.head_dim, config.rope_theta))
         sin[:, : config.head_dim // 2] *= -1
