@@ -54,10 +54,12 @@ def test_arguments_arrive_as_they_are() -> None:
     assert "vivavoce speak" in _run(*python_command(COMMAND_LINE, "speak", "--help")).stdout
 
 
-def test_a_users_own_limit_of_compiled_shapes_stays() -> None:
-    variable = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+@pytest.mark.parametrize(
+    ("variable", "limit"), [("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"), ("LRU_CACHE_CAPACITY", "128")]
+)
+def test_a_users_own_limit_of_compiled_shapes_stays(variable: str, limit: str) -> None:
     command = [sys.executable, "-c", f"import os, vivavoce; print(os.environ['{variable}'])"]
-    for given, expected in (({}, "256"), ({variable: "32"}, "32")):
+    for given, expected in (({}, limit), ({variable: "32"}, "32")):
         environment = {name: value for name, value in os.environ.items() if name != variable} | given
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         assert done.stdout.strip() == expected

@@ -25,9 +25,10 @@ if not ("torch" in sys.modules or {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLO
 # variable when it is imported, always after this line. Child processes inherit the variable.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# oneDNN caches compiled primitives for up to 1,024 batch shapes, which take 0.4 GB after the first minutes of a book.
-# It reads this limit at its first computation. A stream has far fewer different shapes than the new limit.
+# oneDNN, and torch's layer above it in each thread, keep compiled primitives of up to 1,024 batch shapes: over 1 GB
+# after the first minutes of a book. They read these limits at their first computation; a stream has far fewer shapes.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
 
 TYPE_CHECKING = False  # not imported: `python -m vivavoce` would first look for `typing` in the current folder
 if TYPE_CHECKING:

@@ -482,9 +482,8 @@ def _warmup_stream(models: Models | LanguageModel, seed: int, from_text: bool) -
     tokens = torch.randint(config.flow.num_tokens, (_WARMUP_PROMPT,), generator=generator)
     mel = torch.zeros(config.rates.frames_of(_WARMUP_PROMPT), config.flow.num_mel_bins)
     voice = Conditioning(torch.ones(config.flow.speaker_size), (1,), tuple(tokens.tolist()), tokens, mel)
+    segment = SegmentRequest(voice, speech_tokens=tuple(tokens[:_WARMUP_TOKENS].tolist()), seed=seed)
     if from_text:
         sampling = SamplingParams(exact_tokens=_WARMUP_TOKENS)
         segment = SegmentRequest(voice, text=(1,) * 10, sampling=sampling, seed=seed)
-    else:
-        segment = SegmentRequest(voice, speech_tokens=tuple(tokens[:_WARMUP_TOKENS].tolist()), seed=seed)
     return EngineRequest((segment,), policy_for(config.generation, None))
