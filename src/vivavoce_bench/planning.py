@@ -93,7 +93,7 @@ CARDS = (
     Card("T4", 65, 300, 16),
     Card("RTX 3060", 25.5, 360, 12),
 )
-"""From NVIDIA's data sheets. H800 and A800 are like H100 and A100, but slower between cards. H200 was measured."""
+"""From NVIDIA's data sheets, but for H200, which was measured. H800 and A800 are H100 and A100 with slower links."""
 WITH_SHORT_CHUNKS = [card for card in CARDS if card.name in ("H200", "H100 SXM", "H800 SXM")]
 """Cards for which the flow has the kernel of short chunks."""
 

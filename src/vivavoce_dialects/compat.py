@@ -253,7 +253,7 @@ class CosyVoice2(CosyVoice):
         self._load(model_dir, fp16, trt_concurrent, trust_model_code, **flags)
 
     def inference_instruct(self, *_: Any, **__: Any) -> Pieces:
-        """Only the first generation has this mode; raises InvalidRequest."""
+        """Always raises InvalidRequest: only models of the first generation have this mode."""
         raise InvalidRequest(f"inference_instruct: {type(self).__name__} has no such mode; use inference_instruct2")
 
     @_with_old_keywords

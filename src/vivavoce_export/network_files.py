@@ -136,7 +136,7 @@ class EncoderCore(nn.Module):
 
 
 class ScriptedEncoder(nn.Module):
-    """`EncoderCore` for TorchScript, with the interface that official tools call; `encode` is the core itself."""
+    """`EncoderCore` for TorchScript, with the interface that official tools call; `encode` calls the core."""
 
     def __init__(self, core: nn.Module, lookahead: int, chunk: int, up: int) -> None:
         super().__init__()

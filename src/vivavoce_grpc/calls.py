@@ -103,7 +103,9 @@ class Calls:
         try:
             content = await asyncio.wait_for(context.read(), self._message_s)
         except (TimeoutError, asyncio.TimeoutError):
-            raise DeadlineExceeded(f"request: did not come within {self._message_s:g} s; send it at once") from None
+            raise DeadlineExceeded(
+                f"request: did not come within {self._message_s:g} s; send it as soon as the call is open"
+            ) from None
         finally:
             self._reading[caller] -= 1
         return content if isinstance(content, bytes) else None

@@ -131,7 +131,9 @@ def _content(path: Path, field: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"{field}: {path} cannot be read ({error.strerror}); name a file") from None
+        raise InvalidRequest(
+            f"{field}: {path} cannot be read ({error.strerror}); give the path of a readable file"
+        ) from None
 
 
 def _algorithm(private: bytes) -> str:

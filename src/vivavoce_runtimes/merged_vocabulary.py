@@ -56,7 +56,7 @@ class MergedVocabulary:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end speech: first the one that the model was trained to emit, then all others of the head."""
+        """The ids that end speech: first the one that the model was trained to emit, then the head's other ones."""
         return tuple(map(self.speech, sorted(self.own.stop_ids, key=lambda one: (one != self.own.eos, one))))
 
     @property

@@ -75,7 +75,8 @@ def _tensorrt(models: Models, settings: EngineSettings) -> ExternalFlow:
 
 FLOW: dict[str, Callable[[Models, EngineSettings], ExternalFlow]]
 FLOW = {"onnx": _onnx, "jit": _jit, "aoti": partial(_from_torch, "aoti"), "tensorrt": _tensorrt}
-"""Backends of the flow. Errors as for `LM`; CheckpointError: the file is missing, unusable, or untrusted code."""
+"""Backends of the flow. They raise the errors of `LM`, and CheckpointError if the file is missing or cannot be used, or
+if it contains code that is not trusted."""
 
 
 def lm_stage(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:

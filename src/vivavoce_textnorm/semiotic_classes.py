@@ -175,7 +175,7 @@ def _seconds(written: str) -> Number:
 
 
 def read_span(place: Cursor) -> Found:
-    """Read a duration (1:30 h, 3:45 min); behind "at", or if it is 6:00 h or more, it is a time of the day."""
+    """Read a duration (1:30 h, 3:45 min), or a time of the day if it follows "at" or is 6:00 h or more."""
     if not (found := place.match(place.grammar.span)):
         return None
     first, second = int(found["a"]), int(found["b"])

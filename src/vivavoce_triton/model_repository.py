@@ -376,7 +376,10 @@ class RepositoryPlan:
 
 
 def render_repository(plan: RepositoryPlan, folder: Path) -> bool:
-    """Write the repository; False: it was up to date. `InvalidRequest`: a missing value, or another kind of folder."""
+    """Write the repository unless it is up to date  →  whether it was written.
+
+    `InvalidRequest`: a value is missing, or the folder has something else in it.
+    """
     files = rendered_files(plan)
     if _read(folder) == files:
         return False

@@ -171,7 +171,7 @@ async def test_a_message_has_to_come_in_time() -> None:
         for method in (METHOD, HEALTH):
             code, details, _ = await status_of(unsent(caller.channel, method))
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert details == "request: did not come within 0.2 s; send it at once"
+            assert details == "request: did not come within 0.2 s; send it as soon as the call is open"
         assert b"".join(await caller.hear(sft(TEXT))) == spoken(TEXT)
         value = caller.dispatcher.metrics.registry.get_sample_value
         assert value("vivavoce_refused_total", {"door": "grpc", "code": "deadline_exceeded"}) == 1

@@ -424,7 +424,7 @@ async def test_deadlines_drains_and_messages_that_do_not_come() -> None:
     async with calling(FakeBackend(gate=asyncio.Event()), request_timeout_s=0.2) as caller:
         status, details, ending = await failing(caller.speak().read())
         assert (status, ending["error-code"]) == ("DEADLINE_EXCEEDED", "deadline_exceeded")
-        assert details == "request: did not come within 0.2 s; send it at once"
+        assert details == "request: did not come within 0.2 s; send it as soon as the call is open"
         late = caller.channel.stream_stream(SPEECH + "Speak")(timeout=0.5, metadata=(("x-request-id", "late-1"),))
         await late.write(WHOLE)
         assert await late.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -157,7 +157,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path, remedy: str = "download the file again") -> dict[str, Any]:
-    """Read a JSON object. CheckpointError: this failed; remedy: advice in its message."""
+    """Read a JSON object. remedy: advice in the message of the CheckpointError if it cannot be read."""
     refuse_pointer(path)
     try:
         with path.open("rb") as file:

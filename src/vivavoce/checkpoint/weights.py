@@ -107,8 +107,8 @@ def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
     fits = direction.dim() > 1 and scale.shape == (direction.shape[0],) + (1,) * (direction.dim() - 1)
     if not (fits and scale.is_floating_point() and direction.is_floating_point()):
         raise CheckpointError(
-            f"model: {stem}.weight is split into {list(scale.shape)} and {list(direction.shape)}, which is not weight "
-            "norm; download the file again"
+            f"model: the two parts of {stem}.weight have the shapes {list(scale.shape)} and {list(direction.shape)}, "
+            "which do not fit weight norm; download the file again"
         )
     inner = tuple(range(1, direction.dim()))
     scale, direction = scale.float(), direction.float()  # a norm summed in 16 bits would be too inexact

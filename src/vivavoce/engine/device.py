@@ -193,7 +193,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """The common batch sizes in positions, ascending; rows: positions / `per_row`, from LEAST_ROWS to MOST_ROWS."""
+    """Ascending sizes in positions. A batch has positions / `per_row` rows, from LEAST_ROWS to MOST_ROWS of them."""
 
     positions: tuple[int, ...]
     per_row: int

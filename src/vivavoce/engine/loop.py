@@ -217,7 +217,7 @@ class Loop:
             self._waiting[not request.live].append(request)
 
     def cancel(self, number: int) -> None:
-        """In the loop's thread: end the request with this number, because its listener has left."""
+        """In the loop's thread: end the request that has this number, because its listener has left."""
         request = self._find(number)
         if request is not None:
             self._end(request, RequestCancelled("request: was cancelled"))

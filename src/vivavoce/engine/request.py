@@ -182,11 +182,11 @@ class InputMode(Enum):
     WHOLE = "whole"
     """The request has all of its text."""
     TOKENS = "tokens"
-    """The only segment has the beginning of the text; more text ids are pushed through the handle during synthesis."""
+    """There is one segment, with the beginning of the text; more text ids are pushed through the handle later."""
     SEGMENTS = "segments"
     """More segments are pushed through the handle; the request may begin without any."""
     SPEECH = "speech"
-    """The only segment has no text and no speech tokens; `SpeechTokens` are pushed, and each push makes a chunk."""
+    """There is one segment, without text and speech tokens; `SpeechTokens` are pushed, and each push makes a chunk."""
 
 
 @dataclass(frozen=True, eq=False)

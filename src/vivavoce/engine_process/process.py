@@ -184,7 +184,7 @@ async def run(connection: socket.socket) -> int:
     if settings is None:
         return 0
     configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
-    # Not the loop's own threads: `asyncio.run` waits for these at its end, and loading may take long.
+    # The loop's own threads do not serve: `asyncio.run` waits for them at its end, and loading may take long.
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="vivavoce-model")
     opening = loop.run_in_executor(thread, open_model_service, settings)
     leaving = asyncio.ensure_future(read_message(reader))  # until the model is loaded, the server sends nothing

@@ -48,7 +48,7 @@ class Mode(str, Enum):
 
 
 def parse_mode(name: str) -> Mode:
-    """The mode of this name, written with dashes or underscores. InvalidRequest: the name is unknown."""
+    """The mode of this name, which may have dashes or underscores. InvalidRequest: the name is unknown."""
     try:
         return Mode(str(name).replace("-", "_"))
     except ValueError:

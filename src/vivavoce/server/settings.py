@@ -199,9 +199,9 @@ class ModelSection(_Section):
     trt_concurrent: int = _setting(1, "--trt-concurrent: Batches that TensorRT runs at once.", ge=1, le=64)
     """Execution contexts of TensorRT, which is the number of batches that it runs at once."""
     tp: int = _setting(1, "--tp: GPUs that share each layer of the language model.", ge=1, le=64)
-    """GPUs that share each layer of the language model, with vllm or trtllm."""
+    """Number of GPUs that share each layer of the language model. Only vllm and trtllm support it."""
     pp: int = _setting(1, "--pp: GPUs among which the language model's layers are divided.", ge=1, le=64)
-    """GPUs among which the language model's layers are divided, with vllm or trtllm."""
+    """Number of GPUs among which the language model's layers are divided. Only vllm and trtllm support it."""
     trust_model_code: bool = _setting(False, "--trust-model-code: Run code from the model's folder.")
     """Also run TorchScript files, engines and packages that were not exported on this machine."""
     text_processes: int | None = _unset(4, ge=0, le=64)

@@ -74,9 +74,9 @@ def evaluate(
 ) -> EvaluationReport:
     """Speak every sentence in every voice and measure the audio; see docs/measuring.md.
 
-    voices: by any name, as in `{"me": tts.voice("me.wav", "What I say.")}`; sentences: texts or cases; spell: None:
-    the model's own `normalize`; show: called with a short progress message. `VivavoceError`: the input is bad, or the
-    recogniser fails.
+    voices: by names of your choice, as in `{"me": tts.voice("me.wav", "What I say.")}`; sentences: texts or cases;
+    spell: normalises a text (None: the model's `normalize`); show: called with a short progress message.
+    `VivavoceError`: the input is bad, or the recogniser fails.
     """
     cases = [
         one if isinstance(one, Case) else Case(f"{number:04d}", one) for number, one in enumerate(sentences, start=1)

@@ -193,9 +193,10 @@ class LogitsCheck:
 def compare_logits(
     source: Source, checkpoint: Reread, prompts: Sequence[Prompt], layer_done: Callable[[], None] = lambda: None
 ) -> LogitsCheck:
-    """Run both models, one layer and one block of the head at a time; `layer_done` is called after each layer.
+    """Run both models part by part: a layer, or a block of the head. `layer_done` is called after each layer.
 
-    The source runs in float32. The checkpoint runs with its engine's weights and rounding; other products are float32.
+    The source runs in float32. The checkpoint has the weights and the rounding of its TensorRT engine; all other matrix
+    products are in float32.
     """
     models = (
         hidden_states(source.sizes, source.reader, prompts, layer_done=layer_done),

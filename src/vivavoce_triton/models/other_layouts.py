@@ -141,8 +141,9 @@ def _check_generation(found: Generation) -> None:
 class Token2WavDit:
     """`Token2Wav` whose voice comes from `reference_wav` and `reference_wav_len`, or from the prompt tensors.
 
-    A request with `finalize` is a step of the stream with its request id. It has only the tokens that were not spoken
-    yet, which include the lookahead of the step before. `audio_tokenizer` and `speaker_embedding` encode recordings.
+    A request that has the input `finalize`, true or false, is one step of a stream; the steps of a stream have the same
+    request id. A step brings only the tokens that were not spoken yet. The first of them are the lookahead of the step
+    before. `audio_tokenizer` and `speaker_embedding` encode recordings.
     """
 
     @staticmethod

@@ -61,13 +61,13 @@ def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
 class EncoderTables(NamedTuple):
     """Positions of packed tokens. All tensors are int32.
 
-    ids: [tokens, 1 + lookahead]: for each packed token, its id and the next ids in its row; −1: zeros instead. row,
-    local, ends: [tokens]: for each token, its row, its index among the row's new tokens (−1: padding), and the end of
-    the keys in the row that it attends to (0: padding). frame_ends: [frames]: end of the keys for each frame. first,
-    length, past: [rows]: packed index of the row's first new token, number of new tokens, number of earlier tokens.
-    slots: [rows]: index of the row's tails in `EncoderPast.tails`. tiles, frame_tiles: [tiles, 3]: a part of a row for
-    one program of the attention kernel: row, first packed position, number of positions (0: idle). pages: [rows,
-    width]: the pages of each row in order; width is 0 if rows have no pages.
+    ids [tokens, 1 + lookahead]: a packed token's id and the next ids of its row; −1 stands for zeros. row, local, ends
+    [tokens]: a token's row, its index among the row's new tokens (−1 for padding), and the number of the row's first
+    tokens that it attends to (0 for padding). frame_ends [frames]: the same number for a frame. first, length, past
+    [rows]: packed index of the row's first new token, number of new tokens, number of earlier tokens. slots [rows]:
+    index of the row's tails in `EncoderPast.tails`. tiles, frame_tiles [tiles, 3]: the part of a row that one program
+    of the attention kernel computes: row, first packed position, number of positions (0: none). pages [rows, width]:
+    the pages of each row in order; width is 0 if rows have no pages.
     """
 
     ids: Tensor

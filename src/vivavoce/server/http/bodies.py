@@ -293,7 +293,7 @@ async def _parse_multipart(request: Request, max_fields: int) -> FormData:
         async for piece in request.stream():
             yield piece
         if not parser.has_ended:
-            raise MultiPartException("its last boundary is missing")
+            raise MultiPartException("the last boundary is missing")
 
     parser = _Parser(headers, whole_body(), max_files=1, max_fields=max_fields)
     try:
