@@ -16,8 +16,8 @@ from importlib import import_module
 
 from vivavoce.version import __version__ as __version__
 
-# OpenMP's threads busy-wait for one another, which made speech six times slower on a machine with other load. Shorter
-# busy-waiting costs a few per cent on an idle machine. OpenMP reads the variable once, when torch is imported later.
+# OpenMP's threads busy-wait for one another, which made speech six times slower on a machine with other load. With
+# less of it an idle machine is a few per cent slower. OpenMP reads the variable once, when torch is imported later.
 if not ("torch" in sys.modules or {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"} & os.environ.keys()):
     os.environ["GOMP_SPINCOUNT"] = "10000"
 

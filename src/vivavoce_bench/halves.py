@@ -1,4 +1,4 @@
-"""The two halves of a model, loaded separately for benchmarks: the language model by runtime, and token2wav."""
+"""The two halves of a model, loaded separately for benchmarks: the language model in a runtime, and token2wav."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from vivavoce.models.generations import NETWORKS
 from vivavoce_bench.simulation import Machine
 
 ENTRY_LISTENERS = 500
-"""Listeners of 16-bit samples over HTTP that one server's entry process can serve, as measured with 65 % of a Xeon core
-(benchmarks/results/entry)."""
+"""Number of listeners of 16-bit samples over HTTP that one server's entry process can serve. With so many it was
+measured to take 65 % of a Xeon's core (benchmarks/results/entry)."""
 MEASURED_COSTS: Mapping[Generation, Priors] = {
     Generation.V1: {
         Stage.PREFILL: Coefficients(1.8e-2, 9e-4, 0.0, 5.8e-10),

@@ -55,14 +55,14 @@ def one_line(text: str) -> str:
 
 
 def combined_title(first: str, second: str) -> str:
-    """The title of a chapter that has two headings: "Chapter 1", "The storm"; or "A book", "Chapter 1"."""
+    """One title from two headings: "Chapter 1: The storm"; but "Chapter 1" from "A book" and "Chapter 1"."""
     if not second or not CHAPTER_LINE.fullmatch(first) or first == second:
         return second or first
     return f"{first.rstrip('.:')}: {second}"
 
 
 def start_at_headings(items: Iterable[Item]) -> list[Item]:
-    """Begin chapters at headings of levels 1 and 2 or, if there are none, at headings of the highest level."""
+    """Begin chapters at headings of levels 1 and 2 or, if there are none, at the largest headings that there are."""
     items = list(items)
     levels = {item.level for item in items if item.kind is BlockKind.HEADING and item.note is None}
     deepest = max(2, min(levels, default=2))

@@ -32,7 +32,7 @@ OPTIONAL_ENDS = {"p": BLOCK.pattern, "li": "li", "a": "a", "tr": "tr"} | {
     **dict.fromkeys(("dt", "dd"), "d[dt]"),
     **dict.fromkeys(("td", "th"), "t[dhr]"),
 }
-"""Tag with an optional end tag → start tags that end it (HTML, 13.1.2.4); html.parser would nest these elements."""
+"""Tag whose end tag may be missing → start tags that close it (HTML, 13.1.2.4). html.parser does not close it."""
 SILENT_TAGS = {
     **{"rt": "ruby", "rp": "ruby", "rtc": "ruby", "svg": "image", "math": "formula", "nav": "table of contents"},
     **dict.fromkeys(("audio", "video", "iframe", "object", "canvas"), "media"),
@@ -87,7 +87,7 @@ def parse(markup: str, label: str) -> BeautifulSoup:
     except ImportError:
         raise MissingDependency("books need Beautiful Soup; type pip install 'vivavoce[books]'") from None
     if "<!ENTITY" in markup:
-        raise InvalidRequest(f"book: {label} defines entities, which are not read (<!ENTITY); write them out")
+        raise InvalidRequest(f"book: {label} defines entities (<!ENTITY), which are not read; write their text instead")
     if any(part.count("<") > MAX_OPEN_TAGS for part in markup.split(">")):
         raise InvalidRequest(f"book: {label} has broken HTML (over {MAX_OPEN_TAGS} tags without an end); repair it")
     for name, following in OPTIONAL_ENDS.items():

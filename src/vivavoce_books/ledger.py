@@ -26,8 +26,8 @@ _TABLES = (
 
 
 class Piece(NamedTuple):
-    """Characters start … end − 1 of a segment's text, which are heard for `frames` samples. closes: they end a
-    sentence. cut: their speech was stopped at the length limit, so that words may be missing.
+    """Characters `start` to `end` − 1 of a segment's text, whose speech has `frames` samples. closes: a sentence ends
+    with them. cut: their speech was stopped at the length limit, so words may be missing.
     """
 
     start: int

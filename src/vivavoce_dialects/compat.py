@@ -198,7 +198,7 @@ class CosyVoice:
         )
 
     def inference_instruct2(self, *_: Any, **__: Any) -> Pieces:
-        """Only later generations have this mode; raises InvalidRequest."""
+        """Always raises InvalidRequest: only models of later generations have this mode."""
         raise InvalidRequest(
             "inference_instruct2: CosyVoice has no such mode; use inference_instruct, or a later model"
         )

@@ -31,7 +31,7 @@ from vivavoce_textnorm import MAX_TEXT_CHARS
 
 PROTOCOL = "wyoming"
 LINE_BYTES, DATA_BYTES = 65_536, 262_144
-"""Maximum bytes of an event's line and payload, and of its data, which may hold a text of 20,000 characters."""
+"""Maximum bytes of an event's line or payload, and of its data: these hold a text of 20,000 characters."""
 TEXT_PAUSE_S = 120.0
 """Longest wait for the next piece of a text, in seconds."""
 PATIENCE_S = 1.0

@@ -52,10 +52,10 @@ end
 return {'taken'}
 """
 """ARGV: the request's id, most requests at once (−1: any number, nothing is counted), its lease in seconds, and for
-each rate its name, tokens in a minute and tokens to take. KEYS: the times at which buckets are full again, and the
-running requests by the ends of their leases.
+each rate its name, tokens in a minute and tokens to take. KEYS: each bucket's time at which it is full again, and the
+running requests, sorted by the end of their lease.
 
-Answers {"taken"}, {"busy", how many run}, or {name of a rate, seconds to wait}.
+The answer is {"taken"}, {"busy", number of running requests}, or {name of a rate, seconds to wait}.
 """
 RENEW = """
 local clock = redis.call('TIME')

@@ -98,7 +98,7 @@ class Calls:
     async def message(self, context: Context, caller: str) -> bytes | None:
         """Read the next message; None: the client has closed its side."""
         if self._reading[caller] >= self.at_once:
-            raise Overloaded(f"calls: {self.at_once} are being read, which is the limit; try again soon")
+            raise Overloaded(f"calls: the server reads {self.at_once} of yours, which is the limit; try again soon")
         self._reading[caller] += 1
         try:
             content = await asyncio.wait_for(context.read(), self._message_s)

@@ -51,7 +51,7 @@ def _silu(x, count, VALUES: tl.constexpr):
 
 
 def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
-    """LayerNorm in float32. x: [rows, channels], float32 or 16 bit, contiguous; rows: rows per program  →  like x."""
+    """LayerNorm in float32  →  like x. x: [n, channels], float32 or 16 bit, contiguous; rows: of one program."""
     out = torch.empty_like(x)
     count, size = x.shape
     launched(_norm, (triton.cdiv(count, rows),))(

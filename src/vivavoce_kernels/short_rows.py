@@ -90,7 +90,7 @@ class ShortLevels:
         self._weights, self._biases = torch.cat(weights), _by_block(biases, len(blocks))
         self._first_tail, self._level_params, self._entry = 0, self._biases, self._biases
         if (resnet := resnets[0]) is None:
-            # The stream holds the output biases of all blocks before the first one.
+            # The output biases of all blocks are in the stream before its first block.
             self._entry = -torch.stack([b.float() for one in blocks for b in (one.mixed.bias, one.contract.bias)]).sum(
                 0
             )

@@ -128,8 +128,8 @@ def lay_in(
     fresh: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, pool: Pool, mel: Tensor, source: Tensor, carried: Tensor
 ) -> None:
     """Copy the pool's tails and the new frames into the batch. fresh: [any, bins], all rows' new frames, in any dtype.
-    tags, row_of, rows: as in `make_source`. mel: [frames, bins] float32, written, zero outside the rows. source:
-    [frames · samples] float32, written in known frames. carried: [rows, lanes] float32, written for continued rows.
+    tags, row_of, rows: as in `make_source`. Written are mel [frames, bins] float32, with zeros outside the rows,
+    source [frames · samples] float32, in known frames, and carried [rows, lanes] float32, of continued rows.
     """
     launched(_lay_in, (len(tags),))(
         fresh, tags, row_of, rows, pool.mel, pool.source, pool.phase, mel, source, carried, **_sizes(mel, pool)

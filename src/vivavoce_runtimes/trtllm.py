@@ -1,7 +1,7 @@
 """TensorRT-LLM as the runtime of the language model, through its LLM API.
 
-Written for the documented interface of releases 1.0 to 1.2, whose default is the PyTorch backend; never run, and tested
-only against a stand-in.
+Written for the documented interface of releases 1.0 to 1.2, whose default is the PyTorch backend. It was tested
+with a stand-in, and never with TensorRT-LLM itself.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def blocks(text: str, language: str, most: int = MAX_BLOCK_CHARS) -> Iterator[st
 
 @dataclass(frozen=True)
 class Stretch:
-    """Runs of a text that are spoken at one rate, or a pause, in which nothing is spoken.
+    """A part of a text that is spoken at one rate, or a pause.
 
     rate: factor of the request's speed; pause_s: seconds of silence.
     """

@@ -234,7 +234,7 @@ def load_languages(*, digits_in_chinese: bool) -> Languages:
 
 @dataclass(frozen=True)
 class LoadedOnUse:
-    """`Languages` that are loaded for the first text which wants them; digits_in_chinese: as in `load_languages`."""
+    """`Languages` that are loaded when a text first needs them; digits_in_chinese: as in `load_languages`."""
 
     digits_in_chinese: bool
 

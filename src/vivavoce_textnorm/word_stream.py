@@ -35,7 +35,7 @@ _STEP = 200
 # Scripts that are written without spaces, with their marks.
 _TIGHT = rf"{CJK}\p{{Thai}}\p{{Lao}}\p{{Khmer}}\p{{Myanmar}}。，！？；：、（）《》〈〉「」『』【】“”‘’"
 _LETTERS = rf"[[\p{{L}}\p{{M}}]--[{_TIGHT}！-～{STYLED}]]++"
-# The tokens of a text; each alternative matches as soon as the character behind it is there, however the text is cut.
+# The tokens of a text. Each alternative needs only the next character, so any cut of the text gives the same tokens.
 _TOKEN = compiled(
     rf"(?P<space>\s{{2,}}(?=\S)|[\s--[ ]](?=\S))| ?(?P<tight>[{_TIGHT}])"
     rf"| ?[(\"'¿¡«„]{{0,3}}(?P<word>{_LETTERS}(?:['-]{_LETTERS})*+)(?=[\s,;!?)\"…{_TIGHT}]|[.:'][\s{_TIGHT}])"
@@ -55,9 +55,9 @@ _BEGINS = "<speak"
 
 
 def natural_words(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
-    """Read a text that arrives in pieces: words, each with the number of the text's characters said so far.
+    """Read a text that arrives in pieces  →  words, each with the number of characters that are read with it.
 
-    language: the language of text that shows none; None: it is detected from the text so far.
+    language: of text that does not show its language; None: it is detected from the text so far.
 
     SSML is read when all of it is there. InvalidText: see `find_runs`.
     """

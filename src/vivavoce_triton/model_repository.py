@@ -297,7 +297,7 @@ def choose_runtime(wish: LanguageModelRuntime | None) -> LanguageModelRuntime:
     builder, api = shutil.which(BUILDER) is not None, has_package("tensorrt_llm")
     if wish is LanguageModelRuntime.ENGINE and not builder:
         raise MissingDependency(
-            f"llm: engine needs {BUILDER}, which is not on PATH; run in the container "
+            f"llm: 'engine' needs {BUILDER}, which is not on PATH; run in the container "
             "tritonserver:26.07-trtllm-python-py3, or choose auto"
         )
     if wish is LanguageModelRuntime.LLMAPI and not api:

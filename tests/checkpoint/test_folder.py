@@ -573,7 +573,7 @@ def test_the_weights_within_a_wrapper_are_read(tmp_path: Path, suffix: str) -> N
 def test_a_training_state_says_how_to_get_the_weights(tmp_path: Path) -> None:
     state, path = {"a.weight": torch.zeros(2)}, tmp_path / "llm.pt"
     torch.save({"module": state, "optimizer": None, "ds_version": "0.15.1", "param_shapes": torch.Size([2])}, path)
-    with pytest.raises(CheckpointError, match=r"DeepSpeed: its zero_to_fp32\.py makes the weights"):
+    with pytest.raises(CheckpointError, match=r"DeepSpeed, whose zero_to_fp32\.py makes weights"):
         read_tensors(path)
     torch.save({"model": state, "optimizer": {"state": {}}}, path)
     with pytest.raises(CheckpointError, match="more than tensors: model, optimizer; save the dict of named tensors"):

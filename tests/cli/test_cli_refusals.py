@@ -27,9 +27,9 @@ EARLY = [
     ("speak", "text: none is given"),
     (
         "speak Hi. --subtitles out.txt",
-        "subtitles: 'out.txt' ends with none of .srt, .vtt and .json; name a file that does",
+        "subtitles: 'out.txt' does not end with .srt, .vtt or .json; choose one of these",
     ),
-    ("speak Hi. --subtitles -", "subtitles: '-' ends with none of"),
+    ("speak Hi. --subtitles -", "subtitles: '-' does not end with"),
     ("speak Hi. --subtitles absent/out.srt", "absent' does not exist"),
     (f"speak Hi. --subtitles {'x' * 300}.srt", "cannot be written"),
     ("convert absent.wav", "source audio: 'absent.wav' does not exist"),

@@ -201,7 +201,7 @@ async def test_messages_that_do_not_come_have_few_places_and_health_is_told_neve
                 assert await asyncio.wait_for(other.unary_unary(HEALTH)(b""), 20) == b"\x08\x01"
         code, details, stable = await until_refused(other)
         assert (code, stable) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded")
-        assert details == "calls: 8 are being read, which is the limit; try again soon"
+        assert details == "calls: the server reads 8 of yours, which is the limit; try again soon"
 
 
 async def announced(port: int) -> dict[int, int]:

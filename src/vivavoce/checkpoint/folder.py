@@ -33,7 +33,7 @@ class TextStream(str, Enum):
     INTERLEAVED = "interleaved"
     """Blocks of text and speech tokens alternate in a sequence (`LMConfig.mix_text`, `mix_speech`) (official way)."""
     SENTENCES = "sentences"
-    """Each sentence is spoken once it is complete; for models with little or no training on interleaved text."""
+    """Each sentence is spoken as soon as it is complete: for models that hardly learned from interleaved text."""
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def model_folder(model: KnownModel) -> Path:
 
 
 def find_model(name_or_path: str | Path) -> Path:
-    """The folder of a model. ModelNotFound, UnsupportedModel: unknown name; DownloadError: download is incomplete."""
+    """The folder of a model. ModelNotFound, UnsupportedModel: the name is unknown; DownloadError: it is incomplete."""
     folder = Path(os.path.expanduser(name_or_path))
     if (found := _as_spelled(folder)) is not None:
         return found

@@ -94,7 +94,7 @@ class _Reader:
         memo: dict[Any, Any] = {}
         pickled = self._bytes("data.pkl")
         if b"ds_version" in pickled:
-            raise ValueError("a training state of DeepSpeed: its zero_to_fp32.py makes the weights")
+            raise ValueError("it is a training state of DeepSpeed, whose zero_to_fp32.py makes weights")
         for opcode, argument, _ in pickletools.genops(pickled):
             name = opcode.name
             if name in _LITERALS:

@@ -111,9 +111,7 @@ SRT, VTT, JSON = ".srt", ".vtt", ".json"
 
 def check_subtitles(path: Path) -> None:
     if path.suffix.lower() not in (SRT, VTT, JSON):
-        raise InvalidRequest(
-            f"subtitles: {str(path)!r} ends with none of {SRT}, {VTT} and {JSON}; name a file that does"
-        )
+        raise InvalidRequest(f"subtitles: {str(path)!r} does not end with {SRT}, {VTT} or {JSON}; choose one of these")
     with explaining("subtitles", str(path)):
         check_writable(path, field="subtitles")
 

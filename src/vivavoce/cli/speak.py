@@ -242,7 +242,7 @@ def _read_file(path: str) -> str:
 
 
 def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
-    """Parts of a text, each with the position of its first character; SSML is one part if the rules are natural."""
+    """Parts of a text, each with the position of its first character. natural: by natural rules, SSML is one part."""
     from vivavoce_textnorm import blocks, contains_chinese, is_speakable, is_ssml
 
     if natural and is_ssml(text):

@@ -44,7 +44,7 @@ class AttentionMode(Enum):
     GRID = "grid"
     """Frames attend to all keys up to the end of their chunk in a fixed grid: other chunks of an official stream."""
     BLOCKS = "blocks"
-    """Frames attend to all keys up to the end of their block. Earlier results stay valid, so a chunk continues them."""
+    """Frames attend to all keys up to the end of their block. Earlier results stay valid, so chunks reuse them."""
 
 
 class Schedule(str, Enum):
@@ -100,7 +100,7 @@ class ChunkPolicy:
         ):
             value, name = getattr(self, field), self.schedule.value.replace("_", "-")
             if not has_use and value != only:
-                raise InvalidRequest(f"chunk policy: {field} {value}; the schedule {name} always has {field} {only}")
+                raise InvalidRequest(f"chunk policy: {field} cannot be {value}; the schedule {name} has {field} {only}")
 
     @classmethod
     def official(cls, *, first_hop: int = 25, growth: int = 2, max_hop: int = 100) -> ChunkPolicy:

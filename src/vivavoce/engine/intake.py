@@ -81,7 +81,7 @@ class Intake:
             if len(tokens) > room:
                 raise InvalidRequest(
                     f"speech tokens: {len(tokens)} are more than the {room} that fit with this voice; "
-                    "speak, or convert, a shorter recording"
+                    "use a shorter recording"
                 )
             sequence.phase, sequence.tokens, sequence.produced = Phase.DECODED, list(tokens), len(tokens)
             sequence.limited, sequence.finished = False, segment.pause_s > 0

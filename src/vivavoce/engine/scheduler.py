@@ -321,7 +321,7 @@ class Scheduler:
         if at.batches_open and urgency.rank > DRY and self._overtaken(requests, urgency.rank, at.now):
             return self._start(requests, at.now)
         if self._exclusive and not at.batches_open:
-            # More urgent chunks wait for this batch to end, so it takes over their urgency.
+            # Chunks that are more urgent wait until this batch ends, so it takes over their urgency.
             ready = self._ready(requests, at.now)
             urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.live)])
         calm = self._calm_slots and urgency.rank == AHEAD and urgency.slack_s > _AMPLE_S

@@ -29,7 +29,7 @@ SIZES = tuple(float(2**power) for power in range(13))
 
 @dataclass
 class Histogram:
-    """Values ≥ 0, counted by bucket: `bounds` are inclusive upper bounds, `counts` has one more for larger values."""
+    """Values ≥ 0, counted by bucket. `bounds`: inclusive upper bounds; the last of `counts` is of larger values."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Statistics:
     """Holds the counters (`now`). Any thread may change or copy them while it holds `lock`, for microseconds."""
 
     def __init__(self) -> None:
-        # Reentrant: while a thread counts, garbage collection may end a request, which is counted, too.
+        # Reentrant: while a thread counts, garbage collection in it may end a request, and that is counted, too.
         self.lock, self.now = RLock(), StatisticsSnapshot()
         self._stages = {entry.stage: entry for entry in self.now.stages}
 

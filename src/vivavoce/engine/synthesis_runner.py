@@ -74,7 +74,7 @@ class SynthesisRunner:
         self._padded, self._one_by_one = padded, one_by_one
         self._batches: list[_Batch] = []
         self.failed: deque[tuple[Sequence[ChunkPlan], bool]] = deque()
-        """Chunks of failed batches, which are tried again in smaller batches, and whether it is their last attempt."""
+        """Chunks of each failed batch, to be tried again in smaller ones, and whether that is the last attempt."""
         self._leaving: deque[tuple[Sequence[ChunkPlan], Sequence[Tensor], QueueEvent]] = deque()
         """Samples that are being copied to the host."""
 
@@ -240,7 +240,7 @@ class SynthesisRunner:
         except Exception as error:
             self._recover(chunks, error, last)
             return
-        # The frames that the flow really computes, including a past whose state is missing.
+        # All frames that the flow computes, those of earlier chunks too if their state is missing.
         frames = [row.frames for row in rows]
         stage = self.flow.short.stage(frames) if all(row.after for row in rows) else Stage.FLOW
         size = self._size(frames, sum(row.past_frames for row in rows))

@@ -108,7 +108,7 @@ class TextCursor:
         return [(int(path[place]), int(place)) for place in starts]
 
     def attended(self, ids: int) -> Floats:
-        """The sum of the attention to each of the first `ids` text tokens, in speech tokens."""
+        """How much attention each of the first `ids` text tokens got from all speech tokens so far, summed."""
         total = np.zeros(ids, np.float32)
         known = min(ids, len(self._attended))
         total[:known] = self._attended[:known]

@@ -49,7 +49,7 @@ MOST_UNSENT_BYTES = 64 << 20
 
 
 class RemoteStream:
-    """A `SpeechStream` that the engine's process makes. The process limits the audio that was not taken yet."""
+    """A `SpeechStream` that the engine's process makes. That process limits how much audio waits to be taken."""
 
     def __init__(self, number: int, sample_rate: int, send: Callable[[messages.ToProcess], None]) -> None:
         self._number, self.sample_rate, self._send = number, sample_rate, send

@@ -110,7 +110,7 @@ class ModelService:
         return self.engine.healthy and self.engine.stuck_s < STUCK_S
 
     def moved_since(self, moment: float) -> bool:
-        """True if work on texts and on recordings made progress since `moment`, in seconds of `time.monotonic`."""
+        """Whether both texts and recordings made progress since `moment`, in seconds of `time.monotonic`."""
         # Recordings may take long. They are stuck when every thread works on a recording that has timed out.
         return self._text.moved_since(moment) and self._extraction.moved_since(moment - EXTRACTION_S)
 
@@ -123,7 +123,7 @@ class ModelService:
             return str(failure)
 
     async def read(self, text: str, work: Callable[[], Result]) -> Result:
-        """Run `work`, which normalises this text, in a thread; Overloaded: too many wait, or it takes too long."""
+        """Run `work`, which normalises this text, in a thread. Overloaded: too many texts wait, or one takes long."""
         return await (self._text if len(text) <= MAX_BLOCK_CHARS else self._long_text).run(work)
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:

@@ -129,7 +129,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             start_thread(partial(_feed, self.handle.text, segments, progress), progress.close)
 
     def on_heard(self, segment: int, samples: int = 0) -> None:
-        """Note that the listener has taken samples of this segment; the engine then gets the segments near it."""
+        """Count samples of this segment that the listener has taken; the engine then gets the segments after it."""
         progress = self._progress
         with progress.changed:
             progress.heard = max(progress.heard, segment)

@@ -336,7 +336,7 @@ class HeardText:
 
 
 def heard_until(seconds: float, words: Sequence[Word], marks: Sequence[Mark]) -> HeardText:
-    """The text that is heard by this time: whole words, or, without words, a part of a segment by its duration."""
+    """The text that is heard by this time, in whole words; without word times, a segment's share by time."""
     seconds = min(seconds, marks[-1].end_s if marks else 0.0)
     begun = [one for one in (words or marks) if one.start_s < seconds]
     if not begun:

@@ -25,7 +25,7 @@ _threads: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDic
 
 
 def start_thread(call: Callable[[], object], leave: Callable[[], object]) -> None:
-    """Run `call` in a daemon thread; leave: a function that tells the thread to end early."""
+    """Run `call` in a daemon thread. leave: is called when Python ends, and makes `call` return early."""
     thread = threading.Thread(target=call, name="vivavoce-text", daemon=True)
     _threads[thread] = leave
     thread.start()

@@ -19,7 +19,7 @@ _QUIET = 0.03
 _PAUSE_FRAMES = 15
 """Minimum number of quiet frames before a sound that count as a pause."""
 _EARLY_FRAMES, _LATE_FRAMES, _FIRST_FRAMES = 10, 15, 100
-"""A word's start by attention is moved to a sound after a pause at most this many frames earlier, or later.
+"""If sound begins after a pause at most so many frames before or after a word's start, the start is moved there.
 
 `_FIRST_FRAMES` replaces `_LATE_FRAMES` for the first word of a segment.
 """

@@ -154,7 +154,7 @@ class RelativeSpan:
 
     @classmethod
     def of(cls, x: Tensor, keys: int, mask: Tensor | None, past: Tensor | None = None) -> RelativeSpan:
-        """x: [batch, queries, size]; past: [batch] int64, number of keys before the queries, None: keys − queries."""
+        """x: [batch, queries, size]; past: [batch] int64, number of keys before the queries (None: the rest)."""
         queries = x.shape[1]
         table = relative_positions(queries, keys, x.shape[2], x.device, x.dtype)
         if past is None:

@@ -115,7 +115,7 @@ def sample(scores: Tensor, recent: Tensor, settings: SamplingRows, uniforms: Ten
     if scores.device.type != "cpu":
         second = draw(fallback_probabilities(scores, first), uniforms[:, 1])
         return torch.where(repeated, second, first)
-    # The fallback is slow, since it reads all ids. A CPU can check without synchronisation whether it is needed.
+    # The fallback reads all ids and is slow. On a CPU it costs nothing to check whether the fallback is needed.
     rows = repeated.nonzero()[:, 0]
     if len(rows):
         first[rows] = draw(fallback_probabilities(scores[rows], first[rows]), uniforms[rows, 1])

@@ -30,7 +30,7 @@ class Counts(Protocol):
 
 
 class KeyLimits:
-    """Admits requests within the limits of their keys, in one event loop. shared: None: for this server alone."""
+    """Admits requests within the limits of their keys, in one event loop. shared: several servers' counts, if any."""
 
     def __init__(self, shared: Counts | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._own, self._shared = RateLimiter(clock), shared

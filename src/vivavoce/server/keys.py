@@ -103,7 +103,7 @@ class KeyRing:
             _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", damage)
 
     def _find(self, given: str, wanted: Callable[[KeyEntry], str], unknown: str) -> KeyEntry:
-        """The entry whose value of `wanted` equals `given`, after a look at the file.
+        """Read the file again if it changed  →  the entry whose value of `wanted` equals `given`.
 
         Unauthorized: no entry has it (the message is `unknown`), or the entry has expired.
         """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from vivavoce.errors import Forbidden, InvalidRequest, Overloaded
 
 _BUSY_RETRY_S = 1.0
-"""Advised seconds until a retry while too many requests run; when one of them ends cannot be predicted."""
+"""Advised seconds until a retry while too many requests run. Nothing tells when one of them will end."""
 _ROUNDING_S = 1e-6
 """Tolerance in seconds, so that a request after the advised wait is accepted."""
 

@@ -248,7 +248,7 @@ class ModelsSection(_Section):
     max_loaded: int | None = _unset(
         2, "--max-loaded: Most models in memory; idle ones are unloaded for others.  [default: all]", ge=1, le=1_000
     )
-    """Most models in memory; for another one, a model that was loaded on demand is unloaded; unset: no limit."""
+    """Most models in memory. To load one more, one that was loaded on demand is unloaded. Unset: no limit."""
     unload_after_s: float = _setting(60.0, ge=0, le=86_400)
     """Seconds without a request after which a model that was loaded on demand may be unloaded for another one."""
     keep_idle_s: float | None = _unset(1_800.0, gt=0, le=31_536_000)

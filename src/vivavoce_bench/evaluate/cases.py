@@ -26,7 +26,7 @@ class Case:
     """Name of a voice, or path of a reference recording. None: all evaluated voices speak the text."""
     prompt_text: str = ""
     audio: Path | None = None
-    """A recording to score. None: the model speaks the text."""
+    """The recording to score; None if the model shall speak the text."""
     truth: Path | None = None
     truth_s: float | None = None
     """Length in seconds of a person's recording (`truth`), if only its length is known."""

@@ -338,7 +338,7 @@ BEAMS = 5
 
 
 class Whisper:
-    """Has no closed vocabulary and no phones. It may write numbers and abbreviations as digits and letters."""
+    """It has no closed vocabulary and no phones, and may write numbers in digits and abbreviations in letters."""
 
     def __init__(self, model: str = DEFAULT_WHISPER, language: str | None = None) -> None:
         """model: a name that faster-whisper downloads, or a folder; language: None: detected for each utterance.

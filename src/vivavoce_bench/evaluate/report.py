@@ -160,7 +160,7 @@ _LINES = (
 
 
 def report_rows(report: EvaluationReport) -> tuple[list[str], list[list[str]]]:
-    """A table with a row for each measured figure. Its columns are the run and, if they are few, the voices."""
+    """A table with a row for each measured figure, and columns for the whole run and for each of a few voices."""
     columns = {"all": report.summary}
     if 1 < len(report.voices) <= _MOST_COLUMNS:
         columns |= report.voices

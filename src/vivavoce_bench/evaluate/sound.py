@@ -180,7 +180,7 @@ def _autocorrelation(frames: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _best_lags(likeness: NDArray[np.float64], sample_rate: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The interpolated lag of each frame's highest peak in samples, and the peak's height."""
+    """Each frame's highest peak: its lag in samples, interpolated, and its height."""
     shortest, longest = int(sample_rate / _MAX_HZ), int(np.ceil(sample_rate / _MIN_HZ))
     inner = likeness[:, shortest : longest + 1]
     before, after = likeness[:, shortest - 1 : longest], likeness[:, shortest + 1 : longest + 2]

@@ -151,7 +151,7 @@ def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> 
 
 
 def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
-    """The texts to compare transcripts with. `WRONG_TEXT` replaces each text by the next different text."""
+    """The texts to compare transcripts with. `WRONG_TEXT` replaces each text by the next one that differs from it."""
     if control is not Control.WRONG_TEXT:
         return list(texts)
     if len(set(texts)) < 2:

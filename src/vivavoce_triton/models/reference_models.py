@@ -66,7 +66,7 @@ class AudioTokenizer(_ReferenceModel):
 
 
 class PlainAudioTokenizer:
-    """`audio_tokenizer` of the layout for CosyVoice3: like `AudioTokenizer`, but with the tokenizer's own ids."""
+    """`audio_tokenizer` of the layout for CosyVoice3: like `AudioTokenizer`, but it gives ids as the tokenizer does."""
 
     @staticmethod
     def load(given: Parameters, backend: Any) -> AudioTokenizer:
@@ -82,7 +82,7 @@ class SpeakerEmbedding(_ReferenceModel):
         folder, providers = given.model_folder, onnx_providers(given.device, tensorrt=True)
         encoder = SpeakerEncoder.from_file(folder / SPEAKER_ENCODER, providers=providers)
         if providers != [CPU_PROVIDER]:
-            # TensorRT slowly rebuilds its engine for a length outside the range so far, so encode the limits now.
+            # TensorRT rebuilds its engine slowly for a length outside the range so far. So encode the limits now.
             for seconds in (MIN_REFERENCE_S, MAX_REFERENCE_S):
                 encoder(torch.zeros(int(seconds * SAMPLE_RATE)))
 

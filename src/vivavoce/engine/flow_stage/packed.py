@@ -73,12 +73,12 @@ class RecordedSizes(Generic[Memory, Run]):
         self._runs: dict[Bucket, Run] = {}
 
     def of(self, positions: int, rows: int, paged: bool, short: bool = False) -> Run:
-        """The run for this many positions and rows; a size that is not common gets a new run, without a recording."""
+        """The run for this many positions and rows. A size that is not common gets a new run, without a CUDA graph."""
         bucket = self.sizes.bucket(positions, rows, paged)
         if short and bucket.paged and bucket.positions <= self._short:
             bucket = replace(bucket, short=True)
         if not self.sizes.is_common(bucket):
-            # A recording would save little in so large a batch, and each batch would need its own.
+            # A graph would save little in so large a batch, and each batch would need its own.
             return self.make(bucket, self.allocate([bucket]), lambda work: work)
         if bucket not in self._runs:
             self._runs[bucket] = self.make(bucket, self.memory, self.graphs.capture)

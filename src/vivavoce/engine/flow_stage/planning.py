@@ -304,7 +304,7 @@ class Planner:
         else:
             tokens, hop = len(stream.prompt), stream.spoken + row.hop
             if row.hop < 1 or len(row.speech) < hop:
-                raise ValueError(f"hop {row.hop} after {stream.spoken} spoken tokens, but {len(row.speech)} exist")
+                raise ValueError(f"hop {row.hop} after {stream.spoken} tokens needs more than the {len(row.speech)}")
         room = MAX_FRAMES // self._config.encoder.upsampling
         if tokens + hop > room:
             raise InvalidRequest(

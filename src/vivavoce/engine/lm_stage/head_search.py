@@ -87,7 +87,7 @@ def embedded(lm: SpeechLM, rows: Sequence[Row]) -> Tensor:
 
 
 def _quick_scores(attention: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[layers, heads, tokens, text]  →  [layers, heads]: how linearly the mean position rises, times its certainty."""
+    """[layers, heads, tokens, text] → [layers, heads]: how evenly a head's mean text position rises, and how surely."""
     tokens, text = attention.shape[2:]
     mean = attention @ np.arange(text)
     time = np.arange(tokens) - (tokens - 1) / 2

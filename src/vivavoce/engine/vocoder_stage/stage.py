@@ -376,7 +376,7 @@ class VocoderStage:
         vocoder = self._vocoder
         hop, device = vocoder.config.samples_per_frame, self._no_samples.device
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)
-        # The official code ignores or refuses the speed of a stream.
+        # The official code ignores or refuses another speed for a stream.
         speed = 1.0 if joins is CrossfadeMode.OFFICIAL and vocoder.overlap is None else speed
         tails = Tails(None if speed == 1.0 else SpeedTail(speed))
         return VocoderStream(seed if self._source_noise else None, speed, rule, tails)

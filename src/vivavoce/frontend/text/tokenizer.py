@@ -249,7 +249,7 @@ def _read_text(path: Path) -> str:
     refuse_pointer(path)
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"more than {MAX_JSON_BYTES} bytes, which is the limit")
+            raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes, which is the limit")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: the file is missing; {_REMEDY}") from error

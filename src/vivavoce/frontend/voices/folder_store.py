@@ -151,7 +151,7 @@ class FolderStore(VoiceStore):
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
-    """Check a folder and its parents up to `within`; make: create them. OSError: failed, or other users may write."""
+    """Check a folder and its parents up to `within`. make: create them. OSError: other users can write to one."""
     if folder != within:
         _safe(folder.parent, within, make=make)
     if make:

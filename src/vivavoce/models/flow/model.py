@@ -65,9 +65,9 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FlowSchedule:
-    """The evaluations of the estimator from noise to mel, in order.
+    """The calls of the estimator that lead from noise to mel, in order.
 
-    biases: for each evaluation, the estimator's `time_biases` [levels, 1, 1, channels], the same for all rows.
+    biases: for each call, the estimator's `time_biases` [levels, 1, 1, channels], the same for all rows.
     """
 
     evaluations: tuple[Evaluation, ...]

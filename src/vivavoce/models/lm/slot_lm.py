@@ -225,8 +225,8 @@ class SlotLM:
         observed: Observed | None = None,
         adapted: AdaptedRows | None = None,
     ) -> Tensor:
-        """Run one speech token of every slot → log-probabilities [slots, ids] float32. ids, positions: [slots] int64.
-        reach: upper limit of positions. observed: writes the attention to text. adapted: the slots with an adapter."""
+        """Read one speech token in every slot → log-probabilities [slots, ids] float32. ids, positions: [slots] int64.
+        reach: no position is above. observed: takes the attention that text gets. adapted: slots with an adapter."""
         slots, heads = len(ids), self.config.num_kv_heads
         taken: list[Tensor] = []
         bias = self._bias(positions[:, None], reach)

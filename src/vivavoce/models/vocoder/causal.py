@@ -36,7 +36,7 @@ PITCH_LOOKAHEAD = 3  # number of later frames on which the pitch of a frame depe
 
 
 class CausalF0Predictor(nn.Module):
-    """Predicts the pitch in Hz, in float64, as the official code does, because the source sums pitches to phases."""
+    """Predicts the pitch in Hz, in float64 like the official code, because the vocoder's source adds pitches up."""
 
     def __init__(self, mel_bins: int, channels: int) -> None:
         super().__init__()

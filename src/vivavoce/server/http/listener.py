@@ -33,7 +33,7 @@ MARGIN = 64
 PATIENCE_S = 1.0
 """Seconds without data from a client, after which its connection may be closed to make room for another one."""
 _BACKLOG = 1024
-"""Connections that may wait in the operating system; with fewer, some of many new clients would wait a second."""
+"""Connections that may wait in the operating system. If many come at once and find it full, they wait a second."""
 PAUSE_S = 0.1
 """Seconds between two attempts to accept a connection while the server is full."""
 _UNSENT_BYTES = 32 * 1024
@@ -126,7 +126,7 @@ class BoundedConnection(asyncio.Protocol):
                 self._stop_timer("unread")
             self._protocol.resume_writing()
 
-    # Called by uvicorn; `write` is the transport's own
+    # uvicorn calls these; `write` is the transport's own method
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -98,7 +98,7 @@ class RequestMiddleware:
         if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
             message = f"headers: with the path they are longer than the limit of {limit} bytes; send shorter ones"
             return error_response(431, message, "invalid_request", _CLOSE)
-        # Request smuggling: a proxy may use the other one of both headers, and take the rest for another request.
+        # Request smuggling: a proxy may go by the other header, and take a part of the body for another request.
         if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
             message = "headers: transfer-encoding goes neither with content-length nor with HTTP/1.0; leave it out"
             return error_response(400, message, "invalid_request", _CLOSE)
